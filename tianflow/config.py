@@ -1,0 +1,261 @@
+"""The one model that checks files, overrides and HTTP bodies. Importing it is quick: no PyTorch, no Gymnasium.
+
+Sections are frozen; a change makes a new `Config`. What may change while a run goes on is marked in `LIVE`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt
+
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def parse_bytes(value: object) -> object:
+    """``"2GiB"`` → 2147483648; integers pass through."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value)
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(f"a number of bytes, or a number with one of {', '.join(_UNITS)}")
+        return int(float(match[1]) * _UNITS[match[2]])
+    return value
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Staleness = Annotated[int, Field(ge=0)] | Literal["unbounded"]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values are final."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class NormalisationSettings(Section):
+    """Running normalisation; its state travels with the weights and lies in checkpoints."""
+
+    observations: bool = False
+    returns: bool = False
+    clip: PositiveFloat = 10.0
+
+
+class EnvSettings(Section):
+    """Which environment, how many of it in one actor, and how it is watched."""
+
+    id: str
+    num_envs: PositiveInt = 8
+    vectorization: Literal["auto", "native", "sync"] = "auto"
+    kwargs: dict[str, Any] = {}
+    wrappers: tuple[str, ...] = ()
+    step_timeout_s: PositiveFloat = 60.0
+    start_timeout_s: PositiveFloat = 120.0
+    max_failures: Annotated[int, Field(ge=0)] = 10
+    failure_window_s: PositiveFloat = 60.0
+    normalisation: NormalisationSettings = NormalisationSettings()
+
+
+class AlgorithmSettings(Section):
+    """What every algorithm has. A plug-in's own settings model derives from this."""
+
+    name: str
+    learning_rate: Annotated[float, Field(ge=0.0)] = 2.5e-4
+    discount: Fraction = 0.99
+    entropy_cost: Annotated[float, Field(ge=0.0)] = 0.0
+    value_cost: Annotated[float, Field(ge=0.0)] = 0.5
+    max_grad_norm: PositiveFloat = 0.5
+    adam_epsilon: PositiveFloat = 1e-5
+    batch_trajectories: PositiveInt = 1
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+
+
+class PPOSettings(AlgorithmSettings):
+    """PPO (arXiv 1707.06347), with the decoupled objective (arXiv 2110.00641) for stale data."""
+
+    name: Literal["ppo"] = "ppo"
+    gae_lambda: Fraction = 0.95
+    clip: PositiveFloat = 0.2
+    value_clip: PositiveFloat | None = None
+    epochs: PositiveInt = 4
+    minibatch_size: PositiveInt = 256
+    normalise_advantages: bool = True
+    decoupled: bool = True
+    max_behaviour_weight: PositiveFloat = 2.0
+    target_kl: PositiveFloat | None = None
+
+
+class ImpalaSettings(AlgorithmSettings):
+    """IMPALA's V-trace actor-critic (arXiv 1802.01561)."""
+
+    name: Literal["impala"] = "impala"
+    entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
+    vtrace_lambda: Fraction = 1.0
+    rho_bar: PositiveFloat = 1.0
+    c_bar: PositiveFloat = 1.0
+    pg_rho_bar: PositiveFloat = 1.0
+    normalise_advantages: bool = False
+
+
+class A2CSettings(AlgorithmSettings):
+    """A3C's n-step advantage actor-critic objective (arXiv 1602.01783), trajectories shipped instead of gradients."""
+
+    name: Literal["a2c"] = "a2c"
+    learning_rate: Annotated[float, Field(ge=0.0)] = 7e-4
+    entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
+    normalise_advantages: bool = False
+
+
+class NetworkSettings(Section):
+    """``name`` is an installed network or ``module:attribute``; the rest is what the built-in ones read."""
+
+    name: str = "mlp"
+    hidden: tuple[PositiveInt, ...] = (64, 64)
+    activation: Literal["relu", "tanh"] = "relu"
+    lstm: Annotated[int, Field(ge=0)] = 0
+    """Units of an LSTM after the torso; 0: none."""
+    share_torso: bool = False
+    """mlp: one torso for policy and value instead of two."""
+    kwargs: dict[str, Any] = {}
+
+
+class ActorSettings(Section):
+    """How many actors, in how many host processes, and how long a trajectory is."""
+
+    count: Annotated[int, Field(ge=0)] = 2
+    rollout_steps: PositiveInt = 32
+    hosts: PositiveInt | None = None
+    """Host processes the actors are spread over; None: one each, at most one for every core."""
+    inference: Literal["local"] = "local"
+    refresh: Literal["trajectory", "step"] = "trajectory"
+    """When newer weights are taken: at the start of a trajectory, or before any step."""
+
+
+class BalanceSettings(Section):
+    """The rules of balance. See DESIGN.md, "Balance"."""
+
+    controller: str | tuple[str, ...] = "staleness"
+    parameters: dict[str, float] = {}
+    max_staleness: Staleness = 1
+    credits: PositiveInt | None = None
+    """An upper limit on credits; None leaves it to the law."""
+    straggler_patience: Annotated[float, Field(ge=0.0)] = 10.0
+    min_fragment_steps: PositiveInt = 8
+    memory_limit: Bytes = 2 * 2**30
+
+
+class LearnerSettings(Section):
+    """Where and how the learner computes."""
+
+    device: str = "auto"
+    precision: Literal["fp32"] = "fp32"
+    ranks: Annotated[int, Field(ge=1, le=1)] = 1
+    threads: PositiveInt = 1
+    prefetch: Annotated[int, Field(ge=0, le=1)] = 1
+    max_nonfinite_updates: Annotated[int, Field(ge=0)] = 10
+    """More skipped updates than this in a row end the run."""
+    slowdown: Annotated[float, Field(ge=0.0)] = 0.0
+    """Test aid: sleep this many times the update's own time after each update."""
+
+
+class WeightsSettings(Section):
+    """When a version is published."""
+
+    publish_interval_updates: PositiveInt = 1
+    """Publish every so many updates; sooner whenever the bound needs it."""
+
+
+class PlacementSettings(Section):
+    """Which launcher, and which cores its processes may use."""
+
+    launcher: str = "processes"
+    affinity: Literal["auto", "none"] = "auto"
+    """auto: the learner gets cores of its own when there are at least two; none: the system decides."""
+
+
+class RunSettings(Section):
+    """Seed, when to end, and how strictly to repeat."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")] | None = None
+    target_return: float | None = None
+    max_env_steps: PositiveInt | None = None
+    max_updates: PositiveInt | None = None
+    max_seconds: PositiveFloat | None = None
+    deterministic: bool = False
+    barrier_updates: PositiveInt = 50
+    """Deterministic mode: every so many updates is a barrier that drains, checkpoints and re-seeds."""
+    grace_s: PositiveFloat = 10.0
+    max_restarts: Annotated[int, Field(ge=0)] = 20
+    restart_window_s: PositiveFloat = 300.0
+
+
+class EvaluationSettings(Section):
+    """Evaluation of exactly one version, off the training path."""
+
+    episodes: PositiveInt = 100
+    num_envs: PositiveInt = 16
+    every_s: PositiveFloat | None = None
+    """Seconds between evaluations; None: only when the target seems reached, and at the end."""
+    deterministic: bool = True
+    """Take the most probable action instead of a sampled one."""
+    timeout_s: PositiveFloat = 600.0
+
+
+class CheckpointSettings(Section):
+    """How often the whole state is written, and how many are kept."""
+
+    every_s: PositiveFloat = 60.0
+    keep: PositiveInt = 3
+
+
+class HttpSettings(Section):
+    """The control server beside the run."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names accepted besides localhost and the address bound."""
+
+
+class MetricsSettings(Section):
+    """How often numbers are gathered."""
+
+    interval_s: PositiveFloat = 1.0
+    """Seconds between two reports of a host, and between two plain lines' samples."""
+
+
+class Config(Section):
+    """Everything about a run. ``algorithm`` is the settings model of the named algorithm."""
+
+    env: EnvSettings
+    algorithm: AlgorithmSettings
+    network: NetworkSettings = NetworkSettings()
+    actors: ActorSettings = ActorSettings()
+    balance: BalanceSettings = BalanceSettings()
+    learner: LearnerSettings = LearnerSettings()
+    weights: WeightsSettings = WeightsSettings()
+    placement: PlacementSettings = PlacementSettings()
+    run: RunSettings = RunSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    http: HttpSettings = HttpSettings()
+    metrics: MetricsSettings = MetricsSettings()
+
+    @property
+    def bound(self) -> int | None:
+        """The staleness bound as a number; None when unbounded."""
+        return None if self.balance.max_staleness == "unbounded" else self.balance.max_staleness
+
+
+LIVE: dict[str, tuple[str, ...]] = {
+    "balance": ("max_staleness", "credits", "straggler_patience", "min_fragment_steps", "controller", "parameters"),
+    "algorithm": ("learning_rate", "entropy_cost", "batch_trajectories"),
+    "learner": ("slowdown",),
+    "evaluation": ("every_s", "episodes"),
+    "weights": ("publish_interval_updates",),
+    "actors": ("count",),
+}
+"""Settings that may change while a run goes on, by section. Everything else needs a new run."""

@@ -1,0 +1,214 @@
+"""The contracts between the parts. Read this file to know how tianflow fits together.
+
+Data flow: grants -> `Actor` -> trajectories (slots) -> `Learner` -> weights -> `Actor`.
+PyTorch is imported for type checkers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from tianflow.config import Config
+    from tianflow.directives import Directive
+    from tianflow.events import Event
+    from tianflow.payloads import (
+        Batch,
+        EnvironmentSpec,
+        Episode,
+        Grant,
+        Settlement,
+        Trajectory,
+        Version,
+    )
+
+    Tree = Mapping[str, torch.Tensor]
+
+
+class Component(Protocol):
+    """One coroutine. Cancelling its task stops it. ``started`` is called once it can do its work."""
+
+    name: str
+
+    async def run(self, started: Callable[[], None]) -> None: ...
+    def statistics(self) -> object: ...
+
+
+class Controller(Protocol):
+    """A law of balance: a pure state machine. No clock, no I/O; time comes in with the event."""
+
+    def handle(self, event: Event) -> Iterable[Directive]: ...
+
+
+# Channels -----------------------------------------------------------------------------------------------------------
+
+
+class SlotView(Protocol):
+    """The arrays of one trajectory, as views of its slot, and the two words that are watched from outside."""
+
+    arrays: Mapping[str, NDArray[Any]]
+
+    def progress(self, step: int) -> None:
+        """Say that the environment has been stepped ``step`` times in this trajectory."""
+
+    def cut_requested(self) -> bool:
+        """True once the ledger wants the steps made so far."""
+
+
+class TrajectorySender(Protocol):
+    """An actor's end of grants and trajectories. Shape 4 (leased) in, shape 1 (waits) out."""
+
+    async def acquire(self) -> Grant:
+        """Wait for a credit and a slot. EndOfChannel when the run wants no more trajectories."""
+
+    def view(self, grant: Grant) -> SlotView: ...
+    def begin(self, grant: Grant, version: Version) -> None:
+        """The first step is about to be taken, with ``version``."""
+
+    def commit(self, grant: Grant, trajectory: Trajectory, episodes: Sequence[Episode]) -> None:
+        """Hand the trajectory over. Never waits: the slot was granted. A late one is refused and counted."""
+
+    def abort(self, grant: Grant, reason: str) -> None:
+        """Give the ticket back unused; it is dropped with ``reason``."""
+
+
+class BatchSource(Protocol):
+    """The learner's end. The learner pulls; nothing is ever pushed at it."""
+
+    async def next_batch(self, for_version: Version) -> Batch:
+        """Wait for B trajectories admissible at ``for_version``. EndOfChannel at the end."""
+
+    def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]: ...
+    def copied(self, tickets: Sequence[int]) -> None:
+        """Their data were copied out; the slots may be used again. May be called from the compute thread."""
+
+    def give_back(self, batch: Batch) -> None:
+        """Nothing of the batch was used; what is too old by now is dropped(expired), the rest is taken again later."""
+
+    def settle(self, settlement: Settlement) -> None:
+        """One update is over and its version published, or decided not to be."""
+
+
+class WeightsReader(Protocol):
+    """Newest published weights. Never older after newer, never torn."""
+
+    @property
+    def version(self) -> Version:
+        """The newest version known to have been published."""
+
+    def read_into(self, flat: NDArray[np.uint8]) -> Version:
+        """Copy the newest weights into ``flat`` and say which version they are."""
+
+    async def wait_newer_than(self, version: Version) -> Version: ...
+
+
+class WeightsWriter(Protocol):
+    """The learner's end of the weights channel."""
+
+    def publish(self, version: Version, flat: NDArray[np.uint8]) -> None: ...
+
+
+class SettingsReader(Protocol):
+    """Live settings: newest value only, with the generation it belongs to."""
+
+    @property
+    def value(self) -> Config: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def paused(self) -> bool: ...
+    async def wait_newer_than(self, generation: int) -> int: ...
+
+
+class EventPublisher(Protocol):
+    """Shape 3: never waits; what cannot go out is dropped and counted by the reader."""
+
+    def publish(self, event: Event) -> None: ...
+
+
+# Learning -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ActorStep:
+    """What a policy answers to one observation.
+
+    ``action``: [N, *stored] torch tensor (int64 zero-based, or float32 unclipped). ``parameters``: [N, P] float32, what
+    the action distribution was computed from (logits, or means and log standard deviations side by side). ``state``: next recurrent state.
+    """
+
+    action: torch.Tensor
+    parameters: torch.Tensor
+    state: Tree
+
+
+class Policy(Protocol):
+    """The actor's half of an algorithm. Never constructs an optimiser."""
+
+    def load(self, flat: NDArray[np.uint8]) -> None:
+        """Take all tensors from a flat weight buffer laid out by the algorithm's table."""
+
+    def initial_state(self, num_envs: int) -> Tree:
+        """Zero recurrent state, {name: [N, ...]}; empty for networks without memory."""
+
+    def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> torch.Tensor:
+        """Sampling noise for ``steps`` steps, drawn at once: [steps, N, P]."""
+
+    def act(self, observation: Tree, state: Tree, noise: torch.Tensor | None, mask: torch.Tensor | None = None) -> ActorStep:
+        """Choose actions. ``observation``: {leaf: [N, ...]} as stored (uint8 stays uint8). No noise: the most probable action."""
+
+    def log_prob(self, parameters: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of stored actions: [..., P], [..., *stored] -> [...], computed once per trajectory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerBatch:
+    """B trajectories side by side, on the learner's device, owned by the learner.
+
+    ``arrays``: the fields of `TrajectoryLayout`, time first, [T(+1), B*N, ...] (``state/*`` is [B*N, ...]; ``version`` is
+    [T, B]). Rows past a trajectory's length have ``valid`` False and hold finite values.
+    """
+
+    arrays: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one update did. ``finite`` False: the optimiser step was skipped. ``statistics``: losses, KL, ESS, … as floats."""
+
+    samples: int
+    finite: bool
+    statistics: Mapping[str, float]
+
+
+class Algorithm(Protocol):
+    """The learner's half: parameters, optimiser, normalisers, and one update."""
+
+    def flat(self) -> NDArray[np.uint8]:
+        """All published tensors as one flat byte buffer on the CPU (a view that the next update overwrites)."""
+
+    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = ...) -> StepResult:
+        """One whole update (all epochs and minibatches)."""
+
+    def set_live(self, learning_rate: float, entropy_cost: float) -> None: ...
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Everything a resumed run needs, as named arrays (copies)."""
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None: ...
+
+
+class AlgorithmFactory(Protocol):
+    """What an algorithm's entry point names: one class or module with these."""
+
+    settings: type
+
+    @staticmethod
+    def make_policy(config: Config, spec: EnvironmentSpec) -> Policy: ...
+    @staticmethod
+    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> Algorithm: ...

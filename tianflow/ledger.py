@@ -1,0 +1,505 @@
+"""The ledger: the one writer of ticket states. A plain object; time comes in as an argument.
+
+    granted -> begun -> committed -> taken -> trained
+                  \\________\\___________\\____-> dropped(reason)
+
+Every ticket metric is one snapshot of it, so ``begun = trained + dropped + open`` holds at every look.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from tianflow.errors import TianflowError
+from tianflow.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
+from tianflow.selection import must_wait_for
+
+Order = Literal["version", "arrival"]
+RECENT = 1000
+"""Trained trajectories over which the recent maximum and percentiles of staleness are taken."""
+
+
+class LedgerError(TianflowError):
+    """A message that the rules of the ledger forbid: a bug in the sender, never in the data."""
+
+
+class State(enum.Enum):
+    """Where a live ticket is."""
+
+    GRANTED = "granted"
+    BEGUN = "begun"
+    COMMITTED = "committed"
+    TAKEN = "taken"
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A live ticket. ``version`` is the one it began with (the newest published one until then)."""
+
+    number: int
+    holder: str
+    slot: int
+    state: State
+    version: Version
+    trajectory: Trajectory | None = None
+    learner_at_commit: int = 0
+    committed_at: float = 0.0
+    cut_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings that the ledger obeys. ``credits`` is the law's target; `Ledger.credits_limit` is what is in force."""
+
+    batch: int
+    max_staleness: int | None
+    credits: int
+    patience: float | None = 10.0
+    """Seconds a ticket that stands in the way is waited for; None: without limit."""
+    min_fragment_steps: int = 1
+    order: Order = "version"
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch = {self.batch}: an update needs at least one trajectory")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ValueError(f"max_staleness = {self.max_staleness}: no sample can be younger than the policy that trains on it")
+        if self.credits < self.batch:
+            raise ValueError(
+                f"credits = {self.credits} with {self.batch} trajectories per update: fewer credits than a batch can never feed the learner"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """No batch yet. ``cut``: tickets whose actors should commit what they have. ``until``: when to look again at the latest."""
+
+    cut: tuple[int, ...] = ()
+    until: float | None = None
+
+
+@dataclass(slots=True)
+class Share:
+    """What became of the environment steps of one holder (an actor)."""
+
+    committed_steps: int = 0
+    trained_steps: int = 0
+    dropped_steps: int = 0
+    trajectories: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSnapshot:
+    """One consistent look. Counters count since the run began; ``open`` tickets have begun and are neither trained nor dropped."""
+
+    version: Version
+    published: Version
+    granted: int
+    begun: int
+    committed: int
+    trained: int
+    dropped: dict[str, int]
+    open: int
+    returned: int
+    late_commits: int
+    cuts: int
+    in_use: int
+    credits_limit: int
+    credits_ceiling: int
+    slots: int
+    free_slots: int
+    quarantined_slots: int
+    queue: int
+    oldest_committed_at: float | None
+    steps_committed: int
+    steps_trained: int
+    updates: int
+    skipped_updates: int
+    publishes: int
+    publish_lag: int
+    max_staleness: int | None
+    staleness: dict[int, int]
+    in_flight: dict[int, int]
+    in_queue: dict[int, int]
+    violations: int
+    recent_staleness: tuple[int, ...]
+    shares: dict[str, Share]
+
+
+@dataclass(slots=True)
+class _Counts:
+    granted: int = 0
+    begun: int = 0
+    committed: int = 0
+    trained: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    returned: int = 0
+    late_commits: int = 0
+    cuts: int = 0
+    steps_committed: int = 0
+    steps_trained: int = 0
+    updates: int = 0
+    skipped_updates: int = 0
+    publishes: int = 0
+    violations: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+    in_flight: Counter[int] = field(default_factory=Counter)
+    in_queue: Counter[int] = field(default_factory=Counter)
+
+
+class Ledger:
+    """Tickets, credits and slots. It decides; whoever calls it waits, wakes and carries messages.
+
+    Args:
+        limits: settings in force.
+        slots: slots that exist at first; `add_slots` makes more known.
+    """
+
+    def __init__(self, *, limits: Limits, slots: int) -> None:
+        self._limits = limits
+        self._tickets: dict[int, Ticket] = {}
+        self._free: deque[int] = deque(range(slots))
+        self._slots = slots
+        self._quarantine: dict[int, tuple[str, int]] = {}
+        self._held_by_learner: dict[int, int] = {}
+        self._version = NO_VERSION
+        self._published = NO_VERSION
+        self._open_for_grants = False
+        self._next_ticket = 0
+        self._counts = _Counts()
+        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._shares: dict[str, Share] = {}
+
+    # Limits ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        """Settings in force."""
+        return self._limits
+
+    def set_limits(self, limits: Limits) -> None:
+        """Put new settings in force, whole."""
+        self._limits = limits
+
+    def add_slots(self, count: int) -> None:
+        """``count`` more slots exist."""
+        self._free.extend(range(self._slots, self._slots + count))
+        self._slots += count
+
+    @property
+    def slots(self) -> int:
+        """Slots that exist."""
+        return self._slots
+
+    @property
+    def version(self) -> Version:
+        """The learner's version: its lineage and completed updates."""
+        return self._version
+
+    @property
+    def published(self) -> Version:
+        """The newest published version."""
+        return self._published
+
+    @property
+    def publish_lag(self) -> int:
+        """Updates since the last published version."""
+        return self._version.number - self._published.number if self._published.lineage == self._version.lineage else 0
+
+    @property
+    def credits_ceiling(self) -> int:
+        """C_max = (max_staleness + 1 - publish lag) * B: with more credits a trajectory could be born too stale to be used."""
+        bound = self._limits.max_staleness
+        return self._slots if bound is None else max(0, bound + 1 - self.publish_lag) * self._limits.batch
+
+    @property
+    def credits_limit(self) -> int:
+        """Credits in force: the law's target, never above the ceiling, never more than there are slots."""
+        return min(self._limits.credits, self.credits_ceiling, self._slots)
+
+    @property
+    def credits_in_use(self) -> int:
+        """Tickets that hold a credit: granted, begun, committed or taken."""
+        return len(self._tickets)
+
+    # Actors ---------------------------------------------------------------------------------------------------------
+
+    def grant(self, holder: str, *, seed_epoch: int = 0) -> Grant | None:
+        """A credit and a slot for ``holder``, or None if it has to wait for either."""
+        if not self._open_for_grants or not self._free or len(self._tickets) >= self.credits_limit:
+            return None
+        ticket = Ticket(self._next_ticket, holder, self._free.popleft(), State.GRANTED, self._published)
+        self._next_ticket += 1
+        self._tickets[ticket.number] = ticket
+        self._counts.granted += 1
+        return Grant(ticket.number, ticket.slot, self._published, seed_epoch)
+
+    def begin(self, number: int, version: Version) -> bool:
+        """The holder begins with ``version``. False when the ticket was given up meanwhile."""
+        ticket = self._tickets.get(number)
+        if ticket is None:
+            return False
+        if ticket.state is not State.GRANTED:
+            raise LedgerError(f"ticket {number} cannot begin: it is {ticket.state.value}")
+        ticket.state, ticket.version = State.BEGUN, version
+        self._counts.begun += 1
+        return True
+
+    def commit(self, number: int, trajectory: Trajectory, now: float) -> bool:
+        """The trajectory is whole. False when it came too late: the ticket was given up, and its slot is free only now."""
+        ticket = self._tickets.get(number)
+        if ticket is None:
+            self._counts.late_commits += 1
+            self._release_quarantined(trajectory.slot, number)
+            return False
+        if ticket.state is not State.BEGUN:
+            raise LedgerError(f"ticket {number} cannot be committed: it is {ticket.state.value}")
+        if trajectory.slot != ticket.slot or not 1 <= trajectory.length:
+            raise LedgerError(f"ticket {number} was committed with a slot or length that is not its own")
+        ticket.state, ticket.trajectory = State.COMMITTED, trajectory
+        ticket.version = min(ticket.version, trajectory.version)
+        ticket.learner_at_commit, ticket.committed_at = self._version.number, now
+        self._counts.committed += 1
+        self._counts.steps_committed += trajectory.env_steps
+        share = self._share(ticket.holder)
+        share.committed_steps += trajectory.env_steps
+        share.trajectories += 1
+        return True
+
+    def abort(self, number: int, slot: int, reason: str) -> None:
+        """The holder gives a ticket back and no longer touches its slot."""
+        if number in self._tickets:
+            self._drop(number, reason)
+        self._release_quarantined(slot, number)
+
+    def holder_lost(self, holder: str, reason: str) -> int:
+        """``holder`` was reaped: its open tickets are dropped, its slots are free. Committed ones stay good. Returns how many."""
+        lost = [t.number for t in self._tickets.values() if t.holder == holder and t.state in (State.GRANTED, State.BEGUN)]
+        for number in lost:
+            self._drop(number, reason)
+        for slot, (owner, number) in list(self._quarantine.items()):
+            if owner == holder:
+                self._release_quarantined(slot, number)
+        return len(lost)
+
+    def drop_open(self, reason: str, *, committed: bool = True) -> int:
+        """Give up every ticket that is not with the learner (at a stop, or at a barrier). Returns how many."""
+        states = (State.GRANTED, State.BEGUN, State.COMMITTED) if committed else (State.GRANTED, State.BEGUN)
+        numbers = [t.number for t in self._tickets.values() if t.state in states]
+        for number in numbers:
+            self._drop(number, reason)
+        return len(numbers)
+
+    # Learner --------------------------------------------------------------------------------------------------------
+
+    def open_lineage(self, version: Version) -> None:
+        """A learner has published ``version``, its first. Grants may go out."""
+        if version.lineage <= self._version.lineage and self._version != NO_VERSION:
+            raise LedgerError(f"lineage {version.lineage} is not newer than {self._version.lineage}")
+        self._version = self._published = version
+        self._open_for_grants = True
+        self._counts.publishes += 1
+
+    def learner_lost(self) -> int:
+        """The learner was reaped: everything made for it is dropped, and nothing is granted before the next lineage."""
+        self._open_for_grants = False
+        numbers = list(self._tickets)
+        self._held_by_learner, held = {}, self._held_by_learner
+        for number in numbers:
+            self._drop(number, "learner_lost")
+        self._free.extend(held.values())
+        return len(numbers)
+
+    def hold_grants(self, hold: bool) -> None:
+        """While held, nothing is granted (a stop, a drain)."""
+        self._open_for_grants = not hold and self._version != NO_VERSION
+
+    def take(self, for_version: Version, now: float) -> Batch | Blocked:
+        """B trajectories to be used at ``for_version``, or what stands in the way.
+
+        Sweeps first: what could only be used beyond the bound is dropped(expired) and its slot freed.
+        """
+        if for_version.lineage != self._version.lineage:
+            raise LedgerError(f"a batch for lineage {for_version.lineage} while {self._version.lineage} is learning")
+        self._sweep(for_version.number)
+        committed = [t for t in self._tickets.values() if t.state is State.COMMITTED]
+        batch = self._limits.batch
+        if self._limits.order == "arrival":
+            committed.sort(key=lambda t: (t.committed_at, t.number))
+        else:
+            committed.sort(key=lambda t: (t.version.number, t.number))
+            blocked = self._stragglers(committed, for_version.number, now)
+            if blocked is not None:
+                return blocked
+        if len(committed) < batch:
+            return Blocked()
+        chosen = sorted(committed[:batch], key=lambda t: t.number)
+        for ticket in chosen:
+            ticket.state = State.TAKEN
+            self._held_by_learner[ticket.number] = ticket.slot
+        return Batch(for_version, tuple(t.trajectory for t in chosen if t.trajectory is not None))
+
+    def copied(self, numbers: Iterable[int]) -> None:
+        """The learner has copied these out: their slots are free, their credits are not yet."""
+        for number in numbers:
+            slot = self._held_by_learner.pop(number, None)
+            if slot is not None:
+                self._free.append(slot)
+
+    def give_back(self, numbers: Iterable[int]) -> None:
+        """Taken but not used: committed again. The next `take` drops what has become too old."""
+        for number in numbers:
+            ticket = self._tickets.get(number)
+            if ticket is not None and ticket.state is State.TAKEN and number in self._held_by_learner:
+                ticket.state = State.COMMITTED
+                del self._held_by_learner[number]
+
+    def settle(self, settlement: Settlement) -> None:
+        """An update is over. Its tickets are trained, their credits return, and the version it made is the learner's."""
+        if settlement.version != Version(self._version.lineage, self._version.number + 1):
+            raise LedgerError(f"version {settlement.version} does not follow {self._version}")
+        used_at = self._version.number
+        for number in settlement.tickets:
+            ticket = self._tickets.get(number)
+            if ticket is None or ticket.state is not State.TAKEN:
+                raise LedgerError(f"ticket {number} was trained on without having been taken")
+            self._train(ticket, used_at, settlement.bound)
+        self._version = settlement.version
+        self._counts.updates += 1
+        self._counts.skipped_updates += settlement.skipped
+        if settlement.published:
+            self.publish(settlement.version)
+
+    def publish(self, version: Version) -> None:
+        """``version`` can be read by every actor. Never moves backwards."""
+        if version > self._published:
+            self._published = version
+            self._counts.publishes += 1
+
+    # Looking --------------------------------------------------------------------------------------------------------
+
+    def live(self, *states: State) -> list[Ticket]:
+        """Live tickets in one of ``states``, in ticket order. For those who watch; do not write to them."""
+        return [ticket for ticket in self._tickets.values() if ticket.state in states]
+
+    def snapshot(self) -> LedgerSnapshot:
+        """Everything that can be asked, at one moment."""
+        counts = self._counts
+        committed = [t.committed_at for t in self._tickets.values() if t.state is State.COMMITTED]
+        return LedgerSnapshot(
+            version=self._version,
+            published=self._published,
+            granted=counts.granted,
+            begun=counts.begun,
+            committed=counts.committed,
+            trained=counts.trained,
+            dropped=dict(counts.dropped),
+            open=sum(t.state is not State.GRANTED for t in self._tickets.values()),
+            returned=counts.returned,
+            late_commits=counts.late_commits,
+            cuts=counts.cuts,
+            in_use=len(self._tickets),
+            credits_limit=self.credits_limit,
+            credits_ceiling=self.credits_ceiling,
+            slots=self._slots,
+            free_slots=len(self._free),
+            quarantined_slots=len(self._quarantine),
+            queue=len(committed),
+            oldest_committed_at=min(committed, default=None),
+            steps_committed=counts.steps_committed,
+            steps_trained=counts.steps_trained,
+            updates=counts.updates,
+            skipped_updates=counts.skipped_updates,
+            publishes=counts.publishes,
+            publish_lag=self.publish_lag,
+            max_staleness=self._limits.max_staleness,
+            staleness=dict(counts.staleness),
+            in_flight=dict(counts.in_flight),
+            in_queue=dict(counts.in_queue),
+            violations=counts.violations,
+            recent_staleness=tuple(self._recent),
+            shares={holder: replace(share) for holder, share in self._shares.items()},
+        )
+
+    # Inside ---------------------------------------------------------------------------------------------------------
+
+    def _share(self, holder: str) -> Share:
+        return self._shares.setdefault(holder, Share())
+
+    def _train(self, ticket: Ticket, used_at: int, bound: int | None) -> None:
+        assert ticket.trajectory is not None
+        staleness = used_at - ticket.version.number
+        counts = self._counts
+        counts.trained += 1
+        counts.steps_trained += ticket.trajectory.env_steps
+        self._share(ticket.holder).trained_steps += ticket.trajectory.env_steps
+        counts.staleness[staleness] += 1
+        counts.in_flight[ticket.learner_at_commit - ticket.version.number] += 1
+        counts.in_queue[used_at - ticket.learner_at_commit] += 1
+        # A negative staleness is a label from the future: always a bug, and counted as one.
+        counts.violations += staleness < 0 or (bound is not None and staleness > bound)
+        self._recent.append(staleness)
+        del self._tickets[ticket.number]
+
+    def _sweep(self, for_version: int) -> None:
+        bound = self._limits.max_staleness
+        for ticket in list(self._tickets.values()):
+            if ticket.state in (State.TAKEN, State.GRANTED):
+                continue
+            if ticket.version.lineage != self._version.lineage:
+                self._drop(ticket.number, "lineage")
+            elif bound is not None and for_version - ticket.version.number > bound:
+                self._drop(ticket.number, "expired")
+
+    def _stragglers(self, committed: Sequence[Ticket], for_version: int, now: float) -> Blocked | None:
+        """Open tickets that this batch must not pass over: cut them, and drop those that do not answer in time."""
+        limits = self._limits
+        bound = limits.max_staleness
+        if bound is None:
+            return None
+        begun = [t for t in self._tickets.values() if t.state is State.BEGUN]
+        if not begun:
+            return None
+        open_ = sorted(begun, key=lambda t: (t.version.number, t.number))
+        waiting = [t.version.number + bound - for_version for t in committed]
+        needed = must_wait_for(waiting, [t.version.number + bound - for_version for t in open_], limits.batch)
+        if needed == 0 or len(committed) + needed < limits.batch:
+            return None
+        if bound == 0:
+            return Blocked()  # synchronous training waits for whole fragments
+        cut, until = [], None
+        for ticket in open_[:needed]:
+            if ticket.cut_at is None:
+                ticket.cut_at = now
+                self._counts.cuts += 1
+            cut.append(ticket.number)
+            if limits.patience is not None:
+                if now - ticket.cut_at >= limits.patience:
+                    self._drop(ticket.number, "straggler")
+                    return self._stragglers(committed, for_version, now)
+                until = min(ticket.cut_at + limits.patience, until if until is not None else float("inf"))
+        return Blocked(tuple(cut), until)
+
+    def _drop(self, number: int, reason: str) -> None:
+        """The credit returns at once; the slot when nobody can write to it or read from it any more."""
+        ticket = self._tickets.pop(number)
+        if ticket.state is State.GRANTED:
+            self._counts.returned += 1
+        else:
+            self._counts.dropped[reason] += 1
+            if ticket.trajectory is not None:
+                self._share(ticket.holder).dropped_steps += ticket.trajectory.env_steps
+        if ticket.state in (State.GRANTED, State.BEGUN):
+            self._quarantine[ticket.slot] = (ticket.holder, number)
+        elif ticket.state is State.COMMITTED:
+            self._free.append(ticket.slot)
+        # A taken one's slot stays with the learner until it says `copied`, or is reaped.
+
+    def _release_quarantined(self, slot: int, number: int) -> None:
+        if self._quarantine.get(slot, ("", -1))[1] == number:
+            del self._quarantine[slot]
+            self._free.append(slot)
