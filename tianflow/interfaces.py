@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import torch
     from numpy.typing import NDArray
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
         Trajectory,
         Version,
     )
+    from tianflow.statistics import RunStatistics
 
     Tree = Mapping[str, torch.Tensor]
 
@@ -212,3 +215,49 @@ class AlgorithmFactory(Protocol):
     def make_policy(config: Config, spec: EnvironmentSpec) -> Policy: ...
     @staticmethod
     def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> Algorithm: ...
+
+
+# Control ------------------------------------------------------------------------------------------------------------
+
+
+class RunControl(Protocol):
+    """A run as the service, the CLI screen and the metrics see it. Called on the coordinator's loop."""
+
+    id: str
+    directory: Path
+
+    @property
+    def config(self) -> Config:
+        """Settings in force, live changes included."""
+
+    @property
+    def generation(self) -> int:
+        """Generation of the settings in force."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def alive(self) -> bool:
+        """True while the coordinator's own tick is young."""
+
+    def statistics(self) -> RunStatistics: ...
+    def change(self, changes: Mapping[str, Mapping[str, object]], *, source: str) -> int:
+        """Put live settings in force, whole or not at all, by section; audited. The new generation.
+
+        Raises:
+            ConfigError: a value or key is refused; nothing changed.
+            StateConflictError: the run has ended or is ending.
+        """
+
+    def pause(self, *, source: str) -> str:
+        """Actions answer the state they lead to; repeating one is not an error. StateConflictError after the end."""
+
+    def resume(self, *, source: str) -> str: ...
+    def drain(self, *, source: str) -> str: ...
+    def stop(self, *, source: str) -> str: ...
+    def request_checkpoint(self, *, source: str) -> str: ...
+    def audit(self) -> Sequence[Mapping[str, object]]:
+        """Every change and action, oldest first: when (ISO 8601), source, action, old, new."""
+
+    def checkpoints(self) -> Sequence[Mapping[str, object]]:
+        """Checkpoints on disk, newest first: name, version, env_steps, bytes, created."""

@@ -1,0 +1,166 @@
+"""Numbers that components give when asked: frozen dataclasses, and the small accumulators behind them.
+
+Exporters, screens and laws read these; no component knows who reads.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tianflow.ledger import LedgerSnapshot
+
+SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A histogram: ``counts[i]`` values were <= ``edges[i]`` and above the edge before; the last count is the rest."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """How many values."""
+        return sum(self.counts)
+
+
+class Histogram:
+    """Accumulates a `Distribution`."""
+
+    def __init__(self, edges: tuple[float, ...] = SECONDS_BUCKETS) -> None:
+        self._edges = edges
+        self._counts = [0] * (len(edges) + 1)
+        self._total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count ``value``."""
+        self._counts[bisect_left(self._edges, value)] += 1
+        self._total += value
+
+    def read(self) -> Distribution:
+        """What was counted so far."""
+        return Distribution(self._edges, tuple(self._counts), self._total)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShares:
+    """Seconds spent in each state. ``current`` has been going on since ``since`` (monotonic), not yet in ``seconds``."""
+
+    seconds: Mapping[str, float]
+    current: str
+    since: float
+
+    def at(self, now: float) -> dict[str, float]:
+        """Seconds in each state, the running one counted up to ``now``; they sum to the time since the clock began."""
+        shares = dict(self.seconds)
+        shares[self.current] = shares.get(self.current, 0.0) + max(0.0, now - self.since)
+        return shares
+
+
+class StateClock:
+    """Where a component's time goes: always in exactly one state ("busy", "waiting:grant", "paused", …)."""
+
+    def __init__(self, state: str = "starting", clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self._state, self._since = state, clock()
+
+    def enter(self, state: str) -> None:
+        """From now on the time belongs to ``state``."""
+        now = self._clock()
+        self._seconds[self._state] = self._seconds.get(self._state, 0.0) + now - self._since
+        self._state, self._since = state, now
+
+    @property
+    def state(self) -> str:
+        """The state now running."""
+        return self._state
+
+    def read(self) -> TimeShares:
+        """Shares so far. `TimeShares.at` adds the state now running."""
+        return TimeShares(dict(self._seconds), self._state, self._since)
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentStatistics:
+    """What one component says of itself. ``name`` is its place ("actor-3"), so restarts add no series."""
+
+    name: str
+    role: str
+    host: str
+    time: TimeShares
+    generation: int = 0
+    """Settings generation in force."""
+    counters: Mapping[str, float] = field(default_factory=dict)
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    distributions: Mapping[str, Distribution] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LawStatistics:
+    """What one law asked for last, and how many directives it has given."""
+
+    name: str
+    directives: int
+    credits: int | None
+    winning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStatistics:
+    """Attempts, failures and times of checkpoints. ``last_success`` is a Unix time, 0 before the first."""
+
+    attempts: int = 0
+    failures: int = 0
+    last_success: float = 0.0
+    seconds: Distribution = field(default_factory=lambda: Histogram().read())
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatistics:
+    """Everything about a run at one moment; what metrics, screen and API read.
+
+    ``state`` is one of starting, running, paused, draining, stopping, done, failed, stopped. ``now`` is monotonic.
+    ``restarts`` counts by (host, reason), ``exits`` by host (every attempt to keep one alive). ``generations`` maps a component to the settings generation in force there;
+    ``generation`` is the newest.
+    """
+
+    run: str
+    state: str
+    ready: bool
+    reasons: tuple[str, ...]
+    now: float
+    elapsed_s: float
+    ledger: LedgerSnapshot
+    components: tuple[ComponentStatistics, ...]
+    laws: tuple[LawStatistics, ...]
+    env_steps: int
+    env_frames: int
+    episodes: int
+    recent_returns: tuple[float, ...]
+    """Of the last 100 episodes of training, oldest first."""
+    recent_lengths: tuple[int, ...]
+    evaluation: Mapping[str, float]
+    """``version``, ``mean_return``, ``episodes`` of the newest evaluation; empty before the first."""
+    restarts: Mapping[tuple[str, str], int]
+    starts: Mapping[str, int]
+    events_dropped: int
+    events_received: int
+    generation: int
+    settings_changes: int
+    settings_refused: int
+    checkpoint: CheckpointStatistics
+    loop_lag: Distribution
+    last_update_timestamp: float
+    """Unix time of the last settled update, 0 before the first."""
+    actors_wanted: int
+    bottleneck: str
+    """One of sampling-bound, learning-bound, transport-bound, balance-bound, starting, paused, stalled."""
+    target_return: float | None
+    time_to_target_s: float | None
+    """Seconds of training until the mean of the last 100 training episodes first reached the target."""
