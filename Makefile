@@ -1,0 +1,45 @@
+# What a person and CI both call. A stamp file says what an environment holds, so a second run starts at once.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Children load the numerical libraries once each: one thread a process is what the placement assumes.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: run test e2e lint bench clean
+
+run: $(VENV)/installed
+	$(BIN)/tianflow train cartpole_ppo --require-target
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m "not e2e"
+
+e2e: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m e2e
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/installed-bench
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(VENV)/installed-bench: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"
+	touch $@
