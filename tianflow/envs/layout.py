@@ -1,0 +1,86 @@
+"""Where the arrays of one trajectory lie in a slot, and both descriptions as plain data for other processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tianflow.payloads import ActionSpec, EnvironmentSpec, Field, LeafSpec, TrajectoryLayout, aligned
+
+Shapes = dict[str, tuple[tuple[int, ...], str]]
+
+
+def _shapes(spec: EnvironmentSpec, steps: int, state: Mapping[str, tuple[int, ...]], return_accumulator: bool) -> Shapes:
+    """Shape and dtype of every field, in the order in which they lie in a slot."""
+    t, t1, n = (steps, spec.num_envs), (steps + 1, spec.num_envs), (spec.num_envs,)
+    shapes: Shapes = {f"obs/{leaf.name}": ((*t1, *leaf.shape), leaf.dtype) for leaf in spec.observation}
+    shapes |= {
+        "action": ((*t, *spec.action.stored_shape), spec.action.stored_dtype),
+        "log_prob": (t, "float32"),
+        "reward": (t, "float32"),
+        "terminated": (t, "bool"),
+        "truncated": (t, "bool"),
+        "valid": (t, "bool"),
+        "start": (t1, "bool"),
+        "version": ((steps,), "int64"),
+    }
+    shapes |= {f"state/{name}": ((*n, *shape), "float32") for name, shape in state.items()}
+    if spec.action_mask:
+        shapes["action_mask"] = ((*t1, spec.action.mask_size), "bool")
+    if spec.autoreset != "next_step":
+        shapes |= {f"final_obs/{leaf.name}": ((*t, *leaf.shape), leaf.dtype) for leaf in spec.observation}
+    if return_accumulator:
+        shapes["return_so_far"] = (t, "float64")
+    return shapes
+
+
+def make_layout(
+    spec: EnvironmentSpec, *, steps: int, state_spec: Mapping[str, tuple[int, ...]], return_accumulator: bool
+) -> TrajectoryLayout:
+    """The layout of `TrajectoryLayout`'s table for ``steps`` rows, each field on a cache line of its own.
+
+    ``state_spec``: {leaf: shape for one environment} of the policy's recurrent state, empty without memory.
+    ``return_accumulator``: whether returns are normalised.
+    """
+    fields, offset = [], 0
+    for name, (shape, dtype) in _shapes(spec, steps, state_spec, return_accumulator).items():
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        fields.append(Field(name, shape, dtype, offset, nbytes))
+        offset += aligned(nbytes)
+    return TrajectoryLayout(steps, spec.num_envs, tuple(fields), offset)
+
+
+def views(layout: TrajectoryLayout, buffer: memoryview | NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    """The arrays of a trajectory as views of ``buffer`` (at least ``layout.nbytes`` long); nothing is copied."""
+    return {field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset) for field in layout.fields}
+
+
+def spec_to_wire(spec: EnvironmentSpec) -> dict[str, Any]:
+    """``spec`` as numbers, strings, sequences and dicts."""
+    return asdict(spec)
+
+
+def _leaf(wire: Mapping[str, Any]) -> LeafSpec:
+    return LeafSpec(wire["name"], tuple(wire["shape"]), wire["dtype"], tuple(wire["categories"]))
+
+
+def spec_from_wire(wire: Mapping[str, Any]) -> EnvironmentSpec:
+    """The inverse of `spec_to_wire`, also after a trip that made lists of tuples."""
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in wire["action"].items()}
+    return EnvironmentSpec(**{**wire, "observation": tuple(_leaf(leaf) for leaf in wire["observation"]), "action": ActionSpec(**fields)})
+
+
+def layout_to_wire(layout: TrajectoryLayout) -> dict[str, Any]:
+    """``layout`` as numbers, strings, sequences and dicts."""
+    return asdict(layout)
+
+
+def layout_from_wire(wire: Mapping[str, Any]) -> TrajectoryLayout:
+    """The inverse of `layout_to_wire`, also after a trip that made lists of tuples."""
+    fields = tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in wire["fields"])
+    return TrajectoryLayout(wire["steps"], wire["num_envs"], fields, wire["nbytes"])

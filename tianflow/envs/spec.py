@@ -1,0 +1,165 @@
+"""Gymnasium spaces seen from the system: observations become named leaves, actions one array, and back again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tianflow.errors import ConfigError, Problem
+from tianflow.payloads import ActionSpec, LeafSpec
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+
+OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them"
+ACTIONS = "Discrete, MultiDiscrete, MultiBinary or a Box of floats"
+
+
+class UnexpectedShapeError(ValueError):
+    """An environment returned an array of another shape than its space says."""
+
+
+def _refusal(space: object, name: str, what: str, accepted: str) -> ConfigError:
+    place = f"sub-space {name!r} of the {what} space" if name else f"{what} space"
+    return ConfigError([Problem("env.id", repr(space), f"the {place} cannot be stored in arrays of a fixed shape", accepted)])
+
+
+def _leaves(space: Any, name: str, path: tuple[Any, ...]) -> Iterator[tuple[LeafSpec, tuple[Any, ...], Array | None]]:
+    """Every leaf of ``space``, in the order of its keys, with the keys that lead to it and what is taken off its values."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            yield from _leaves(part, f"{name}/{key}" if name else str(key), (*path, key))
+    elif isinstance(space, spaces.Discrete):
+        yield LeafSpec(name, (), "int64", (int(space.n),)), path, np.asarray(space.start) if space.start else None
+    elif isinstance(space, spaces.MultiDiscrete):
+        categories = tuple(int(n) for n in space.nvec.ravel())
+        yield LeafSpec(name, space.nvec.shape, "int64", categories), path, space.start if np.any(space.start) else None
+    elif isinstance(space, spaces.MultiBinary):
+        yield LeafSpec(name, space.shape, "int8"), path, None
+    elif isinstance(space, spaces.Box) and 0 not in space.shape:
+        yield LeafSpec(name, space.shape, "float32" if space.dtype == np.float64 else str(space.dtype)), path, None
+    else:
+        raise _refusal(space, name, "observation", OBSERVATIONS)
+
+
+def _getter(path: tuple[Any, ...]) -> Callable[[Any], Any]:
+    """A function that follows ``path`` into a nested observation."""
+    if len(path) <= 1:
+        return operator.itemgetter(*path) if path else lambda observation: observation
+
+    def follow(observation: Any) -> Any:
+        for key in path:
+            observation = observation[key]
+        return observation
+
+    return follow
+
+
+class ObservationCodec:
+    """Copies observations of one space into arrays, leaf by leaf.
+
+    Shapes and dtypes are kept (uint8 stays uint8), with one exception: float64 is stored as float32, which is what
+    networks compute in, at half the memory. Discrete and MultiDiscrete are stored zero-based as int64. Leaves are named
+    by their path ("camera", "arm/joints", "0"; "" for a plain space) and come in the order of the space.
+
+    Raises:
+        ConfigError: naming the sub-space that has no fixed shape (Sequence, Text, Graph, OneOf, ...).
+    """
+
+    def __init__(self, space: Any) -> None:
+        found = list(_leaves(space, "", ()))
+        self.leaves: tuple[LeafSpec, ...] = tuple(leaf for leaf, _, _ in found)
+        if not found or len({leaf.name for leaf in self.leaves}) < len(found):
+            raise _refusal(space, "", "observation", "at least one leaf, and keys whose joined paths differ")
+        self._steps = tuple((leaf.name, _getter(path), start) for leaf, path, start in found)
+
+    def encode(self, observation: Any, destinations: Arrays) -> None:
+        """Copy a batched observation ({or tuples of} [N, *leaf]) into ``destinations`` {leaf: [N, *leaf]}.
+
+        Raises:
+            UnexpectedShapeError: if a part of it is not [N, *leaf].
+        """
+        for name, get, start in self._steps:
+            source, destination = np.asarray(get(observation)), destinations[name]
+            if source.shape != destination.shape:
+                raise UnexpectedShapeError(f"observation {name!r} has shape {source.shape} instead of {destination.shape}")
+            if start is None:
+                np.copyto(destination, source, casting="unsafe")
+            else:
+                np.subtract(source, start, out=destination, casting="unsafe")
+
+    def encode_where(self, observation: Any, where: NDArray[np.bool_], destinations: Arrays) -> None:
+        """Copy only the environments in ``where`` [N] bool; the others keep what they have.
+
+        ``observation`` is batched, as in `encode`, or an object array [N] of single observations, of which those
+        outside ``where`` may be None.
+        """
+        if isinstance(observation, np.ndarray) and observation.dtype == object:
+            for index in np.flatnonzero(where):
+                self._encode_single(observation[index], int(index), destinations)
+            return
+        scratch = {name: np.empty_like(destination) for name, destination in destinations.items()}
+        self.encode(observation, scratch)
+        for name, destination in destinations.items():
+            destination[where] = scratch[name][where]
+
+    def _encode_single(self, observation: Any, index: int, destinations: Arrays) -> None:
+        """Copy the observation of environment ``index`` into its rows of ``destinations``."""
+        for name, get, start in self._steps:
+            source, destination = np.asarray(get(observation)), destinations[name]
+            if source.shape != destination.shape[1:]:
+                raise UnexpectedShapeError(f"observation {name!r} has shape {source.shape} instead of {destination.shape[1:]}")
+            destination[index] = source if start is None else source - start
+
+
+def action_spec(space: Any) -> ActionSpec:
+    """What a policy may do in ``space``. MultiBinary counts as MultiDiscrete of twos.
+
+    Raises:
+        ConfigError: for Dict, Tuple and every other space that is not one array, and for a Box of integers.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return ActionSpec("discrete", (), str(space.dtype), (int(space.n),), (int(space.start),))
+    if isinstance(space, spaces.MultiDiscrete):
+        categories = tuple(int(n) for n in space.nvec.ravel())
+        return ActionSpec("multi_discrete", space.nvec.shape, str(space.dtype), categories, tuple(int(k) for k in np.ravel(space.start)))
+    if isinstance(space, spaces.MultiBinary):
+        size = int(np.prod(space.shape))
+        return ActionSpec("multi_discrete", space.shape, str(space.dtype), (2,) * size, (0,) * size)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in space.shape:
+        low, high = (tuple(float(bound) for bound in np.ravel(bounds)) for bounds in (space.low, space.high))
+        return ActionSpec("box", space.shape, str(space.dtype), low=low, high=high)
+    raise _refusal(space, "", "action", ACTIONS)
+
+
+class ActionCodec:
+    """Turns stored actions [N, *stored] into what a vector environment's ``step`` wants."""
+
+    def __init__(self, spec: ActionSpec) -> None:
+        self.spec = spec
+        self._dtype = np.dtype(spec.dtype)
+        self._start = np.array(spec.start[0] if spec.kind == "discrete" else spec.start, np.int64)
+        if spec.kind == "box":
+            self._low = np.array(spec.low, self._dtype).reshape(spec.shape)
+            self._high = np.array(spec.high, self._dtype).reshape(spec.shape)
+
+    def decode(self, stored: Array) -> Array:
+        """A new array [N, *space shape] of the space's dtype: start added, or a Box clipped to its bounds.
+
+        Always a copy, because an environment may keep or change what it is given, and ``stored`` lies in a slot.
+        """
+        if self.spec.kind == "box":
+            action = stored.astype(self._dtype)
+            np.clip(action, self._low, self._high, out=action)
+            return action
+        shifted = np.add(stored, self._start).astype(self._dtype, copy=False)
+        return shifted.reshape(-1, *self.spec.shape) if self.spec.kind == "multi_discrete" else shifted
