@@ -1,0 +1,93 @@
+"""Law ``freshest``: the smallest number of credits at which the learner still does not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from tianflow.directives import Directive, SetCredits
+from tianflow.events import Event, Observed
+from tianflow_controllers._limits import between, ceiling, feeding, turnover, whole
+
+
+class Freshest:
+    """Searches credits C in [B, C_max] from measured waiting, window by window.
+
+    A window lasts ``window_updates`` updates, or ceil(C/B) when that is more: a change needs so long to show, so there
+    is at most one change in it. At its end:
+
+    * learner *and* actors waited: C goes up by max(1, ``raise_batches`` * B). When only the learner waits, sampling is
+      the bottleneck and more credits cannot help.
+    * the learner has not waited for ``quiet_updates`` updates: C goes down by 1, but for ``hold_updates`` updates not
+      below what the last raise gave.
+
+    It begins at C = B, because it climbs faster than it descends. A lower C_max counts at once.
+
+    Args:
+        quiet_updates: updates without waiting of the learner, before one credit is taken away.
+        hold_updates: updates for which C does not go below the last raise; bounds how often a probe may starve the learner.
+        window_updates: updates over which waiting is measured, at the least.
+        raise_batches: size of a raise, in batches.
+        learner_waiting: share of the window's time, above which the learner counts as waiting.
+        actors_waiting: share of the window's actor-seconds, above which the actors count as waiting.
+
+    Raises:
+        ValueError: a parameter with which the law could not work, and why.
+    """
+
+    def __init__(
+        self,
+        *,
+        quiet_updates: float = 4,
+        hold_updates: float = 100,
+        window_updates: float = 2,
+        raise_batches: float = 0.25,
+        learner_waiting: float = 0.03,
+        actors_waiting: float = 0.03,
+    ) -> None:
+        self._window = whole("window_updates", window_updates, at_least=1, otherwise="waiting cannot be measured over no time")
+        self._quiet = whole("quiet_updates", quiet_updates, at_least=1, otherwise="credits would go while the learner waits")
+        self._hold = whole("hold_updates", hold_updates, at_least=self._quiet, otherwise="shorter than quiet_updates it holds nothing")
+        self._step = between("raise_batches", raise_batches, low=0, high=inf, otherwise="a starving learner would get no more credits")
+        never = "waiting would be seen always, or never"
+        self._learner_share = between("learner_waiting", learner_waiting, low=0, high=1, otherwise=never)
+        self._actors_share = between("actors_waiting", actors_waiting, low=0, high=1, otherwise=never)
+        self._credits = 0
+        self._start: Observed | None = None
+        self._quiet_since = 0
+        self._floor, self._floor_until = 0, 0
+
+    def handle(self, event: Event) -> Iterable[Directive]:
+        """`Observed` -> `SetCredits`; every other event -> nothing."""
+        if not isinstance(event, Observed):
+            return ()
+        if self._start is None or event.version < self._start.version:
+            self._begin(event)
+        elif event.version - self._start.version >= max(self._window, turnover(self._credits, event.batch)):
+            self._judge(self._start, event)
+            self._start = event
+        self._credits = feeding(self._credits, event.batch)
+        return (SetCredits(min(self._credits, ceiling(event, event.publish_lag))),)
+
+    def _begin(self, event: Observed) -> None:
+        """At the first look, and when a learner went back to a checkpoint: its updates are counted anew."""
+        self._start, self._quiet_since, self._floor_until = event, event.version, event.version
+
+    def _judge(self, start: Observed, end: Observed) -> None:
+        # The highest C without lag: a lag comes and goes with each publish, and must not make the law forget what it has found.
+        highest, seconds = ceiling(end, 0), end.now - start.now
+        self._credits = min(self._credits, highest)
+        if end.learner_waiting_s - start.learner_waiting_s > self._learner_share * seconds:
+            self._quiet_since = end.version
+            if end.actors_waiting_s - start.actors_waiting_s > self._actors_share * seconds * end.actors:
+                self._raise(end, highest)
+        elif end.version - self._quiet_since >= self._quiet:
+            if self._credits > (self._floor if end.version < self._floor_until else end.batch):
+                self._credits, self._quiet_since = self._credits - 1, end.version
+
+    def _raise(self, end: Observed, highest: int) -> None:
+        # From what is in force: while something stricter holds the credits, the target must not run away from it.
+        raised = min(highest, end.credits_limit + max(1, int(self._step * end.batch)))
+        if raised > self._credits:
+            self._credits = self._floor = raised
+            self._floor_until = end.version + self._hold

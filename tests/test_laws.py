@@ -1,0 +1,235 @@
+"""Every law, as a list of events in and a list of directives out; then that it settles, in virtual time."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tianflow.directives import Directive, SetBound, SetCredits, SetOrder
+from tianflow.events import Observed, UpdateFinished
+from tianflow_controllers.freshest import Freshest
+from tianflow_controllers.lockstep import Lockstep
+from tianflow_controllers.open_loop import OpenLoop
+from tianflow_controllers.staleness import Staleness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tianflow.interfaces import Controller
+
+LAWS = {"staleness": Staleness, "freshest": Freshest, "lockstep": Lockstep, "open_loop": OpenLoop}
+
+
+def observed(version: int = 0, **changes: Any) -> Observed:
+    """One second per update, B = 8, bound 3, nobody has waited, unless ``changes`` says otherwise."""
+    given: dict[str, Any] = {
+        "now": float(version),
+        "version": version,
+        "publish_lag": 0,
+        "batch": 8,
+        "max_staleness": 3,
+        "credits_limit": 8,
+        "credits_in_use": 8,
+        "credits_ceiling": 32,
+        "slots": 64,
+        "actors": 4,
+        "learner_waiting_s": 0.0,
+        "actors_waiting_s": 0.0,
+    }
+    return Observed(**{**given, **changes})
+
+
+def answers(law: Controller, events: Iterable[Observed]) -> list[list[Directive]]:
+    return [list(law.handle(event)) for event in events]
+
+
+class Loop:
+    """Feeds a law its own credits back: what it set is in force at its next look."""
+
+    def __init__(self, law: Controller, **always: Any) -> None:
+        self.law, self.always = law, always
+        self.learner = self.actors = 0.0
+        self.version = 0
+        self.credits = self.look()
+
+    def look(self, **changes: Any) -> int:
+        looked = {
+            "learner_waiting_s": self.learner,
+            "actors_waiting_s": self.actors,
+            "credits_limit": getattr(self, "credits", 8),
+            **self.always,
+            **changes,
+        }
+        (directive,) = self.law.handle(observed(self.version, **looked))
+        assert isinstance(directive, SetCredits)
+        return directive.limit
+
+    def run(self, updates: int, *, learner: float = 0.0, actors: float = 0.0, **changes: Any) -> list[int]:
+        """Credits after each update, in each of which the learner waits ``learner`` s and each of 4 actors ``actors`` s."""
+        credits_ = []
+        for _ in range(updates):
+            self.version += 1
+            self.learner += learner
+            self.actors += 4 * actors
+            self.credits = self.look(**changes)
+            credits_.append(self.credits)
+        return credits_
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_each_law_is_the_one_law_of_its_module(name: str) -> None:
+    module = import_module(f"tianflow_controllers.{name}")
+    assert [LAWS[name]] == [found for _, found in inspect.getmembers(module, inspect.isclass) if hasattr(found, "handle")]
+
+
+@pytest.mark.parametrize("law", [Staleness(), Freshest(), Lockstep(), OpenLoop()])
+def test_laws_pass_over_events_they_do_not_read(law: Controller) -> None:
+    assert [] == list(law.handle(UpdateFinished(version=1, seconds=1.0, samples=8)))
+
+
+# staleness, lockstep, open_loop -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bound", "lag", "batch", "expected"),
+    [(0, 0, 8, 8), (1, 0, 8, 16), (4, 0, 4, 20), (4, 2, 4, 12), (16, 16, 8, 8), (None, 5, 8, 64)],
+)
+def test_staleness_gives_one_batch_for_each_version_that_is_still_admissible(
+    bound: int | None, lag: int, batch: int, expected: int
+) -> None:
+    event = observed(max_staleness=bound, publish_lag=lag, batch=batch)
+    assert [[SetCredits(expected)]] == answers(Staleness(), [event])
+
+
+def test_staleness_never_gives_less_than_a_batch_even_while_a_publish_is_overdue() -> None:
+    assert [[SetCredits(8)]] == answers(Staleness(), [observed(max_staleness=0, publish_lag=2)])
+
+
+def test_staleness_follows_live_changes_at_once_and_repeats_itself_otherwise() -> None:
+    events = [observed(1, max_staleness=0), observed(2, max_staleness=8), observed(3, max_staleness=8), observed(4, max_staleness=0)]
+    assert [[SetCredits(8)], [SetCredits(72)], [SetCredits(72)], [SetCredits(8)]] == answers(Staleness(), events)
+
+
+def test_lockstep_is_bound_zero_and_exactly_one_batch_of_credits() -> None:
+    assert [[SetBound(0), SetCredits(8)]] == answers(Lockstep(), [observed(max_staleness=None)])
+
+
+def test_open_loop_lets_the_bound_go_and_gives_every_slot_in_order_of_arrival() -> None:
+    assert [[SetBound(None), SetCredits(64), SetOrder("arrival")]] == answers(OpenLoop(), [observed()])
+
+
+# freshest -----------------------------------------------------------------------------------------------------------
+
+
+def test_freshest_begins_with_one_batch() -> None:
+    assert [[SetCredits(8)]] == answers(Freshest(), [observed(credits_limit=32)])
+
+
+def test_freshest_raises_by_a_quarter_batch_once_per_turnover_when_both_wait() -> None:
+    loop = Loop(Freshest(window_updates=1))
+    assert [10, 10, 12, 12, 14, 14, 16, 16, 18, 18, 18, 20] == loop.run(12, learner=0.5, actors=0.5)
+
+
+def test_freshest_raises_by_at_least_one() -> None:
+    loop = Loop(Freshest(window_updates=1), batch=2, credits_limit=2)
+    assert [3] == loop.run(1, learner=0.5, actors=0.5)
+
+
+def test_freshest_does_not_raise_when_only_the_learner_waits() -> None:
+    assert {8} == set(Loop(Freshest()).run(50, learner=0.5))
+
+
+def test_freshest_does_not_raise_when_only_the_actors_wait() -> None:
+    assert {8} == set(Loop(Freshest()).run(50, actors=0.9))
+
+
+def test_freshest_needs_both_waits_in_the_same_window() -> None:
+    loop = Loop(Freshest(window_updates=2))
+    assert {8} == {credits_ for _ in range(20) for credits_ in loop.run(2, learner=0.5) + loop.run(2, actors=0.5)}
+
+
+def test_freshest_never_leaves_one_batch_to_the_ceiling() -> None:
+    loop = Loop(Freshest(hold_updates=4))
+    assert 32 == max(loop.run(200, learner=0.5, actors=0.5))
+    assert 8 == min(loop.run(400, actors=0.5))
+
+
+def test_freshest_gives_one_credit_up_after_quiet_updates_without_waiting() -> None:
+    loop = Loop(Freshest(window_updates=1, quiet_updates=6, hold_updates=6))
+    loop.run(3, learner=0.5, actors=0.5)
+    assert 12 == loop.credits
+    assert [12] * 5 + [11] * 6 + [10] == loop.run(12, actors=0.5)
+
+
+def test_freshest_does_not_probe_below_its_last_raise_for_hold_updates() -> None:
+    loop = Loop(Freshest(window_updates=1, quiet_updates=6, hold_updates=50))
+    loop.run(1, learner=0.5, actors=0.5)
+    assert [10] * 49 + [9] == loop.run(50, actors=0.5)
+
+
+def test_freshest_counts_quiet_updates_anew_after_the_learner_waited() -> None:
+    loop = Loop(Freshest(window_updates=1, quiet_updates=6, hold_updates=6))
+    loop.run(3, learner=0.5, actors=0.5)
+    assert {12} == {credits_ for _ in range(10) for credits_ in loop.run(4, actors=0.5) + loop.run(2, learner=0.5)}
+
+
+def test_freshest_obeys_a_lower_ceiling_at_once() -> None:
+    loop = Loop(Freshest())
+    loop.run(200, learner=0.5, actors=0.5)
+    assert [8] == loop.run(1, max_staleness=0)
+
+
+def test_freshest_takes_up_its_target_again_when_a_publish_lag_ends() -> None:
+    loop = Loop(Freshest(window_updates=1, hold_updates=1000))
+    loop.run(200, learner=0.5, actors=0.5)
+    assert [16, 16, 16, 32] == loop.run(3, publish_lag=2, credits_limit=16) + loop.run(1)
+
+
+def test_freshest_does_not_wind_up_while_something_stricter_holds_the_credits() -> None:
+    loop = Loop(Freshest(window_updates=1), credits_limit=12)
+    assert 14 == max(loop.run(100, learner=0.5, actors=0.5))
+
+
+def test_freshest_does_not_mind_lost_or_repeated_looks() -> None:
+    loop = Loop(Freshest(window_updates=2))
+    loop.version, loop.learner, loop.actors = 40, 20.0, 80.0
+    assert [10, 10, 10] == [loop.look() for _ in range(3)]
+
+
+def test_freshest_goes_on_after_a_learner_went_back_to_a_checkpoint() -> None:
+    loop = Loop(Freshest(window_updates=1))
+    loop.run(100, learner=0.5, actors=0.5)
+    before, loop.version = loop.credits, 10
+    assert {before} == set(loop.run(1, learner=0.5, actors=0.5))
+    assert before - 5 == loop.run(20, actors=0.5)[-1]
+
+
+def test_freshest_follows_a_live_change_of_the_batch() -> None:
+    assert [20] == Loop(Freshest()).run(1, batch=20)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"quiet_updates": 0}, "credits would go while the learner waits"),
+        ({"quiet_updates": 2.5}, "a whole number, at least 1"),
+        ({"quiet_updates": float("nan")}, "a whole number, at least 1"),
+        ({"quiet_updates": 50, "hold_updates": 49}, "shorter than quiet_updates it holds nothing"),
+        ({"window_updates": -1}, "waiting cannot be measured over no time"),
+        ({"window_updates": float("inf")}, "a whole number, at least 1"),
+        ({"raise_batches": 0.0}, "a starving learner would get no more credits"),
+        ({"learner_waiting": 0.0}, "waiting would be seen always, or never"),
+        ({"actors_waiting": 1.0}, "waiting would be seen always, or never"),
+    ],
+)
+def test_freshest_refuses_what_it_could_not_work_with_and_says_why(parameters: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence) as refused:
+        Freshest(**parameters)
+    assert str(refused.value).startswith(next(reversed(parameters)) + " = ")
+
+
+def test_freshest_takes_whole_numbers_given_as_floats() -> None:
+    Freshest(quiet_updates=4.0, hold_updates=100.0, window_updates=2.0)
