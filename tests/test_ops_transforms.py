@@ -1,0 +1,61 @@
+"""Scaling, one-hot and running moments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tianflow.ops.transforms import as_float, batch_moments, merged_moments, normalise, one_hot
+
+
+def test_uint8_is_scaled_to_one_and_other_dtypes_keep_their_values() -> None:
+    assert as_float(torch.tensor([0, 51, 255], dtype=torch.uint8)).tolist() == pytest.approx([0.0, 0.2, 1.0])
+    for dtype in (torch.float64, torch.float32, torch.int64, torch.bool):
+        found = as_float(torch.tensor([0, 1], dtype=dtype))
+        assert found.dtype == torch.float32
+        assert found.tolist() == [0.0, 1.0]
+
+
+def test_scaling_leaves_the_stored_observation_alone() -> None:
+    stored = torch.tensor([255], dtype=torch.uint8)
+    as_float(stored)
+    assert stored.item() == 255
+
+
+def test_one_hot_of_a_scalar_leaf_and_of_a_vector_leaf() -> None:
+    assert one_hot(torch.tensor([2, 0]), (3,)).tolist() == [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    assert one_hot(torch.tensor([[1, 2]]), (2, 3)).tolist() == [[0.0, 1.0, 0.0, 0.0, 1.0]]
+
+
+def test_moments_of_parts_merge_to_the_moments_of_the_whole() -> None:
+    x = 5.0 + 3.0 * torch.randn(1000, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    merged = batch_moments(x[:0])
+    for part in x.split([1, 400, 599]):
+        merged = merged_moments(merged, batch_moments(part))
+    assert merged.samples.item() == 1000.0
+    torch.testing.assert_close(merged.mean, x.mean(0))
+    torch.testing.assert_close(merged.variance, x.var(0, correction=0))
+
+
+def test_merging_an_empty_batch_changes_nothing() -> None:
+    x = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
+    expected = batch_moments(x)
+    assert all(torch.equal(a, b) for a, b in zip(expected, merged_moments(expected, batch_moments(x[:0])), strict=True))
+
+
+def test_moments_of_nothing_are_those_of_the_identity() -> None:
+    empty = batch_moments(torch.zeros(0, 2))
+    merged = merged_moments(empty, empty)
+    assert [merged.mean.tolist(), merged.variance.tolist(), merged.samples.item()] == [[0.0, 0.0], [1.0, 1.0], 0.0]
+
+
+def test_a_large_offset_does_not_ruin_the_variance() -> None:
+    """A running sum of squares in float32 would: the offset is 1e6 deviations away."""
+    x = 1e6 + torch.randn(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    merged = merged_moments(batch_moments(x[:5000]), batch_moments(x[5000:]))
+    assert merged.variance.item() == pytest.approx(x.var(correction=0).item(), rel=1e-6)
+
+
+def test_normalised_values_stay_within_the_clip() -> None:
+    found = normalise(torch.tensor([3.0, 1000.0, -1000.0]), torch.tensor(1.0), torch.tensor(0.5), 10.0)
+    assert found.tolist() == [1.0, 10.0, -10.0]

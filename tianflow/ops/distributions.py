@@ -1,0 +1,177 @@
+"""Action distributions, as functions of a parameter tensor ``[..., P]``; no object per step, sampling from noise drawn beforehand.
+
+The actor draws the noise of a whole trajectory at once and adds it step by step; the learner recomputes log-probabilities from
+parameters with the same code, so that on equal weights both agree to float32 rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tianflow.payloads import ActionSpec
+
+MASKED_LOGIT = -1e9
+"""Logit of a forbidden action: probability exactly 0 in float32, and still finite, so that no gradient or KL becomes NaN."""
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class Distribution(Protocol):
+    """What `Categorical` and `DiagonalGaussian` have in common. Leading axes are free.
+
+    ``size``: P, parameters of one action. ``noise_size``: K, numbers of noise for one action.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def noise_size(self) -> int: ...
+    def noise(self, shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:
+        """Noise for ``sample``: float32 [*shape, K]."""
+
+    def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
+        """Parameters under which actions whose ``mask`` ([..., sum of categories], bool) is False have probability 0."""
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor: ...
+    def mode(self, parameters: Tensor) -> Tensor:
+        """The most probable action."""
+
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of ``action`` and entropy, in nats, both [...]."""
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor: ...
+    def entropy(self, parameters: Tensor) -> Tensor: ...
+    def kl(self, p: Tensor, q: Tensor) -> Tensor:
+        """KL(p || q) in nats, exactly, from two parameter tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Categorical:
+    """One or several independent categorical choices; parameters are their logits side by side.
+
+    ``scalar``: one choice, actions are int64 [...]; otherwise int64 [..., K].
+    """
+
+    categories: tuple[int, ...]
+    scalar: bool
+
+    @property
+    def size(self) -> int:
+        return sum(self.categories)
+
+    @property
+    def noise_size(self) -> int:
+        return self.size
+
+    def noise(self, shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:
+        """Gumbel noise: -log of exponential noise."""
+        exponential = generator.standard_exponential((*shape, self.size), dtype=np.float32)
+        np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)
+        np.log(exponential, out=exponential)
+        return torch.from_numpy(np.negative(exponential, out=exponential))
+
+    def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
+        return parameters if mask is None else parameters.masked_fill(~mask, MASKED_LOGIT)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        return self.mode(parameters + noise)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        if self.scalar:
+            return parameters.argmax(-1)
+        return torch.stack([head.argmax(-1) for head in self._heads(parameters)], -1)
+
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        actions = action.unsqueeze(-1) if self.scalar else action
+        results = []
+        for k, head in enumerate(self._heads(parameters)):
+            log_p = head.log_softmax(-1)
+            results.append((log_p.gather(-1, actions[..., k : k + 1]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)))
+        return _sum([log_prob for log_prob, _ in results]), _sum([entropy for _, entropy in results])
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        actions = action.unsqueeze(-1) if self.scalar else action
+        heads = enumerate(self._heads(parameters))
+        return _sum([head.log_softmax(-1).gather(-1, actions[..., k : k + 1]).squeeze(-1) for k, head in heads])
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        log_ps = [head.log_softmax(-1) for head in self._heads(parameters)]
+        return _sum([-(log_p.exp() * log_p).sum(-1) for log_p in log_ps])
+
+    def kl(self, p: Tensor, q: Tensor) -> Tensor:
+        pairs = [(a.log_softmax(-1), b.log_softmax(-1)) for a, b in zip(self._heads(p), self._heads(q), strict=True)]
+        return _sum([(log_p.exp() * (log_p - log_q)).sum(-1) for log_p, log_q in pairs])
+
+    def _heads(self, parameters: Tensor) -> tuple[Tensor, ...]:
+        return (parameters,) if len(self.categories) == 1 else torch.split(parameters, list(self.categories), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class DiagonalGaussian:
+    """Independent normal components; parameters are means and log standard deviations side by side.
+
+    Actions are float32 [..., *shape], as sampled: clipping to the space is the environment side's matter, since the
+    log-probability of a clipped action would be another number.
+    """
+
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return 2 * self.noise_size
+
+    @property
+    def noise_size(self) -> int:
+        return math.prod(self.shape)
+
+    def noise(self, shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:
+        """Standard normal noise."""
+        return torch.from_numpy(generator.standard_normal((*shape, self.noise_size), dtype=np.float32))
+
+    def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002 - the protocol's signature
+        """Unchanged: a mask has no meaning for continuous actions."""
+        return parameters
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = parameters.chunk(2, -1)
+        return self._shaped(torch.addcmul(mean, log_std.exp(), noise))
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        return self._shaped(parameters.chunk(2, -1)[0])
+
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        return self.log_prob(parameters, action), self.entropy(parameters)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        mean, log_std = parameters.chunk(2, -1)
+        z = (action.reshape(mean.shape) - mean) * torch.exp(-log_std)
+        return (-0.5 * z.square() - log_std - _HALF_LOG_2PI).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        return (parameters.chunk(2, -1)[1] + (0.5 + _HALF_LOG_2PI)).sum(-1)
+
+    def kl(self, p: Tensor, q: Tensor) -> Tensor:
+        mean_p, log_std_p = p.chunk(2, -1)
+        mean_q, log_std_q = q.chunk(2, -1)
+        spread = (log_std_p - log_std_q).mul(2.0).exp() + ((mean_p - mean_q) * torch.exp(-log_std_q)).square()
+        return (0.5 * (spread - 1.0) + log_std_q - log_std_p).sum(-1)
+
+    def _shaped(self, flat: Tensor) -> Tensor:
+        return flat if len(self.shape) == 1 else flat.reshape(*flat.shape[:-1], *self.shape)
+
+
+def distribution_for(action: ActionSpec) -> Distribution:
+    """The distribution over actions of this kind: categorical, or a diagonal Gaussian for a box."""
+    if action.kind == "box":
+        return DiagonalGaussian(action.shape)
+    return Categorical(action.categories, scalar=action.kind == "discrete")
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    """Sum of the heads' terms; one head costs nothing."""
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)

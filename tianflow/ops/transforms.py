@@ -1,0 +1,60 @@
+"""Transforms of observations and rewards: scaling stored dtypes to float32, one-hot, running moments."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class Moments(NamedTuple):
+    """Mean, variance (biased) and number of samples, all float64; mean and variance have the shape of one sample, samples is []."""
+
+    mean: Tensor
+    variance: Tensor
+    samples: Tensor
+
+
+def batch_moments(x: Tensor) -> Moments:
+    """Moments over the first axis of ``x`` [M, *shape], computed in float64. Of no sample: mean 0, variance 1, samples 0."""
+    if x.shape[0] == 0:
+        shape = x.shape[1:]
+        return Moments(x.new_zeros(shape, dtype=torch.float64), x.new_ones(shape, dtype=torch.float64), _count(x))
+    x = x.double()
+    mean = x.mean(0)
+    return Moments(mean, (x - mean).square().mean(0), _count(x))
+
+
+def merged_moments(a: Moments, b: Moments) -> Moments:
+    """Moments of both sets of samples together (Chan, Golub and LeVeque, 1979). Counts enter once, whatever the order."""
+    samples = a.samples + b.samples
+    share = b.samples / samples.clamp(min=1.0)
+    delta = b.mean - a.mean
+    variance = a.variance * (1.0 - share) + b.variance * share + delta.square() * share * (1.0 - share)
+    empty = samples == 0
+    return Moments(torch.where(empty, a.mean, a.mean + delta * share), torch.where(empty, a.variance, variance), samples)
+
+
+def normalise(x: Tensor, mean: Tensor, inverse_std: Tensor, clip: float) -> Tensor:
+    """``(x - mean) * inverse_std`` within plus and minus ``clip``."""
+    return ((x - mean) * inverse_std).clamp(-clip, clip)
+
+
+def as_float(x: Tensor) -> Tensor:
+    """Any stored dtype as float32; uint8 is scaled from 0..255 to 0..1."""
+    if x.dtype == torch.uint8:
+        return x.to(torch.float32).mul_(1.0 / 255.0)
+    return x.to(torch.float32)
+
+
+def one_hot(x: Tensor, categories: tuple[int, ...]) -> Tensor:
+    """One-hot of zero-based categorical values, concatenated: [M, *leaf] with prod(leaf) = len(categories) -> float32 [M, sum]."""
+    columns = x.long().reshape(x.shape[0], len(categories))
+    parts = [functional.one_hot(columns[:, k], size) for k, size in enumerate(categories)]
+    return torch.cat(parts, -1).to(torch.float32)
+
+
+def _count(x: Tensor) -> Tensor:
+    return torch.tensor(float(x.shape[0]), dtype=torch.float64, device=x.device)
