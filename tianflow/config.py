@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, SerializeAsAny
+
+from tianflow import plugins
+from tianflow.errors import ConfigError, Problem
 
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -23,7 +26,13 @@ def parse_bytes(value: object) -> object:
     return value
 
 
+def parse_count(value: object) -> object:
+    """``2e6`` → 2000000: a large whole number may be written like one; everything else passes through."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+Count = Annotated[int, BeforeValidator(parse_count), Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Staleness = Annotated[int, Field(ge=0)] | Literal["unbounded"]
 
@@ -107,6 +116,32 @@ class A2CSettings(AlgorithmSettings):
     normalise_advantages: bool = False
 
 
+BUILT_IN_ALGORITHMS: dict[str, type[AlgorithmSettings]] = {"a2c": A2CSettings, "impala": ImpalaSettings, "ppo": PPOSettings}
+"""Settings models that are known without importing what computes."""
+
+
+def algorithm_settings(name: str) -> type[AlgorithmSettings]:
+    """The settings model of the algorithm called ``name``: built in, an installed entry point, or ``module:attribute``.
+
+    Raises:
+        ConfigError: there is no such algorithm, or it has no settings model.
+    """
+    if name in BUILT_IN_ALGORITHMS:
+        return BUILT_IN_ALGORITHMS[name]
+    settings = getattr(plugins.load("tianflow.algorithms", name, path="algorithm.name"), "settings", None)
+    if not (isinstance(settings, type) and issubclass(settings, AlgorithmSettings)):
+        message = "is not an algorithm: its `settings` must be a model derived from tianflow.config.AlgorithmSettings"
+        raise ConfigError([Problem("algorithm.name", name, message)])
+    return settings
+
+
+def read_algorithm(value: object) -> object:
+    """Read a table by the model of the algorithm that it names, so that what was dumped can be read back."""
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        return algorithm_settings(value["name"]).model_validate(value)
+    return value
+
+
 class NetworkSettings(Section):
     """``name`` is an installed network or ``module:attribute``; the rest is what the built-in ones read."""
 
@@ -180,8 +215,8 @@ class RunSettings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")] | None = None
     target_return: float | None = None
-    max_env_steps: PositiveInt | None = None
-    max_updates: PositiveInt | None = None
+    max_env_steps: Count | None = None
+    max_updates: Count | None = None
     max_seconds: PositiveFloat | None = None
     deterministic: bool = False
     barrier_updates: PositiveInt = 50
@@ -231,7 +266,7 @@ class Config(Section):
     """Everything about a run. ``algorithm`` is the settings model of the named algorithm."""
 
     env: EnvSettings
-    algorithm: AlgorithmSettings
+    algorithm: Annotated[SerializeAsAny[AlgorithmSettings], BeforeValidator(read_algorithm)]
     network: NetworkSettings = NetworkSettings()
     actors: ActorSettings = ActorSettings()
     balance: BalanceSettings = BalanceSettings()

@@ -1,0 +1,262 @@
+"""Files, overrides and live changes become a `Config`, or a `ConfigError` that names every problem at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError, create_model
+
+from tianflow import config_rules, plugins
+from tianflow.config import BUILT_IN_ALGORITHMS, LIVE, AlgorithmSettings, Config, algorithm_settings
+from tianflow.config_problems import innermost, problems_of, unknown_key
+from tianflow.errors import ConfigError, Problem
+
+Overrides = Sequence[str] | Mapping[str, object]
+Changes = Mapping[str, object]
+Table = dict[str, Any]
+
+
+class _AnyAlgorithm(AlgorithmSettings, extra="allow"):
+    """Stands in for the settings of an algorithm that is not known, so that the other sections are still checked."""
+
+    name: str = ""
+    """Its absence is reported with the names there are."""
+
+
+def shipped() -> dict[str, Path]:
+    """Configs that come with tianflow, by name: inside an installed wheel, or beside the package in a checkout."""
+    package = Path(__file__).parent
+    return {path.stem: path for folder in (package.parent / "configs", package / "configs") for path in sorted(folder.glob("*.toml"))}
+
+
+def load_config(source: str | Path | Mapping[str, object], overrides: Overrides = ()) -> Config:
+    """Read a config and change it by ``overrides``.
+
+    Args:
+        source: a TOML file, the name of a shipped config, or tables as Python mappings.
+        overrides: ``"section.key=value"`` with TOML values (what is no TOML is taken as a bare string, ``null`` resets to
+            the default), or a mapping from dotted paths to values.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    tables = _merged({}, source) if isinstance(source, Mapping) else _read(source)
+    problems: list[Problem] = []
+    for path, value in _pairs(overrides, problems):
+        _override(tables, path, value, problems)
+    plain = _plain(tables, "", problems)
+    if problems:
+        raise ConfigError(problems)
+    return _checked(plain)
+
+
+def with_changes(config: Config, changes: Changes) -> Config:
+    """``config`` with live settings changed: ``{section: {key: value}}`` as a merge patch (None resets to the default).
+
+    Whole or not at all. Raises:
+        ConfigError: a setting is unknown, needs a new run, or makes the combination impossible. Nothing has changed.
+    """
+    problems: list[Problem] = []
+    for section, values in changes.items():
+        if section not in Config.model_fields:
+            problems.append(unknown_key(Config, (section,), None, live=LIVE))
+        elif not isinstance(values, Mapping):
+            problems.append(Problem(section, values, "is a section", "a table of settings"))
+        else:
+            problems += [problem for key, value in values.items() if (problem := _not_live(config, section, key, value)) is not None]
+    plain = _plain(changes, "", problems)
+    if problems:
+        raise ConfigError(problems)
+    return _checked(_merged(config.model_dump(mode="json"), plain))
+
+
+def live_settings() -> str:
+    """All settings that may change while a run goes on, as a sentence part."""
+    return ", ".join(f"{section}.{key}" for section, keys in LIVE.items() for key in keys)
+
+
+def to_toml(config: Config) -> str:
+    """The whole config as TOML that `load_config` reads back to an equal one. What is None is left out."""
+    parts = []
+    for section, values in config.model_dump(mode="json").items():
+        lines = [f"{_key(key)} = {_toml(value)}" for key, value in values.items() if value is not None]
+        parts.append("\n".join([f"[{section}]", *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _read(source: str | Path) -> Table:
+    path = Path(source)
+    if not path.is_file():
+        known = shipped()
+        if str(source) not in known:
+            accepted = "a TOML file, or one of " + ", ".join(sorted(known))
+            nearest = plugins.nearest(path.stem, tuple(known))
+            raise ConfigError([Problem(str(source), None, "no such config", accepted, nearest)])
+        path = known[str(source)]
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem(str(source), None, f"is not TOML: {error}")]) from error
+    except OSError as error:
+        raise ConfigError([Problem(str(source), None, f"cannot be read: {error.strerror}")]) from error
+
+
+def _pairs(overrides: Overrides, problems: list[Problem]) -> list[tuple[str, object]]:
+    if isinstance(overrides, Mapping):
+        return list(overrides.items())
+    pairs: list[tuple[str, object]] = []
+    for text in overrides:
+        path, equals, value = text.partition("=")
+        if equals:
+            pairs.append((path.strip(), parse_value(value.strip())))
+        else:
+            problems.append(Problem(text, None, "is no override", "section.key=value"))
+    return pairs
+
+
+def parse_value(text: str) -> object:
+    """A TOML value, ``null``, or else ``text`` itself."""
+    if text == "null":
+        return None
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return table["value"] if len(table) == 1 else text
+
+
+def _override(tables: Table, path: str, value: object, problems: list[Problem]) -> None:
+    *parents, key = path.split(".")
+    if not all((*parents, key)):
+        problems.append(Problem(path, value, "is no path of a setting", "section.key"))
+        return
+    table = tables
+    for parent in parents:
+        inner = table.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            problems.append(Problem(path, value, f"{parent!r} is a value, not a table"))
+            return
+        table = inner
+    if isinstance(value, Mapping):
+        table[key] = _merged(table.get(key), value)
+    elif value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value
+
+
+def _merged(into: object, patch: Mapping[str, object]) -> Table:
+    """RFC 7396: mappings are merged, None removes, everything else replaces."""
+    result: Table = dict(into) if isinstance(into, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merged(result.get(key), value) if isinstance(value, Mapping) else value
+    return result
+
+
+def _plain(value: object, path: str, problems: list[Problem]) -> Any:
+    """Lists, tables, strings and numbers only: what another process, a file and an HTTP body can hold."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner, f"{path}.{key}".strip("."), problems) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, path, problems) for inner in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    problems.append(_no_object(path, value))
+    return None
+
+
+def _no_object(path: str, value: object) -> Problem:
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
+    if module in {None, "__main__"} or "<" in name:
+        message = "exists in this process only, so no other can import it"
+        return Problem(path, value, message, "put it in a module of its own and write 'module:attribute'")
+    return Problem(path, value, "a Python object cannot be given to other processes", "its name as a string", f"{module}:{name}")
+
+
+@cache
+def _model(algorithm: type[AlgorithmSettings]) -> type[Config]:
+    """`Config` with its algorithm section read by ``algorithm``, so that one validation finds every problem."""
+    return create_model("Config", __base__=Config, algorithm=(algorithm, ...))
+
+
+def _checked(tables: Table) -> Config:
+    """The config that ``tables`` describe.
+
+    Strict JSON rules: ``"4"`` and ``true`` are no numbers, whole numbers do for floats, lists for tuples.
+    """
+    problems: list[Problem] = []
+    section = tables.get("algorithm")
+    name = section.get("name") if isinstance(section, dict) else None
+    settings: type[AlgorithmSettings] = _AnyAlgorithm
+    if isinstance(name, str):
+        try:
+            settings = algorithm_settings(name)
+        except ConfigError as error:
+            problems += error.problems
+    elif name is None and (section is None or isinstance(section, dict)):
+        problems.append(Problem("algorithm.name", None, "is required", "one of " + ", ".join(sorted(BUILT_IN_ALGORITHMS))))
+    tables = _fitted(tables, settings)
+    try:
+        parsed = _model(settings).model_validate_json(json.dumps(tables), strict=True)
+    except ValidationError as error:
+        raise ConfigError(innermost([*problems_of(error, _model(settings)), *problems])) from None
+    if problems:
+        raise ConfigError(problems)
+    config = Config.model_validate({section: getattr(parsed, section) for section in Config.model_fields})
+    if problems := config_rules.check(config):
+        raise ConfigError(problems)
+    return config
+
+
+def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
+    """Lower the two defaults that would not fit short rollouts; what was written down is never touched."""
+    fitted = {key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()}
+    try:
+        steps = int(fitted.get("actors", {}).get("rollout_steps", 32))
+        samples = steps * int(fitted["env"].get("num_envs", 8)) * int(fitted["algorithm"].get("batch_trajectories", 1))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return fitted  # wrong in a way that validation will name
+    balance, default = fitted.setdefault("balance", {}), settings.model_fields.get("minibatch_size")
+    if isinstance(balance, dict):
+        balance.setdefault("min_fragment_steps", max(1, min(8, steps)))
+    if default is not None and "minibatch_size" not in fitted["algorithm"]:
+        fitted["algorithm"]["minibatch_size"] = max(1, min(default.default, samples))
+    return fitted
+
+
+def _not_live(config: Config, section: str, key: str, value: object) -> Problem | None:
+    if key in LIVE.get(section, ()):
+        return None
+    if section in LIVE and key not in type(getattr(config, section)).model_fields:
+        return unknown_key(Config, (section, key), value, live=LIVE)
+    return Problem(
+        f"{section}.{key}", value, "cannot change while the run goes on; it needs a new run", f"live settings: {live_settings()}"
+    )
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items() if item is not None)
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return repr(value)

@@ -1,0 +1,130 @@
+"""pydantic's errors, told as `Problem`: dotted path, the value, what would be accepted, the nearest known key."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from tianflow import plugins
+from tianflow.errors import Problem
+
+_BOUNDS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a string",
+    "tuple": "a list",
+    "dict": "a table",
+    "model": "a table of settings",
+}
+
+
+def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
+    """One `Problem` for every setting that ``error`` complains of; alternatives of one setting become one."""
+    found: dict[str, Problem] = {}
+    for details in error.errors(include_url=False):
+        keys = _keys(details["loc"], model)
+        problem = _problem(details, keys, model)
+        earlier = found.get(problem.path)
+        if earlier is None:
+            found[problem.path] = problem
+        elif problem.accepted and problem.accepted not in earlier.accepted:
+            accepted = f"{earlier.accepted}, or {problem.accepted}"
+            message = earlier.message if earlier.message == problem.message else "is none of what is accepted"
+            found[problem.path] = Problem(problem.path, earlier.value, message, accepted, earlier.nearest or problem.nearest)
+    return list(found.values())
+
+
+def innermost(problems: Iterable[Problem]) -> list[Problem]:
+    """One problem for each path, the later one; what a deeper path says better is left out."""
+    found = {problem.path: problem for problem in problems}
+    return [problem for path, problem in found.items() if not any(other.startswith(f"{path}.") for other in found)]
+
+
+def unknown_key(model: type[BaseModel], keys: Sequence[str], value: object, live: Mapping[str, Sequence[str]] | None = None) -> Problem:
+    """There is no setting at ``keys``. Names the nearest one: in the same section, else the same key in another.
+
+    ``live``: only these settings, by section, would be accepted.
+    """
+    *parents, key = keys
+    section = _section(model, parents)
+    known = tuple(live if not parents else live.get(parents[0], ())) if live is not None else tuple(section.model_fields if section else ())
+    nearest = plugins.nearest(key, known)
+    if not nearest:
+        elsewhere = [name for name, field in model.model_fields.items() if key in getattr(field.annotation, "model_fields", {})]
+        nearest = f"{elsewhere[0]}.{key}" if elsewhere else ""
+    accepted = "one of " + ", ".join(sorted(known)) if known else ""
+    return Problem(".".join(keys), value, "there is no such setting", accepted, nearest)
+
+
+def _problem(details: ErrorDetails, keys: list[str], model: type[BaseModel]) -> Problem:
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    path = ".".join(keys)
+    if kind == "extra_forbidden":
+        return unknown_key(model, keys, value)
+    if kind == "missing":
+        section = _section(model, keys)
+        accepted = "" if section is None else f"a section [{path}] with " + ", ".join(_required(section))
+        return Problem(path, None, "is required", accepted)
+    if kind in _BOUNDS:
+        return Problem(path, value, "is out of range", f"a number {_BOUNDS[kind]} {next(iter(context.values()))}")
+    if kind == "literal_error":
+        choices = tuple(re.findall(r"'([^']*)'", context["expected"]))
+        return Problem(path, value, "is no choice", context["expected"], plugins.nearest(str(value), choices))
+    if kind == "string_pattern_mismatch":
+        return Problem(path, value, "has the wrong form", f"a string like {context['pattern']}")
+    if kind == "value_error":
+        return Problem(path, value, "has the wrong form", str(context["error"]))
+    if kind == "finite_number":
+        return Problem(path, value, "is not finite", "a finite number")
+    wanted = _KINDS.get(kind.split("_", maxsplit=1)[0])
+    if wanted is not None and kind.endswith(("_type", "_parsing", "_from_float")):
+        return Problem(path, value, "is of the wrong type", wanted)
+    return Problem(path, value, details["msg"])
+
+
+def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
+    """The settings along ``location``: names of union members, which pydantic puts between, are left out."""
+    keys: list[str] = []
+    current: Any = model
+    for position, part in enumerate(location):
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            keys.append(str(part))
+            field = current.model_fields.get(str(part))
+            current = field.annotation if field is not None else None
+        elif isinstance(part, int):
+            keys.append(str(part))
+        elif get_origin(_bare(current)) is dict and position == len(location) - 1:
+            keys.append(part)
+    return keys
+
+
+def _bare(annotation: Any) -> Any:
+    """The annotation without `Annotated` and without alternatives: the first one that is not None."""
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, types.UnionType}:
+        return next(_bare(member) for member in get_args(annotation) if member is not type(None))
+    return annotation
+
+
+def _section(model: type[BaseModel], keys: Sequence[str]) -> type[BaseModel] | None:
+    """The model that reads the table at ``keys``, or None."""
+    current: type[BaseModel] = model
+    for key in keys:
+        field = current.model_fields.get(key)
+        annotation = _bare(field.annotation) if field is not None else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return None
+        current = annotation
+    return current
+
+
+def _required(section: type[BaseModel]) -> list[str]:
+    return [name for name, field in section.model_fields.items() if field.is_required()]

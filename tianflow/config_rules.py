@@ -1,0 +1,163 @@
+"""What no single setting can say: combinations that cannot work, and combinations that cost something. Pure functions of a `Config`."""
+
+from __future__ import annotations
+
+import inspect
+
+from tianflow import plugins
+from tianflow.config import Config, PPOSettings
+from tianflow.errors import ConfigError, Problem
+
+
+def laws(config: Config) -> tuple[str, ...]:
+    """Names of the laws that run."""
+    controller = config.balance.controller
+    return (controller,) if isinstance(controller, str) else controller
+
+
+def bound_in_force(config: Config) -> int | None:
+    """The staleness bound that the laws leave: 0 under ``lockstep``, none under ``open_loop`` alone."""
+    if "lockstep" in laws(config):
+        return 0
+    return None if laws(config) == ("open_loop",) else config.bound
+
+
+def credits_ceiling(config: Config) -> int | None:
+    """C at publish lag 0: the smaller of (max_staleness + 1) * B and ``balance.credits``; None when nothing limits it."""
+    batch, bound = config.algorithm.batch_trajectories, bound_in_force(config)
+    limits = [limit for limit in (config.balance.credits, None if bound is None else (bound + 1) * batch) if limit is not None]
+    return min(limits, default=None)
+
+
+def check(config: Config) -> list[Problem]:
+    """Everything that is wrong with the combination of settings, each with its consequence. Needs no environment."""
+    return [*_check_names(config), *_check_balance(config), *_check_minibatch(config), *_check_deterministic(config)]
+
+
+def check_memory(config: Config, slot_nbytes: int) -> list[Problem]:
+    """``slot_nbytes`` is the size of one trajectory. An update needs B of them at once."""
+    batch, limit = config.algorithm.batch_trajectories, config.balance.memory_limit
+    held = limit // slot_nbytes
+    if held >= batch:
+        return []
+    message = f"holds {held} trajectories of {slot_nbytes} bytes, but an update takes {batch}: nothing would ever be trained"
+    accepted = f"at least {batch * slot_nbytes} bytes, or shorter rollouts, or fewer environments"
+    return [Problem("balance.memory_limit", limit, message, accepted)]
+
+
+def _check_names(config: Config) -> list[Problem]:
+    problems = []
+    named = [("network", config.network.name, "network.name"), ("launcher", config.placement.launcher, "placement.launcher")]
+    for kind, name, path in named:
+        group, known = f"tianflow.{kind}s", plugins.names(f"tianflow.{kind}s")
+        if name not in known:  # an installed one is not imported here: networks bring PyTorch with them
+            problems += _load_problems(group, name, path)
+    loaded = [(law, _load_problems("tianflow.controllers", law, "balance.controller")) for law in laws(config)]
+    problems += [problem for _, found in loaded for problem in found]
+    if not laws(config):
+        problems.append(
+            Problem("balance.controller", (), "no law: nobody would hand out credits, so no rollout would begin", "at least one")
+        )
+    elif not any(found for _, found in loaded):
+        problems += _check_parameters(config)
+    return problems
+
+
+def _load_problems(group: str, name: str, path: str) -> list[Problem]:
+    try:
+        plugins.load(group, name, path=path)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def _check_parameters(config: Config) -> list[Problem]:
+    """Every entry of ``balance.parameters`` is a keyword of one of the laws."""
+    known: set[str] = set()
+    for law in laws(config):
+        factory = plugins.load("tianflow.controllers", law, path="balance.controller")
+        if not callable(factory) or not hasattr(factory, "handle"):
+            return [Problem("balance.controller", law, "is not a law: it has no handle(event)", "a class with handle(event) -> directives")]
+        known |= set(inspect.signature(factory).parameters)
+    accepted = "one of " + ", ".join(sorted(known)) if known else f"nothing: no law in force has parameters ({', '.join(laws(config))})"
+    return [
+        Problem(f"balance.parameters.{key}", value, "no such parameter", accepted, plugins.nearest(key, tuple(known)))
+        for key, value in config.balance.parameters.items()
+        if key not in known
+    ]
+
+
+def _check_balance(config: Config) -> list[Problem]:
+    problems = []
+    batch, balance = config.algorithm.batch_trajectories, config.balance
+    if balance.credits is not None and balance.credits < batch:
+        message = f"{balance.credits} credits can never feed the learner, which takes {batch} trajectories for one update"
+        problems.append(Problem("balance.credits", balance.credits, message, f"at least algorithm.batch_trajectories = {batch}"))
+    if balance.min_fragment_steps > config.actors.rollout_steps:
+        message = f"a trajectory has {config.actors.rollout_steps} steps at most, so no straggler could ever be cut"
+        accepted = f"1 to actors.rollout_steps = {config.actors.rollout_steps}"
+        problems.append(Problem("balance.min_fragment_steps", balance.min_fragment_steps, message, accepted))
+    return problems
+
+
+def samples_per_update(config: Config) -> int:
+    """T * N * B."""
+    return config.actors.rollout_steps * config.env.num_envs * config.algorithm.batch_trajectories
+
+
+def _check_minibatch(config: Config) -> list[Problem]:
+    size, samples = getattr(config.algorithm, "minibatch_size", 0), samples_per_update(config)
+    if not isinstance(config.algorithm, PPOSettings) or size <= samples:
+        return []
+    message = f"one update has rollout_steps * num_envs * batch_trajectories = {samples} samples, so no minibatch would ever be full"
+    return [Problem("algorithm.minibatch_size", size, message, f"1 to {samples}")]
+
+
+def _check_deterministic(config: Config) -> list[Problem]:
+    if not config.run.deterministic:
+        return []
+    problems = []
+    if config.actors.count != 1:
+        message = "run.deterministic = true repeats bit for bit only with one actor: the order in which several finish is chance"
+        problems.append(Problem("actors.count", config.actors.count, message, "1"))
+    if bound_in_force(config) != 0:
+        message = "run.deterministic = true repeats bit for bit only when the learner and the actor take turns"
+        problems.append(Problem("balance.max_staleness", config.balance.max_staleness, message, "0, with a law that keeps the bound"))
+    return problems
+
+
+def advice(config: Config) -> list[str]:
+    """What is legal but costs something, in sentences."""
+    sentences = [*_idle_actors(config), *_forced_publishing(config)]
+    run = config.run
+    if run.target_return is None and run.max_env_steps is None and run.max_updates is None and run.max_seconds is None:
+        sentences.append("nothing ends this run but a stop: it has no run.target_return, max_env_steps, max_updates or max_seconds")
+    if config.actors.count == 0:
+        sentences.append("with actors.count = 0 nothing is sampled until actors are added")
+    return sentences
+
+
+def _idle_actors(config: Config) -> list[str]:
+    ceiling, actors, batch = credits_ceiling(config), config.actors.count, config.algorithm.batch_trajectories
+    if ceiling is None or actors <= ceiling - batch or actors == 0:
+        return []
+    rolling, bound = ceiling - batch, bound_in_force(config)
+    sentence = (
+        f"with A = {actors} actors, B = {batch} trajectories an update and max_staleness = {'unbounded' if bound is None else bound}, "
+        f"C = {ceiling} credits: B of them sit in the update, so at most C - B = {rolling} trajectories roll out meanwhile and "
+        f"{actors - rolling} of {actors} actors are idle by law; when both halves are equally fast, throughput is at most "
+        f"C/(A + B) = {min(1.0, ceiling / (actors + batch)):.2f} of open loop; "
+    )
+    if bound == 0:
+        return [sentence + "that is the price of training synchronously"]
+    remedies = [] if bound is None or bound * batch >= actors else [f"max_staleness >= {-(-actors // batch)}"]
+    remedies += [f"credits >= {actors + batch}"] if (config.balance.credits or actors + batch) < actors + batch else []
+    return [sentence + " and ".join(remedies) + (f", or actors.count <= {rolling}, costs nothing" if rolling else " costs nothing")]
+
+
+def _forced_publishing(config: Config) -> list[str]:
+    interval, bound = config.weights.publish_interval_updates, bound_in_force(config)
+    if bound is None or interval <= bound + 1:
+        return []
+    setting = f"weights.publish_interval_updates = {interval} is more than max_staleness + 1 = {bound + 1}"
+    return [f"{setting}: versions are published sooner, whenever the bound needs it"]
