@@ -121,6 +121,7 @@ class LedgerSnapshot:
     skipped_updates: int
     publishes: int
     publish_lag: int
+    unpublished_updates: int
     max_staleness: int | None
     staleness: dict[int, int]
     in_flight: dict[int, int]
@@ -145,6 +146,7 @@ class _Counts:
     updates: int = 0
     skipped_updates: int = 0
     publishes: int = 0
+    unpublished_updates: int = 0
     violations: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
     in_flight: Counter[int] = field(default_factory=Counter)
@@ -371,6 +373,7 @@ class Ledger:
         self._version = settlement.version
         self._counts.updates += 1
         self._counts.skipped_updates += settlement.skipped
+        self._counts.unpublished_updates += not settlement.published
         if settlement.published:
             self.publish(settlement.version)
 
@@ -383,8 +386,8 @@ class Ledger:
     # Looking --------------------------------------------------------------------------------------------------------
 
     def live(self, *states: State) -> list[Ticket]:
-        """Live tickets in one of ``states``, in ticket order. For those who watch; do not write to them."""
-        return [ticket for ticket in self._tickets.values() if ticket.state in states]
+        """Live tickets in one of ``states`` (all, if none is named), in ticket order. For those who watch; do not write to them."""
+        return [t for t in self._tickets.values() if not states or t.state in states]
 
     def snapshot(self) -> LedgerSnapshot:
         """Everything that can be asked, at one moment."""
@@ -416,6 +419,7 @@ class Ledger:
             skipped_updates=counts.skipped_updates,
             publishes=counts.publishes,
             publish_lag=self.publish_lag,
+            unpublished_updates=counts.unpublished_updates,
             max_staleness=self._limits.max_staleness,
             staleness=dict(counts.staleness),
             in_flight=dict(counts.in_flight),

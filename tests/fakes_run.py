@@ -1,0 +1,189 @@
+"""A `RunControl` without processes: a real ledger driven by hand, and real statistics of made-up components."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tianflow.config import Config, EnvSettings, PPOSettings, RunSettings
+from tianflow.config_loading import with_changes
+from tianflow.errors import ConfigError, StateConflictError
+from tianflow.ledger import Ledger, Limits
+from tianflow.payloads import Batch, Settlement, Trajectory, Version
+from tianflow.statistics import CheckpointStatistics, ComponentStatistics, Histogram, LawStatistics, RunStatistics, TimeShares
+
+ENDED = ("done", "failed", "stopped")
+BATCH = 2
+STEPS = 32
+
+
+def make_config() -> Config:
+    return Config(
+        env=EnvSettings(id="CartPole-v1"),
+        algorithm=PPOSettings(batch_trajectories=BATCH, minibatch_size=64),
+        run=RunSettings(target_return=475.0, max_env_steps=10_000),
+    )
+
+
+class FakeRun:
+    """Implements `tianflow.interfaces.RunControl`. ``now`` is its clock; `train` makes updates."""
+
+    def __init__(self, *, directory: Path = Path("runs/fake"), name: str = "fake", slots: int = 16) -> None:
+        self.id, self.directory = name, directory
+        self.config = make_config()
+        self.generation = 1
+        self.state = "running"
+        self.alive = True
+        self.ready = True
+        self.reasons: tuple[str, ...] = ()
+        self.now = 100.0
+        self.began = 0.0
+        self.returns: list[float] = []
+        self.evaluation: dict[str, float] = {}
+        self.restarts: dict[tuple[str, str], int] = {}
+        self.checkpoint = CheckpointStatistics(attempts=1, last_success=time.time())
+        self.last_update = 0.0
+        self.events_dropped = 0
+        self.refused = 0
+        self.bottleneck = "learning-bound"
+        self.waiting = 10.0
+        self.update_seconds = Histogram()
+        self.loop_lag = Histogram()
+        self.ledger = Ledger(limits=Limits(batch=BATCH, max_staleness=1, credits=4, patience=10.0), slots=slots)
+        self.ledger.open_lineage(Version(1, 0))
+        self._audit: list[Mapping[str, object]] = []
+
+    # Driving ----------------------------------------------------------------------------------------------------------
+
+    def commit(self, count: int = 1) -> None:
+        """``count`` trajectories of 32 steps, made with the newest published version."""
+        for _ in range(count):
+            grant = self.ledger.grant(f"actor-{self.ledger.snapshot().granted % 2}")
+            assert grant is not None
+            assert self.ledger.begin(grant.ticket, self.ledger.published)
+            trajectory = Trajectory(grant.ticket, grant.slot, STEPS, STEPS, self.ledger.published)
+            assert self.ledger.commit(grant.ticket, trajectory, self.now)
+
+    def train(self, updates: int = 1, *, seconds: float = 1.0, bound: int | None = 1) -> None:
+        """``updates`` updates of ``seconds`` each, on trajectories made just before."""
+        for _ in range(updates):
+            self.commit(BATCH)
+            batch = self.ledger.take(self.ledger.version, self.now)
+            assert isinstance(batch, Batch)
+            numbers = tuple(t.ticket for t in batch.trajectories)
+            self.ledger.copied(numbers)
+            made = Version(self.ledger.version.lineage, self.ledger.version.number + 1)
+            self.ledger.settle(Settlement(made, numbers, bound, published=True))
+            self.now += seconds
+            self.update_seconds.add(seconds)
+            self.loop_lag.add(0.001)
+            self.returns.append(float(made.number))
+            self.last_update = time.time()
+
+    # RunControl -------------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> RunStatistics:
+        ledger = self.ledger.snapshot()
+        return RunStatistics(
+            run=self.id,
+            state=self.state,
+            ready=self.ready,
+            reasons=self.reasons,
+            now=self.now,
+            elapsed_s=self.now - self.began,
+            ledger=ledger,
+            components=self._components(),
+            laws=(LawStatistics("staleness", ledger.updates, 4, winning=True), LawStatistics("freshest", 0, 8, winning=False)),
+            env_steps=ledger.steps_committed,
+            env_frames=ledger.steps_committed,
+            episodes=len(self.returns),
+            recent_returns=tuple(self.returns[-100:]),
+            recent_lengths=tuple(int(value) for value in self.returns[-100:]),
+            evaluation=self.evaluation,
+            restarts=self.restarts,
+            starts={"learner": 1, "actors-0": 1 + sum(self.restarts.values())},
+            events_dropped=self.events_dropped,
+            events_received=ledger.committed,
+            generation=self.generation,
+            settings_changes=self.generation - 1,
+            settings_refused=self.refused,
+            checkpoint=self.checkpoint,
+            loop_lag=self.loop_lag.read(),
+            last_update_timestamp=self.last_update,
+            actors_wanted=self.config.actors.count,
+            bottleneck=self.bottleneck,
+            target_return=self.config.run.target_return,
+            time_to_target_s=None,
+        )
+
+    def _components(self) -> tuple[ComponentStatistics, ...]:
+        learner = ComponentStatistics(
+            name="learner",
+            role="learner",
+            host="learner",
+            time=TimeShares({"starting": 1.0, "waiting:batch": self.waiting}, "busy", self.began + 1.0 + self.waiting),
+            generation=self.generation,
+            counters={"samples": float(self.ledger.snapshot().steps_trained), "weights_bytes": 4096.0},
+            gauges={"kl": 0.01, "ess_ratio": 0.9},
+            distributions={"update_seconds": self.update_seconds.read(), "publish_seconds": Histogram().read()},
+        )
+        actors = tuple(
+            ComponentStatistics(
+                name=f"actor-{place}",
+                role="actor",
+                host="actors-0",
+                time=TimeShares({"busy": 40.0}, "waiting:grant", self.began + 40.0),
+                generation=self.generation,
+            )
+            for place in range(2)
+        )
+        return (learner, *actors)
+
+    def change(self, changes: Mapping[str, Mapping[str, object]], *, source: str) -> int:
+        if self.state in ENDED:
+            raise StateConflictError(f"the run is {self.state}")
+        old = self.config
+        try:
+            self.config = with_changes(self.config, changes)
+        except ConfigError:
+            self.refused += 1
+            raise
+        self.generation += 1
+        bound = self.config.bound
+        limits = replace(self.ledger.limits, max_staleness=bound)
+        self.ledger.set_limits(limits)
+        self._record(source, "change", {name: dict(getattr(old, name)) for name in changes}, dict(changes))
+        return self.generation
+
+    def pause(self, *, source: str) -> str:
+        return self._act("pause", "paused", source)
+
+    def resume(self, *, source: str) -> str:
+        return self._act("resume", "running", source)
+
+    def drain(self, *, source: str) -> str:
+        return self._act("drain", "draining", source)
+
+    def stop(self, *, source: str) -> str:
+        return self._act("stop", "stopping", source)
+
+    def request_checkpoint(self, *, source: str) -> str:
+        return self._act("checkpoint", self.state, source)
+
+    def audit(self) -> Sequence[Mapping[str, object]]:
+        return tuple(self._audit)
+
+    def checkpoints(self) -> Sequence[Mapping[str, object]]:
+        return ({"name": "0000000100", "version": [1, 100], "env_steps": 6400, "bytes": 81920, "created": "2024-05-01T12:00:00+00:00"},)
+
+    def _act(self, action: str, state: str, source: str) -> str:
+        if self.state in ENDED:
+            raise StateConflictError(f"the run is {self.state}: only a running one can {action}")
+        self._record(source, action, self.state, state)
+        self.state = state
+        return state
+
+    def _record(self, source: str, action: str, old: object, new: object) -> None:
+        self._audit.append({"when": "2024-05-01T12:00:00+00:00", "source": source, "action": action, "old": old, "new": new})

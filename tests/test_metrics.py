@@ -1,0 +1,248 @@
+"""What a scraper reads: names, identities, exact histograms, both formats."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+import subprocess
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from tests.fakes_run import FakeRun
+from tianflow.metrics.families import DROP_REASONS, FAMILIES, STATES, staleness_distribution
+from tianflow.metrics.prometheus import Exporter
+from tianflow.payloads import Settlement, Version
+from tianflow.statistics import TimeShares
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+
+LISTED = set(
+    """
+env_steps_total env_frames_total episodes_total episode_return_mean episode_return_min episode_return_max trajectories_begun_total
+trajectories_committed_total trajectories_trained_total trajectories_dropped_total trajectories_open staleness_updates_bucket
+staleness_in_flight_updates_bucket staleness_in_queue_updates_bucket staleness_bound_updates staleness_max_updates
+staleness_violations_total publish_lag_updates learner_updates_total learner_update_seconds_bucket samples_trained_total
+queue_trajectories queue_oldest_age_seconds credits_limit credits_in_use component_time_seconds_total weights_published_total
+weights_skipped_total weights_bytes_total weights_publish_seconds_bucket off_policy_kl_nats effective_sample_ratio
+component_restarts_total events_dropped_total http_requests_total balance_directives_total balance_settings_generation credits_target
+run_state run_ready learner_last_update_timestamp_seconds checkpoint_last_success_timestamp_seconds loop_lag_seconds_bucket
+checkpoint_seconds_bucket build_info
+""".split()  # noqa: SIM905 - a list of words reads better
+)
+
+
+def exporter(*runs: FakeRun, requests: dict[int, int] | None = None) -> Exporter:
+    return Exporter(runs=lambda: [run.statistics() for run in runs], requests={200: 3} if requests is None else requests)
+
+
+def samples(made: Exporter, accept: str = "") -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text, _ = made.exposition(accept)
+    parse = parse_openmetrics if accept else parse_text
+    found = [sample for family in parse(text.decode()) for sample in family.samples]
+    read = {(s.name.removeprefix("tianflow_"), tuple(sorted(s.labels.items()))): s.value for s in found}
+    assert len(found) == len(read), "a series was given twice"
+    return read
+
+
+def value(made: Exporter, name: str, **labels: str) -> float:
+    return samples(made)[name, tuple(sorted(({} if name in {"http_requests_total", "build_info"} else {"run": "fake"} | labels).items()))]
+
+
+@pytest.fixture
+def run() -> FakeRun:
+    run = FakeRun()
+    run.restarts = {("actors-0", "exited"): 1}
+    run.train(5)
+    run.commit(1)
+    return run
+
+
+def test_every_listed_series_is_emitted(run: FakeRun) -> None:
+    names = {name for name, _ in samples(exporter(run))}
+    assert set() == LISTED - names
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_both_formats_parse_and_agree(run: FakeRun, accept: str) -> None:
+    assert samples(exporter(run)) == samples(exporter(run), accept)
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", "text/plain; version=0.0.4"),
+        ("*/*", "text/plain; version=0.0.4"),
+        (
+            "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+            "application/openmetrics-text; version=1.0.0",
+        ),
+    ],
+)
+def test_the_format_follows_the_accept_header(run: FakeRun, accept: str, expected: str) -> None:
+    _, content_type = exporter(run).exposition(accept)
+    assert content_type.startswith(expected)
+
+
+def test_no_created_series(run: FakeRun) -> None:
+    for accept in ("", OPENMETRICS):
+        text, _ = exporter(run).exposition(accept)
+        assert b"_created" not in text
+
+
+def test_begun_is_trained_plus_dropped_plus_open(run: FakeRun) -> None:
+    run.ledger.drop_open("expired")
+    run.commit(1)
+    read = samples(exporter(run))
+    label = ("run", "fake")
+    dropped = sum(v for (name, _), v in read.items() if name == "trajectories_dropped_total")
+    parts = [read["trajectories_trained_total", (label,)], dropped, read["trajectories_open", (label,)]]
+    assert [10.0, 1.0, 1.0] == parts
+    assert sum(parts) == read["trajectories_begun_total", (label,)]
+
+
+def test_a_scrape_takes_one_snapshot_of_a_run(run: FakeRun) -> None:
+    looks = itertools.count()
+
+    def look() -> list[object]:
+        next(looks)
+        run.commit(1)
+        return [run.statistics()]
+
+    Exporter(runs=look, requests={}).exposition("")  # type: ignore[arg-type]
+    assert next(looks) == 1
+
+
+def test_making_an_exporter_reads_no_run() -> None:
+    def read() -> list[object]:
+        raise AssertionError
+
+    Exporter(runs=read, requests={})  # type: ignore[arg-type]
+
+
+def test_staleness_buckets_hold_the_exact_counts() -> None:
+    distribution = staleness_distribution({0: 3, 1: 2, 3: 1, 4: 1, 300: 1})
+    assert (0.0, 1.0, 2.0, 4.0) == distribution.edges[:4]
+    assert (3, 2, 0, 2) == distribution.counts[:4]
+    assert distribution.counts[-1] == 1
+    assert distribution.count == 8
+    assert 0 * 3 + 1 * 2 + 3 + 4 + 300 == distribution.total
+
+
+def test_the_staleness_histogram_counts_every_trained_trajectory(run: FakeRun) -> None:
+    assert value(exporter(run), "staleness_updates_bucket", le="+Inf") == value(exporter(run), "trajectories_trained_total")
+    assert value(exporter(run), "staleness_updates_count") == 10.0
+    assert value(exporter(run), "staleness_updates_bucket", le="0.0") == 10.0
+
+
+def test_histogram_buckets_are_cumulative(run: FakeRun) -> None:
+    run.update_seconds.add(0.003)
+    made = exporter(run)
+    assert value(made, "learner_update_seconds_bucket", le="0.005", component="learner") == 1.0
+    assert value(made, "learner_update_seconds_bucket", le="1.0", component="learner") == 6.0
+    assert value(made, "learner_update_seconds_sum", component="learner") == pytest.approx(5.003)
+
+
+def test_an_unbounded_run_shows_infinity(run: FakeRun) -> None:
+    assert value(exporter(run), "staleness_bound_updates") == 1.0
+    run.change({"balance": {"max_staleness": "unbounded", "controller": "open_loop"}}, source="test")
+    assert value(exporter(run), "staleness_bound_updates") == math.inf
+
+
+def test_component_time_counts_the_running_state_up_to_now(run: FakeRun) -> None:
+    for now in (run.now, run.now + 7.0):
+        run.now = now
+        read = samples(exporter(run))
+        total = sum(
+            v for (name, labels), v in read.items() if name == "component_time_seconds_total" and ("component", "actor-0") in labels
+        )
+        assert total == pytest.approx(now - run.began)
+
+
+def test_exactly_one_state_is_on(run: FakeRun) -> None:
+    for state in STATES:
+        run.state = state
+        read = {dict(labels)["state"]: v for (name, labels), v in samples(exporter(run)).items() if name == "run_state"}
+        assert {name: float(name == state) for name in STATES} == read
+
+
+def test_dropped_reasons_are_there_before_the_first_drop(run: FakeRun) -> None:
+    for reason in DROP_REASONS:
+        assert value(exporter(run), "trajectories_dropped_total", reason=reason) == 0.0
+
+
+def test_a_new_drop_reason_becomes_a_series(run: FakeRun) -> None:
+    run.ledger.drop_open("unforeseen")
+    assert value(exporter(run), "trajectories_dropped_total", reason="unforeseen") == 1.0
+
+
+def test_series_of_a_component_go_with_it(run: FakeRun) -> None:
+    everyone = run._components()
+    made = exporter(run)
+    assert any(("component", "actor-1") in labels for name, labels in samples(made) if name == "component_time_seconds_total")
+    run._components = lambda: everyone[:2]  # type: ignore[method-assign]
+    assert not any(("component", "actor-1") in labels for name, labels in samples(made) if name == "component_time_seconds_total")
+
+
+def test_two_runs_share_one_family_each() -> None:
+    first, second = FakeRun(name="a"), FakeRun(name="b")
+    first.train(1)
+    text = exporter(first, second).exposition(OPENMETRICS)[0].decode()
+    read = {s.labels["run"]: s.value for f in parse_openmetrics(text) for s in f.samples if s.name == "tianflow_learner_updates_total"}
+    assert {"a": 1.0, "b": 0.0} == read
+
+
+def test_labels_are_small_sets_only(run: FakeRun) -> None:
+    allowed = {"run", "component", "reason", "controller", "state", "host", "le", "code", "version", "python"}
+    assert {key for _, labels in samples(exporter(run)) for key, _ in labels} <= allowed
+
+
+def test_every_failure_counter_has_its_attempts_beside_it() -> None:
+    names = {family.name for family in FAMILIES}
+    pairs = {
+        "checkpoint_failures": "checkpoint_attempts",
+        "component_restarts": "component_starts",
+        "events_dropped": "events_received",
+        "learner_updates_skipped": "learner_updates",
+        "settings_refused": "settings_changes",
+        "staleness_violations": "trajectories_trained",
+        "trajectories_dropped": "trajectories_begun",
+        "trajectories_late_commits": "trajectories_committed",
+        "trajectories_returned": "trajectories_granted",
+        "weights_skipped": "learner_updates",
+    }
+    words = ("failures", "dropped", "skipped", "refused", "violations", "restarts", "late", "returned")
+    failures = {f.name for f in FAMILIES if f.kind == "counter" and any(word in f.name.split("_") for word in words)}
+    assert failures - {"steps_dropped"} == set(pairs)
+    assert set(pairs.values()) <= names
+
+
+def test_family_names_are_unique_and_explained() -> None:
+    assert len(FAMILIES) == len({family.name for family in FAMILIES})
+    assert all(family.help.endswith(".") for family in FAMILIES)
+
+
+def test_the_oldest_waiting_trajectory_gives_the_queue_its_age(run: FakeRun) -> None:
+    run.now += 3.0
+    assert value(exporter(run), "queue_oldest_age_seconds") == 3.0
+    assert value(exporter(FakeRun()), "queue_oldest_age_seconds") == 0.0
+
+
+def test_time_shares_of_a_clock_running_backwards_do_not_shrink() -> None:
+    assert TimeShares({"busy": 2.0}, "busy", 10.0).at(9.0) == {"busy": 2.0}
+
+
+def test_unpublished_updates_are_counted_as_skipped_weights(run: FakeRun) -> None:
+    assert value(exporter(run), "weights_skipped_total") == 0.0
+    run.ledger.settle(Settlement(Version(1, 6), (), 1, published=False))
+    assert value(exporter(run), "weights_skipped_total") == 1.0
+    assert value(exporter(run), "weights_published_total") == 6.0
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
+def test_promtool_finds_nothing_to_criticise(run: FakeRun) -> None:
+    text, _ = exporter(run).exposition("")
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=30)
+    assert (0, b"") == (checked.returncode, checked.stdout + checked.stderr)

@@ -1,0 +1,1 @@
+"""Numbers of runs for machines to scrape."""

@@ -1,0 +1,90 @@
+"""Runs as Prometheus sees them: a collector over the table of families that reads each run once per scrape.
+
+One snapshot per run and scrape, so that ``begun = trained + dropped + open`` holds at every scrape.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from tianflow import __version__
+from tianflow.metrics.families import FAMILIES, Family
+from tianflow.statistics import Distribution, RunStatistics
+
+PREFIX = "tianflow_"
+Metric = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
+    cumulative, buckets = 0, []
+    for edge, count in zip((*distribution.edges, math.inf), distribution.counts, strict=True):
+        cumulative += count
+        buckets.append(("+Inf" if edge == math.inf else repr(float(edge)), float(cumulative)))
+    return buckets
+
+
+def _metric(family: Family, runs: Iterable[RunStatistics]) -> Metric:
+    labels = ("run", *family.labels)
+    if family.kind == "histogram":
+        histogram = HistogramMetricFamily(PREFIX + family.name, family.help, labels=labels)
+        for run in runs:
+            for values, distribution in family.read(run):
+                assert isinstance(distribution, Distribution)
+                histogram.add_metric((run.run, *values), _buckets(distribution), distribution.total)
+        return histogram
+    made = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    metric = made(PREFIX + family.name, family.help, labels=labels)
+    for run in runs:
+        for values, value in family.read(run):
+            assert not isinstance(value, Distribution)
+            metric.add_metric((run.run, *values), float(value))
+    return metric
+
+
+class RunCollector(Collector):
+    """Turns runs into metric families.
+
+    Args:
+        runs: gives the statistics of every run to show; called once per scrape.
+        requests: answered HTTP requests by status code, read at every scrape; empty where there is no server.
+    """
+
+    def __init__(self, *, runs: Callable[[], Iterable[RunStatistics]], requests: Mapping[int, int]) -> None:
+        self._runs, self._requests = runs, requests
+
+    def describe(self) -> list[Metric]:
+        """Nothing: keeps the registry from scraping a run only to learn names."""
+        return []
+
+    def collect(self) -> Iterator[Metric | InfoMetricFamily]:
+        """All families, from one snapshot of every run."""
+        runs = tuple(self._runs())
+        for family in FAMILIES:
+            yield _metric(family, runs)
+        requests = CounterMetricFamily(f"{PREFIX}http_requests", "HTTP requests answered.", labels=("code",))
+        for code, count in sorted(self._requests.items()):
+            requests.add_metric((str(code),), count)
+        yield requests
+        build = InfoMetricFamily(f"{PREFIX}build", "Version of tianflow, and of Python under it.")
+        build.add_metric((), {"version": __version__, "python": platform.python_version()})
+        yield build
+
+
+class Exporter:
+    """A registry of its own with one `RunCollector`, and its exposition in the format that a scraper accepts."""
+
+    def __init__(self, *, runs: Callable[[], Iterable[RunStatistics]], requests: Mapping[int, int]) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(RunCollector(runs=runs, requests=requests))
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The metrics and their content type: OpenMetrics if ``accept`` (an Accept header) asks for it, else text."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type

@@ -1,0 +1,1 @@
+"""The HTTP server beside a run: state, control and metrics."""

@@ -1,0 +1,200 @@
+"""A run in words and numbers for people and programs: what the HTTP API answers, the screen shows and the summary keeps.
+
+Pure functions of `RunStatistics`; JSON-ready: no NaN, no infinity, plain types only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tianflow.config import Config
+from tianflow.ledger import LedgerSnapshot
+from tianflow.payloads import Version
+from tianflow.rates import WINDOWS, Rates
+from tianflow.statistics import ComponentStatistics, Distribution, RunStatistics
+
+TRAJECTORIES = ("granted", "begun", "committed", "trained", "open", "dropped", "late_commits", "cuts")
+"""Counts of the ledger that are shown as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessSummary:
+    """Staleness of the last 1,000 trained trajectories against the bound (None: unbounded); None before the first."""
+
+    lowest: int | None
+    mean: float | None
+    p99: int | None
+    highest: int | None
+    bound: int | None
+
+
+def staleness_summary(ledger: LedgerSnapshot) -> StalenessSummary:
+    """Minimum, mean, 99th percentile (nearest rank) and maximum."""
+    recent = sorted(ledger.recent_staleness)
+    if not recent:
+        return StalenessSummary(None, None, None, None, ledger.max_staleness)
+    p99 = recent[math.ceil(0.99 * len(recent)) - 1]
+    return StalenessSummary(recent[0], sum(recent) / len(recent), p99, recent[-1], ledger.max_staleness)
+
+
+def credits_target(run: RunStatistics) -> int:
+    """Credits that the winning law asks for; those in force while no law has asked for any."""
+    asked = [law.credits for law in run.laws if law.winning and law.credits is not None]
+    return min(asked, default=run.ledger.credits_limit)
+
+
+def time_shares(component: ComponentStatistics, now: float) -> dict[str, float]:
+    """Fractions of the component's time in each state since its clock began, the one now running included."""
+    seconds = component.time.at(now)
+    total = sum(seconds.values())
+    return {state: share / total for state, share in seconds.items()} if total > 0.0 else {component.time.current: 1.0}
+
+
+def time_left(run: RunStatistics, config: Config, rates: Rates) -> dict[str, float]:
+    """Seconds until each limit of the run, at the pace of the last minute; limits that it does not approach are absent.
+
+    ``target`` continues the mean return's slope in a straight line, which no learning curve is: an order of magnitude.
+    """
+    limits = config.run
+    left: dict[str, float] = {}
+    if limits.max_env_steps is not None:
+        left |= _remaining("max_env_steps", limits.max_env_steps - run.env_steps, rates.steps_per_s(60.0))
+    if limits.max_updates is not None:
+        left |= _remaining("max_updates", limits.max_updates - run.ledger.version.number, rates.updates_per_s(60.0))
+    if limits.max_seconds is not None:
+        left["max_seconds"] = max(0.0, limits.max_seconds - run.elapsed_s)
+    if run.target_return is not None and run.time_to_target_s is None and run.recent_returns:
+        missing = run.target_return - sum(run.recent_returns) / len(run.recent_returns)
+        left |= _remaining("target", missing, rates.return_per_s(60.0))
+    return left
+
+
+def _remaining(name: str, missing: float, pace: float | None) -> dict[str, float]:
+    return {name: max(0.0, missing) / pace} if pace is not None and pace > 0.0 else {}
+
+
+def describe(run: RunStatistics, config: Config, rates: Rates) -> dict[str, Any]:
+    """Everything a status screen needs, JSON-ready."""
+    ledger = run.ledger
+    described: dict[str, Any] = json_ready(
+        {
+            "id": run.run,
+            "state": run.state,
+            "ready": run.ready,
+            "reasons": run.reasons,
+            "environment": config.env.id,
+            "algorithm": config.algorithm.name,
+            "elapsed_s": run.elapsed_s,
+            "bottleneck": run.bottleneck,
+            "progress": {
+                "env_steps": run.env_steps,
+                "env_frames": run.env_frames,
+                "episodes": run.episodes,
+                "updates": ledger.updates,
+                "skipped_updates": ledger.skipped_updates,
+                "time_left_s": time_left(run, config, rates),
+            },
+            "throughput": _throughput(rates),
+            "returns": _returns(run),
+            "target": {"return": run.target_return, "reached_after_s": run.time_to_target_s},
+            "evaluation": run.evaluation or None,
+            "versions": {"learner": _version(ledger.version), "published": _version(ledger.published), "publish_lag": ledger.publish_lag},
+            "staleness": _staleness(ledger),
+            "trajectories": {
+                key: getattr(ledger, key) for key in ("granted", "begun", "committed", "trained", "open", "dropped", "late_commits", "cuts")
+            },
+            "queue": {"trajectories": ledger.queue, "oldest_age_s": _queue_age(run)},
+            "credits": {
+                "limit": ledger.credits_limit,
+                "in_use": ledger.in_use,
+                "ceiling": ledger.credits_ceiling,
+                "target": credits_target(run),
+            },
+            "laws": [asdict(law) for law in run.laws],
+            "settings": {"generation": run.generation, "changes": run.settings_changes, "refused": run.settings_refused},
+            "actors": {"wanted": run.actors_wanted, "reporting": sum(c.role == "actor" for c in run.components)},
+            "components": [_component(component, run.now) for component in run.components],
+            "restarts": [{"component": place, "reason": reason, "count": count} for (place, reason), count in run.restarts.items()],
+            "checkpoint": {key: getattr(run.checkpoint, key) for key in ("attempts", "failures", "last_success")},
+        }
+    )
+    return described
+
+
+def describe_components(run: RunStatistics) -> list[dict[str, Any]]:
+    """Every component in full: time, counters, gauges, and distributions by count and mean; JSON-ready."""
+    return [
+        json_ready(
+            _component(component, run.now)
+            | {
+                "seconds": component.time.at(run.now),
+                "counters": component.counters,
+                "gauges": component.gauges,
+                "distributions": {name: _distribution(value) for name, value in component.distributions.items()},
+            }
+        )
+        for component in run.components
+    ]
+
+
+def json_ready(value: object) -> Any:
+    """``value`` with plain containers, and None for what JSON has no number for."""
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [json_ready(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def _throughput(rates: Rates) -> dict[str, dict[str, float | None]]:
+    return {
+        "env_steps_per_s": {f"{window:.0f}": rates.steps_per_s(window) for window in WINDOWS},
+        "updates_per_s": {f"{window:.0f}": rates.updates_per_s(window) for window in WINDOWS},
+    }
+
+
+def _returns(run: RunStatistics) -> dict[str, float | int | None]:
+    returns = run.recent_returns
+    if not returns:
+        return {"episodes": 0, "mean": None, "min": None, "max": None}
+    return {"episodes": len(returns), "mean": sum(returns) / len(returns), "min": min(returns), "max": max(returns)}
+
+
+def _staleness(ledger: LedgerSnapshot) -> dict[str, object]:
+    summary = staleness_summary(ledger)
+    return {
+        "bound": "unbounded" if summary.bound is None else summary.bound,
+        "min": summary.lowest,
+        "mean": summary.mean,
+        "p99": summary.p99,
+        "max": summary.highest,
+        "violations": ledger.violations,
+    }
+
+
+def _queue_age(run: RunStatistics) -> float | None:
+    return None if run.ledger.oldest_committed_at is None else max(0.0, run.now - run.ledger.oldest_committed_at)
+
+
+def _version(version: Version) -> dict[str, int]:
+    return {"lineage": version.lineage, "number": version.number}
+
+
+def _component(component: ComponentStatistics, now: float) -> dict[str, object]:
+    return {
+        "name": component.name,
+        "role": component.role,
+        "host": component.host,
+        "state": component.time.current,
+        "shares": time_shares(component, now),
+        "generation": component.generation,
+    }
+
+
+def _distribution(distribution: Distribution) -> dict[str, float | int | None]:
+    return {"count": distribution.count, "mean": distribution.total / distribution.count if distribution.count else None}
