@@ -1,0 +1,107 @@
+"""What can be said about a network without PyTorch: the shape of its memory, which leaves are images, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tianflow import plugins
+from tianflow.config import Config, NetworkSettings
+from tianflow.errors import ConfigError, Problem
+from tianflow.payloads import EnvironmentSpec, LeafSpec
+
+BUILT_IN = {
+    "mlp": "tianflow.networks:Mlp",
+    "nature_cnn": "tianflow.networks:NatureCnn",
+    "impala_resnet": "tianflow.networks:ImpalaResnet",
+}
+KEYWORDS = {"mlp": ("log_std",), "nature_cnn": ("log_std", "units"), "impala_resnet": ("log_std", "units", "channels")}
+"""``network.kwargs`` of the built-in networks."""
+SMALLEST_IMAGE = {"nature_cnn": 36, "impala_resnet": 1}
+"""Pixels on a side below which a convolution would have no output: 36 -> 8 -> 3 -> 1 by strides 4, 2, 1."""
+
+
+def load_network(settings: NetworkSettings) -> object:
+    """The class or function that ``settings.name`` stands for. Imports PyTorch.
+
+    Raises:
+        ConfigError: there is none of that name, or its import failed.
+    """
+    return plugins.load("tianflow.networks", BUILT_IN.get(settings.name, settings.name), path="network.name")
+
+
+def state_spec(settings: NetworkSettings) -> dict[str, tuple[int, ...]]:
+    """{leaf: shape for one environment} of the recurrent state, float32; empty without memory.
+
+    A network of the user's says it by a static method ``state_spec(settings)``; without one it has no memory.
+
+    Raises:
+        ConfigError: there is no network of that name, or its import failed.
+    """
+    if settings.name in BUILT_IN:
+        return {"h": (settings.lstm,), "c": (settings.lstm,)} if settings.lstm else {}
+    declared = getattr(load_network(settings), "state_spec", None)
+    if declared is None:
+        return {}
+    shapes: Mapping[str, tuple[int, ...]] = declared(settings)
+    return {name: tuple(shape) for name, shape in shapes.items()}
+
+
+def is_image(leaf: LeafSpec) -> bool:
+    """An image is uint8 with three axes; a frame stack counts as channels."""
+    return leaf.dtype == "uint8" and len(leaf.shape) == 3
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether an image is [channels, height, width] rather than [height, width, channels]: the smaller outer axis is channels."""
+    return shape[0] <= shape[-1]
+
+
+def image_size(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Channels, height and width of an image leaf of ``shape``."""
+    return (shape[0], shape[1], shape[2]) if channels_first(shape) else (shape[2], shape[0], shape[1])
+
+
+def check_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
+    """Why the network cannot be built for these observations; empty when it can. A built-in network is checked without PyTorch."""
+    name = config.network.name
+    if name not in BUILT_IN:
+        return _check_own(config.network)
+    problems = [
+        Problem(
+            f"network.kwargs.{key}", value, f"{name} has no such keyword", ", ".join(KEYWORDS[name]), plugins.nearest(key, KEYWORDS[name])
+        )
+        for key, value in config.network.kwargs.items()
+        if key not in KEYWORDS[name]
+    ]
+    return problems if name == "mlp" else problems + _check_images(name, spec)
+
+
+def _check_own(settings: NetworkSettings) -> list[Problem]:
+    try:
+        found = load_network(settings)
+    except ConfigError as error:
+        return list(error.problems)
+    if callable(found):
+        return []
+    accepted = "a class or function taking (config.network, EnvironmentSpec) and giving a torch.nn.Module"
+    return [Problem("network.name", settings.name, "is not callable", accepted)]
+
+
+def _check_images(name: str, spec: EnvironmentSpec) -> list[Problem]:
+    images = [leaf for leaf in spec.observation if is_image(leaf)]
+    if not images:
+        seen = ", ".join(f"{leaf.name or 'observation'} {leaf.dtype}{list(leaf.shape)}" for leaf in spec.observation)
+        return [
+            Problem("network.name", name, f"there is no image to look at: {spec.id} gives {seen}", "mlp, or uint8 images of three axes")
+        ]
+    least = SMALLEST_IMAGE[name]
+    return [
+        Problem(
+            "network.name",
+            name,
+            f"image {leaf.name or 'observation'} of {spec.id} is {list(leaf.shape)}: its convolutions would have no output",
+            f"images of at least {least} x {least} pixels, impala_resnet (any size), or mlp",
+        )
+        for leaf in images
+        if min(image_size(leaf.shape)[1:]) < least
+    ]

@@ -1,0 +1,96 @@
+"""The networks that come with tianflow: `Mlp`, `NatureCnn`, `ImpalaResnet`, each with an optional LSTM after the torso."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tianflow.config import NetworkSettings
+from tianflow.network_rules import image_size, is_image
+from tianflow.networks.base import Network, Output, Tree
+from tianflow.networks.parts import ImageTorso, MlpTorso, ResettingLstm, impala_trunk, linear, nature_trunk
+from tianflow.ops.distributions import distribution_for
+from tianflow.payloads import EnvironmentSpec
+
+Torso = MlpTorso | ImageTorso
+
+
+class TorsoNetwork(Network):
+    """Torso, perhaps an LSTM, then a policy head and a value head.
+
+    The value has a torso of its own where ``value_torso`` is given; with an LSTM there is one torso, because there is one
+    memory. The policy head starts with gain 0.01, so that the first policy is nearly uniform; the value head with gain 1.
+    A Gaussian policy's log standard deviations do not depend on the observation; they start at ``kwargs["log_std"]`` (0).
+    """
+
+    def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec, torso: Torso, value_torso: Torso | None = None) -> None:
+        super().__init__()
+        if settings.lstm and value_torso is not None:
+            raise ValueError("with an LSTM policy and value share the torso: there is one memory")
+        distribution = distribution_for(spec.action)
+        self.torso, self.value_torso = torso, value_torso
+        self.lstm = ResettingLstm(torso.size, settings.lstm) if settings.lstm else None
+        self.policy_head = linear(settings.lstm or torso.size, distribution.noise_size, 0.01)
+        self.value_head = linear(settings.lstm or torso.size, 1, 1.0)
+        self.log_std = None
+        if spec.action.kind == "box":
+            self.log_std = nn.Parameter(torch.full((distribution.noise_size,), float(settings.kwargs.get("log_std", 0.0))))
+
+    @staticmethod
+    def state_spec(settings: NetworkSettings) -> dict[str, tuple[int, ...]]:
+        return {"h": (settings.lstm,), "c": (settings.lstm,)} if settings.lstm else {}
+
+    def forward(self, observation: Tree, state: Tree, start: Tensor) -> Output:
+        steps, columns = start.shape
+        flat = {name: leaf.flatten(0, 1) for name, leaf in observation.items()}
+        features: Tensor = self.torso(flat)
+        states: Tree = {}
+        if self.lstm is not None:
+            hidden, states = self.lstm(features.view(steps, columns, -1), state, start)
+            features = hidden.flatten(0, 1)
+        value_features = features if self.value_torso is None else self.value_torso(flat)
+        value: Tensor = self.value_head(value_features)
+        return Output(self._policy(features).view(steps, columns, -1), value.view(steps, columns), states)
+
+    def act(self, observation: Tree, state: Tree) -> tuple[Tensor, Tree]:
+        features: Tensor = self.torso.forward(observation)
+        if self.lstm is not None:
+            features, state = self.lstm.step(features, state)
+        return self._policy(features), state
+
+    def _policy(self, features: Tensor) -> Tensor:
+        logits = functional.linear(features, self.policy_head.weight, self.policy_head.bias)
+        return logits if self.log_std is None else torch.cat([logits, self.log_std.expand_as(logits)], -1)
+
+
+class Mlp(TorsoNetwork):
+    """Fully connected layers ``hidden`` with ``activation``; policy and value apart unless ``share_torso`` or ``lstm``."""
+
+    def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
+        shared = settings.share_torso or settings.lstm > 0
+        torsos = [MlpTorso(spec.observation, settings.hidden, settings.activation) for _ in range(1 if shared else 2)]
+        super().__init__(settings, spec, *torsos)
+
+
+class NatureCnn(TorsoNetwork):
+    """Three convolutions over each uint8 image and one layer of ``kwargs["units"]`` (512); policy and value share them."""
+
+    def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
+        super().__init__(settings, spec, _image_torso(spec, nature_trunk, int(settings.kwargs.get("units", 512))))
+
+
+class ImpalaResnet(TorsoNetwork):
+    """Residual convolutions with ``kwargs["channels"]`` (16, 32, 32) and one layer of ``kwargs["units"]`` (256)."""
+
+    def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
+        sizes = tuple(int(size) for size in settings.kwargs.get("channels", (16, 32, 32)))
+        torso = _image_torso(spec, lambda channels: impala_trunk(channels, sizes), int(settings.kwargs.get("units", 256)))
+        super().__init__(settings, spec, torso)
+
+
+def _image_torso(spec: EnvironmentSpec, make_trunk: Callable[[int], nn.Module], units: int) -> ImageTorso:
+    trunks = [make_trunk(image_size(leaf.shape)[0]) for leaf in spec.observation if is_image(leaf)]
+    return ImageTorso(spec.observation, trunks, units)
