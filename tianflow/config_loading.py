@@ -48,7 +48,7 @@ def load_config(source: str | Path | Mapping[str, object], overrides: Overrides 
     """
     tables = _merged({}, source) if isinstance(source, Mapping) else _read(source)
     problems: list[Problem] = []
-    for path, value in _pairs(overrides, problems):
+    for path, value in (overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)).items():
         _override(tables, path, value, problems)
     plain = _plain(tables, "", problems)
     if problems:
@@ -81,11 +81,15 @@ def live_settings() -> str:
     return ", ".join(f"{section}.{key}" for section, keys in LIVE.items() for key in keys)
 
 
-def to_toml(config: Config) -> str:
-    """The whole config as TOML that `load_config` reads back to an equal one. What is None is left out."""
+def to_toml(config: Config, *, only_changed: bool = False) -> str:
+    """The config as TOML that `load_config` reads back to an equal one. What is None is left out.
+
+    ``only_changed``: without what equals its default.
+    """
     parts = []
-    for section, values in config.model_dump(mode="json").items():
-        lines = [f"{_key(key)} = {_toml(value)}" for key, value in values.items() if value is not None]
+    for section, values in config.model_dump(mode="json", exclude_defaults=only_changed).items():
+        named = {"name": config.algorithm.name} if section == "algorithm" else {}
+        lines = [f"{_key(key)} = {toml_value(value)}" for key, value in (named | values).items() if value is not None]
         parts.append("\n".join([f"[{section}]", *lines]))
     return "\n\n".join(parts) + "\n"
 
@@ -107,17 +111,34 @@ def _read(source: str | Path) -> Table:
         raise ConfigError([Problem(str(source), None, f"cannot be read: {error.strerror}")]) from error
 
 
-def _pairs(overrides: Overrides, problems: list[Problem]) -> list[tuple[str, object]]:
-    if isinstance(overrides, Mapping):
-        return list(overrides.items())
-    pairs: list[tuple[str, object]] = []
-    for text in overrides:
-        path, equals, value = text.partition("=")
-        if equals:
-            pairs.append((path.strip(), parse_value(value.strip())))
-        else:
-            problems.append(Problem(text, None, "is no override", "section.key=value"))
-    return pairs
+def parse_overrides(texts: Sequence[str]) -> dict[str, object]:
+    """``["section.key=value", ...]`` as {dotted path: value}; the later of two wins.
+
+    Raises:
+        ConfigError: naming every text that is none.
+    """
+    parts = [(text, *text.partition("=")) for text in texts]
+    if problems := [Problem(text, None, "is no override", "section.key=value") for text, _, equals, _ in parts if not equals]:
+        raise ConfigError(problems)
+    return {path.strip(): parse_value(value.strip()) for _, path, _, value in parts}
+
+
+def nested(overrides: Mapping[str, object]) -> dict[str, Table]:
+    """{dotted path: value} as {section: {key: value}}, a merge patch in which None stands for the default.
+
+    Raises:
+        ConfigError: naming every path that has no section.
+    """
+    if problems := [Problem(path, value, "is no path of a setting", "section.key") for path, value in overrides.items() if "." not in path]:
+        raise ConfigError(problems)
+    sections: dict[str, Table] = {}
+    for path, value in overrides.items():
+        section, *parents, key = path.split(".")
+        table = sections.setdefault(section, {})
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[key] = value
+    return sections
 
 
 def parse_value(text: str) -> object:
@@ -246,17 +267,18 @@ def _not_live(config: Config, section: str, key: str, value: object) -> Problem 
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """One value as TOML writes it; tables are written inline, None inside them is left out."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items() if item is not None)
+        inner = ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items() if item is not None)
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     return repr(value)

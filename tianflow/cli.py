@@ -1,0 +1,330 @@
+"""The command line. Every command is thin: it reads its arguments, calls one function, and turns errors into exit codes.
+
+Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 130 and 143 interrupted.
+Nothing that computes or serves is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError
+
+if TYPE_CHECKING:
+    from tianflow.config import Config
+
+app = typer.Typer(
+    name="tianflow",
+    help="Asynchronous, balanced and controllable training for distributed reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="Look at configs.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config_app, name="config")
+
+ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a config that comes with tianflow.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="section.key=value", help="Settings that replace those of the config.")]
+RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run that is going on; not needed when it is the only one.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+RUNS = Path("runs")
+
+
+def main() -> None:
+    """Entry point of the ``tianflow`` script."""
+    app()
+
+
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Errors that were raised on purpose become lines on stderr and an exit code; everything else is a bug and shows its trace."""
+    try:
+        yield
+    except ConfigError as error:
+        for problem in error.problems:
+            _complain(" ".join(str(problem).split("\n")))
+        raise typer.Exit(2) from None
+    except RunError as error:
+        _complain("\n".join(part for part in (error.details.rstrip(), str(error)) if part))
+        raise typer.Exit(1) from None
+    except TianflowError as error:
+        _complain(str(error))
+        # a request that was itself at fault says so in `bad`; the client is not imported only to name its error
+        raise typer.Exit(2 if isinstance(error, CheckpointError) or getattr(error, "bad", False) else 1) from None
+
+
+def _complain(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _load(source: str, overrides: list[str] | None) -> Config:
+    from tianflow.config_loading import load_config
+
+    return load_config(source, overrides or ())
+
+
+@app.command()
+def train(
+    config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file or a shipped name; not needed with --resume.")] = None,
+    overrides: Overrides = None,
+    *,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN|CHECKPOINT", help="Go on from a run's newest checkpoint, or from this one.")
+    ] = None,
+    runs_dir: RunsDir = RUNS,
+    http: Annotated[bool, typer.Option("--http/--no-http", help="Serve control and metrics beside the run.")] = True,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of a live screen.")] = False,
+    json_line: Annotated[bool, typer.Option("--json", help="End with one line of JSON that holds the result.")] = False,
+    require_target: Annotated[bool, typer.Option("--require-target", help="Exit with 1 unless the target return was reached.")] = False,
+) -> None:
+    """Train a policy as CONFIG says."""
+    with _exit_codes():
+        settings = _training_config(config, overrides or [], resume, runs_dir)
+        from tianflow import api
+
+        code = api.train_cli(
+            settings,
+            resume=resume,
+            runs_dir=runs_dir,
+            http=http and settings.http.enabled,
+            plain=plain,
+            json_line=json_line,
+            require_target=require_target,
+        )
+    raise typer.Exit(code)
+
+
+def _training_config(config: str | None, overrides: list[str], resume: str | None, runs_dir: Path) -> Config:
+    """The config given, or that of the run which is resumed."""
+    if config is not None and "=" in config and not Path(config).exists():
+        overrides = [config, *overrides]
+        config = None
+    if config is None:
+        if resume is None:
+            raise typer.BadParameter("is required, unless --resume names a run", param_hint="CONFIG")
+        candidates = [folder / "config.toml" for folder in (runs_dir / resume, Path(resume), *Path(resume).parents[:2])]
+        found = next((path for path in candidates if path.is_file()), None)
+        if found is None:
+            raise typer.BadParameter(f"{resume!r} is no run in {str(runs_dir)!r} and no checkpoint of a run", param_hint="--resume")
+        config = str(found)
+    return _load(config, overrides)
+
+
+@app.command()
+def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
+    """Find everything that is wrong with CONFIG, and what it will cost, without starting anything."""
+    with _exit_codes():
+        from tianflow.validation import require_valid
+
+        validation = require_valid(_load(config, overrides))
+    spec = validation.spec
+    if spec is not None:
+        leaves = ", ".join(f"{leaf.name or 'observation'} {leaf.dtype}{list(leaf.shape)}" for leaf in spec.observation)
+        typer.echo(f"environment: {spec.id}, {spec.num_envs} of them, {leaves}; {spec.action.kind} actions, {spec.autoreset} autoreset")
+    for sentence in validation.advice:
+        typer.echo(f"note: {sentence}")
+    typer.echo(f"{config}: valid")
+
+
+@config_app.command("show")
+def config_show(
+    config: ConfigArgument,
+    overrides: Overrides = None,
+    *,
+    resolved: Annotated[bool, typer.Option("--resolved", help="Show every setting, not only what differs from the defaults.")] = False,
+) -> None:
+    """Print CONFIG as TOML, overrides included."""
+    with _exit_codes():
+        from tianflow.config_loading import to_toml
+
+        typer.echo(to_toml(_load(config, overrides), only_changed=not resolved), nl=False)
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run, whose newest one is taken.")],
+    *,
+    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
+    json_line: AsJson = False,
+) -> None:
+    """Play whole episodes with the policy of CHECKPOINT, and print its returns."""
+    with _exit_codes():
+        from tianflow import api
+
+        code = api.evaluate_cli(checkpoint, episodes=episodes, json_line=json_line)
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+    """Show how RUN, or every run that is going on, is doing."""
+    from tianflow import client, control_file
+
+    with _exit_codes():
+        contacts = list(control_file.alive(runs_dir)) if run is None else [client.find(runs_dir, run)]
+        documents = [client.request(contact, "GET") for contact in contacts]
+    if as_json:
+        typer.echo(json.dumps(documents if run is None else documents[0]))
+    elif documents:
+        _print_table(documents)
+    else:
+        typer.echo(f"no run is going on in {str(runs_dir)!r}")
+
+
+def _print_table(documents: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    columns = {
+        "run": ("id",),
+        "state": ("state",),
+        "env steps": ("progress", "env_steps"),
+        "updates": ("progress", "updates"),
+        "steps/s": ("throughput", "env_steps_per_s", "10"),
+        "return": ("returns", "mean"),
+        "staleness": ("staleness", "mean"),
+        "bound": ("staleness", "bound"),
+        "actors": ("actors", "reporting"),
+        "bottleneck": ("bottleneck",),
+    }
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    for document in documents:
+        table.add_row(*(_cell(document, path) for path in columns.values()))
+    # a pipe has no width: nothing is to be cut there
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
+    console.print(table)
+
+
+def _cell(document: object, path: tuple[str, ...]) -> str:
+    for key in path:
+        document = document.get(key) if isinstance(document, dict) else None
+    if document is None:
+        return "-"
+    return f"{document:.4g}" if isinstance(document, float) else str(document)
+
+
+@app.command("get")
+def get_settings(
+    wish: Annotated[list[str], typer.Argument(metavar="[RUN] SECTION[.KEY]", help="Which settings, e.g. balance.max_staleness.")],
+    *,
+    runs_dir: RunsDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Print live settings of RUN."""
+    from tianflow import client
+    from tianflow.config_loading import toml_value
+
+    if len(wish) > 2:
+        raise typer.BadParameter("at most a run and a section", param_hint="[RUN] SECTION[.KEY]")
+    section, _, key = wish[-1].partition(".")
+    with _exit_codes():
+        contact = client.find(runs_dir, wish[0] if len(wish) == 2 else None)
+        values = client.request(contact, "GET", f"/{client.ENDPOINTS.get(section, section)}")
+        if key and key not in values:
+            raise client.RequestError(f"there is no {wish[-1]}; accepted: one of {', '.join(sorted(values))}", bad=True)
+    if as_json:
+        typer.echo(json.dumps(values[key] if key else values))
+        return
+    for name, value in {key: values[key]}.items() if key else values.items():
+        text = "null" if value is None else toml_value(value)
+        typer.echo(text if key else f"{name} = {text}")
+
+
+@app.command("set")
+def set_settings(
+    wish: Annotated[list[str], typer.Argument(metavar="[RUN] section.key=value", help="Live settings of one section.")],
+    *,
+    runs_dir: RunsDir = RUNS,
+) -> None:
+    """Change settings of RUN while it goes on: all of them, or none when one is refused."""
+    from tianflow import client
+    from tianflow.config_loading import nested, parse_overrides
+
+    run, assignments = (None, wish) if "=" in wish[0] else (wish[0], wish[1:])
+    with _exit_codes():
+        changes = nested(parse_overrides(assignments))
+        if not changes:
+            raise typer.BadParameter("at least one setting", param_hint="section.key=value")
+        endpoints = {client.ENDPOINTS.get(section, section) for section in changes}
+        if len(endpoints) != 1:
+            raise typer.BadParameter("settings of one section: only there a change is made as a whole", param_hint="section.key=value")
+        values = {key: value for section in changes.values() for key, value in section.items()}
+        answer = client.patch(client.find(runs_dir, run), endpoints.pop(), values)
+    typer.echo(f"{', '.join(assignments)}: in force" + _generation(answer))
+
+
+@app.command()
+def scale(
+    wish: Annotated[list[str], typer.Argument(metavar="[RUN] actors=COUNT", help="How many actors there should be.")],
+    *,
+    runs_dir: RunsDir = RUNS,
+) -> None:
+    """Change the number of actors of RUN."""
+    from tianflow import client
+
+    name, equals, count = wish[-1].partition("=")
+    if len(wish) > 2 or name != "actors" or not equals or not count.isdecimal():
+        raise typer.BadParameter(f"{wish[-1]!r} is not actors=COUNT with a whole number", param_hint="actors=COUNT")
+    with _exit_codes():
+        contact = client.find(runs_dir, wish[0] if len(wish) == 2 else None)
+        answer = client.patch(contact, "actors", {"count": int(count)})
+    typer.echo(f"{contact.run}: {count} actors" + _generation(answer))
+
+
+def _generation(answer: dict[str, Any]) -> str:
+    return f" with generation {answer['generation']}" if "generation" in answer else ""
+
+
+def _act(action: str, run: str | None, runs_dir: Path) -> None:
+    from tianflow import client
+
+    with _exit_codes():
+        contact = client.find(runs_dir, run)
+        answer = client.request(contact, "POST", f"/{action}")
+    typer.echo(f"{contact.run}: {answer.get('state', action)}")
+
+
+@app.command()
+def pause(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
+    """Let RUN hold at the next boundary."""
+    _act("pause", run, runs_dir)
+
+
+@app.command()
+def resume(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
+    """Let a paused RUN go on."""
+    _act("resume", run, runs_dir)
+
+
+@app.command()
+def drain(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
+    """Begin nothing new in RUN, and train on what is there."""
+    _act("drain", run, runs_dir)
+
+
+@app.command()
+def checkpoint(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
+    """Let RUN write a checkpoint now."""
+    _act("checkpoint", run, runs_dir)
+
+
+@app.command()
+def stop(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
+    """End RUN cleanly, with a last checkpoint."""
+    _act("stop", run, runs_dir)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A plain client of a run's control server, for the command line: finds the run, asks, and tells refusals readably."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tianflow import control_file, plugins
+from tianflow.control_file import ControlFile
+from tianflow.errors import Problem, TianflowError
+
+ENDPOINTS = {"algorithm": "learner", "learner": "learner"}
+"""Sections whose settings are changed elsewhere than under their own name."""
+
+MERGE_PATCH = "application/merge-patch+json"
+_BAD_REQUESTS = {400, 413, 415, 422}
+
+
+class RunNotFoundError(TianflowError):
+    """No such run is going on, or the wish does not say which one is meant."""
+
+
+class RequestError(TianflowError):
+    """The run refused, or did not answer. ``bad`` is True when the request itself was at fault."""
+
+    def __init__(self, message: str, *, bad: bool = False) -> None:
+        self.bad = bad
+        super().__init__(message)
+
+
+def find(runs_dir: Path, run: str | None) -> ControlFile:
+    """The control file of ``run``, or of the one run that is going on.
+
+    Raises:
+        RunNotFoundError: naming the runs that are going on.
+    """
+    running = {found.run: found for found in control_file.alive(runs_dir)}
+    going_on = ", ".join(running) or "none"
+    if run is None:
+        if len(running) == 1:
+            return next(iter(running.values()))
+        wish = "name one" if running else "start one with `tianflow train`, or say where runs are with --runs-dir"
+        raise RunNotFoundError(f"{len(running)} runs are going on in {str(runs_dir)!r} ({going_on}): {wish}")
+    if run in running:
+        return running[run]
+    nearest = plugins.nearest(run, tuple(running))
+    state = "has ended" if run not in {"", ".", ".."} and (runs_dir / run).is_dir() else "is not known"
+    hint = f"; did you mean {nearest!r}?" if nearest else ""
+    raise RunNotFoundError(f"run {run!r} {state}; going on in {str(runs_dir)!r}: {going_on}{hint}")
+
+
+def request(contact: ControlFile, method: str, path: str = "", body: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """Ask for ``/api/v1/runs/{id}{path}``; the answer's JSON object. A body is sent as a merge patch.
+
+    Raises:
+        RequestError: with the problem document in words, or why there was no answer.
+    """
+    url = f"{contact.address}/api/v1/runs/{contact.run}{path}"
+    headers = {"Authorization": f"Bearer {contact.token}", "Accept": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    if data is not None:
+        headers["Content-Type"] = MERGE_PATCH
+    wish = urllib.request.Request(url, data=data, headers=headers, method=method)  # noqa: S310 - the address is that of our own control file
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy in the environment is not meant for the machine itself
+    try:
+        with opener.open(wish, timeout=10.0) as answer:
+            found = json.loads(answer.read() or b"{}")
+    except urllib.error.HTTPError as error:
+        with error:
+            raise RequestError(_refusal(error.code, error.read()), bad=error.code in _BAD_REQUESTS) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise RequestError(f"run {contact.run!r} at {contact.address} does not answer: {reason}") from error
+    except ValueError as error:
+        raise RequestError(f"run {contact.run!r} at {contact.address} answered something that is no JSON") from error
+    return found if isinstance(found, dict) else {"items": found}
+
+
+def patch(contact: ControlFile, section: str, values: Mapping[str, object]) -> dict[str, Any]:
+    """Change live settings of one section, whole or not at all."""
+    return request(contact, "PATCH", f"/{ENDPOINTS.get(section, section)}", values)
+
+
+def _refusal(status: int, body: bytes) -> str:
+    """An RFC 9457 problem document in words: one line, and one more for every field that is named."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        return f"refused with status {status}"
+    title, detail = str(document.get("title") or f"refused with status {status}"), str(document.get("detail") or "")
+    errors: Sequence[Any] = document.get("errors") or ()
+    lines = [str(_problem(error)) for error in errors if isinstance(error, dict)]
+    if detail and not all(line in detail for line in lines or [detail + "\n"]):
+        title = f"{title}: {detail}"
+    return "\n".join([title, *lines])
+
+
+def _problem(error: Mapping[str, Any]) -> Problem:
+    texts = {key: str(error.get(key) or "") for key in ("path", "message", "accepted", "nearest")}
+    return Problem(texts["path"], error.get("value"), texts["message"], texts["accepted"], texts["nearest"])

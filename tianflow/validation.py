@@ -1,0 +1,72 @@
+"""Everything that can be found out about a config before a process starts: names, combinations, the environment, the network.
+
+PyTorch is not needed for it; a user's own network or algorithm may bring it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tianflow import config_rules, plugins
+from tianflow.config import Config
+from tianflow.errors import ConfigError, Problem
+from tianflow.payloads import EnvironmentSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What `validate` found. ``spec`` is None when the environment could not be looked at."""
+
+    problems: tuple[Problem, ...]
+    advice: tuple[str, ...]
+    spec: EnvironmentSpec | None
+
+
+def validate(config: Config) -> Validation:
+    """Look at everything that ``config`` names, in this process; the environment is made once and closed again."""
+    problems = [*config_rules.check(config), *_check_wrappers(config)]
+    spec = None
+    if not problems:
+        try:
+            spec = _probe(config)
+            problems += _check_against(config, spec)
+        except ConfigError as error:
+            problems += error.problems
+    return Validation(tuple(problems), tuple(config_rules.advice(config)), spec)
+
+
+def require_valid(config: Config) -> Validation:
+    """As `validate`. Raises `ConfigError` with all problems, if there are any."""
+    validation = validate(config)
+    if validation.problems:
+        raise ConfigError(validation.problems)
+    return validation
+
+
+def _check_wrappers(config: Config) -> list[Problem]:
+    problems: list[Problem] = []
+    for index, wrapper in enumerate(config.env.wrappers):
+        path = f"env.wrappers.{index}"
+        try:
+            found = plugins.load_object(wrapper, path=path)
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        if not callable(found):
+            problems.append(Problem(path, wrapper, "is not callable", "a function or class that takes an environment and returns one"))
+    return problems
+
+
+def _probe(config: Config) -> EnvironmentSpec:
+    from tianflow import envs  # Gymnasium takes a while to import
+
+    return envs.probe(config)
+
+
+def _check_against(config: Config, spec: EnvironmentSpec) -> list[Problem]:
+    from tianflow.envs.layout import make_layout
+    from tianflow.network_rules import check_network
+
+    # recurrent state is left out: it has no time axis, and a few kilobytes do not decide
+    layout = make_layout(spec, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=config.env.normalisation.returns)
+    return [*check_network(config, spec), *config_rules.check_memory(config, layout.nbytes)]
