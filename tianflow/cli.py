@@ -168,10 +168,10 @@ def evaluate(
 @app.command()
 def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """Show how RUN, or every run that is going on, is doing."""
-    from tianflow import client, control_file
+    from tianflow import client
 
     with _exit_codes():
-        contacts = list(control_file.alive(runs_dir)) if run is None else [client.find(runs_dir, run)]
+        contacts = list(client.running(runs_dir).values()) if run is None else [client.find(runs_dir, run)]
         documents = [client.request(contact, "GET") for contact in contacts]
     if as_json:
         typer.echo(json.dumps(documents if run is None else documents[0]))
@@ -231,7 +231,7 @@ def get_settings(
     section, _, key = wish[-1].partition(".")
     with _exit_codes():
         contact = client.find(runs_dir, wish[0] if len(wish) == 2 else None)
-        values = client.request(contact, "GET", f"/{client.ENDPOINTS.get(section, section)}")
+        values = client.settings(contact, section)
         if key and key not in values:
             raise client.RequestError(f"there is no {wish[-1]}; accepted: one of {', '.join(sorted(values))}", bad=True)
     if as_json:
@@ -257,12 +257,13 @@ def set_settings(
         changes = nested(parse_overrides(assignments))
         if not changes:
             raise typer.BadParameter("at least one setting", param_hint="section.key=value")
-        endpoints = {client.ENDPOINTS.get(section, section) for section in changes}
-        if len(endpoints) != 1:
+        resources = {client.resource(section) for section in changes}
+        if len(resources) != 1:
             raise typer.BadParameter("settings of one section: only there a change is made as a whole", param_hint="section.key=value")
         values = {key: value for section in changes.values() for key, value in section.items()}
-        answer = client.patch(client.find(runs_dir, run), endpoints.pop(), values)
-    typer.echo(f"{', '.join(assignments)}: in force" + _generation(answer))
+        contact = client.find(runs_dir, run)
+        answer = client.change(contact, resources.pop(), values)
+    typer.echo(f"{contact.run}: {', '.join(assignments)}, generation {answer.get('generation', '?')}")
 
 
 @app.command()
@@ -279,12 +280,8 @@ def scale(
         raise typer.BadParameter(f"{wish[-1]!r} is not actors=COUNT with a whole number", param_hint="actors=COUNT")
     with _exit_codes():
         contact = client.find(runs_dir, wish[0] if len(wish) == 2 else None)
-        answer = client.patch(contact, "actors", {"count": int(count)})
-    typer.echo(f"{contact.run}: {count} actors" + _generation(answer))
-
-
-def _generation(answer: dict[str, Any]) -> str:
-    return f" with generation {answer['generation']}" if "generation" in answer else ""
+        answer = client.change(contact, "actors", {"count": int(count)})
+    typer.echo(f"{contact.run}: {count} actors, generation {answer.get('generation', '?')}")
 
 
 def _act(action: str, run: str | None, runs_dir: Path) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tianflow import control_file, plugins
-from tianflow.control_file import ControlFile
-from tianflow.errors import Problem, TianflowError
+from tianflow import plugins
+from tianflow.control_file import NAME, ControlFile
+from tianflow.errors import ConfigError, Problem, TianflowError
 
-ENDPOINTS = {"algorithm": "learner", "learner": "learner"}
-"""Sections whose settings are changed elsewhere than under their own name."""
+RESOURCES = {section: section for section in ("actors", "balance", "evaluation", "learner", "weights")} | {"algorithm": "learner"}
+"""Where the live settings of each section are read and changed."""
 
 MERGE_PATCH = "application/merge-patch+json"
 _BAD_REQUESTS = {400, 413, 415, 422}
@@ -33,29 +33,37 @@ class RequestError(TianflowError):
         super().__init__(message)
 
 
+def running(runs_dir: Path) -> dict[str, ControlFile]:
+    """The control files of all runs under ``runs_dir`` that are going on, by id."""
+    found = [ControlFile.read(path.parent) for path in sorted(runs_dir.glob(f"*/{NAME}"))]
+    return {file.run: file for file in found if file is not None and file.alive}
+
+
 def find(runs_dir: Path, run: str | None) -> ControlFile:
     """The control file of ``run``, or of the one run that is going on.
 
     Raises:
         RunNotFoundError: naming the runs that are going on.
     """
-    running = {found.run: found for found in control_file.alive(runs_dir)}
-    going_on = ", ".join(running) or "none"
+    here = running(runs_dir)
+    names, where = ", ".join(here) or "none", str(runs_dir)
     if run is None:
-        if len(running) == 1:
-            return next(iter(running.values()))
-        wish = "name one" if running else "start one with `tianflow train`, or say where runs are with --runs-dir"
-        raise RunNotFoundError(f"{len(running)} runs are going on in {str(runs_dir)!r} ({going_on}): {wish}")
-    if run in running:
-        return running[run]
-    nearest = plugins.nearest(run, tuple(running))
-    state = "has ended" if run not in {"", ".", ".."} and (runs_dir / run).is_dir() else "is not known"
+        if len(here) == 1:
+            return next(iter(here.values()))
+        wish = "name one" if here else "start one with `tianflow train`, or say with --runs-dir where runs are kept"
+        raise RunNotFoundError(f"{len(here)} runs are going on in {where!r} ({names}): {wish}")
+    if run in here:
+        return here[run]
+    known = run not in {"", ".", ".."} and (runs_dir / run).is_dir()
+    nearest = plugins.nearest(run, tuple(here))
     hint = f"; did you mean {nearest!r}?" if nearest else ""
-    raise RunNotFoundError(f"run {run!r} {state}; going on in {str(runs_dir)!r}: {going_on}{hint}")
+    raise RunNotFoundError(f"run {run!r} {'has ended' if known else 'is not known'}; going on in {where!r}: {names}{hint}")
 
 
 def request(contact: ControlFile, method: str, path: str = "", body: Mapping[str, object] | None = None) -> dict[str, Any]:
     """Ask for ``/api/v1/runs/{id}{path}``; the answer's JSON object. A body is sent as a merge patch.
+
+    The generation of settings, which comes as entity tag, is added under ``generation``.
 
     Raises:
         RequestError: with the problem document in words, or why there was no answer.
@@ -69,7 +77,7 @@ def request(contact: ControlFile, method: str, path: str = "", body: Mapping[str
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy in the environment is not meant for the machine itself
     try:
         with opener.open(wish, timeout=10.0) as answer:
-            found = json.loads(answer.read() or b"{}")
+            found, tag = json.loads(answer.read() or b"{}"), answer.headers.get("ETag", "")
     except urllib.error.HTTPError as error:
         with error:
             raise RequestError(_refusal(error.code, error.read()), bad=error.code in _BAD_REQUESTS) from None
@@ -78,12 +86,29 @@ def request(contact: ControlFile, method: str, path: str = "", body: Mapping[str
         raise RequestError(f"run {contact.run!r} at {contact.address} does not answer: {reason}") from error
     except ValueError as error:
         raise RequestError(f"run {contact.run!r} at {contact.address} answered something that is no JSON") from error
-    return found if isinstance(found, dict) else {"items": found}
+    document: dict[str, Any] = found
+    return document | ({"generation": tag.strip('"')} if tag else {})
 
 
-def patch(contact: ControlFile, section: str, values: Mapping[str, object]) -> dict[str, Any]:
-    """Change live settings of one section, whole or not at all."""
-    return request(contact, "PATCH", f"/{ENDPOINTS.get(section, section)}", values)
+def resource(section: str) -> str:
+    """The resource that holds the live settings of ``section``. Raises `ConfigError` when it has none."""
+    if section in RESOURCES:
+        return RESOURCES[section]
+    known = tuple(RESOURCES)
+    message = "has no settings that change while a run goes on"
+    raise ConfigError([Problem(section, None, message, "one of " + ", ".join(known), plugins.nearest(section, known))])
+
+
+def settings(contact: ControlFile, section: str) -> dict[str, Any]:
+    """Live settings of ``section``, by name."""
+    answer = request(contact, "GET", f"/{resource(section)}")
+    answer.pop("generation", None)
+    return answer
+
+
+def change(contact: ControlFile, name: str, values: Mapping[str, object]) -> dict[str, Any]:
+    """Change settings of the resource ``name`` by a merge patch, whole or not at all."""
+    return request(contact, "PATCH", f"/{name}", values)
 
 
 def _refusal(status: int, body: bytes) -> str:

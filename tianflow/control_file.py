@@ -1,11 +1,9 @@
-"""``runs/<id>/control.json``: how a command finds a run that is going on, and knows that it still is."""
+"""``control.json`` in a run's directory: how other programs find a run that goes on, and whether it still does."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,61 +11,56 @@ NAME = "control.json"
 
 
 def process_start_time(pid: int) -> int | None:
-    """When process ``pid`` started, in clock ticks since boot (field 22 of ``/proc/<pid>/stat``); None if there is none.
-
-    A process id is used again sooner or later; together with its start time it is unique on a machine until it is rebooted.
-    """
+    """When the process began, in clock ticks since boot (field 22 of its stat); None where there is no such process, or no /proc."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may itself hold spaces and brackets
+    # The second field is the command in parentheses, which may itself hold spaces and parentheses.
+    fields = text.rpartition(")")[2].split()
+    # A zombie has ended; only its parent has not looked yet.
     return None if fields[0] in {"Z", "X"} else int(fields[19])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFile:
-    """Who runs a run, and where it listens.
+    """Where a run answers. ``pid`` with ``start_time`` names one process for ever: a pid alone is used again.
 
-    Attributes:
-        run: the run's id.
-        pid: the coordinator's process id.
-        start_time: its `process_start_time`.
-        address: ``http://host:port`` of its control server.
-        token: the bearer token that its requests need; this is why the file is readable by its owner only.
+    ``token`` allows everything, ``read_token`` looking; both are "" where no token is asked for.
     """
 
     run: str
     pid: int
-    start_time: int
+    start_time: int | None
     address: str
     token: str
+    read_token: str
+
+    @classmethod
+    def read(cls, directory: Path) -> ControlFile | None:
+        """What ``directory`` holds; None when there is none, or none that can be read."""
+        try:
+            return cls(**json.loads((directory / NAME).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
 
     @property
     def alive(self) -> bool:
-        """True while the very process that wrote this is there."""
-        return process_start_time(self.pid) == self.start_time
+        """True while the very process that wrote it is there."""
+        started = process_start_time(self.pid)
+        return started is not None and started == self.start_time
 
     def write(self, directory: Path) -> None:
-        """Put the file into ``directory``: whole or not at all, mode 0600 from its first byte on."""
-        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".control-")
+        """Put it into ``directory``, whole or not at all, readable by its owner only."""
+        temporary = directory / f".{NAME}.{self.pid}"
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-        Path(temporary).replace(directory / NAME)
+            json.dump(asdict(self), file, indent=2)
+            file.write("\n")
+        temporary.replace(directory / NAME)
 
-
-def read(path: Path) -> ControlFile | None:
-    """The control file at ``path``; None when it is gone, not ours to read, or no control file."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return ControlFile(str(values["run"]), int(values["pid"]), int(values["start_time"]), str(values["address"]), str(values["token"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def alive(runs_dir: Path) -> Iterator[ControlFile]:
-    """Control files of all runs under ``runs_dir`` that are going on, by name."""
-    for path in sorted(runs_dir.glob(f"*/{NAME}")):
-        found = read(path)
-        if found is not None and found.alive:
-            yield found
+    def remove(self, directory: Path) -> None:
+        """Take it away, unless another process has put its own in its place."""
+        if ControlFile.read(directory) == self:
+            (directory / NAME).unlink(missing_ok=True)

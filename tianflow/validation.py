@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tianflow import config_rules, plugins
+from tianflow import config_rules
 from tianflow.config import Config
 from tianflow.errors import ConfigError, Problem
 from tianflow.payloads import EnvironmentSpec
@@ -24,7 +24,7 @@ class Validation:
 
 def validate(config: Config) -> Validation:
     """Look at everything that ``config`` names, in this process; the environment is made once and closed again."""
-    problems = [*config_rules.check(config), *_check_wrappers(config)]
+    problems = config_rules.check(config)
     spec = None
     if not problems:
         try:
@@ -43,20 +43,6 @@ def require_valid(config: Config) -> Validation:
     return validation
 
 
-def _check_wrappers(config: Config) -> list[Problem]:
-    problems: list[Problem] = []
-    for index, wrapper in enumerate(config.env.wrappers):
-        path = f"env.wrappers.{index}"
-        try:
-            found = plugins.load_object(wrapper, path=path)
-        except ConfigError as error:
-            problems += error.problems
-            continue
-        if not callable(found):
-            problems.append(Problem(path, wrapper, "is not callable", "a function or class that takes an environment and returns one"))
-    return problems
-
-
 def _probe(config: Config) -> EnvironmentSpec:
     from tianflow import envs  # Gymnasium takes a while to import
 
@@ -65,8 +51,15 @@ def _probe(config: Config) -> EnvironmentSpec:
 
 def _check_against(config: Config, spec: EnvironmentSpec) -> list[Problem]:
     from tianflow.envs.layout import make_layout
-    from tianflow.network_rules import check_network
+    from tianflow.network_rules import check_network, state_spec
 
-    # recurrent state is left out: it has no time axis, and a few kilobytes do not decide
-    layout = make_layout(spec, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=config.env.normalisation.returns)
-    return [*check_network(config, spec), *config_rules.check_memory(config, layout.nbytes)]
+    problems = check_network(config, spec)
+    if problems:
+        return problems
+    layout = make_layout(
+        spec,
+        steps=config.actors.rollout_steps,
+        state_spec=state_spec(config.network),
+        return_accumulator=config.env.normalisation.returns,
+    )
+    return config_rules.check_memory(config, layout.nbytes)

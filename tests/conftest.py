@@ -1,0 +1,47 @@
+"""What holds for every test: a blocked event loop fails it, and in CI a skip is a failure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+from blockbuster import blockbuster_ctx
+from hypothesis import settings
+
+REQUIRE_ALL = "TIANFLOW_REQUIRE_ALL"
+
+# no deadline: how long an example takes says more of the machine than of the code
+settings.register_profile("tianflow", deadline=None, derandomize="CI" in os.environ, print_blob=True)
+settings.load_profile("tianflow")
+
+
+@pytest.fixture(autouse=True)
+def _a_blocked_loop_fails(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Calls of our code that block while an event loop runs in the same thread raise."""
+    if request.node.get_closest_marker("asyncio") is None:
+        yield
+        return
+    with blockbuster_ctx(["tianflow", "tianflow_controllers"]):
+        yield
+
+
+def _fail_if_skipped(report: Any) -> None:
+    if os.environ.get(REQUIRE_ALL) and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome, report.longrepr = "failed", f"a part is missing, and {REQUIRE_ALL} is set: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _fail_if_skipped(report)
+    return report
