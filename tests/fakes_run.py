@@ -54,6 +54,7 @@ class FakeRun:
         self.ledger = Ledger(limits=Limits(batch=BATCH, max_staleness=1, credits=4, patience=10.0), slots=slots)
         self.ledger.open_lineage(Version(1, 0))
         self._audit: list[Mapping[str, object]] = []
+        with_changes(self.config, {})  # reads the installed entry points once, before any loop runs
 
     # Driving ----------------------------------------------------------------------------------------------------------
 

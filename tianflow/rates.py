@@ -51,7 +51,7 @@ class Rates:
         mean = sum(returns) / len(returns) if returns else None
         sample = Sample(statistics.now, statistics.env_steps, statistics.ledger.updates, mean)
         # The newest sample is always kept; the one before it goes when it is too close to its predecessor.
-        if len(self._samples) >= 2 and self._samples[-1].now - self._samples[-2].now < 0.9 * SPACING:
+        if len(self._samples) >= 2 and self._samples[-1].now - self._samples[-2].now < SPACING:
             self._samples.pop()
         self._samples.append(sample)
         return statistics

@@ -1,0 +1,150 @@
+"""The HTTP application: state, control and settings of runs. It reads `RunControl` and knows nothing beneath it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from http import HTTPStatus
+
+from aiohttp import web
+
+from tianflow.interfaces import RunControl
+from tianflow.metrics.prometheus import Exporter
+from tianflow.rates import Rates
+from tianflow.service import settings
+from tianflow.service.auth import Guard, guarded
+from tianflow.service.problems import ProblemError, add_safe_headers, answers, json_response
+from tianflow.status import describe, describe_components
+
+MAX_BODY = 64 * 1024
+"""Bytes of a request's body. Every patch fits many times over; more would only cost memory."""
+RUN = "/api/v1/runs/{run}"
+LOOKS = ("components", "audit", "checkpoints")
+ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A run and its speeds."""
+
+    run: RunControl
+    rates: Rates
+
+
+def make_app(*, runs: Mapping[str, Served], guard: Guard) -> web.Application:
+    """The application for ``runs``, by id; the mapping is looked at again for each request."""
+    requests: Counter[int] = Counter()
+    exporter = Exporter(runs=lambda: [served.run.statistics() for served in runs.values()], requests=requests)
+    app = web.Application(middlewares=[answers(requests), guarded(guard, max_body=MAX_BODY)], client_max_size=MAX_BODY)
+    app.on_response_prepare.append(add_safe_headers)
+    app.add_routes(Handlers(runs=runs, exporter=exporter).routes())
+    return app
+
+
+class Handlers:
+    """What each route does.
+
+    Args:
+        runs: the runs there are, by id.
+        exporter: gives their metrics.
+    """
+
+    def __init__(self, *, runs: Mapping[str, Served], exporter: Exporter) -> None:
+        self._runs, self._exporter = runs, exporter
+
+    def routes(self) -> list[web.RouteDef]:
+        """All of them."""
+        return [
+            web.get("/", self.page),
+            web.get("/livez", self.livez),
+            web.get("/readyz", self.readyz),
+            web.get("/metrics", self.metrics),
+            web.get("/api/v1/runs", self.list_runs),
+            web.get(RUN, self.show_run),
+            web.get(f"{RUN}/{{look:{'|'.join(LOOKS)}}}", self.look),
+            web.post(f"{RUN}/{{action:{'|'.join(ACTIONS)}}}", self.act),
+            web.get(f"{RUN}/{{resource:{'|'.join(settings.RESOURCES)}}}", self.show_settings),
+            web.patch(f"{RUN}/{{resource:{'|'.join(settings.RESOURCES)}}}", self.patch_settings),
+        ]
+
+    async def livez(self, _request: web.Request) -> web.Response:
+        """200 while the coordinator's last tick is young."""
+        stuck = [name for name, served in self._runs.items() if not served.run.alive]
+        if stuck:
+            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"No sign of life: {', '.join(stuck)}.", headers={"Retry-After": "1"})
+        return json_response({"alive": True})
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """200 when training can proceed, else 503 and why."""
+        statistics = [served.run.statistics() for served in self._runs.values()]
+        reasons = [reason for run in statistics if not run.ready for reason in run.reasons or (run.state,)]
+        if reasons:
+            detail = f"Training cannot proceed: {'; '.join(reasons)}."
+            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="not-ready", headers={"Retry-After": "1"}, reasons=reasons)
+        return json_response({"ready": True})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus text or OpenMetrics."""
+        body, content_type = self._exporter.exposition(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def list_runs(self, _request: web.Request) -> web.Response:
+        """Every run in short."""
+        statistics = {name: served.run.statistics() for name, served in self._runs.items()}
+        runs = [{"id": name, "state": run.state, "ready": run.ready, "href": _href(name)} for name, run in statistics.items()]
+        return json_response({"runs": runs})
+
+    async def show_run(self, request: web.Request) -> web.Response:
+        """Everything a status screen needs."""
+        served = self._served(request)
+        return json_response(describe(served.rates.sample(), served.run.config, served.rates))
+
+    async def look(self, request: web.Request) -> web.Response:
+        """Components, audit log or checkpoints."""
+        run, look = self._served(request).run, request.match_info["look"]
+        if look == "components":
+            return json_response({"components": describe_components(run.statistics())})
+        return json_response({look: run.audit() if look == "audit" else run.checkpoints()})
+
+    async def act(self, request: web.Request) -> web.Response:
+        """Do it: 202 with the state it leads to. Repeating one is not an error."""
+        run, action = self._served(request).run, request.match_info["action"]
+        does = {
+            "pause": run.pause,
+            "resume": run.resume,
+            "drain": run.drain,
+            "checkpoint": run.request_checkpoint,
+            "stop": run.stop,
+        }
+        state = does[action](source=f"http:{request.remote}")
+        return json_response({"id": run.id, "action": action, "state": state}, HTTPStatus.ACCEPTED, headers={"Location": _href(run.id)})
+
+    async def show_settings(self, request: web.Request) -> web.Response:
+        """Live settings of one part of the run."""
+        return settings.show(self._served(request).run, request.match_info["resource"])
+
+    async def patch_settings(self, request: web.Request) -> web.Response:
+        """Change them by a merge patch."""
+        return await settings.patch(self._served(request).run, request.match_info["resource"], request)
+
+    async def page(self, _request: web.Request) -> web.Response:
+        """Where everything is, for a person who came with a browser."""
+        paths = ["/livez", "/readyz", "/metrics", "/api/v1/runs"]
+        for name in self._runs:
+            paths += [_href(name), *(f"{_href(name)}/{part}" for part in (*LOOKS, *settings.RESOURCES))]
+        items = "".join(f'<li><a href="{escape(path)}">{escape(path)}</a></li>' for path in paths)
+        text = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>tianflow</title><h1>tianflow</h1><ul>{items}</ul></html>'
+        return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": "default-src 'none'"})
+
+    def _served(self, request: web.Request) -> Served:
+        name = request.match_info["run"]
+        served = self._runs.get(name)
+        if served is None:
+            raise ProblemError(HTTPStatus.NOT_FOUND, f"There is no run {name!r} here; there is: {', '.join(self._runs) or 'none'}.")
+        return served
+
+
+def _href(name: str) -> str:
+    return f"/api/v1/runs/{name}"

@@ -1,0 +1,127 @@
+"""The server beside a run: binds, tells where it is in ``control.json``, and is gone within two seconds at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from tianflow.config import HttpSettings
+from tianflow.control_file import ControlFile, process_start_time
+from tianflow.errors import ConfigError, Problem
+from tianflow.interfaces import RunControl
+from tianflow.rates import Rates
+from tianflow.service.app import Served, make_app
+from tianflow.service.auth import Guard, Tokens
+
+GRACE_S = 1.0
+"""Seconds that requests still being answered get at the end."""
+BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers at ``address`` (``http://host:port``)."""
+
+    address: str
+    port: int
+
+
+@asynccontextmanager
+async def serve(run: RunControl, http: HttpSettings, tokens: Tokens, directory: Path) -> AsyncIterator[Server]:
+    """Answer for ``run`` while the context is open, with ``control.json`` in ``directory`` telling where.
+
+    Raises:
+        ConfigError: the port is taken, the host is not of this machine, or no tokens although others can connect.
+    """
+    rates = Rates(read=run.statistics)
+    bound = await _bind(http)
+    try:
+        loopback = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
+        guard = Guard(tokens=tokens, loopback=loopback, allowed_hosts=http.allowed_hosts)
+        server = Server(_address(bound), bound.getsockname()[1])
+        runner = web.AppRunner(
+            make_app(runs={run.id: Served(run, rates)}, guard=guard), access_log=None, handle_signals=False, shutdown_timeout=GRACE_S
+        )
+        async with _answering(runner, bound), _announced(run, server, tokens, directory), _sampled(rates):
+            yield server
+    finally:
+        bound.close()
+
+
+async def _bind(http: HttpSettings) -> socket.socket:
+    """A listening socket. One address only, so that port 0 is one port also where a name has several addresses."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError([Problem("http.host", http.host, f"cannot be used: {error.strerror}", "an address of this machine")]) from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError([Problem("http.host", http.host, "is no address of this machine", "127.0.0.1")]) from error
+        reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        raise ConfigError([Problem("http.port", http.port, f"{reason} on {http.host}", "another port, or 0 for any free one")]) from error
+    return bound
+
+
+def _address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    parsed = ipaddress.ip_address(host)
+    if parsed.is_unspecified:
+        host = "127.0.0.1" if parsed.version == 4 else "::1"
+    return f"http://[{host}]:{port}" if parsed.version == 6 else f"http://{host}:{port}"
+
+
+@asynccontextmanager
+async def _answering(runner: web.AppRunner, bound: socket.socket) -> AsyncIterator[None]:
+    await runner.setup()
+    try:
+        await web.SockSite(runner, bound).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def _announced(run: RunControl, server: Server, tokens: Tokens, directory: Path) -> AsyncIterator[None]:
+    pid = os.getpid()
+    file = ControlFile(
+        run=run.id,
+        pid=pid,
+        start_time=await asyncio.to_thread(process_start_time, pid),
+        address=server.address,
+        token=tokens.control,
+        read_token=tokens.read,
+    )
+    await asyncio.to_thread(file.write, directory)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(file.remove, directory)
+
+
+@asynccontextmanager
+async def _sampled(rates: Rates) -> AsyncIterator[None]:
+    sampling = asyncio.create_task(rates.run(lambda: None), name="rates")
+    try:
+        yield
+    finally:
+        sampling.cancel()
+        await asyncio.wait([sampling])
+        if not sampling.cancelled():
+            sampling.result()
