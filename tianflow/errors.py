@@ -74,8 +74,16 @@ class CheckpointError(TianflowError):
     """A checkpoint is missing, torn, corrupt, or was made for something else."""
 
 
+class EnvironmentFailedError(TianflowError):
+    """An environment raised in its constructor, ``reset`` or ``step``; ``details`` is its traceback as text."""
+
+    def __init__(self, summary: str, details: str = "") -> None:
+        self.summary, self.details = summary, details
+        super().__init__(summary)
+
+
 class PoisonedTrajectoryError(TianflowError):
-    """A trajectory holds something not finite, or of the wrong shape; names environment, field and step."""
+    """A trajectory holds something not finite, or of the wrong shape; names environment (-1: the vector), field and step."""
 
     def __init__(self, message: str, *, environment: int, step: int) -> None:
         self.environment, self.step = environment, step

@@ -147,6 +147,7 @@ class ActionCodec:
     def __init__(self, spec: ActionSpec) -> None:
         self.spec = spec
         self._dtype = np.dtype(spec.dtype)
+        self._as_stored = spec.kind == "discrete" and spec.start == (0,) and spec.dtype == spec.stored_dtype
         self._start = np.array(spec.start[0] if spec.kind == "discrete" else spec.start, np.int64)
         if spec.kind == "box":
             self._low = np.array(spec.low, self._dtype).reshape(spec.shape)
@@ -157,6 +158,8 @@ class ActionCodec:
 
         Always a copy, because an environment may keep or change what it is given, and ``stored`` lies in a slot.
         """
+        if self._as_stored:
+            return stored.copy()
         if self.spec.kind == "box":
             action = stored.astype(self._dtype)
             np.clip(action, self._low, self._high, out=action)

@@ -1,0 +1,73 @@
+"""A slot's arrays by row: taken apart before a trajectory is made, tidied up after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tianflow.envs.vector import StepRow
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(slots=True)  # not frozen, as `StepRow`
+class Row:
+    """One step's places in the slot."""
+
+    observation: dict[str, torch.Tensor]
+    """{leaf: [N, *leaf]} that the action is chosen from."""
+    mask: torch.Tensor | None
+    start: NDArray[np.bool_]
+    action: NDArray[Any]
+    action_tensor: torch.Tensor
+    """The same memory as ``action``."""
+    version: NDArray[np.int64]
+    """[1]"""
+    outcome: StepRow
+
+
+def take_apart(arrays: Arrays) -> list[Row]:
+    """Every row's views, made once per trajectory, so that a step indexes nothing."""
+    leaves = [name.removeprefix("obs/") for name in arrays if name.startswith("obs/")]
+    observations, starts = _by_row({name: list(arrays[f"obs/{name}"]) for name in leaves}), list(arrays["start"])
+    tensors = _by_row({name: torch.from_numpy(arrays[f"obs/{name}"]).unbind(0) for name in leaves})
+    finals: Sequence[Any] = [{}] * len(arrays["reward"])
+    if any(name.startswith("final_obs/") for name in arrays):
+        finals = _by_row({name: list(arrays[f"final_obs/{name}"]) for name in leaves})
+    masks: Sequence[Any] = [None] * len(starts)
+    mask_tensors: Sequence[Any] = masks
+    if "action_mask" in arrays:
+        masks, mask_tensors = list(arrays["action_mask"]), torch.from_numpy(arrays["action_mask"]).unbind(0)
+    written = (arrays["reward"], arrays["terminated"], arrays["truncated"], arrays["valid"])
+    outcomes = map(StepRow, *written, observations[1:], starts[1:], masks[1:], finals)
+    actions, versions = arrays["action"], arrays["version"].reshape(-1, 1)
+    return list(map(Row, tensors, mask_tensors, starts, actions, torch.from_numpy(actions).unbind(0), versions, outcomes))
+
+
+def _by_row(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    names = tuple(columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def blank(arrays: Arrays, length: int) -> None:
+    """Rows past ``length`` say nothing and are finite: zeros, the last version, and masks that allow everything."""
+    for name, array in arrays.items():
+        if name.startswith("state/"):
+            continue
+        has_last = name.startswith("obs/") or name in ("start", "action_mask")
+        array[length + has_last :] = array[length - 1] if name == "version" else name == "action_mask"
+
+
+def accumulate(arrays: Arrays, length: int, discounted: NDArray[np.float64], discount: float) -> None:
+    """R_t = r_t + discount * R_{t-1}, beginning at 0 in each episode; ``discounted`` [N] carries on."""
+    over = arrays["terminated"] | arrays["truncated"]
+    for t in range(length):
+        discounted *= discount
+        discounted += arrays["reward"][t]
+        arrays["return_so_far"][t] = discounted
+        discounted[over[t]] = 0.0

@@ -1,0 +1,233 @@
+"""From ``env.*`` settings to a vector environment, and to what the rest of the system needs to know of it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tianflow import plugins
+from tianflow.envs.vector import VectorEnvironment, failures_named
+from tianflow.errors import ConfigError, EnvironmentFailedError, Problem
+
+if TYPE_CHECKING:
+    from tianflow.config import Config, EnvSettings
+    from tianflow.payloads import EnvironmentSpec
+
+ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
+Maker = Callable[[int], Any]
+"""Makes a `gymnasium.vector.VectorEnv` of so many environments."""
+
+
+def environment_seed(
+    run_seed: int, actor: int, num_envs: int, *, incarnation: int = 0, epoch: int = 0, failures: int = 0, stream: int = 0
+) -> int:
+    """The seed of an actor's first environment; the others follow by one each.
+
+    Between actors and inside a vector all seeds differ by construction; those of another incarnation, epoch, failure
+    count or ``stream`` (0: training, 1: evaluation) begin somewhere else. In 0..2^31, which every environment can take.
+    """
+    base = np.random.SeedSequence(run_seed, spawn_key=(stream, epoch, incarnation, failures)).generate_state(1)[0]
+    return int(base) % 2**30 + actor * num_envs
+
+
+def make(settings: EnvSettings, num_envs: int | None = None) -> VectorEnvironment:
+    """Make ``num_envs`` (default: as set) environments, not yet reset.
+
+    A registered id uses its own vector environment when it has one (``vectorization`` auto or native), else a
+    synchronous vector with NEXT_STEP autoreset. ``module:Name`` is an id registered by that module, or an attribute of
+    it: a class or function that makes one environment, or (with a ``num_envs`` parameter) a whole vector.
+
+    Raises:
+        ConfigError: if the settings cannot be meant.
+        EnvironmentFailedError: if the environment's own code raises.
+    """
+    num_envs = settings.num_envs if num_envs is None else num_envs
+    if "num_envs" in settings.kwargs:
+        raise ConfigError([Problem("env.kwargs.num_envs", settings.kwargs["num_envs"], "set env.num_envs instead")])
+    with _quiet():
+        maker, frames = _maker(settings)
+        with failures_named("its constructor"):
+            vector = maker(num_envs)
+        if getattr(vector, "num_envs", None) != num_envs:
+            message = f"made {type(vector).__name__}, which is not a gymnasium.vector.VectorEnv of {num_envs} environments"
+            raise ConfigError([Problem("env.id", settings.id, message)])
+        try:
+            return VectorEnvironment(vector, settings.id, frames)
+        except ValueError as error:
+            raise ConfigError([Problem("env.id", settings.id, str(error))]) from error
+
+
+def probe(config: Config) -> EnvironmentSpec:
+    """Make one environment here, reset it, and tell what it is; ``num_envs`` is that of the settings.
+
+    Raises:
+        ConfigError: naming ``env.id`` or ``env.kwargs``, with the first line of whatever went wrong.
+    """
+    try:
+        environment = make(config.env, 1)
+        try:
+            with _quiet():
+                return _examine(environment, config)
+        finally:
+            environment.close()
+    except EnvironmentFailedError as error:
+        cause = error.__cause__
+        wrong_argument = isinstance(cause, TypeError) and "argument" in str(cause)
+        path, value = ("env.kwargs", config.env.kwargs) if wrong_argument else ("env.id", config.env.id)
+        raise ConfigError([Problem(path, value, (error.summary.splitlines() or [""])[0])]) from error
+    except ValueError as error:
+        raise ConfigError([Problem("env.id", config.env.id, str(error))]) from error
+
+
+def _examine(environment: VectorEnvironment, config: Config) -> EnvironmentSpec:
+    spec = environment.spec
+    observation = {leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in spec.observation}
+    seed = environment_seed(config.run.seed, 0, 1)
+    environment.reset(seed, observation, None)
+    if environment.gives_masks:
+        environment.reset(seed, observation, np.zeros((1, spec.action.mask_size), np.bool_))
+    return replace(spec, num_envs=config.env.num_envs, action_mask=environment.gives_masks)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Gymnasium's own advice (newer versions, missing metadata) is not for the person who trains."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"gymnasium\.")
+        yield
+
+
+def _maker(settings: EnvSettings) -> tuple[Maker, int]:
+    """How to make the vector, and the frames that one step takes."""
+    import gymnasium
+
+    if settings.id.startswith("ALE/"):
+        _register_atari(settings.id)
+    module, colon, name = settings.id.partition(":")
+    if colon:
+        try:
+            found = plugins.load_object(settings.id, path="env.id")
+        except ConfigError as error:
+            if name not in gymnasium.registry:
+                raise _unknown_attribute(error, settings.id, module) from error
+        else:
+            return _from_callable(settings, found), 1
+    spec = _registered(settings.id, name if colon else settings.id)
+    usual = {"frameskip": 4} if spec.vector_entry_point == ATARI_VECTOR else {}
+    frames = {**usual, **spec.kwargs, **settings.kwargs}.get("frameskip", 1)
+    return _from_spec(settings, spec), frames if isinstance(frames, int) else 1
+
+
+def _register_atari(given: str) -> None:
+    try:
+        import ale_py  # noqa: F401 - importing it registers its ids
+    except ImportError as error:
+        raise ConfigError([Problem("env.id", given, "ale_py is not installed", "pip install 'tianflow[atari]' first")]) from error
+
+
+def _registered(given: str, name: str) -> Any:
+    """What Gymnasium has registered as ``name`` (without a version: the newest)."""
+    import gymnasium
+
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        close = plugins.nearest(name, tuple(spec.id for spec in gymnasium.registry.values()))
+        message = (str(error).splitlines() or [""])[0]
+        raise ConfigError([Problem("env.id", given, message, "a registered id, or module:attribute", close)]) from error
+
+
+def _unknown_attribute(error: ConfigError, given: str, module: str) -> ConfigError:
+    """``error``, with the nearest id that ``module`` registered, should it have any."""
+    import gymnasium
+
+    registered = tuple(f"{module}:{spec.id}" for spec in gymnasium.registry.values() if str(spec.entry_point).startswith(f"{module}:"))
+    close = plugins.nearest(given, registered)
+    first = error.problems[0]
+    return ConfigError([Problem(first.path, first.value, first.message, first.accepted, close or first.nearest)])
+
+
+def _wrappers(settings: EnvSettings, *, native: bool) -> list[Callable[[Any], Any]]:
+    """The wrapper functions named in the settings."""
+    if native and settings.wrappers:
+        message = "wrappers go around single environments, and this one comes as a whole vector"
+        accepted = "env.vectorization = 'sync' where it can be made singly, or no wrappers"
+        raise ConfigError([Problem("env.wrappers", list(settings.wrappers), message, accepted)])
+    found: list[Callable[[Any], Any]] = []
+    for index, name in enumerate(settings.wrappers):
+        wrapper = plugins.load_object(name, path=f"env.wrappers.{index}")
+        if not callable(wrapper):
+            raise ConfigError(
+                [Problem(f"env.wrappers.{index}", name, "cannot be called", "a function from an environment to an environment")]
+            )
+        found.append(wrapper)
+    return found
+
+
+def _from_spec(settings: EnvSettings, spec: Any) -> Maker:
+    """By `gymnasium.make_vec`: the id's own vector environment, or a synchronous one."""
+    import gymnasium
+
+    has_own = spec.vector_entry_point is not None and not spec.additional_wrappers
+    if settings.vectorization == "native" and not has_own:
+        raise ConfigError([Problem("env.vectorization", "native", f"{spec.id} has no vector environment of its own", "auto or sync")])
+    native = has_own and settings.vectorization != "sync"
+    wrappers, kwargs = _wrappers(settings, native=native), dict(settings.kwargs)
+    if not native:
+        # Observations are copied into the slot at once, so the vector need not copy them first.
+        kwargs["vector_kwargs"] = {"copy": False, **_mapping(kwargs.get("vector_kwargs", {}))}
+        kwargs["disable_env_checker"] = True
+    elif spec.vector_entry_point == ATARI_VECTOR:
+        # Two computing threads in one process are what placement is there to avoid.
+        kwargs.setdefault("num_threads", 1)
+    mode = "vector_entry_point" if native else "sync"
+    return lambda num_envs: gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    raise ConfigError([Problem("env.kwargs.vector_kwargs", value, "is no table", "a table of arguments of SyncVectorEnv")])
+
+
+def _from_callable(settings: EnvSettings, found: Any) -> Maker:
+    """By the user's own class or function, of one environment or of a vector."""
+    import gymnasium
+
+    if not callable(found):
+        raise ConfigError([Problem("env.id", settings.id, "cannot be called", "a class or function that makes an environment")])
+    whole = _makes_vectors(found)
+    if settings.vectorization == ("sync" if whole else "native"):
+        message = "makes a whole vector" if whole else "makes single environments (a maker of vectors has a parameter num_envs)"
+        raise ConfigError([Problem("env.vectorization", settings.vectorization, f"{settings.id} {message}", "auto")])
+    wrappers, kwargs = _wrappers(settings, native=whole), dict(settings.kwargs)
+    if whole:
+        return lambda num_envs: found(num_envs=num_envs, **kwargs)
+    vector_kwargs = {"copy": False, **_mapping(kwargs.pop("vector_kwargs", {}))}
+
+    def one() -> Any:
+        environment = found(**kwargs)
+        if not isinstance(environment, gymnasium.Env):
+            raise TypeError(f"{settings.id} made {type(environment).__name__}, not a gymnasium.Env")
+        for wrapper in wrappers:
+            environment = wrapper(environment)
+        return environment
+
+    return lambda num_envs: gymnasium.vector.SyncVectorEnv([one] * num_envs, **vector_kwargs)
+
+
+def _makes_vectors(found: Callable[..., Any]) -> bool:
+    import gymnasium
+
+    if inspect.isclass(found) and issubclass(found, gymnasium.Env | gymnasium.vector.VectorEnv):
+        return issubclass(found, gymnasium.vector.VectorEnv)
+    try:
+        return "num_envs" in inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,221 @@
+"""A vector environment of which every autoreset mode looks alike: rows in, rows out, and exact episodes."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tianflow.envs.spec import ActionCodec, Array, Arrays, ObservationCodec, UnexpectedShapeError, action_spec
+from tianflow.errors import EnvironmentFailedError
+from tianflow.payloads import Autoreset, EnvironmentSpec, Episode
+
+MODES: dict[str, Autoreset] = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
+
+
+def failed(doing: str, error: BaseException) -> EnvironmentFailedError:
+    """What the environment raised, with its traceback as text."""
+    return EnvironmentFailedError(
+        f"the environment failed in {doing}: {type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+    )
+
+
+@contextlib.contextmanager
+def failures_named(doing: str) -> Iterator[None]:
+    """Whatever the user's environment raises, `SystemExit` included, becomes an `EnvironmentFailedError`."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise failed(doing, error) from error
+
+
+def autoreset_of(metadata: dict[str, Any]) -> Autoreset:
+    """The autoreset mode in a vector environment's ``metadata``; without one it is NEXT_STEP, Gymnasium's default.
+
+    Raises:
+        ValueError: if there is one that Gymnasium does not know.
+    """
+    mode = metadata.get("autoreset_mode", "NextStep")
+    key = str(getattr(mode, "value", mode)).lower().replace("_", "").replace("-", "")
+    if key not in MODES:
+        raise ValueError(f"metadata['autoreset_mode'] is {mode!r}; known are NextStep, SameStep and Disabled")
+    return MODES[key]
+
+
+@dataclass(slots=True)  # not frozen: thousands a second are made, and a frozen one costs three times as much
+class StepRow:
+    """Where the outcome of one step is written. N environments; t is the step, u = t + 1 what comes after it."""
+
+    reward: Array
+    """[N] float32, of t; 0 on a reset step."""
+    terminated: Array
+    """[N] bool, of t."""
+    truncated: Array
+    """[N] bool, of t."""
+    valid: Array
+    """[N] bool, of t; False where the step only reset an environment."""
+    observation: Arrays
+    """{leaf: [N, *leaf]}, of u."""
+    start: Array
+    """[N] bool, of u; True where that observation is the first of an episode."""
+    mask: Array | None
+    """[N, mask_size] bool, of u; None when the environment gives no action masks."""
+    final: Arrays
+    """{leaf: [N, *leaf]}, of t: what really followed, before any reset. Empty with NEXT_STEP, where that is ``observation``."""
+
+
+class VectorEnvironment:
+    """Steps a `gymnasium.vector.VectorEnv` and writes what happened into rows.
+
+    NEXT_STEP: the step after the last one of an episode only resets, and is not valid. SAME_STEP and DISABLED look alike
+    to the caller: every step is valid, and ``final`` holds the true next observation of *every* environment.
+    Every failure of the environment itself is an `EnvironmentFailedError`; afterwards the vector is not to be used again.
+    """
+
+    def __init__(self, vector: Any, env_id: str, frames_per_step: int = 1) -> None:
+        self._vector = vector
+        self._observations = ObservationCodec(vector.single_observation_space)
+        actions = action_spec(vector.single_action_space)
+        self._actions = ActionCodec(actions)
+        self.num_envs = int(vector.num_envs)
+        self.spec = EnvironmentSpec(
+            env_id, self._observations.leaves, actions, self.num_envs, autoreset_of(vector.metadata), frames_per_step=frames_per_step
+        )
+        """Its ``action_mask`` is settled by the first `reset`, which tells `gives_masks`."""
+        self.gives_masks = False
+        self._settle = {"next_step": self._settle_next_step, "same_step": self._settle_same_step, "disabled": self._settle_disabled}[
+            self.spec.autoreset
+        ]
+        self._over: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
+        self._returns = np.zeros(self.num_envs, np.float64)
+        self._born = np.zeros(self.num_envs, np.int64)
+        """The clock when each environment's episode began, so that its length need not be counted at every step."""
+        self._clock = 0
+        self._finished: list[tuple[int, Episode]] = []
+
+    def reset(self, seed: int, observation: Arrays, mask: Array | None) -> None:
+        """Begin anew: environment i is seeded with ``seed + i``. Writes first observations and masks.
+
+        Raises:
+            EnvironmentFailedError: if an environment raises.
+            UnexpectedShapeError: if an observation or mask has not the shape that the spaces say.
+        """
+        with failures_named("reset"):
+            first, info = self._vector.reset(seed=seed)
+        self.gives_masks = "action_mask" in info and self.spec.action.kind != "box"
+        self._observations.encode(first, observation)
+        self._over[:] = False
+        self._write_mask(info, mask)
+        self._returns[:], self._born[:], self._clock = 0.0, 0, 0
+        self._finished.clear()
+
+    def step(self, stored: Array, row: StepRow) -> None:
+        """Take the actions ``stored`` [N, *stored] and write the outcome into ``row``.
+
+        Raises:
+            EnvironmentFailedError: if an environment raises.
+            UnexpectedShapeError: if what it returns has another shape than the spaces say.
+        """
+        actions = self._actions.decode(stored)
+        try:
+            observation, reward, terminated, truncated, info = self._vector.step(actions)
+        except (Exception, SystemExit) as error:  # the user's code may raise anything; the actor has a policy for it
+            raise failed("step", error) from error
+        reward, terminated, truncated = np.asarray(reward), np.asarray(terminated), np.asarray(truncated)
+        if not reward.shape == terminated.shape == truncated.shape == (self.num_envs,):
+            shapes = f"{reward.shape}, {terminated.shape} and {truncated.shape}"
+            raise UnexpectedShapeError(f"reward, terminated and truncated have shapes {shapes} instead of ({self.num_envs},)")
+        row.reward[:], row.terminated[:], row.truncated[:] = reward, terminated, truncated
+        self._returns += reward
+        self._clock += 1
+        self._settle(observation, info, row)
+
+    def take_finished(self) -> list[tuple[int, Episode]]:
+        """Episodes that ended since the last call, each with the index of its environment."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def close(self) -> None:
+        """Let go of the environments. What they raise in doing so helps nobody any more."""
+        with contextlib.suppress(Exception):
+            self._vector.close()
+
+    def _settle_next_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
+        resets = self._over
+        np.logical_not(resets, out=row.valid)
+        row.start[:] = resets
+        if np.count_nonzero(resets):
+            row.reward[resets], row.terminated[resets], row.truncated[resets], self._returns[resets] = 0.0, False, False, 0.0
+            self._born[resets] = self._clock
+        self._observations.encode(observation, row.observation)
+        np.logical_or(row.terminated, row.truncated, out=self._over)
+        if np.count_nonzero(self._over):
+            self._record()
+        self._write_mask(info, row.mask)
+
+    def _settle_same_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
+        self._observations.encode(observation, row.observation)
+        self._all_valid(row)
+        for name, final in row.final.items():
+            final[:] = row.observation[name]
+        if np.count_nonzero(self._over):
+            final_observation = info.get("final_obs")
+            if final_observation is None:
+                raise EnvironmentFailedError("a vector with SAME_STEP autoreset ended an episode without info['final_obs']")
+            self._observations.encode_where(final_observation, self._over, row.final)
+            self._record()
+        self._over[:] = False
+        self._write_mask(info, row.mask)
+
+    def _settle_disabled(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
+        self._observations.encode(observation, row.final)
+        self._all_valid(row)
+        for name, final in row.final.items():
+            row.observation[name][:] = final
+        self._write_mask(info, row.mask)
+        if np.count_nonzero(self._over):
+            over = self._over.copy()
+            with failures_named("reset"):
+                first, first_info = self._vector.reset(options={"reset_mask": over})
+            self._observations.encode_where(first, over, row.observation)
+            self._record()
+            self._over[:] = False
+            self._write_mask({"_action_mask": over, **first_info}, row.mask)
+
+    def _all_valid(self, row: StepRow) -> None:
+        """Every step was a transition, and an episode that ended is followed by the first observation of the next."""
+        row.valid[:] = True
+        np.logical_or(row.terminated, row.truncated, out=self._over)
+        row.start[:] = self._over
+
+    def _record(self) -> None:
+        """Note the episodes that are over; the next ones begin now (with NEXT_STEP, once they have been reset)."""
+        for index in np.flatnonzero(self._over).tolist():
+            self._finished.append((index, Episode(float(self._returns[index]), int(self._clock - self._born[index]))))
+        self._returns[self._over], self._born[self._over] = 0.0, self._clock
+
+    def _write_mask(self, info: dict[str, Any], mask: Array | None) -> None:
+        """Copy the masks in ``info`` that are there; where an episode is over, an observation that allows nothing allows all."""
+        if mask is None:
+            return
+        given = info.get("action_mask")
+        if given is None:
+            raise UnexpectedShapeError("info['action_mask'] was there at the first reset and is missing now")
+        present = np.asarray(info.get("_action_mask", np.ones(self.num_envs, np.bool_)))
+        for index in np.flatnonzero(present).tolist():
+            flat = _flat_mask(given[index])
+            if flat.shape != mask.shape[1:]:
+                raise UnexpectedShapeError(f"info['action_mask'] of environment {index} has shape {flat.shape} instead of {mask.shape[1:]}")
+            mask[index] = flat
+        mask[self._over] = True
+
+
+def _flat_mask(mask: Any) -> Array:
+    """One environment's mask, an array or a tuple of one array for each choice, as [mask_size]."""
+    parts = mask if isinstance(mask, tuple | list) else (mask,)
+    return np.concatenate([np.ravel(part) for part in parts])
