@@ -19,21 +19,23 @@ def must_wait_for(committed: Sequence[int], open_: Sequence[int], batch: int) ->
         batch: B.
 
     Returns:
-        0 when the batch may go ahead without any of them. Tickets that could not be used in time even if everything
-        were committed are not waited for: nothing is gained by it.
+        0 when the batch may go ahead without any of them; otherwise the fewest with which nothing is lost. Tickets that
+        could not be used in time even if everything were committed are not waited for: nothing is gained by it.
     """
-    horizon = max((*committed, *open_), default=0)
+    # All that is left fits into the batches up to the horizon, so more slack than that is no different from it. Without it
+    # the work would grow with the bound, which may be a million, instead of with the number of tickets.
+    horizon = (len(committed) + len(open_)) // batch + 1
     chosen = list(committed[:batch])
     left = [0] * (horizon + 1)
     for slack in (*committed[batch:], *open_):
-        left[max(slack, 0)] += 1
+        left[min(max(slack, 0), horizon)] += 1
     forced = 0
     while forced < len(open_) and chosen:
         tight = _first_violation(left, batch)
         if tight is None or chosen[-1] <= tight or open_[forced] > tight:
             break
         left[max(open_[forced], 0)] -= 1
-        left[chosen.pop()] += 1
+        left[min(chosen.pop(), horizon)] += 1
         forced += 1
     return forced
 

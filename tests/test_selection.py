@@ -1,0 +1,96 @@
+"""Which open tickets a batch has to wait for, against a reference that tries every choice."""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tianflow.selection import must_wait_for
+
+slacks = st.lists(st.integers(0, 4), max_size=7).map(sorted)
+"""Slack: last admissible use minus the version of this batch."""
+
+
+def lost(left: list[int], batch: int) -> int:
+    """How many of ``left`` cannot be used in time: one batch of ``batch`` places at each coming version, earliest deadline first."""
+    waiting, late = sorted(left), 0
+    for version in range(1, max(left, default=0) + 1):
+        in_time = [slack for slack in waiting if slack >= version]
+        late += len(waiting) - len(in_time)
+        waiting = in_time[batch:]
+    return late + len(waiting)
+
+
+def best(committed: list[int], open_: list[int], batch: int) -> tuple[int, int]:
+    """(fewest lost, fewest open tickets in the batch with which no more are lost), by trying every batch there could be."""
+    everyone = [(slack, False) for slack in committed] + [(slack, True) for slack in open_]
+    found = []
+    for chosen in combinations(range(len(everyone)), batch):
+        left = [everyone[index][0] for index in range(len(everyone)) if index not in chosen]
+        found.append((lost(left, batch), sum(everyone[index][1] for index in chosen)))
+    return min(found)
+
+
+@settings(max_examples=600, deadline=None)
+@given(committed=slacks, open_=slacks, batch=st.integers(1, 4))
+def test_nothing_is_lost_that_need_not_be_and_no_more_is_waited_for(committed: list[int], open_: list[int], batch: int) -> None:
+    if len(committed) < batch:
+        return
+    fewest_lost, fewest_open = best(committed, open_, batch)
+    waited = must_wait_for(committed, open_, batch)
+    assert fewest_lost == lost([*committed[batch - waited :], *open_[waited:]], batch)
+    if fewest_lost == 0:
+        assert fewest_open == waited
+
+
+@settings(max_examples=300, deadline=None)
+@given(slacks=st.lists(st.integers(0, 4), min_size=1, max_size=9).map(sorted), batch=st.integers(1, 4))
+def test_admission_leaves_enough_room_for_what_has_been_granted_and_not_begun(slacks: list[int], batch: int) -> None:
+    """Tickets granted but not begun are not looked at: they begin with the newest version, so they have most slack of all.
+
+    With C <= (highest slack + 1) * B out, adding them to what is left changes nothing.
+    """
+    highest = 4
+    committed, open_ = slacks[::2], slacks[1::2]
+    if len(committed) < batch:
+        return
+    granted = [highest] * ((highest + 1) * batch - len(slacks))
+    assert must_wait_for(committed, open_, batch) == must_wait_for(committed, [*open_, *granted], batch)
+
+
+@pytest.mark.parametrize(
+    ("expected", "committed", "open_"),
+    [
+        (0, [0, 1], []),
+        (0, [0, 1], [1]),
+        (1, [0, 1], [0]),
+        (1, [1, 1], [0, 1]),
+        (2, [1, 1], [0, 0]),
+    ],
+)
+def test_with_two_places_a_batch(expected: int, committed: list[int], open_: list[int]) -> None:
+    assert expected == must_wait_for(committed, open_, 2)
+
+
+def test_it_looks_beyond_the_coming_update() -> None:
+    """Three with slack 1 and two places a batch: one of them has to go now, although none expires now."""
+    assert 1 == must_wait_for([2, 2], [1, 1, 1], 2)
+
+
+def test_a_ticket_whose_place_is_needed_by_one_just_as_urgent_is_passed_over() -> None:
+    assert 0 == must_wait_for([0, 0], [0], 2)
+
+
+def test_nobody_is_waited_for_when_everything_left_has_time() -> None:
+    assert 0 == must_wait_for([0] * 8, [1] * 8, 8)
+
+
+def test_a_bound_of_a_million_costs_no_more_than_a_small_one() -> None:
+    """Slack is as large as the bound; the work must depend on the number of tickets only."""
+    began = time.perf_counter()
+    assert 0 == must_wait_for([10**7] * 8, [10**7] * 8, 8)
+    assert time.perf_counter() - began < 0.1
