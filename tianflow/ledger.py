@@ -1,7 +1,7 @@
-"""The ledger: the one writer of ticket states. A plain object; time comes in as an argument.
+r"""The ledger: the one writer of ticket states. A plain object; time comes in as an argument.
 
     granted -> begun -> committed -> taken -> trained
-                  \\________\\___________\\____-> dropped(reason)
+                  \________\___________\____-> dropped(reason)
 
 Every ticket metric is one snapshot of it, so ``begun = trained + dropped + open`` holds at every look.
 """
@@ -170,7 +170,8 @@ class Ledger:
         self._held_by_learner: dict[int, int] = {}
         self._version = NO_VERSION
         self._published = NO_VERSION
-        self._open_for_grants = False
+        self._learning = False
+        self._grants_held = False
         self._next_ticket = 0
         self._counts = _Counts()
         self._recent: deque[int] = deque(maxlen=RECENT)
@@ -224,6 +225,11 @@ class Ledger:
         return min(self._limits.credits, self.credits_ceiling, self._slots)
 
     @property
+    def steps_committed(self) -> int:
+        """Valid environment steps in committed trajectories."""
+        return self._counts.steps_committed
+
+    @property
     def credits_in_use(self) -> int:
         """Tickets that hold a credit: granted, begun, committed or taken."""
         return len(self._tickets)
@@ -232,7 +238,7 @@ class Ledger:
 
     def grant(self, holder: str, *, seed_epoch: int = 0) -> Grant | None:
         """A credit and a slot for ``holder``, or None if it has to wait for either."""
-        if not self._open_for_grants or not self._free or len(self._tickets) >= self.credits_limit:
+        if not self._learning or self._grants_held or not self._free or len(self._tickets) >= self.credits_limit:
             return None
         ticket = Ticket(self._next_ticket, holder, self._free.popleft(), State.GRANTED, self._published)
         self._next_ticket += 1
@@ -274,7 +280,10 @@ class Ledger:
 
     def abort(self, number: int, slot: int, reason: str) -> None:
         """The holder gives a ticket back and no longer touches its slot."""
-        if number in self._tickets:
+        ticket = self._tickets.get(number)
+        if ticket is not None:
+            if ticket.state not in (State.GRANTED, State.BEGUN):
+                raise LedgerError(f"ticket {number} cannot be aborted: it is {ticket.state.value}")
             self._drop(number, reason)
         self._release_quarantined(slot, number)
 
@@ -303,12 +312,12 @@ class Ledger:
         if version.lineage <= self._version.lineage and self._version != NO_VERSION:
             raise LedgerError(f"lineage {version.lineage} is not newer than {self._version.lineage}")
         self._version = self._published = version
-        self._open_for_grants = True
+        self._learning = True
         self._counts.publishes += 1
 
     def learner_lost(self) -> int:
         """The learner was reaped: everything made for it is dropped, and nothing is granted before the next lineage."""
-        self._open_for_grants = False
+        self._learning = False
         numbers = list(self._tickets)
         self._held_by_learner, held = {}, self._held_by_learner
         for number in numbers:
@@ -317,8 +326,8 @@ class Ledger:
         return len(numbers)
 
     def hold_grants(self, hold: bool) -> None:
-        """While held, nothing is granted (a stop, a drain)."""
-        self._open_for_grants = not hold and self._version != NO_VERSION
+        """While held, nothing is granted (a stop, a drain), whatever learners come and go."""
+        self._grants_held = hold
 
     def take(self, for_version: Version, now: float) -> Batch | Blocked:
         """B trajectories to be used at ``for_version``, or what stands in the way.
@@ -327,6 +336,8 @@ class Ledger:
         """
         if for_version.lineage != self._version.lineage:
             raise LedgerError(f"a batch for lineage {for_version.lineage} while {self._version.lineage} is learning")
+        if for_version.number < self._version.number:
+            raise LedgerError(f"a batch for version {for_version.number}, which is past: the learner is at {self._version.number}")
         self._sweep(for_version.number)
         committed = [t for t in self._tickets.values() if t.state is State.COMMITTED]
         batch = self._limits.batch
@@ -353,22 +364,31 @@ class Ledger:
                 self._free.append(slot)
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Taken but not used: committed again. The next `take` drops what has become too old."""
+        """Taken but not used: committed again, or dropped(given_back) if its slot was released. `take` drops what has become too old."""
         for number in numbers:
             ticket = self._tickets.get(number)
-            if ticket is not None and ticket.state is State.TAKEN and number in self._held_by_learner:
+            if ticket is None or ticket.state is not State.TAKEN:
+                continue
+            if self._held_by_learner.pop(number, None) is None:
+                self._drop(number, "given_back")
+            else:
                 ticket.state = State.COMMITTED
-                del self._held_by_learner[number]
 
     def settle(self, settlement: Settlement) -> None:
-        """An update is over. Its tickets are trained, their credits return, and the version it made is the learner's."""
+        """An update is over. Its tickets are trained, their credits return, and the version it made is the learner's.
+
+        What a learner had said before it was reaped may be read after; like a late commit, it changes nothing.
+        """
+        if self._of_lost_learner(settlement.version):
+            return
         if settlement.version != Version(self._version.lineage, self._version.number + 1):
             raise LedgerError(f"version {settlement.version} does not follow {self._version}")
-        used_at = self._version.number
-        for number in settlement.tickets:
-            ticket = self._tickets.get(number)
-            if ticket is None or ticket.state is not State.TAKEN:
+        taken = {ticket.number: ticket for ticket in self.live(State.TAKEN)}
+        used_at, trained = self._version.number, [taken.pop(number, None) for number in settlement.tickets]
+        for number, ticket in zip(settlement.tickets, trained, strict=True):
+            if ticket is None:
                 raise LedgerError(f"ticket {number} was trained on without having been taken")
+        for ticket in filter(None, trained):
             self._train(ticket, used_at, settlement.bound)
         self._version = settlement.version
         self._counts.updates += 1
@@ -379,6 +399,10 @@ class Ledger:
 
     def publish(self, version: Version) -> None:
         """``version`` can be read by every actor. Never moves backwards."""
+        if self._of_lost_learner(version):
+            return
+        if version > self._version:
+            raise LedgerError(f"version {version} was published before it was settled; the learner is at {self._version}")
         if version > self._published:
             self._published = version
             self._counts.publishes += 1
@@ -431,6 +455,9 @@ class Ledger:
 
     # Inside ---------------------------------------------------------------------------------------------------------
 
+    def _of_lost_learner(self, version: Version) -> bool:
+        return not self._learning or version.lineage < self._version.lineage
+
     def _share(self, holder: str) -> Share:
         return self._shares.setdefault(holder, Share())
 
@@ -463,30 +490,30 @@ class Ledger:
         """Open tickets that this batch must not pass over: cut them, and drop those that do not answer in time."""
         limits = self._limits
         bound = limits.max_staleness
-        if bound is None:
+        # At bound 0 all have the same deadline, none is more urgent than another: whole fragments are waited for.
+        if bound is None or bound == 0:
             return None
-        begun = [t for t in self._tickets.values() if t.state is State.BEGUN]
-        if not begun:
-            return None
-        open_ = sorted(begun, key=lambda t: (t.version.number, t.number))
         waiting = [t.version.number + bound - for_version for t in committed]
-        needed = must_wait_for(waiting, [t.version.number + bound - for_version for t in open_], limits.batch)
-        if needed == 0 or len(committed) + needed < limits.batch:
-            return None
-        if bound == 0:
-            return Blocked()  # synchronous training waits for whole fragments
-        cut, until = [], None
-        for ticket in open_[:needed]:
-            if ticket.cut_at is None:
-                ticket.cut_at = now
-                self._counts.cuts += 1
-            cut.append(ticket.number)
-            if limits.patience is not None:
-                if now - ticket.cut_at >= limits.patience:
-                    self._drop(ticket.number, "straggler")
-                    return self._stragglers(committed, for_version, now)
-                until = min(ticket.cut_at + limits.patience, until if until is not None else float("inf"))
-        return Blocked(tuple(cut), until)
+        while True:
+            open_ = sorted(self.live(State.BEGUN), key=lambda t: (t.version.number, t.number))
+            needed = must_wait_for(waiting, [t.version.number + bound - for_version for t in open_], limits.batch)
+            if needed == 0 or len(committed) + needed < limits.batch:
+                return None
+            since = [self._cut(ticket, now) for ticket in open_[:needed]]
+            if limits.patience is None:
+                return Blocked(tuple(t.number for t in open_[:needed]))
+            late = [t.number for t, cut_at in zip(open_, since, strict=False) if now - cut_at >= limits.patience]
+            if not late:
+                return Blocked(tuple(t.number for t in open_[:needed]), min(since) + limits.patience)
+            for number in late:
+                self._drop(number, "straggler")
+
+    def _cut(self, ticket: Ticket, now: float) -> float:
+        """Since when ``ticket`` has been wanted: from now on, if it was not yet."""
+        if ticket.cut_at is None:
+            ticket.cut_at = now
+            self._counts.cuts += 1
+        return ticket.cut_at
 
     def _drop(self, number: int, reason: str) -> None:
         """The credit returns at once; the slot when nobody can write to it or read from it any more."""

@@ -1,0 +1,808 @@
+"""Every transition of a ticket, every refusal, and the numbers that must add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.virtual_time import broken_identity
+from tianflow.ledger import Blocked, Ledger, LedgerError, Limits, Share, State
+from tianflow.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
+
+
+class Bench:
+    """A ledger with a learner at ``version``, and shorthands for what actors and learners say to it."""
+
+    def __init__(self, *, batch: int = 2, bound: int | None = 1, version: int = 0, slots: int = 16, **limits: Any) -> None:
+        given = {"batch": batch, "max_staleness": bound, "credits": slots, **limits}
+        self.ledger = Ledger(limits=Limits(**given), slots=slots)
+        self.lineage = 1
+        self.ledger.open_lineage(self.v(version))
+
+    def v(self, number: int) -> Version:
+        return Version(self.lineage, number)
+
+    def granted(self, holder: str = "actor-0") -> Grant:
+        grant = self.ledger.grant(holder)
+        assert grant is not None
+        return grant
+
+    def begun(self, version: int | None = None, holder: str = "actor-0") -> Grant:
+        grant = self.granted(holder)
+        assert self.ledger.begin(grant.ticket, self.v(version) if version is not None else grant.version)
+        return grant
+
+    def commit(self, grant: Grant, version: int | None = None, *, now: float = 0.0, length: int = 4) -> bool:
+        oldest = self.v(version) if version is not None else grant.version
+        return self.ledger.commit(grant.ticket, Trajectory(grant.ticket, grant.slot, length, 2 * length, oldest), now)
+
+    def committed(self, version: int | None = None, holder: str = "actor-0", now: float = 0.0) -> Grant:
+        grant = self.begun(version, holder)
+        assert self.commit(grant, version, now=now)
+        return grant
+
+    def take(self, version: int | None = None, now: float = 0.0) -> Batch | Blocked:
+        return self.ledger.take(self.v(self.ledger.version.number if version is None else version), now)
+
+    def taken(self, version: int | None = None) -> Batch:
+        batch = self.take(version)
+        assert isinstance(batch, Batch)
+        return batch
+
+    def settle(self, batch: Batch, bound: int | None = 1, *, published: bool = True, skipped: bool = False) -> None:
+        version = self.v(self.ledger.version.number + 1)
+        self.ledger.settle(Settlement(version, tickets(batch), bound, published, skipped))
+
+    def update(self, *, published: bool = True, bound: int | None = 1) -> None:
+        """One whole update with fresh trajectories."""
+        for _ in range(self.ledger.limits.batch):
+            self.committed(self.ledger.published.number)
+        batch = self.taken()
+        self.ledger.copied(tickets(batch))
+        self.settle(batch, bound, published=published)
+
+    def limit(self, **changes: Any) -> None:
+        self.ledger.set_limits(replace(self.ledger.limits, **changes))
+
+    def sound(self) -> None:
+        assert "" == broken_identity(self.ledger)
+
+
+def tickets(batch: Batch) -> tuple[int, ...]:
+    return tuple(trajectory.ticket for trajectory in batch.trajectories)
+
+
+# The way of a ticket --------------------------------------------------------------------------------------------------
+
+
+def states(bench: Bench) -> tuple[list[State], int, int, int, int]:
+    """(states of live tickets, granted, begun, committed, open)."""
+    seen = bench.ledger.snapshot()
+    return [ticket.state for ticket in bench.ledger.live()], seen.granted, seen.begun, seen.committed, seen.open
+
+
+def test_a_ticket_goes_from_granted_to_trained_and_is_counted_in_each_state() -> None:
+    bench = Bench(batch=1)
+    grant = bench.granted()
+    assert ([State.GRANTED], 1, 0, 0, 0) == states(bench)
+    bench.ledger.begin(grant.ticket, bench.v(0))
+    assert ([State.BEGUN], 1, 1, 0, 1) == states(bench)
+    bench.commit(grant)
+    assert ([State.COMMITTED], 1, 1, 1, 1) == states(bench)
+    assert 1 == bench.ledger.snapshot().queue
+    batch = bench.taken()
+    assert ([State.TAKEN], 1, 1, 1, 1) == states(bench)
+    assert 0 == bench.ledger.snapshot().queue
+    bench.sound()
+    bench.settle(batch)
+    assert ([], 1, 1, 1, 0) == states(bench)
+    seen = bench.ledger.snapshot()
+    assert (1, 1, {0: 1}) == (seen.trained, seen.updates, seen.staleness)
+
+
+def test_a_grant_names_the_newest_published_version_and_a_slot_of_its_own() -> None:
+    bench = Bench()
+    bench.update()
+    first, second = bench.granted(), bench.granted()
+    assert (bench.v(1), bench.v(1)) == (first.version, second.version)
+    assert first.slot != second.slot
+    assert second.ticket == first.ticket + 1
+
+
+def test_a_grant_carries_the_seed_epoch_it_was_asked_with() -> None:
+    assert 7 == Bench().ledger.grant("actor-0", seed_epoch=7).seed_epoch  # type: ignore[union-attr]
+
+
+def test_nothing_is_granted_before_a_learner_has_published() -> None:
+    ledger = Ledger(limits=Limits(batch=1, max_staleness=0, credits=1), slots=4)
+    assert ledger.grant("actor-0") is None
+    assert NO_VERSION == ledger.version
+    ledger.open_lineage(Version(1, 0))
+    assert ledger.grant("actor-0") is not None
+
+
+def test_the_credit_returns_when_the_version_is_settled_and_the_slot_when_it_was_copied_out() -> None:
+    bench = Bench(batch=1, bound=0, slots=2)
+    bench.committed()
+    batch = bench.taken()
+    assert bench.ledger.grant("actor-0") is None
+    assert 1 == bench.ledger.snapshot().free_slots
+    bench.ledger.copied(tickets(batch))
+    assert 2 == bench.ledger.snapshot().free_slots
+    assert bench.ledger.grant("actor-0") is None
+    bench.settle(batch, bound=0)
+    assert bench.ledger.grant("actor-0") is not None
+
+
+def test_a_slot_settled_before_it_was_copied_stays_with_the_learner() -> None:
+    bench = Bench(batch=1, slots=2)
+    bench.committed()
+    batch = bench.taken()
+    bench.settle(batch)
+    bench.sound()
+    assert 1 == bench.ledger.snapshot().free_slots
+    bench.ledger.copied(tickets(batch))
+    bench.sound()
+    assert 2 == bench.ledger.snapshot().free_slots
+
+
+def test_copied_said_twice_frees_a_slot_once() -> None:
+    bench = Bench(batch=1)
+    bench.committed()
+    batch = bench.taken()
+    bench.ledger.copied(tickets(batch))
+    bench.ledger.copied(tickets(batch))
+    bench.sound()
+
+
+def test_without_a_free_slot_nothing_is_granted_though_there_are_credits() -> None:
+    bench = Bench(batch=1, bound=None, slots=2, credits=3)
+    bench.begun()
+    bench.ledger.drop_open("stopped")
+    bench.granted()
+    assert (1, 2, 0) == (bench.ledger.credits_in_use, bench.ledger.credits_limit, bench.ledger.snapshot().free_slots)
+    assert bench.ledger.grant("actor-0") is None
+    bench.ledger.add_slots(1)
+    assert 2 == bench.granted().slot
+    bench.sound()
+
+
+def test_a_ticket_has_the_version_of_its_oldest_step() -> None:
+    """Handed value: steps of versions 6 6 7 7 7 used at 10 are 4 versions old, neither 3 nor 3.4."""
+    bench = Bench(batch=1, bound=4, version=10)
+    grant = bench.begun(7)
+    bench.commit(grant, min(6, 6, 7, 7, 7))
+    bench.settle(bench.taken(), bound=4)
+    assert {4: 1} == bench.ledger.snapshot().staleness
+
+
+def test_a_late_label_does_not_make_a_ticket_younger_than_it_began() -> None:
+    bench = Bench(batch=1, bound=4, version=10)
+    grant = bench.begun(7)
+    bench.commit(grant, 9)
+    bench.settle(bench.taken(), bound=4)
+    assert {3: 1} == bench.ledger.snapshot().staleness
+
+
+def test_staleness_splits_into_in_flight_and_in_queue() -> None:
+    bench = Bench(batch=1, bound=3)
+    slow = bench.begun(0)
+    bench.update()
+    bench.commit(slow, 0)
+    bench.committed(1)
+    bench.limit(order="arrival")
+    batch = bench.taken()
+    assert (slow.ticket,) == tickets(batch)
+    bench.settle(batch, bound=3)
+    seen = bench.ledger.snapshot()
+    assert ({0: 1, 1: 1}, {0: 1, 1: 1}, {0: 2}) == (seen.staleness, seen.in_flight, seen.in_queue)
+    bench.settle(bench.taken(), bound=3)
+    seen = bench.ledger.snapshot()
+    assert ({0: 1, 1: 2}, {0: 2, 1: 1}, {0: 2, 1: 1}) == (seen.staleness, seen.in_flight, seen.in_queue)
+    assert (0, 1, 1) == seen.recent_staleness
+
+
+# Admission ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "bound", "batch", "started", "expected"),
+    [(0, 0, 4, 0, 4), (0, 0, 4, 4, 0), (1, 0, 4, 4, 4), (0, 2, 4, 0, 12), (3, 1, 8, 35, 5), (3, 1, 8, 40, 0)],
+)
+def test_as_many_may_begin_as_the_admission_rule_of_areal_says(version: int, bound: int, batch: int, started: int, expected: int) -> None:
+    """Handed values of arXiv 2505.24298: admit while floor((N - 1) / B) <= i + eta, N trajectories started, learner version i."""
+    bench = Bench(batch=batch, bound=bound, slots=64)
+    for _ in range(version):
+        bench.update(bound=bound)
+    for _ in range(started - version * batch):
+        bench.granted()
+    more = 0
+    while bench.ledger.grant("actor-1") is not None:
+        more += 1
+    assert expected == more
+
+
+@pytest.mark.parametrize(("bound", "lag", "expected"), [(0, 0, 2), (3, 0, 8), (3, 1, 6), (3, 3, 2), (None, 1, 16)])
+def test_the_ceiling_is_a_batch_for_each_version_still_admissible(bound: int | None, lag: int, expected: int) -> None:
+    bench = Bench(bound=bound)
+    for _ in range(lag):
+        bench.update(published=False, bound=bound)
+    assert (lag, expected) == (bench.ledger.publish_lag, bench.ledger.credits_ceiling)
+
+
+def test_a_publish_ends_the_lag() -> None:
+    bench = Bench(bound=3)
+    bench.update(published=False, bound=3)
+    assert 1 == bench.ledger.publish_lag
+    bench.ledger.publish(bench.v(1))
+    assert (0, 8) == (bench.ledger.publish_lag, bench.ledger.credits_ceiling)
+
+
+def test_an_older_publish_does_not_replace_a_newer_one() -> None:
+    bench = Bench()
+    bench.update()
+    bench.ledger.publish(bench.v(0))
+    assert bench.v(1) == bench.ledger.published
+    assert 2 == bench.ledger.snapshot().publishes
+
+
+def test_credits_are_the_least_of_law_ceiling_and_slots() -> None:
+    assert 3 == Bench(credits=3).ledger.credits_limit
+    assert 4 == Bench(credits=100).ledger.credits_limit
+    assert 5 == Bench(credits=100, bound=None, slots=5).ledger.credits_limit
+
+
+def test_a_lowered_limit_takes_nothing_away_and_grants_nothing() -> None:
+    bench = Bench(bound=3)
+    grants = [bench.begun() for _ in range(8)]
+    bench.limit(max_staleness=0)
+    assert (2, 8) == (bench.ledger.credits_limit, bench.ledger.credits_in_use)
+    assert bench.ledger.grant("actor-0") is None
+    assert bench.commit(grants[0])
+
+
+def test_while_held_nothing_is_granted() -> None:
+    bench = Bench()
+    bench.ledger.hold_grants(True)
+    assert bench.ledger.grant("actor-0") is None
+    bench.ledger.hold_grants(False)
+    assert bench.ledger.grant("actor-0") is not None
+
+
+def test_a_hold_outlasts_a_new_learner() -> None:
+    """A run that drains must not begin anything because its learner was restarted meanwhile."""
+    bench = Bench()
+    bench.ledger.hold_grants(True)
+    bench.ledger.learner_lost()
+    bench.ledger.open_lineage(Version(2, 0))
+    assert bench.ledger.grant("actor-0") is None
+    bench.ledger.hold_grants(False)
+    assert bench.ledger.grant("actor-0") is not None
+
+
+def test_the_end_of_a_hold_grants_nothing_while_there_is_no_learner() -> None:
+    bench = Bench()
+    bench.ledger.hold_grants(True)
+    bench.ledger.learner_lost()
+    bench.ledger.hold_grants(False)
+    assert bench.ledger.grant("actor-0") is None
+
+
+def test_a_hold_can_begin_before_the_first_learner() -> None:
+    ledger = Ledger(limits=Limits(batch=1, max_staleness=0, credits=1), slots=4)
+    ledger.hold_grants(True)
+    ledger.open_lineage(Version(1, 0))
+    assert ledger.grant("actor-0") is None
+
+
+# Taking -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_takes_the_oldest_versions_and_lists_them_in_ticket_order() -> None:
+    bench = Bench(bound=5, version=5)
+    young, old, older = bench.committed(5), bench.committed(4), bench.committed(3)
+    assert (old.ticket, older.ticket) == tickets(bench.taken())
+    assert [young.ticket] == [t.number for t in bench.ledger.live(State.COMMITTED)]
+
+
+def test_in_order_of_arrival_a_batch_takes_who_came_first() -> None:
+    bench = Bench(bound=5, version=5, order="arrival")
+    first, _, second = bench.committed(5, now=1.0), bench.committed(3, now=3.0), bench.committed(4, now=2.0)
+    assert (first.ticket, second.ticket) == tickets(bench.taken())
+
+
+def test_too_few_committed_are_no_batch() -> None:
+    bench = Bench(bound=None)
+    bench.committed()
+    assert Blocked() == bench.take()
+
+
+def test_the_staleness_window_is_inclusive_and_one_older_is_expired() -> None:
+    """Handed values: versions 10, 9, 7, 6 at learner version 10 under bound 3; kept are those of staleness 0, 1, 3."""
+    bench = Bench(batch=1, bound=3, version=10)
+    kept = [bench.committed(version).ticket for version in (10, 9, 7)]
+    bench.committed(6)
+    bench.take()
+    assert {"expired": 1} == bench.ledger.snapshot().dropped
+    assert kept == [t.number for t in bench.ledger.live()]
+    assert 1 == bench.ledger.snapshot().slots - bench.ledger.snapshot().free_slots - 2
+    bench.sound()
+
+
+def test_a_label_from_the_future_is_a_violation_even_without_a_bound() -> None:
+    """Handed value: version 11 at learner version 10 has staleness -1, always a bug."""
+    bench = Bench(batch=1, bound=None, version=10)
+    bench.committed(11)
+    bench.settle(bench.taken(), bound=None)
+    assert ({-1: 1}, 1) == (bench.ledger.snapshot().staleness, bench.ledger.snapshot().violations)
+
+
+def test_a_violation_is_counted_when_the_check_at_use_was_bypassed() -> None:
+    bench = Bench(batch=1, bound=3)
+    bench.committed(0)
+    batch = bench.taken(0)
+    for expected, bound in ((0, 3), (1, 0)):
+        bench.settle(batch, bound=bound)
+        assert expected == bench.ledger.snapshot().violations
+        bench.committed(0)
+        batch = bench.taken()
+
+
+def test_violations_are_judged_by_the_bound_of_the_use_not_of_now() -> None:
+    bench = Bench(batch=1, bound=3, version=3)
+    bench.committed(0)
+    batch = bench.taken()
+    bench.limit(max_staleness=0)
+    bench.settle(batch, bound=3)
+    assert 0 == bench.ledger.snapshot().violations
+
+
+def test_a_prefetched_batch_is_judged_at_the_version_at_which_it_will_be_used() -> None:
+    bench = Bench(batch=1, bound=1, version=1)
+    bench.committed(0)
+    using = bench.taken()
+    bench.limit(max_staleness=2)
+    bench.committed(0)
+    fresh = bench.committed(1)
+    bench.limit(max_staleness=1)
+    assert (fresh.ticket,) == tickets(bench.taken(2))
+    assert {"expired": 1} == bench.ledger.snapshot().dropped
+    bench.settle(using)
+
+
+def test_an_open_ticket_that_can_no_longer_be_used_is_swept_and_its_slot_quarantined() -> None:
+    bench = Bench(batch=1, bound=1, version=2)
+    bench.begun(0)
+    bench.take()
+    seen = bench.ledger.snapshot()
+    assert ({"expired": 1}, 0, 1) == (seen.dropped, seen.in_use, seen.quarantined_slots)
+
+
+def test_a_ticket_not_yet_begun_is_never_swept() -> None:
+    bench = Bench(batch=1, bound=0, slots=4)
+    waits = bench.granted()
+    bench.limit(max_staleness=1)
+    bench.update()
+    bench.limit(max_staleness=0)
+    assert Blocked() == bench.take()
+    assert bench.ledger.begin(waits.ticket, bench.v(1))
+    assert bench.commit(waits, 1)
+    assert (waits.ticket,) == tickets(bench.taken())
+
+
+def test_a_batch_given_back_is_taken_again_but_for_what_expired() -> None:
+    bench = Bench(batch=2, bound=2, version=2)
+    old, young = bench.committed(0), bench.committed(2)
+    bench.ledger.give_back(tickets(bench.taken()))
+    bench.sound()
+    younger = bench.committed(2)
+    bench.limit(max_staleness=0)
+    assert (young.ticket, younger.ticket) == tickets(bench.taken())
+    assert {"expired": 1} == bench.ledger.snapshot().dropped
+    assert old.ticket not in [t.number for t in bench.ledger.live()]
+    bench.sound()
+
+
+def test_a_batch_given_back_after_it_was_copied_out_is_dropped_since_its_slots_are_gone() -> None:
+    bench = Bench(batch=1, bound=0, slots=2)
+    bench.committed()
+    batch = bench.taken()
+    bench.ledger.copied(tickets(batch))
+    bench.ledger.give_back(tickets(batch))
+    bench.sound()
+    assert {"given_back": 1} == bench.ledger.snapshot().dropped
+    assert bench.ledger.grant("actor-0") is not None
+
+
+def test_giving_back_what_is_not_taken_changes_nothing() -> None:
+    bench = Bench(batch=1)
+    bench.committed()
+    bench.ledger.give_back([0, 99])
+    assert [State.COMMITTED] == [t.state for t in bench.ledger.live()]
+    bench.sound()
+
+
+def test_a_skipped_optimiser_step_is_an_update_that_is_counted_apart() -> None:
+    bench = Bench(batch=1)
+    bench.committed()
+    bench.settle(bench.taken(), skipped=True, published=False)
+    seen = bench.ledger.snapshot()
+    assert (1, 1, bench.v(1), bench.v(0), 1) == (seen.updates, seen.skipped_updates, seen.version, seen.published, seen.unpublished_updates)
+
+
+# Order and stragglers -------------------------------------------------------------------------------------------------
+
+
+def test_a_ticket_with_time_left_is_passed_over() -> None:
+    bench = Bench(batch=2, bound=1)
+    bench.begun()
+    ready = bench.committed(), bench.committed()
+    assert (ready[0].ticket, ready[1].ticket) == tickets(bench.taken())
+
+
+def straggling(*, patience: float | None = 10.0) -> tuple[Bench, Grant]:
+    """At version 1, bound 1: one open ticket of version 0 that must be used now, and two committed ones of version 1."""
+    bench = Bench(batch=2, bound=1, patience=patience)
+    slow = bench.begun(0, "slow")
+    bench.update()
+    bench.committed(1)
+    bench.committed(1)
+    return bench, slow
+
+
+def test_a_ticket_that_stands_in_the_way_is_cut_once_and_waited_for() -> None:
+    bench, slow = straggling()
+    assert Blocked((slow.ticket,), 15.0) == bench.take(now=5.0)
+    assert Blocked((slow.ticket,), 15.0) == bench.take(now=9.0)
+    assert 1 == bench.ledger.snapshot().cuts
+
+
+def test_what_was_cut_is_trained_on() -> None:
+    bench, slow = straggling()
+    bench.take(now=5.0)
+    assert bench.commit(slow, 0, length=1)
+    batch = bench.taken()
+    assert slow.ticket in tickets(batch)
+    bench.settle(batch)
+    assert ({0: 3, 1: 1}, {}) == (bench.ledger.snapshot().staleness, bench.ledger.snapshot().dropped)
+
+
+def test_a_straggler_that_does_not_answer_in_time_is_dropped_and_the_batch_goes_on() -> None:
+    bench, slow = straggling()
+    bench.take(now=5.0)
+    batch = bench.take(now=15.0)
+    assert isinstance(batch, Batch)
+    assert slow.ticket not in tickets(batch)
+    assert {"straggler": 1} == bench.ledger.snapshot().dropped
+    assert 1 == bench.ledger.snapshot().quarantined_slots
+    bench.sound()
+
+
+def test_without_patience_to_lose_a_straggler_is_waited_for_without_limit() -> None:
+    bench, slow = straggling(patience=None)
+    assert Blocked((slow.ticket,), None) == bench.take(now=5.0)
+    assert Blocked((slow.ticket,), None) == bench.take(now=1e9)
+
+
+def test_patience_zero_gives_a_straggler_up_at_first_sight() -> None:
+    bench, _ = straggling(patience=0.0)
+    assert isinstance(bench.take(now=5.0), Batch)
+    assert {"straggler": 1} == bench.ledger.snapshot().dropped
+
+
+def test_a_thousand_stragglers_at_once_are_given_up_one_after_the_other() -> None:
+    bench = Bench(batch=1200, bound=2, slots=6000, patience=0.0)
+    for _ in range(1200):
+        bench.begun(0)
+    bench.update(bound=2)
+    for _ in range(1200):
+        bench.committed(1)
+    bench.limit(max_staleness=1)
+    assert isinstance(bench.take(), Batch)
+    assert {"straggler": 1200} == bench.ledger.snapshot().dropped
+
+
+def test_nobody_is_cut_in_order_of_arrival_or_without_a_bound() -> None:
+    for limits in ({"order": "arrival"}, {"max_staleness": None}):
+        bench, _ = straggling()
+        bench.limit(**limits)
+        assert isinstance(bench.take(), Batch)
+        assert 0 == bench.ledger.snapshot().cuts
+
+
+def test_synchronous_training_waits_for_whole_fragments() -> None:
+    bench = Bench(batch=2, bound=0)
+    bench.begun()
+    bench.committed()
+    assert Blocked() == bench.take(now=1e9)
+    assert (0, {}) == (bench.ledger.snapshot().cuts, bench.ledger.snapshot().dropped)
+
+
+# Giving up ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_ticket_aborted_before_it_began_returns_credit_and_slot_and_counts_as_returned() -> None:
+    bench = Bench()
+    grant = bench.granted()
+    bench.ledger.abort(grant.ticket, grant.slot, "stopped")
+    seen = bench.ledger.snapshot()
+    assert (0, 1, {}, 16, 0) == (seen.in_use, seen.returned, seen.dropped, seen.free_slots, seen.quarantined_slots)
+    bench.sound()
+
+
+def test_a_ticket_aborted_after_it_began_is_dropped_with_the_reason_given() -> None:
+    bench = Bench()
+    grant = bench.begun()
+    bench.ledger.abort(grant.ticket, grant.slot, "env_error")
+    seen = bench.ledger.snapshot()
+    assert ({"env_error": 1}, 16, 1) == (seen.dropped, seen.free_slots, seen.begun)
+    bench.sound()
+
+
+@pytest.mark.parametrize("release", ["commit", "abort", "holder_lost"])
+def test_the_slot_of_a_dropped_ticket_is_not_used_again_until_its_holder_lets_go(release: str) -> None:
+    bench = Bench(slots=2, credits=2)
+    grant = bench.begun(holder="slow")
+    assert 1 == bench.ledger.drop_open("stopped")
+    others = [bench.ledger.grant("other"), bench.ledger.grant("other")]
+    assert [True, False] == [other is not None and other.slot != grant.slot for other in others]
+    bench.sound()
+    if release == "commit":
+        assert not bench.commit(grant)
+    elif release == "abort":
+        bench.ledger.abort(grant.ticket, grant.slot, "stopped")
+    else:
+        assert 0 == bench.ledger.holder_lost("slow", "env_hang")
+    bench.sound()
+    assert grant.slot == bench.granted("other").slot
+
+
+def test_a_late_commit_is_refused_and_counted_and_harms_nothing() -> None:
+    bench = Bench(batch=1)
+    grant = bench.begun()
+    bench.ledger.drop_open("stopped")
+    assert not bench.commit(grant)
+    assert not bench.commit(grant)
+    seen = bench.ledger.snapshot()
+    assert (2, 0, {"stopped": 1}) == (seen.late_commits, seen.committed, seen.dropped)
+    assert Blocked() == bench.take()
+    bench.sound()
+
+
+def test_a_late_commit_does_not_free_the_slot_that_another_ticket_has_by_then() -> None:
+    bench = Bench(slots=2, credits=2)
+    grant = bench.begun(holder="dead")
+    bench.ledger.holder_lost("dead", "env_hang")
+    other = [bench.granted("other"), bench.granted("other")]
+    assert grant.slot in [taken.slot for taken in other]
+    assert not bench.commit(grant)
+    assert 0 == bench.ledger.snapshot().free_slots
+    bench.sound()
+
+
+def test_a_ticket_given_up_meanwhile_does_not_begin() -> None:
+    bench = Bench()
+    grant = bench.granted()
+    bench.ledger.drop_open("stopped")
+    assert not bench.ledger.begin(grant.ticket, grant.version)
+    assert 0 == bench.ledger.snapshot().begun
+    bench.ledger.abort(grant.ticket, grant.slot, "stopped")
+    assert 16 == bench.ledger.snapshot().free_slots
+
+
+def test_a_lost_holder_loses_what_is_open_and_keeps_what_it_committed() -> None:
+    bench = Bench(batch=1, bound=3)
+    bench.granted("dead")
+    bench.begun(holder="dead")
+    good = bench.committed(holder="dead")
+    bench.begun(holder="alive")
+    assert 2 == bench.ledger.holder_lost("dead", "env_hang")
+    seen = bench.ledger.snapshot()
+    assert ({"env_hang": 1}, 1, 0) == (seen.dropped, seen.returned, seen.quarantined_slots)
+    assert (good.ticket,) == tickets(bench.taken())
+    bench.sound()
+
+
+@pytest.mark.parametrize(("committed", "expected"), [(True, 3), (False, 2)])
+def test_a_barrier_drops_what_is_open_and_leaves_what_the_learner_has(committed: bool, expected: int) -> None:
+    bench = Bench(batch=1, bound=5)
+    bench.committed()
+    batch = bench.taken()
+    bench.granted(), bench.begun(), bench.committed()
+    assert expected == bench.ledger.drop_open("barrier", committed=committed)
+    bench.sound()
+    bench.settle(batch)
+    bench.sound()
+
+
+# Learners -------------------------------------------------------------------------------------------------------------
+
+
+def lose_learner(bench: Bench) -> Batch:
+    """One ticket in every state when the learner is reaped."""
+    for _ in range(3):
+        bench.committed()
+    batch = bench.taken()
+    bench.begun(), bench.granted()
+    assert 5 == bench.ledger.learner_lost()
+    return batch
+
+
+def test_with_the_learner_everything_made_for_it_is_lost() -> None:
+    bench = Bench(bound=5)
+    lose_learner(bench)
+    seen = bench.ledger.snapshot()
+    assert ({"learner_lost": 4}, 1, 0, 2, 14) == (seen.dropped, seen.returned, seen.in_use, seen.quarantined_slots, seen.free_slots)
+    bench.sound()
+
+
+def test_after_a_lost_learner_nothing_is_granted_before_the_next_has_published() -> None:
+    bench = Bench(bound=5)
+    lose_learner(bench)
+    assert bench.ledger.grant("actor-0") is None
+    bench.ledger.open_lineage(Version(2, 0))
+    assert Version(2, 0) == bench.granted().version
+
+
+def test_what_a_lost_learner_still_had_to_say_changes_nothing() -> None:
+    """Its last messages may be read after it was reaped."""
+    bench = Bench(bound=5)
+    batch = lose_learner(bench)
+    before = bench.ledger.snapshot()
+    bench.ledger.copied(tickets(batch))
+    bench.ledger.give_back(tickets(batch))
+    late = Settlement(bench.v(1), tickets(batch), 5, True)
+    bench.ledger.settle(late)
+    bench.ledger.publish(bench.v(1))
+    assert before == bench.ledger.snapshot()
+    bench.ledger.open_lineage(Version(2, 0))
+    bench.ledger.settle(late)
+    bench.ledger.publish(bench.v(1))
+    assert (Version(2, 0), Version(2, 0), 0) == (bench.ledger.version, bench.ledger.published, bench.ledger.snapshot().updates)
+    bench.sound()
+
+
+def test_a_younger_lineage_replaces_a_longer_one() -> None:
+    bench = Bench(version=137)
+    bench.ledger.learner_lost()
+    bench.ledger.open_lineage(Version(2, 100))
+    assert (Version(2, 100), Version(2, 100), 0) == (bench.ledger.version, bench.ledger.published, bench.ledger.publish_lag)
+
+
+def test_tickets_of_an_older_lineage_are_swept_whatever_their_number() -> None:
+    bench = Bench(batch=1, bound=None)
+    bench.committed(0)
+    bench.ledger.open_lineage(Version(2, 0))
+    bench.lineage = 2
+    assert Blocked() == bench.take()
+    assert {"lineage": 1} == bench.ledger.snapshot().dropped
+    bench.sound()
+
+
+def test_a_run_resumed_at_ten_thousand_keeps_the_bound_from_its_first_batch_on() -> None:
+    bench = Bench(batch=1, bound=0, version=10_000)
+    assert 1 == bench.ledger.credits_limit
+    bench.committed(10_000)
+    bench.settle(bench.taken(), bound=0)
+    assert ({0: 1}, 0) == (bench.ledger.snapshot().staleness, bench.ledger.snapshot().violations)
+
+
+# Shares -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_steps_of_every_holder_are_followed_to_their_end() -> None:
+    bench = Bench(batch=1, bound=1, version=1)
+    bench.committed(1, "a")
+    bench.committed(0, "b")
+    batch = bench.taken(2)
+    bench.settle(batch)
+    shares = bench.ledger.snapshot().shares
+    assert Share(committed_steps=8, trained_steps=8, dropped_steps=0, trajectories=1) == shares["a"]
+    assert Share(committed_steps=8, trained_steps=0, dropped_steps=8, trajectories=1) == shares["b"]
+    assert (16, 8) == (bench.ledger.snapshot().steps_committed, bench.ledger.snapshot().steps_trained)
+
+
+def test_a_snapshot_does_not_change_when_the_ledger_does() -> None:
+    bench = Bench(batch=1)
+    bench.committed()
+    before = bench.ledger.snapshot()
+    bench.settle(bench.taken())
+    assert (0, 0, {}) == (before.trained, before.shares["actor-0"].trained_steps, before.staleness)
+
+
+# Refusals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"batch": 0}, "an update needs at least one trajectory"),
+        ({"max_staleness": -1}, "no sample can be younger than the policy that trains on it"),
+        ({"credits": 7}, "fewer credits than a batch can never feed the learner"),
+    ],
+)
+def test_limits_that_could_not_work_are_refused_with_their_consequence(limits: dict[str, int], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Limits(**{"batch": 8, "max_staleness": 1, "credits": 16, **limits})
+
+
+def test_a_ticket_begins_once() -> None:
+    bench = Bench()
+    grant = bench.begun()
+    with pytest.raises(LedgerError, match="cannot begin: it is begun"):
+        bench.ledger.begin(grant.ticket, grant.version)
+
+
+def test_a_ticket_cannot_be_committed_before_it_began_nor_twice() -> None:
+    bench = Bench()
+    grant = bench.granted()
+    with pytest.raises(LedgerError, match="cannot be committed: it is granted"):
+        bench.commit(grant)
+    bench.ledger.begin(grant.ticket, grant.version)
+    bench.commit(grant)
+    with pytest.raises(LedgerError, match="cannot be committed: it is committed"):
+        bench.commit(grant)
+
+
+@pytest.mark.parametrize(("slot", "length"), [(5, 4), (0, 0)])
+def test_a_commit_with_a_foreign_slot_or_without_steps_is_refused(slot: int, length: int) -> None:
+    bench = Bench()
+    grant = bench.begun()
+    with pytest.raises(LedgerError, match="slot or length that is not its own"):
+        bench.ledger.commit(grant.ticket, Trajectory(grant.ticket, slot, length, length, grant.version), 0.0)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_what_was_committed_cannot_be_aborted(taken: bool) -> None:
+    """The learner may be reading it: the holder has nothing left to give back."""
+    bench = Bench(batch=1)
+    grant = bench.committed()
+    if taken:
+        bench.taken()
+    with pytest.raises(LedgerError, match="cannot be aborted: it is"):
+        bench.ledger.abort(grant.ticket, grant.slot, "stopped")
+    bench.sound()
+
+
+def test_a_lineage_must_be_newer_than_the_last() -> None:
+    with pytest.raises(LedgerError, match="lineage 1 is not newer than 1"):
+        Bench().ledger.open_lineage(Version(1, 5))
+
+
+def test_a_batch_for_another_lineage_is_refused() -> None:
+    with pytest.raises(LedgerError, match="a batch for lineage 2 while 1 is learning"):
+        Bench().ledger.take(Version(2, 0), 0.0)
+
+
+def test_a_batch_for_a_version_that_is_past_is_refused() -> None:
+    """It would be judged younger than it is."""
+    bench = Bench()
+    bench.update()
+    with pytest.raises(LedgerError, match="a batch for version 0, which is past"):
+        bench.take(0)
+
+
+def test_a_version_that_does_not_follow_is_refused() -> None:
+    bench = Bench(batch=1)
+    with pytest.raises(LedgerError, match="does not follow"):
+        bench.ledger.settle(Settlement(bench.v(2), (), 1, True))
+
+
+def test_a_ticket_that_was_not_taken_cannot_be_trained_on_and_nothing_is_settled_by_half() -> None:
+    bench = Bench(batch=1)
+    bench.committed()
+    taken = bench.taken()
+    other = bench.committed()
+    before = bench.ledger.snapshot()
+    for wrong in (other.ticket, 99, taken.trajectories[0].ticket):
+        with pytest.raises(LedgerError, match="without having been taken"):
+            bench.ledger.settle(Settlement(bench.v(1), (taken.trajectories[0].ticket, wrong), 1, True))
+    assert before == bench.ledger.snapshot()
+
+
+def test_a_version_that_the_learner_has_not_made_cannot_be_published() -> None:
+    """The lag would be negative, and more would be granted than can be used in time."""
+    with pytest.raises(LedgerError, match="published before it was settled"):
+        Bench().ledger.publish(Version(1, 1))
