@@ -212,7 +212,9 @@ def _cell(document: object, path: tuple[str, ...]) -> str:
         document = document.get(key) if isinstance(document, dict) else None
     if document is None:
         return "-"
-    return f"{document:.4g}" if isinstance(document, float) else str(document)
+    if isinstance(document, float):
+        return f"{document:.0f}" if abs(document) >= 1000.0 else f"{document:.4g}"
+    return str(document)
 
 
 @app.command("get")

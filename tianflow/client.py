@@ -6,7 +6,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,11 @@ def request(contact: ControlFile, method: str, path: str = "", body: Mapping[str
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise RequestError(f"run {contact.run!r} at {contact.address} does not answer: {reason}") from error
-    except ValueError as error:
-        raise RequestError(f"run {contact.run!r} at {contact.address} answered something that is no JSON") from error
-    document: dict[str, Any] = found
-    return document | ({"generation": tag.strip('"')} if tag else {})
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RequestError(f"run {contact.run!r} at {contact.address} answered something that is no JSON object")
+    return found | ({"generation": tag.strip('"')} if tag else {})
 
 
 def resource(section: str) -> str:
@@ -120,11 +121,9 @@ def _refusal(status: int, body: bytes) -> str:
     if not isinstance(document, dict):
         return f"refused with status {status}"
     title, detail = str(document.get("title") or f"refused with status {status}"), str(document.get("detail") or "")
-    errors: Sequence[Any] = document.get("errors") or ()
-    lines = [str(_problem(error)) for error in errors if isinstance(error, dict)]
-    if detail and not all(line in detail for line in lines or [detail + "\n"]):
-        title = f"{title}: {detail}"
-    return "\n".join([title, *lines])
+    errors = document.get("errors")
+    lines = [str(_problem(error)) for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
+    return "\n".join([f"{title}: {detail}" if detail else title, *lines])
 
 
 def _problem(error: Mapping[str, Any]) -> Problem:

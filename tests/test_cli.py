@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import tianflow
+from tianflow import cli, client
+from tianflow.config_loading import load_config, to_toml
+from tianflow.errors import CheckpointError, RunError, StateConflictError
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, arguments)
+
+
+class Api(ModuleType):
+    """Stands in for the module that trains, and remembers what it was asked to."""
+
+    def __init__(self) -> None:
+        super().__init__("tianflow.api")
+        self.asked: list[tuple[Any, dict[str, Any]]] = []
+        self.code = 0
+        self.error: Exception | None = None
+
+    def train_cli(self, config: object, **options: object) -> int:
+        return self._answer(config, options)
+
+    def evaluate_cli(self, checkpoint: object, **options: object) -> int:
+        return self._answer(checkpoint, options)
+
+    def _answer(self, what: object, options: dict[str, Any]) -> int:
+        self.asked.append((what, options))
+        if self.error is not None:
+            raise self.error
+        return self.code
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Api:
+    module = Api()
+    monkeypatch.setitem(sys.modules, "tianflow.api", module)
+    monkeypatch.setattr(tianflow, "api", module, raising=False)
+    return module
+
+
+# train and eval -----------------------------------------------------------------------------------------------------
+
+
+def test_train_hands_over_the_config_and_what_was_wished(api: Api, tmp_path: Path) -> None:
+    done = run("train", "cartpole_ppo", "run.seed=7", "--plain", "--json", "--require-target", "--no-http", "--runs-dir", str(tmp_path))
+    wishes = {"resume": None, "runs_dir": tmp_path, "http": False, "plain": True, "json_line": True, "require_target": True}
+    assert (0, [(load_config("cartpole_ppo", ["run.seed=7"]), wishes)]) == (done.exit_code, api.asked)
+
+
+@pytest.mark.parametrize(("arguments", "served"), [([], True), (["--no-http"], False), (["http.enabled=false"], False)])
+def test_control_is_served_unless_file_or_flag_say_no(api: Api, arguments: list[str], served: bool) -> None:
+    run("train", "cartpole_ppo", *arguments)
+    assert served == api.asked[0][1]["http"]
+
+
+@pytest.mark.parametrize("code", [0, 1, 130, 143])
+def test_the_exit_code_of_training_is_that_of_the_command(api: Api, code: int) -> None:
+    api.code = code
+    assert code == run("train", "cartpole_ppo").exit_code
+
+
+def test_a_failed_run_ends_with_its_first_error(api: Api) -> None:
+    api.error = RunError("actor-3", "the environment raised", "Traceback ...\nValueError: first\n")
+    done = run("train", "cartpole_ppo")
+    assert (1, ["Traceback ...", "ValueError: first", "actor-3: the environment raised"]) == (done.exit_code, done.stderr.splitlines())
+
+
+@pytest.mark.parametrize(("error", "code"), [(CheckpointError("torn"), 2), (StateConflictError("has ended"), 1)])
+def test_errors_raised_on_purpose_are_one_line_and_a_code(api: Api, error: Exception, code: int) -> None:
+    api.error = error
+    done = run("train", "cartpole_ppo")
+    assert (code, f"{error}\n", "") == (done.exit_code, done.stderr, done.stdout)
+
+
+def test_every_problem_of_a_config_is_one_line_and_nothing_is_started(api: Api) -> None:
+    done = run("train", "cartpole_ppo", "env.num_env=3", "actors.count=-1")
+    assert (2, []) == (done.exit_code, api.asked)
+    first, second = done.stderr.splitlines()
+    assert first.startswith("env.num_env = 3: there is no such setting; accepted: one of failure_window_s")
+    assert first.endswith("did you mean 'num_envs'?")
+    assert "actors.count = -1: is out of range; accepted: a number >= 0" == second
+
+
+def saved_run(folder: Path) -> Path:
+    checkpoint = folder / "a-run" / "checkpoints" / "000010"
+    checkpoint.mkdir(parents=True)
+    (folder / "a-run" / "config.toml").write_text(to_toml(load_config("cartpole_ppo", ["run.seed=5"])))
+    return checkpoint
+
+
+def test_a_resumed_run_needs_no_config(api: Api, tmp_path: Path) -> None:
+    checkpoint = saved_run(tmp_path)
+    for wish in ("a-run", str(checkpoint), str(tmp_path / "a-run")):
+        assert 0 == run("train", "--resume", wish, "--runs-dir", str(tmp_path)).exit_code
+    assert [5, 5, 5] == [config.run.seed for config, _ in api.asked]
+
+
+def test_a_resumed_run_may_be_given_other_settings(api: Api, tmp_path: Path) -> None:
+    saved_run(tmp_path)
+    run("train", "balance.max_staleness=9", "run.seed=6", "--resume", "a-run", "--runs-dir", str(tmp_path))
+    config, options = api.asked[0]
+    assert (9, 6, "a-run") == (config.bound, config.run.seed, options["resume"])
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["train", "--resume", "nothing"], ["train", "--no-such-flag"], ["no-such-command"]])
+def test_bad_usage_is_code_2(api: Api, arguments: list[str]) -> None:
+    assert (2, []) == (run(*arguments).exit_code, api.asked)
+
+
+def test_eval_plays_the_episodes_wished_for(api: Api) -> None:
+    assert 0 == run("eval", "runs/a-run", "--episodes", "7", "--json").exit_code
+    assert [(Path("runs/a-run"), {"episodes": 7, "json_line": True})] == api.asked
+
+
+# validate and config ------------------------------------------------------------------------------------------------
+
+
+def test_validate_tells_environment_and_costs() -> None:
+    done = run("validate", "cartpole_ppo", "actors.count=4")
+    assert 0 == done.exit_code
+    assert "environment: CartPole-v1, 32 of them, observation float32[4]; discrete actions" in done.stdout
+    assert "note: with A = 4 actors" in done.stdout
+    assert done.stdout.endswith("cartpole_ppo: valid\n")
+
+
+def test_validate_refuses_what_does_not_fit_the_environment() -> None:
+    done = run("validate", "cartpole_ppo", "network.name=nature_cnn")
+    assert (2, "") == (done.exit_code, done.stdout)
+    assert done.stderr.startswith("network.name = 'nature_cnn'")
+
+
+def test_config_show_prints_what_can_be_read_back() -> None:
+    config = load_config("cartpole_ppo", ["run.seed=7"])
+    for flags in ([], ["--resolved"]):
+        assert config == load_config(tomllib.loads(run("config", "show", "cartpole_ppo", "run.seed=7", *flags).stdout))
+
+
+def test_config_show_resolved_prints_the_defaults_too() -> None:
+    assert "straggler_patience" in run("config", "show", "cartpole_ppo", "--resolved").stdout
+    assert "straggler_patience" not in run("config", "show", "cartpole_ppo").stdout
+
+
+# Control ------------------------------------------------------------------------------------------------------------
+
+
+class Running:
+    """Runs that are going on, and what they were asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[str, str, str, object]] = []
+        self.answer: dict[str, Any] = {}
+        self.error: Exception | None = None
+        monkeypatch.setattr(client, "running", self.running)
+        monkeypatch.setattr(client, "request", self.request)
+
+    @staticmethod
+    def running(runs_dir: Path) -> dict[str, Any]:
+        return {"one": Contact("one")} if runs_dir == Path("runs") else {}
+
+    def request(self, contact: Contact, method: str, path: str = "", body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        self.asked.append((contact.run, method, path, body))
+        if self.error is not None:
+            raise self.error
+        return dict(self.answer)
+
+
+class Contact:
+    def __init__(self, run: str) -> None:
+        self.run = run
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Running:
+    return Running(monkeypatch)
+
+
+@pytest.mark.parametrize("named", [[], ["one"]])
+@pytest.mark.parametrize("action", ["pause", "resume", "drain", "checkpoint", "stop"])
+def test_an_action_is_posted_and_answers_the_state_it_leads_to(running: Running, action: str, named: list[str]) -> None:
+    running.answer = {"state": "pausing"}
+    assert "one: pausing\n" == run(action, *named).stdout
+    assert [("one", "POST", f"/{action}", None)] == running.asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path", "body"),
+    [
+        (["balance.max_staleness=4"], "/balance", {"max_staleness": 4}),
+        (["one", "balance.max_staleness=unbounded", "balance.credits=null"], "/balance", {"max_staleness": "unbounded", "credits": None}),
+        (["one", "algorithm.learning_rate=1e-4", "learner.slowdown=0.5"], "/learner", {"learning_rate": 1e-4, "slowdown": 0.5}),
+        (["balance.parameters.quiet_updates=3"], "/balance", {"parameters": {"quiet_updates": 3}}),
+    ],
+)
+def test_set_changes_one_section_as_a_whole(running: Running, arguments: list[str], path: str, body: object) -> None:
+    running.answer = {"generation": "3"}
+    done = run("set", *arguments)
+    assert (0, [("one", "PATCH", path, body)]) == (done.exit_code, running.asked)
+    assert "generation 3" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["set", "one"],
+        ["set", "balance.credits=3", "actors.count=2"],
+        ["set", "one", "balance.credits"],
+        ["set", "credits=3"],
+        ["set", "run.seed=3"],
+        ["get", "one", "run"],
+        ["get", "one", "balance", "credits"],
+        ["get", "balance.credit"],
+        ["scale", "one"],
+        ["scale", "actors=many"],
+        ["scale", "one", "actors=-1"],
+    ],
+)
+def test_a_wish_that_cannot_be_meant_is_code_2_and_changes_nothing(running: Running, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert 2 == done.exit_code
+    assert done.stderr
+    assert "PATCH" not in {method for _, method, _, _ in running.asked}
+
+
+def test_scale_sets_the_number_of_actors(running: Running) -> None:
+    assert 0 == run("scale", "actors=16").exit_code
+    assert 0 == run("scale", "one", "actors=0").exit_code
+    assert [("one", "PATCH", "/actors", {"count": 16}), ("one", "PATCH", "/actors", {"count": 0})] == running.asked
+
+
+def test_get_prints_settings_as_they_are_set(running: Running) -> None:
+    running.answer = {"max_staleness": "unbounded", "credits": None, "straggler_patience": 10.0, "generation": "3"}
+    assert 'max_staleness = "unbounded"\ncredits = null\nstraggler_patience = 10.0\n' == run("get", "balance").stdout
+    assert "10.0\n" == run("get", "one", "balance.straggler_patience").stdout
+    assert "unbounded" == json.loads(run("get", "balance.max_staleness", "--json").stdout)
+    assert [("one", "GET", "/balance", None)] * 3 == running.asked
+
+
+def test_a_refusal_is_told_on_stderr_with_its_code(running: Running) -> None:
+    running.error = client.RequestError("Invalid settings\nbalance.credits = 1: no", bad=True)
+    done = run("set", "balance.credits=1")
+    assert (2, "", "Invalid settings\nbalance.credits = 1: no\n") == (done.exit_code, done.stdout, done.stderr)
+    running.error = client.RequestError("State conflict: the run has ended")
+    assert 1 == run("pause").exit_code
+
+
+def test_a_run_that_is_not_going_on_is_code_1(running: Running) -> None:
+    for arguments in (["pause", "two"], ["get", "two", "balance"], ["status", "two"], ["stop", "--runs-dir", "elsewhere"]):
+        assert 1 == run(*arguments).exit_code
+    assert [] == running.asked
+
+
+STATUS = {
+    "id": "one",
+    "state": "running",
+    "progress": {"env_steps": 123456, "updates": 60},
+    "throughput": {"env_steps_per_s": {"10": 24284.4}},
+    "returns": {"mean": 471.25},
+    "staleness": {"mean": 0.98, "bound": 1},
+    "actors": {"reporting": 2},
+    "bottleneck": None,
+}
+
+
+def test_status_shows_every_run_in_a_line(running: Running) -> None:
+    running.answer = STATUS
+    head, line = run("status").stdout.splitlines()
+    assert ["run", "state", "env", "steps", "updates", "steps/s", "return", "staleness", "bound", "actors", "bottleneck"] == head.split()
+    assert ["one", "running", "123456", "60", "24284", "471.2", "0.98", "1", "2", "-"] == line.split()
+
+
+def test_status_as_json_is_what_the_run_says(running: Running) -> None:
+    running.answer = STATUS
+    assert [STATUS] == json.loads(run("status", "--json").stdout)
+    assert STATUS == json.loads(run("status", "one", "--json").stdout)
+
+
+def test_status_without_runs_says_so(running: Running) -> None:
+    assert "no run is going on in 'elsewhere'\n" == run("status", "--runs-dir", "elsewhere").stdout

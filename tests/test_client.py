@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tianflow import client
+from tianflow.config import LIVE
+from tianflow.control_file import ControlFile, process_start_time
+from tianflow.errors import ConfigError
+
+
+@dataclass
+class Control:
+    """A control server that answers everything alike, and remembers what it was asked."""
+
+    address: str = ""
+    status: int = 200
+    body: bytes = b"{}"
+    headers: dict[str, str] = field(default_factory=dict)
+    asked: list[tuple[str, str, object]] = field(default_factory=list)
+    sent: list[dict[str, str]] = field(default_factory=list)
+
+    def answer(self, status: int, document: object, **headers: str) -> None:
+        self.status, self.body, self.headers = status, json.dumps(document).encode(), headers
+
+
+@pytest.fixture
+def control() -> Iterator[Control]:
+    state = Control()
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            state.asked.append((self.command, self.path, json.loads(body) if body else None))
+            state.sent.append(dict(self.headers))
+            self.send_response(state.status)
+            for name, value in state.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(state.body)))
+            self.end_headers()
+            self.wfile.write(state.body)
+
+        do_GET = do_POST = do_PATCH = handle_any  # noqa: N815 - the base class looks for these names
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
+            """Keep the tests' output clean."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        state.address = f"http://127.0.0.1:{server.server_port}"
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        try:
+            yield state
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def announce(runs: Path, name: str, address: str = "http://127.0.0.1:9", **changes: Any) -> ControlFile:
+    """Write the control file of a run that this process runs."""
+    start_time = process_start_time(os.getpid())
+    file = replace(
+        ControlFile(run=name, pid=os.getpid(), start_time=start_time, address=address, token="secret", read_token="look"),
+        **changes,
+    )
+    (runs / name).mkdir(parents=True)
+    file.write(runs / name)
+    return file
+
+
+# Finding a run ------------------------------------------------------------------------------------------------------
+
+
+def test_the_only_run_need_not_be_named(tmp_path: Path) -> None:
+    assert announce(tmp_path, "one") == client.find(tmp_path, None)
+
+
+def test_one_of_several_runs_must_be_named(tmp_path: Path) -> None:
+    announce(tmp_path, "one")
+    two = announce(tmp_path, "two")
+    assert two == client.find(tmp_path, "two")
+    with pytest.raises(client.RunNotFoundError, match=r"2 runs are going on in .* \(one, two\): name one"):
+        client.find(tmp_path, None)
+
+
+def test_a_run_whose_process_is_gone_has_ended(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    announce(tmp_path, "gone", pid=gone.pid)
+    with pytest.raises(client.RunNotFoundError, match="run 'gone' has ended"):
+        client.find(tmp_path, "gone")
+
+
+def test_a_run_whose_process_id_was_used_again_has_ended(tmp_path: Path) -> None:
+    announce(tmp_path, "old", start_time=1)
+    assert {} == client.running(tmp_path)
+
+
+def test_a_killed_process_has_ended_before_its_parent_looks() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert process_start_time(child.pid) is not None
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_start_time(child.pid) is None
+    child.wait()
+
+
+def test_a_torn_control_file_is_no_run(tmp_path: Path) -> None:
+    announce(tmp_path, "one")
+    (tmp_path / "one" / "control.json").write_text("{")
+    assert {} == client.running(tmp_path)
+
+
+def test_an_unknown_run_is_told_the_nearest(tmp_path: Path) -> None:
+    announce(tmp_path, "cartpole-1")
+    with pytest.raises(client.RunNotFoundError, match="'cartpol-1' is not known; .*did you mean 'cartpole-1'"):
+        client.find(tmp_path, "cartpol-1")
+
+
+@pytest.mark.parametrize("name", ["", "..", "."])
+def test_a_run_is_a_name_and_no_path(tmp_path: Path, name: str) -> None:
+    with pytest.raises(client.RunNotFoundError, match="is not known"):
+        client.find(tmp_path, name)
+
+
+def test_without_a_folder_of_runs_none_is_going_on(tmp_path: Path) -> None:
+    with pytest.raises(client.RunNotFoundError, match="0 runs are going on"):
+        client.find(tmp_path / "nowhere", None)
+
+
+def test_only_its_owner_may_read_a_control_file(tmp_path: Path) -> None:
+    announce(tmp_path, "one")
+    assert 0o600 == (tmp_path / "one" / "control.json").stat().st_mode & 0o777
+
+
+# Asking -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_change_is_a_merge_patch_with_the_token(tmp_path: Path, control: Control) -> None:
+    control.answer(200, {"max_staleness": 4}, ETag='"7"')
+    contact = announce(tmp_path, "one", control.address)
+    assert {"max_staleness": 4, "generation": "7"} == client.change(contact, "balance", {"max_staleness": 4})
+    assert [("PATCH", "/api/v1/runs/one/balance", {"max_staleness": 4})] == control.asked
+    assert "application/merge-patch+json" == control.sent[0]["Content-Type"]
+    assert "Bearer secret" == control.sent[0]["Authorization"]
+
+
+def test_a_proxy_of_the_environment_is_not_asked(tmp_path: Path, control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert {} == client.request(announce(tmp_path, "one", control.address), "GET")
+
+
+def test_settings_of_the_algorithm_and_the_learner_are_in_one_place() -> None:
+    assert "learner" == client.resource("algorithm") == client.resource("learner")
+
+
+def test_every_section_with_live_settings_has_a_resource() -> None:
+    assert LIVE.keys() == client.RESOURCES.keys()
+
+
+def test_a_section_without_live_settings_is_refused_before_anyone_is_asked() -> None:
+    with pytest.raises(ConfigError, match="blance: has no settings that change .* did you mean 'balance'"):
+        client.resource("blance")
+
+
+def refusal(contact: ControlFile) -> client.RequestError:
+    with pytest.raises(client.RequestError) as caught:
+        client.request(contact, "GET")
+    return caught.value
+
+
+def test_a_problem_document_is_told_in_words(tmp_path: Path, control: Control) -> None:
+    wrong = {"path": "balance.max_staleness", "value": -1, "message": "is out of range", "accepted": "a number >= 0", "nearest": ""}
+    control.answer(422, {"title": "Invalid settings", "detail": "Nothing was changed.", "errors": [wrong]})
+    error = refusal(announce(tmp_path, "one", control.address))
+    lines = ["Invalid settings: Nothing was changed.", "balance.max_staleness = -1: is out of range; accepted: a number >= 0"]
+    assert (lines, True) == (str(error).splitlines(), error.bad)
+
+
+@pytest.mark.parametrize(("status", "bad"), [(400, True), (422, True), (401, False), (404, False), (409, False), (503, False)])
+def test_only_a_request_that_is_wrong_in_itself_is_bad(tmp_path: Path, control: Control, status: int, bad: bool) -> None:
+    control.answer(status, {"title": "No", "detail": "because"})
+    error = refusal(announce(tmp_path, "one", control.address))
+    assert ("No: because", bad) == (str(error), error.bad)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b'{"errors": 3}', b"\xff"])
+def test_a_refusal_that_is_no_problem_document_tells_its_status(tmp_path: Path, control: Control, body: bytes) -> None:
+    control.status, control.body = 502, body
+    assert "refused with status 502" == str(refusal(announce(tmp_path, "one", control.address)))
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"\xff"])
+def test_an_answer_that_is_no_object_is_told(tmp_path: Path, control: Control, body: bytes) -> None:
+    control.body = body
+    assert "is no JSON object" in str(refusal(announce(tmp_path, "one", control.address)))
+
+
+def test_a_run_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    assert "run 'one' at http://127.0.0.1:9 does not answer" in str(refusal(announce(tmp_path, "one")))

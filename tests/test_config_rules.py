@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import pytest
+
+from tianflow.config import Config
+from tianflow.config_loading import load_config
+from tianflow.config_rules import advice, bound_in_force, check, check_memory, credits_ceiling, samples_per_update
+from tianflow.errors import ConfigError, Problem
+
+TABLES = {"env": {"id": "CartPole-v1", "num_envs": 2}, "algorithm": {"name": "ppo"}, "actors": {"count": 1, "rollout_steps": 16}}
+
+
+def config(*overrides: str) -> Config:
+    return load_config(TABLES, ["run.max_updates=1", *overrides])
+
+
+def refused(*overrides: str) -> dict[str, Problem]:
+    with pytest.raises(ConfigError) as caught:
+        config(*overrides)
+    return {problem.path: problem for problem in caught.value.problems}
+
+
+def test_fewer_credits_than_an_update_takes_can_never_feed_the_learner() -> None:
+    problem = refused("balance.credits=3", "algorithm.batch_trajectories=4")["balance.credits"]
+    assert "3 credits can never feed the learner, which takes 4 trajectories for one update" == problem.message
+    assert 4 == config("balance.credits=4", "algorithm.batch_trajectories=4").balance.credits
+
+
+def test_a_fragment_is_never_longer_than_a_rollout() -> None:
+    assert "could ever be cut" in refused("balance.min_fragment_steps=17")["balance.min_fragment_steps"].message
+    assert 16 == config("balance.min_fragment_steps=16").balance.min_fragment_steps
+
+
+def test_a_minibatch_is_never_larger_than_an_update() -> None:
+    assert "1 to 32" == refused("algorithm.minibatch_size=33")["algorithm.minibatch_size"].accepted
+    assert 32 == samples_per_update(config("algorithm.minibatch_size=32"))
+
+
+def test_defaults_that_short_rollouts_have_no_room_for_are_lowered() -> None:
+    short = config("actors.rollout_steps=5")
+    assert (5, 10) == (short.balance.min_fragment_steps, short.algorithm.minibatch_size)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "paths"),
+    [
+        ([], {"balance.max_staleness"}),
+        (["balance.max_staleness=0", "actors.count=2"], {"actors.count"}),
+        (["actors.count=0"], {"actors.count", "balance.max_staleness"}),
+        (["balance.max_staleness=0", "balance.controller=open_loop"], {"balance.max_staleness"}),
+    ],
+)
+def test_deterministic_runs_have_one_actor_that_takes_turns_with_the_learner(overrides: list[str], paths: set[str]) -> None:
+    assert paths == refused("run.deterministic=true", *overrides).keys()
+
+
+@pytest.mark.parametrize("overrides", [["balance.max_staleness=0"], ["balance.controller=lockstep"]])
+def test_deterministic_runs_that_take_turns_are_accepted(overrides: list[str]) -> None:
+    assert config("run.deterministic=true", *overrides).run.deterministic
+
+
+def test_a_run_has_at_least_one_law() -> None:
+    assert "no rollout would begin" in refused("balance.controller=[]")["balance.controller"].message
+
+
+def test_something_importable_that_is_no_law_is_refused() -> None:
+    assert "no handle(event)" in refused("balance.controller=tianflow.config:Config")["balance.controller"].message
+
+
+def test_a_parameter_that_no_law_has_is_told_the_nearest() -> None:
+    problem = refused("balance.controller=freshest", "balance.parameters.quiet_update=3")["balance.parameters.quiet_update"]
+    assert "quiet_updates" == problem.nearest
+
+
+def test_parameters_may_belong_to_any_of_several_laws() -> None:
+    laws = "balance.controller=['staleness', 'freshest']"
+    assert [] == check(config(laws, "balance.parameters.quiet_updates=3"))
+
+
+def test_a_law_without_parameters_says_so() -> None:
+    assert "no law in force has parameters" in refused("balance.parameters.speed=1")["balance.parameters.speed"].accepted
+
+
+@pytest.mark.parametrize(
+    ("overrides", "bound", "ceiling"),
+    [
+        (["balance.max_staleness=3", "algorithm.batch_trajectories=2"], 3, 8),
+        (["balance.max_staleness=3", "algorithm.batch_trajectories=2", "balance.credits=5"], 3, 5),
+        (["balance.max_staleness=unbounded"], None, None),
+        (["balance.max_staleness=3", "balance.controller=open_loop"], None, None),
+        (["balance.max_staleness=3", "balance.controller=['open_loop', 'staleness']"], 3, 4),
+        (["balance.max_staleness=3", "balance.controller=lockstep"], 0, 1),
+    ],
+)
+def test_the_credit_ceiling_follows_from_the_bound_in_force(overrides: list[str], bound: int | None, ceiling: int | None) -> None:
+    assert (bound, ceiling) == (bound_in_force(config(*overrides)), credits_ceiling(config(*overrides)))
+
+
+def test_memory_must_hold_one_update() -> None:
+    two = config("algorithm.batch_trajectories=2", "balance.memory_limit=2000")
+    assert [] == check_memory(two, 1000)
+    (problem,) = check_memory(two, 1001)
+    assert "holds 1 trajectories of 1001 bytes, but an update takes 2: nothing would ever be trained" == problem.message
+
+
+# Advice -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("actors", "bound"), [(1, 1), (4, 4), (2, 3)])
+def test_as_many_actors_as_the_bound_has_room_for_need_no_advice(actors: int, bound: int) -> None:
+    assert [] == advice(config(f"actors.count={actors}", f"balance.max_staleness={bound}"))
+
+
+def test_more_actors_than_the_bound_has_room_for_are_idle_by_law() -> None:
+    (sentence,) = advice(config("actors.count=8", "algorithm.batch_trajectories=2", "balance.max_staleness=1"))
+    assert "A = 8 actors, B = 2 trajectories an update and max_staleness = 1" in sentence
+    assert "at most C - B = 2 trajectories roll out meanwhile and 6 of 8 actors are idle by law" in sentence
+    assert "C/(A + B) = 0.40 of open loop" in sentence
+    assert "max_staleness >= 4, or actors.count <= 2, costs nothing" in sentence
+
+
+def test_training_synchronously_has_its_price_told() -> None:
+    (sentence,) = advice(config("balance.max_staleness=0"))
+    assert "0.50 of open loop; that is the price of training synchronously" in sentence
+
+
+def test_a_limit_on_credits_that_idles_actors_is_named() -> None:
+    (sentence,) = advice(config("actors.count=4", "balance.max_staleness=8", "balance.credits=2"))
+    assert "credits >= 5, or actors.count <= 1, costs nothing" in sentence
+
+
+def test_publishing_more_rarely_than_the_bound_allows_is_told() -> None:
+    (sentence,) = advice(config("weights.publish_interval_updates=3"))
+    assert "versions are published sooner" in sentence
+    assert [] == advice(config("weights.publish_interval_updates=2"))
+
+
+def test_a_run_that_nothing_ends_is_told() -> None:
+    assert "nothing ends this run" in advice(config("run.max_updates=null"))[0]
+
+
+def test_a_run_without_actors_is_told() -> None:
+    assert "nothing is sampled until actors are added" in advice(config("actors.count=0"))[0]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from tianflow import plugins
+from tianflow.errors import ConfigError, Problem
+
+
+def problem(name: str, group: str = "tianflow.controllers") -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        plugins.load(group, name, path="a.path")
+    (found,) = caught.value.problems
+    return found
+
+
+@pytest.mark.parametrize(
+    ("group", "names"),
+    [
+        ("tianflow.algorithms", {"a2c", "impala", "ppo"}),
+        ("tianflow.networks", {"impala_resnet", "mlp", "nature_cnn"}),
+        ("tianflow.controllers", {"freshest", "lockstep", "open_loop", "staleness"}),
+        ("tianflow.launchers", {"inline", "processes"}),
+    ],
+)
+def test_what_comes_with_tianflow_is_installed_as_anyones_plug_in_is(group: str, names: set[str]) -> None:
+    assert names <= set(plugins.names(group))
+
+
+@pytest.mark.parametrize("group", ["tianflow.algorithms", "tianflow.networks", "tianflow.controllers", "tianflow.launchers"])
+def test_every_installed_name_stands_for_something_that_can_be_called(group: str) -> None:
+    for name in plugins.names(group):
+        assert callable(plugins.load(group, name, path="a.path"))
+
+
+def test_a_group_without_plug_ins_has_no_names() -> None:
+    assert () == plugins.names("tianflow.nothing")
+
+
+def test_an_unknown_name_is_told_the_installed_ones_and_the_nearest() -> None:
+    found = problem("freshst")
+    assert ("a.path", "freshst", "freshest") == (found.path, found.value, found.nearest)
+    assert "one of freshest, lockstep, open_loop, staleness, or module:attribute" == found.accepted
+
+
+def test_anything_importable_may_be_named() -> None:
+    assert ConfigError is plugins.load("tianflow.controllers", "tianflow.errors:ConfigError", path="a.path")
+    assert ConfigError.__init__ is plugins.load("tianflow.controllers", "tianflow.errors:ConfigError.__init__", path="a.path")
+
+
+@pytest.mark.parametrize("name", ["__main__:Law", "tianflow.errors:"])
+def test_what_other_processes_cannot_import_is_refused(name: str) -> None:
+    assert "put it in a module of its own" in problem(name).message
+
+
+def test_a_misspelt_attribute_is_told_the_nearest() -> None:
+    assert "ConfigError" == problem("tianflow.errors:ConfigEror").nearest
+
+
+def test_a_missing_module_is_named() -> None:
+    assert "cannot import 'no_such_module'" in problem("no_such_module:Law").message
+
+
+def test_a_module_that_raises_on_import_has_its_error_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finder:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "a_broken_module":
+                raise ZeroDivisionError("in the user's module")
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    assert 'ZeroDivisionError("in the user\'s module")' in problem("a_broken_module:Law").message
+
+
+def test_attributes_are_looked_up_along_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("a_module")
+    module.outer = ModuleType("outer")  # type: ignore[attr-defined]
+    module.outer.inner = 3
+    monkeypatch.setitem(sys.modules, "a_module", module)
+    assert 3 == plugins.load_object("a_module:outer.inner", path="a.path")

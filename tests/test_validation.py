@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from tianflow import envs
+from tianflow.config import Config
+from tianflow.config_loading import load_config
+from tianflow.errors import ConfigError
+from tianflow.validation import require_valid, validate
+
+TABLES = {"env": {"id": "CartPole-v1", "num_envs": 2}, "algorithm": {"name": "ppo"}, "actors": {"count": 1, "rollout_steps": 16}}
+
+
+def config(*overrides: str) -> Config:
+    return load_config(TABLES, overrides)
+
+
+def refusal(*overrides: str) -> tuple[str, str]:
+    (problem,) = validate(config(*overrides)).problems
+    return problem.path, problem.nearest
+
+
+def test_a_valid_config_is_told_its_environment_and_its_costs() -> None:
+    validation = require_valid(config("actors.count=8", "run.max_updates=1"))
+    assert validation.spec is not None
+    assert ("CartPole-v1", 2, "discrete") == (validation.spec.id, validation.spec.num_envs, validation.spec.action.kind)
+    assert "idle by law" in validation.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "nearest"),
+    [
+        ("env.id=CartPol-v1", "env.id", "CartPole-v1"),
+        ("env.id=tests.environments:NoSuchThing", "env.id", ""),
+        ("env.id=no_such_module:Thing", "env.id", ""),
+        ("env.kwargs.no_such_argument=1", "env.kwargs", ""),
+        ("env.wrappers=['gymnasium.wrappers:TimeLimt']", "env.wrappers", "TimeLimit"),
+        ("network.name=nature_cnn", "network.name", ""),
+        ("network.kwargs.unit=3", "network.kwargs.unit", ""),
+        ("balance.memory_limit=1", "balance.memory_limit", ""),
+    ],
+)
+def test_what_does_not_fit_the_environment_is_named(override: str, path: str, nearest: str) -> None:
+    found_path, found_nearest = refusal(override, "env.vectorization=sync")
+    assert found_path.startswith(path)
+    assert nearest in found_nearest
+
+
+def test_an_impossible_combination_is_refused_before_the_environment_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envs, "probe", lambda config: pytest.fail("made an environment"))
+    good = config()
+    bad = good.model_copy(update={"balance": good.balance.model_copy(update={"controller": "stalenes"})})
+    with pytest.raises(ConfigError, match="did you mean 'staleness'"):
+        require_valid(bad)
