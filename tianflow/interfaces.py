@@ -34,6 +34,19 @@ if TYPE_CHECKING:
     Tree = Mapping[str, torch.Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """What a person may change while the run goes on: the config in force, and who is asked to rest."""
+
+    config: Config
+    bound: int | None
+    """max_staleness in force, after all laws (None: unbounded)."""
+    paused: bool = False
+    """A person paused the run: nobody begins anything."""
+    hold_learner: bool = False
+    """The learner rests at its next boundary: an evaluation is to judge exactly its newest version."""
+
+
 class Component(Protocol):
     """One coroutine. Cancelling its task stops it. ``started`` is called once it can do its work."""
 
@@ -74,11 +87,14 @@ class TrajectorySender(Protocol):
     def begin(self, grant: Grant, version: Version) -> None:
         """The first step is about to be taken, with ``version``."""
 
-    def commit(self, grant: Grant, trajectory: Trajectory, episodes: Sequence[Episode]) -> None:
+    def commit(self, trajectory: Trajectory, episodes: Sequence[Episode]) -> None:
         """Hand the trajectory over. Never waits: the slot was granted. A late one is refused and counted."""
 
     def abort(self, grant: Grant, reason: str) -> None:
         """Give the ticket back unused; it is dropped with ``reason``."""
+
+    def close(self) -> None:
+        """Ask for nothing more: whoever waits in `acquire` gets the end. What is out may still be committed or aborted."""
 
 
 class BatchSource(Protocol):
@@ -94,8 +110,14 @@ class BatchSource(Protocol):
     def give_back(self, batch: Batch) -> None:
         """Nothing of the batch was used; what is too old by now is dropped(expired), the rest is taken again later."""
 
+    def opened(self, version: Version) -> None:
+        """The first version of a lineage is published: grants may go out."""
+
     def settle(self, settlement: Settlement) -> None:
         """One update is over and its version published, or decided not to be."""
+
+    def published(self, version: Version) -> None:
+        """The newest version was published between two updates, because a changed setting asked for it."""
 
 
 class WeightsReader(Protocol):
@@ -118,15 +140,13 @@ class WeightsWriter(Protocol):
 
 
 class SettingsReader(Protocol):
-    """Live settings: newest value only, with the generation it belongs to."""
+    """Live settings: newest value only. ``key`` is its generation."""
 
     @property
-    def value(self) -> Config: ...
+    def value(self) -> LiveSettings: ...
     @property
-    def generation(self) -> int: ...
-    @property
-    def paused(self) -> bool: ...
-    async def wait_newer_than(self, generation: int) -> int: ...
+    def key(self) -> int: ...
+    def on_change(self, observe: Callable[[], None]) -> Callable[[], None]: ...
 
 
 class EventPublisher(Protocol):
@@ -153,6 +173,10 @@ class ActorStep:
 
 class Policy(Protocol):
     """The actor's half of an algorithm. Never constructs an optimiser."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the flat weight buffer."""
 
     def load(self, flat: NDArray[np.uint8]) -> None:
         """Take all tensors from a flat weight buffer laid out by the algorithm's table."""

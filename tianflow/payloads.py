@@ -186,6 +186,32 @@ class Settlement:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Returns and lengths of the whole episodes that exactly ``version`` played."""
+
+    version: Version
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A written state: the hash and size of its file."""
+
+    sha256: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A learner's state on disk, at one version. ``samples``: transitions trained on so far."""
+
+    version: Version
+    samples: int
+    file: StateFile
+
+
+@dataclass(frozen=True, slots=True)
 class TableEntry:
     """Where one named tensor lies in the flat weight buffer."""
 

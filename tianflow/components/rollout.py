@@ -291,7 +291,8 @@ class Rollout:
                 value = array[step, environment][~finite[step, environment]].ravel()[0]
                 # Observation k and row k - 1 of everything else came out of step k; log_prob[k] was made before step k + 1.
                 after = step if is_observation or name == "log_prob" else step + 1
-                raise self._poisoned(f"{name.rstrip('/')} of environment {environment} is {value} after step {after}", environment, after)
+                raise self._poisoned(f"{name.rstrip('/')} of environment {environment} is {value}", environment, after)
 
     def _poisoned(self, message: str, environment: int, step: int) -> PoisonedTrajectoryError:
-        return PoisonedTrajectoryError(f"{self._component}: {message} of its trajectory", environment=environment, step=step)
+        message = f"{self._component}: {message} after step {step} of its trajectory"
+        return PoisonedTrajectoryError(message, environment=environment, step=step)

@@ -1,0 +1,287 @@
+"""The one assembler: a run, its launcher, the control server and a screen beside it. `train`, `open_run`, `load_policy`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import json
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tianflow import config_loading, network_rules, plugins, validation
+from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
+from tianflow.config import Config
+from tianflow.coordinator import Run
+from tianflow.envs.layout import make_layout
+from tianflow.errors import CheckpointError, RunError
+from tianflow.logs import configure
+from tianflow.memory import check_memory
+
+if TYPE_CHECKING:
+    from tianflow.interfaces import RunControl
+    from tianflow.playing import LoadedPolicy
+
+Overrides = Sequence[str] | Mapping[str, object]
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """A run that has ended. ``summary`` is what ``summary.json`` holds."""
+
+    directory: Path
+    summary: Mapping[str, Any]
+
+    @property
+    def policy(self) -> LoadedPolicy:
+        """The policy of its newest checkpoint."""
+        return load_policy(self.directory)
+
+
+def train(
+    config: str | Path | Mapping[str, object] | Config,
+    overrides: Overrides = (),
+    *,
+    resume: str | Path | None = None,
+    runs_dir: str | Path = RUNS,
+    http: bool = False,
+) -> FinishedRun:
+    """Train until the run ends, and return what came out. Blocks; works inside and outside a main guard.
+
+    Args:
+        config: a TOML file, a shipped name such as ``"cartpole_ppo"``, a table, or a `Config`.
+        overrides: ``{"balance.max_staleness": 1}`` or ``["balance.max_staleness=1"]``.
+        resume: a run or checkpoint to go on from.
+        runs_dir: where runs keep their directories.
+        http: whether to serve control and metrics beside the run.
+
+    Raises:
+        ConfigError: the config cannot be used; nothing was started.
+        RunError: the run failed; its first error.
+    """
+    settings = config if isinstance(config, Config) else config_loading.load_config(config, overrides)
+
+    async def whole() -> FinishedRun:
+        async with _opened(settings, resume=resume, runs_dir=Path(runs_dir), http=http) as session:
+            await session.finished
+            return FinishedRun(session.run.directory, session.run.summary())
+
+    finished = asyncio.run(whole())
+    return finished
+
+
+@contextlib.asynccontextmanager
+async def open_run(
+    config: str | Path | Mapping[str, object] | Config,
+    overrides: Overrides = (),
+    *,
+    resume: str | Path | None = None,
+    runs_dir: str | Path = RUNS,
+    http: bool = False,
+) -> AsyncIterator[RunHandle]:
+    """A run that goes on while the context is open; leaving it stops the run. Arguments as for `train`."""
+    settings = config if isinstance(config, Config) else config_loading.load_config(config, overrides)
+    async with _opened(settings, resume=resume, runs_dir=Path(runs_dir), http=http) as session:
+        try:
+            yield RunHandle(session)
+        finally:
+            if not session.finished.done():
+                session.run.end("stopped", "open_run")
+                await asyncio.wait({session.finished})
+
+
+class Knob:
+    """Live settings of one section: ``await run.balance.set(max_staleness=4)``."""
+
+    def __init__(self, run: RunControl, section: str) -> None:
+        self._run, self._section = run, section
+
+    async def set(self, **values: object) -> int:
+        """Put values in force, whole or not at all; the new generation. Raises ConfigError, StateConflictError."""
+        return self._run.change({self._section: values}, source="python")
+
+
+class RunHandle:
+    """A run that goes on: its control, its live settings, and its end."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+        self.control = session.run
+        self.balance = Knob(session.run, "balance")
+        self.algorithm = Knob(session.run, "algorithm")
+        self.learner = Knob(session.run, "learner")
+        self.actors = Knob(session.run, "actors")
+
+    async def wait(self) -> Mapping[str, Any]:
+        """Until it has ended; its summary. Raises RunError if it failed."""
+        await self._session.finished
+        return self._session.run.summary()
+
+
+def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> LoadedPolicy:
+    """The policy of a checkpoint (a run's name or directory, or a checkpoint's): ``action, state = policy.act(obs)``.
+
+    Raises:
+        CheckpointError: there is none, or it is torn.
+    """
+    from tianflow.playing import LoadedPolicy
+
+    found = CheckpointStore.load(resolve(str(checkpoint), Path(runs_dir)))
+    config = Config.model_validate(found.manifest["config"])
+    spec = validation.require_valid(config).spec
+    assert spec is not None
+    return LoadedPolicy(config=config, spec=spec, arrays=found.read())
+
+
+def evaluate_cli(checkpoint: str, *, episodes: int, json_line: bool, runs_dir: Path = RUNS) -> int:
+    """``tianflow eval``: play, print, and the exit code."""
+    from tianflow.playing import evaluate
+
+    result = evaluate(load_policy(checkpoint, runs_dir=runs_dir), episodes=episodes)
+    if json_line:
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        sys.stdout.write(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes\n")
+    return 0
+
+
+def train_cli(
+    config: Config,
+    *,
+    resume: str | None,
+    runs_dir: Path,
+    http: bool,
+    plain: bool,
+    json_line: bool,
+    require_target: bool,
+) -> int:
+    """``tianflow train``: everything a person sees, and the exit code."""
+    from tianflow.screen import Screen, summary_text
+
+    live = not plain and sys.stdout.isatty()
+    configure(level="ERROR" if live else "WARNING")
+    caught: list[int] = []
+
+    async def whole() -> Mapping[str, Any]:
+        async with _opened(config, resume=resume, runs_dir=runs_dir, http=http) as session, _signals(session, caught):
+            screen = asyncio.create_task(Screen(run=session.run, live=live, address=session.address).run(lambda: None))
+            try:
+                await asyncio.wait({session.finished})
+            finally:
+                screen.cancel()
+                await asyncio.gather(screen, return_exceptions=True)
+            if session.finished.cancelled():
+                return {**session.run.summary(), "state": "stopped"}
+            return session.run.summary() if session.run.first_error is None else {**session.run.summary(), "state": "failed"}
+
+    failure: RunError | None = None
+    summary: Mapping[str, Any] = {}
+    try:
+        summary = asyncio.run(whole())
+    except RunError as error:
+        failure = error
+    except asyncio.CancelledError:
+        pass
+    if summary:
+        sys.stdout.write(json.dumps(summary) + "\n" if json_line else summary_text(summary) + "\n")
+    sys.stdout.flush()
+    if failure is not None:
+        _show_failure(failure)
+        return 1
+    if caught:
+        return 128 + caught[0]
+    return 1 if require_target and not summary.get("target_reached") else 0
+
+
+def _show_failure(error: RunError) -> None:
+    """The first error, last."""
+    if error.details:
+        sys.stderr.write(error.details.rstrip() + "\n")
+    sys.stderr.write(f"tianflow: {error.component}: {error.summary}\n")
+
+
+@dataclass(slots=True)
+class _Session:
+    run: Run
+    finished: asyncio.Task[None]
+    address: str
+
+
+@contextlib.asynccontextmanager
+async def _opened(config: Config, *, resume: str | Path | None, runs_dir: Path, http: bool) -> AsyncIterator[_Session]:
+    """Validate, make the run, serve it, launch it. Nothing is started before everything is checked."""
+    checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
+    spec = validation.require_valid(config).spec
+    assert spec is not None
+    layout = make_layout(
+        spec,
+        steps=config.actors.rollout_steps,
+        state_spec=network_rules.state_spec(config.network),
+        return_accumulator=config.env.normalisation.returns,
+    )
+    check_memory(config, layout)
+    factory: Any = plugins.load("tianflow.launchers", config.placement.launcher, path="placement.launcher")
+    launcher = factory()
+    run_id, directory = _directory(config, checkpoint, resume, runs_dir)
+    slots = launcher.slots(config=config, layout=layout)
+    run = Run(run_id=run_id, directory=directory, config=config, spec=spec, layout=layout, slots=slots, resumed=checkpoint)
+    async with contextlib.AsyncExitStack() as stack:
+        address = ""
+        if http:
+            from tianflow.service.auth import Tokens
+            from tianflow.service.server import serve
+
+            address = (await stack.enter_async_context(serve(run, config.http, Tokens.make(), directory))).address
+        finished = asyncio.get_running_loop().create_task(launcher.launch(run, slots), name="run")
+        try:
+            yield _Session(run, finished, address)
+        finally:
+            if not finished.done():
+                finished.cancel()
+            await asyncio.gather(finished, return_exceptions=True)
+    if run.first_error is not None:
+        raise run.first_error
+
+
+def _directory(config: Config, checkpoint: Checkpoint | None, resume: str | Path | None, runs_dir: Path) -> tuple[str, Path]:
+    """The run's name and directory; a resumed run goes on in its own when that is where the checkpoint lies."""
+    if checkpoint is not None and resume is not None and checkpoint.path.parent.parent.parent.resolve() == runs_dir.resolve():
+        directory = checkpoint.path.parent.parent
+        run_id = directory.name
+    else:
+        stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")
+        run_id = config.run.name or f"{config.algorithm.name}-{stamp}-{secrets.token_hex(2)}"
+        directory = runs_dir / run_id
+        if directory.exists() and any(directory.iterdir()):
+            raise CheckpointError(f"{str(directory)!r} exists; choose another run.name, or go on with it: --resume {run_id}")
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.toml").write_text(config_loading.to_toml(config), encoding="utf-8")
+    return run_id, directory
+
+
+@contextlib.asynccontextmanager
+async def _signals(session: _Session, caught: list[int]) -> AsyncIterator[None]:
+    """One SIGINT or SIGTERM stops cleanly with a checkpoint, a second one at once."""
+    loop = asyncio.get_running_loop()
+
+    def handle(number: int) -> None:
+        caught.append(number)
+        if len(caught) == 1:
+            session.run.end("stopped", signal.Signals(number).name)
+        else:
+            session.finished.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle, number)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+

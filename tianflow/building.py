@@ -1,0 +1,187 @@
+"""How a host makes its components: from a description and the ends of its channels. The same for every placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tianflow import plugins
+from tianflow.checkpoint import CheckpointStore
+from tianflow.components.actor import Actor
+from tianflow.components.learner import Learner
+from tianflow.compute import Compute
+from tianflow.payloads import EnvironmentSpec, TrajectoryLayout, Version
+
+if TYPE_CHECKING:
+    import torch
+
+    from tianflow.components.evaluator import Evaluator
+    from tianflow.components.rollout import Rollout
+    from tianflow.components.stacking import BatchStacker
+    from tianflow.components.weights import PolicyWeights
+    from tianflow.config import Config
+    from tianflow.interfaces import (
+        Algorithm,
+        AlgorithmFactory,
+        BatchSource,
+        EventPublisher,
+        Policy,
+        SettingsReader,
+        TrajectorySender,
+        WeightsReader,
+        WeightsWriter,
+    )
+    from tianflow.program import ComponentSpec
+
+
+class Ends(Protocol):
+    """A host's ends of the channels, in whichever form."""
+
+    def sender(self, holder: str) -> TrajectorySender: ...
+    def source(self) -> BatchSource: ...
+    def weights_reader(self, nbytes: int) -> WeightsReader: ...
+    def weights_writer(self, nbytes: int) -> WeightsWriter: ...
+    async def newest_weights(self, version: Version) -> None:
+        """Wait until weights at least as new as ``version`` can be read."""
+
+    @property
+    def settings(self) -> SettingsReader: ...
+    @property
+    def events(self) -> EventPublisher: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """Everything that making components needs besides ends. ``start`` is the learner's version and samples trained so far."""
+
+    host: str
+    spec: EnvironmentSpec
+    layout: TrajectoryLayout
+    start: tuple[Version, int]
+    incarnation: int = 0
+    checkpoint: Path | None = None
+    threads: int = 1
+
+
+class Builder:
+    """Makes components on request.
+
+    Args:
+        blueprint: what to make them from.
+        ends: of their channels.
+        compute: the host's compute thread.
+    """
+
+    def __init__(self, *, blueprint: Blueprint, ends: Ends, compute: Compute) -> None:
+        self._plan, self._ends, self._compute = blueprint, ends, compute
+
+    @property
+    def _config(self) -> Config:
+        return self._ends.settings.value.config
+
+    def build(self, component: ComponentSpec) -> Actor | Learner | Evaluator:
+        """The component that ``component`` describes."""
+        makers: dict[str, Callable[[ComponentSpec], Actor | Learner | Evaluator]] = {
+            "actor": self._actor,
+            "learner": self._learner,
+            "evaluator": self._evaluator,
+        }
+        return makers[component.role](component)
+
+    def _actor(self, component: ComponentSpec) -> Actor:
+        return Actor(
+            name=component.name,
+            host=self._plan.host,
+            sender=self._ends.sender(component.name),
+            settings=self._ends.settings,
+            events=self._ends.events,
+            compute=self._compute,
+            make_rollout=lambda: self._rollout(component),
+        )
+
+    def _learner(self, component: ComponentSpec) -> Learner:
+        return Learner(
+            name=component.name,
+            host=self._plan.host,
+            source=self._ends.source(),
+            settings=self._ends.settings,
+            events=self._ends.events,
+            compute=self._compute,
+            start=self._plan.start,
+            make_algorithm=self._algorithm,
+            make_stacker=self._stacker,
+            open_weights=self._ends.weights_writer,
+        )
+
+    def _evaluator(self, component: ComponentSpec) -> Evaluator:
+        from tianflow.components.evaluator import Evaluator
+        from tianflow.envs import make
+
+        config = self._config
+        return Evaluator(
+            name=component.name,
+            host=self._plan.host,
+            spec=self._plan.spec,
+            newest=self._ends.newest_weights,
+            settings=self._ends.settings,
+            compute=self._compute,
+            make_policy=self._policy,
+            make_environment=lambda count: make.make(config.env, count),
+            seed=make.environment_seed(config.run.seed, 0, config.evaluation.num_envs, stream=1),
+        )
+
+    # On the compute thread, where PyTorch is imported -----------------------------------------------------------------
+
+    def _policy(self) -> tuple[Policy, PolicyWeights]:
+        from tianflow.components.weights import PolicyWeights
+
+        self._set_threads()
+        policy = _factory(self._config).make_policy(self._config, self._plan.spec)
+        nbytes = policy.nbytes
+        return policy, PolicyWeights(reader=self._ends.weights_reader(nbytes), policy=policy, nbytes=nbytes)
+
+    def _rollout(self, component: ComponentSpec) -> tuple[Rollout, PolicyWeights]:
+        from tianflow.components.rollout import Rollout
+
+        policy, weights = self._policy()
+        rollout = Rollout(
+            config=self._config,
+            spec=self._plan.spec,
+            policy=policy,
+            component=component.name,
+            actor_index=component.index,
+            incarnation=self._plan.incarnation,
+        )
+        rollout.prepare()
+        return rollout, weights
+
+    def _algorithm(self) -> Algorithm:
+        self._set_threads()
+        config = self._config
+        algorithm = _factory(config).make_learner(config, self._plan.spec, self._device())
+        if self._plan.checkpoint is not None:
+            algorithm.load_state_dict(CheckpointStore.load(self._plan.checkpoint).read())
+        return algorithm
+
+    def _stacker(self, trajectories: int) -> BatchStacker:
+        from tianflow.components.stacking import BatchStacker
+
+        return BatchStacker(layout=self._plan.layout, trajectories=trajectories, device=self._device())
+
+    def _device(self) -> torch.device:
+        import torch
+
+        name = self._config.learner.device
+        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+    def _set_threads(self) -> None:
+        import torch
+
+        torch.set_num_threads(self._plan.threads)
+
+
+def _factory(config: Config) -> AlgorithmFactory:
+    factory: Any = plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name")
+    return factory  # type: ignore[no-any-return]  # a plug-in: held to the contract by mypy only where it is typed

@@ -1,0 +1,63 @@
+"""Statistics and events as msgpack-able lists, and back. Nothing but plain values is ever accepted."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from tianflow import events
+from tianflow.errors import BrokenChannelError
+from tianflow.statistics import ComponentStatistics, Distribution, TimeShares
+
+_EVENTS: dict[str, type[events.Event]] = {
+    cls.__name__: cls
+    for cls in vars(events).values()
+    if isinstance(cls, type) and issubclass(cls, events.Event) and cls is not events.Event
+}
+
+
+def encode_event(event: events.Event) -> tuple[str, list[Any]]:
+    """Its name, and its fields in order."""
+    return type(event).__name__, [getattr(event, field.name) for field in fields(event)]
+
+
+def decode_event(name: str, values: list[Any]) -> events.Event:
+    """The event.
+
+    Raises:
+        BrokenChannelError: there is no such event, or its fields do not fit.
+    """
+    cls = _EVENTS.get(name)
+    if cls is None or len(values) != len(fields(cls)):
+        raise BrokenChannelError(f"a message names an event that this version does not know: {name!r}")
+    return cls(*(tuple(value) if isinstance(value, list) else value for value in values))
+
+
+def encode_statistics(statistics: ComponentStatistics) -> list[Any]:
+    """All fields in order."""
+    time = statistics.time
+    return [
+        statistics.name,
+        statistics.role,
+        statistics.host,
+        [dict(time.seconds), time.current, time.since],
+        statistics.generation,
+        dict(statistics.counters),
+        dict(statistics.gauges),
+        {name: [d.edges, d.counts, d.total] for name, d in statistics.distributions.items()},
+    ]
+
+
+def decode_statistics(values: list[Any]) -> ComponentStatistics:
+    """The inverse of `encode_statistics`."""
+    name, role, host, (seconds, current, since), generation, counters, gauges, distributions = values
+    return ComponentStatistics(
+        name=name,
+        role=role,
+        host=host,
+        time=TimeShares(seconds, current, since),
+        generation=generation,
+        counters=counters,
+        gauges=gauges,
+        distributions={key: Distribution(tuple(e), tuple(c), t) for key, (e, c, t) in distributions.items()},
+    )

@@ -1,0 +1,221 @@
+"""Where tickets change hands: grants -> actors -> trajectories -> learner. The waiting around the ledger, which decides.
+
+Every form of the trajectory and grant channels ends here: in-memory ends call it, links of host processes call it for
+theirs. It runs on the coordinator's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from tianflow.channels.arena import Arena
+from tianflow.errors import TianflowError
+from tianflow.ledger import Blocked, Ledger, Limits
+from tianflow.payloads import Batch, Grant, Settlement, Trajectory, Version
+
+DeliverGrant = Callable[[Grant | None], None]
+DeliverBatch = Callable[[Batch | None], None]
+
+
+class Exchange:
+    """Queues of who waits for a grant or a batch; `Ledger` holds all state of tickets.
+
+    Waits: nobody inside; callers give a callback. Unblocked by: any change of the ledger, which `_pump` follows.
+
+    Args:
+        ledger: decides.
+        arena: whose slots are granted; cut requests go through it.
+        clock: monotonic seconds, less the time the run was paused.
+    """
+
+    def __init__(self, *, ledger: Ledger, arena: Arena, clock: Callable[[], float] = time.monotonic) -> None:
+        self.ledger = ledger
+        self.arena = arena
+        self._clock = clock
+        self._wanting: deque[tuple[str, DeliverGrant]] = deque()  # at most one entry an actor
+        self._pulling: tuple[Version, DeliverBatch] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended = False
+        self._holds: set[str] = set()
+        self._settled: list[Callable[[], None]] = []
+        self.seed_epoch = 0
+        """Goes out with every grant; see `Grant.seed_epoch`."""
+
+    # Actors ---------------------------------------------------------------------------------------------------------
+
+    def request_grant(self, holder: str, deliver: DeliverGrant) -> None:
+        """Call ``deliver`` with a grant as soon as there is one, first come first served; with None at the end."""
+        if self._ended:
+            deliver(None)
+            return
+        self._wanting.append((holder, deliver))
+        self._grant()
+
+    def cancel_request(self, holder: str) -> None:
+        """``holder`` no longer waits."""
+        self._wanting = deque(entry for entry in self._wanting if entry[0] != holder)
+
+    def begin(self, ticket: int, version: Version) -> None:
+        """The holder begins."""
+        self.ledger.begin(ticket, version)
+
+    def commit(self, trajectory: Trajectory) -> bool:
+        """A trajectory is whole; False when it came too late."""
+        accepted = self.ledger.commit(trajectory.ticket, trajectory, self._clock())
+        self._pump()
+        return accepted
+
+    def abort(self, ticket: int, slot: int, reason: str) -> None:
+        """A ticket comes back unused."""
+        self.ledger.abort(ticket, slot, reason)
+        self._pump()
+
+    def holder_lost(self, holder: str, reason: str) -> int:
+        """``holder`` was reaped. Returns how many tickets came back."""
+        self.cancel_request(holder)
+        lost = self.ledger.holder_lost(holder, reason)
+        self._pump()
+        return lost
+
+    # Learner --------------------------------------------------------------------------------------------------------
+
+    def open_lineage(self, version: Version) -> None:
+        """A learner published its first version."""
+        self.ledger.open_lineage(version)
+        self._pump()
+
+    def request_batch(self, for_version: Version, deliver: DeliverBatch) -> None:
+        """Call ``deliver`` with a batch for ``for_version`` as soon as there is one; with None at the end."""
+        if self._pulling is not None:
+            raise TianflowError("the learner pulls one batch at a time")
+        self._pulling = (for_version, deliver)
+        self._pump()
+
+    def cancel_pull(self) -> None:
+        """The learner no longer waits (or is gone)."""
+        self._pulling = None
+
+    def copied(self, tickets: Iterable[int]) -> None:
+        """Slots of ``tickets`` may be used again."""
+        self.ledger.copied(tickets)
+        self._grant()
+
+    def give_back(self, tickets: Iterable[int]) -> None:
+        """A batch was not used after all."""
+        self.ledger.give_back(tickets)
+        self._pump()
+
+    def settle(self, settlement: Settlement) -> None:
+        """An update is over."""
+        self.ledger.settle(settlement)
+        for observe in self._settled:
+            observe()
+        self._pump()
+
+    def published(self, version: Version) -> None:
+        """A version was published between two updates, because a changed setting asked for it."""
+        self.ledger.publish(version)
+        self._pump()
+
+    def learner_lost(self) -> int:
+        """The learner was reaped. Returns how many tickets were dropped."""
+        self._pulling = None
+        return self.ledger.learner_lost()
+
+    # Balance --------------------------------------------------------------------------------------------------------
+
+    def set_limits(self, limits: Limits) -> None:
+        """Put limits in force."""
+        if limits != self.ledger.limits:
+            self.ledger.set_limits(limits)
+            self._pump()
+
+    def add_slots(self, count: int) -> None:
+        """More slots exist."""
+        self.ledger.add_slots(count)
+        self._pump()
+
+    def hold_grants(self, reason: str) -> None:
+        """Nobody is granted anything until ``reason``, and every other one, is lifted."""
+        self._holds.add(reason)
+        self.ledger.hold_grants(True)
+
+    def release_grants(self, reason: str) -> None:
+        """``reason`` no longer holds grants back."""
+        self._holds.discard(reason)
+        self.ledger.hold_grants(bool(self._holds))
+        self._pump()
+
+    def on_settled(self, observe: Callable[[], None]) -> None:
+        """Call ``observe`` after every settled update, before anything else moves."""
+        self._settled.append(observe)
+
+    def drop_open(self, reason: str, *, committed: bool = True) -> int:
+        """Give up what is not with the learner."""
+        dropped = self.ledger.drop_open(reason, committed=committed)
+        self._pump()
+        return dropped
+
+    def close(self) -> None:
+        """The run wants nothing more: everyone who waits, now or later, gets the end."""
+        self._ended = True
+        self._cancel_timer()
+        while self._wanting:
+            self._wanting.popleft()[1](None)
+        if self._pulling is not None:
+            pulling, self._pulling = self._pulling, None
+            pulling[1](None)
+
+    @property
+    def waiting_for_grant(self) -> int:
+        """Actors that wait for a grant."""
+        return len(self._wanting)
+
+    @property
+    def pulling(self) -> bool:
+        """True while the learner waits for a batch."""
+        return self._pulling is not None
+
+    # Inside ---------------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        self._take()
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._wanting:
+            grant = self.ledger.grant(self._wanting[0][0], seed_epoch=self.seed_epoch)
+            if grant is None:
+                return
+            self._wanting.popleft()[1](grant)
+
+    def _take(self) -> None:
+        if self._pulling is None or self._ended:
+            return
+        for_version, deliver = self._pulling
+        if for_version.lineage != self.ledger.version.lineage:
+            return
+        self._cancel_timer()
+        answer = self.ledger.take(for_version, self._clock())
+        if isinstance(answer, Blocked):
+            self._wait_for_stragglers(answer)
+            return
+        self._pulling = None
+        deliver(answer)
+
+    def _wait_for_stragglers(self, blocked: Blocked) -> None:
+        slots = {ticket.number: ticket.slot for ticket in self.ledger.live()} if blocked.cut else {}
+        for number in blocked.cut:
+            if number in slots:
+                self.arena.request_cut(slots[number], number)
+        if blocked.until is not None:
+            delay = max(0.0, blocked.until - self._clock()) + 0.001
+            self._timer = asyncio.get_running_loop().call_later(delay, self._pump)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,164 @@
+"""The in-memory form: every end lives on one loop, in one process. Used by the ``inline`` placement and by tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tianflow.channels.arena import Arena, ArenaSlot, arena_nbytes
+from tianflow.channels.exchange import Exchange
+from tianflow.channels.latest import LatestCell
+from tianflow.errors import ClosedChannelError, EndOfChannel
+from tianflow.payloads import NO_VERSION, Batch, Episode, Grant, Settlement, Trajectory, TrajectoryLayout, Version
+
+
+def heap_arena(layout: TrajectoryLayout, slots: int) -> Arena:
+    """An arena in ordinary memory."""
+    return Arena(layout=layout, buffer=np.zeros(arena_nbytes(layout, slots), np.uint8), capacity=slots)
+
+
+class MemoryTrajectorySender:
+    """An actor's end. Sends to: the exchange. ``on_episodes`` hears of finished episodes with each accepted commit.
+
+    Waits: for a credit and a slot. Unblocked by: a settled update, a dropped ticket, a freed slot, the end of the run.
+    """
+
+    def __init__(self, *, exchange: Exchange, holder: str, on_episodes: Callable[[str, Sequence[Episode]], None]) -> None:
+        self._exchange, self._holder, self._on_episodes = exchange, holder, on_episodes
+        self._closed = False
+        self._waiting: asyncio.Future[Grant | None] | None = None
+
+    async def acquire(self) -> Grant:
+        """Wait for a grant; EndOfChannel when the run wants no more, or this end was closed meanwhile."""
+        if self._closed:
+            raise ClosedChannelError(f"{self._holder} closed its end")
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._exchange.request_grant(self._holder, self._deliver)
+        try:
+            grant = await self._waiting
+        except asyncio.CancelledError:
+            late = self._waiting.result() if self._waiting.done() and not self._waiting.cancelled() else None
+            if late is not None:
+                self.abort(late, "cancelled")
+            self.close()
+            raise
+        if grant is None:
+            raise EndOfChannel
+        return grant
+
+    def _deliver(self, grant: Grant | None) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(grant)
+        elif grant is not None:
+            self.abort(grant, "cancelled")
+
+    def view(self, grant: Grant) -> ArenaSlot:
+        """The granted slot."""
+        return self._exchange.arena.lease(grant)
+
+    def begin(self, grant: Grant, version: Version) -> None:
+        """The first step is about to be taken."""
+        self._exchange.begin(grant.ticket, version)
+
+    def commit(self, trajectory: Trajectory, episodes: Sequence[Episode]) -> None:
+        """Hand the trajectory over; a late one is refused and counted."""
+        self._exchange.commit(trajectory)
+        self._on_episodes(self._holder, episodes)
+
+    def abort(self, grant: Grant, reason: str) -> None:
+        """Give the ticket back unused."""
+        self._exchange.abort(grant.ticket, grant.slot, reason)
+
+    def close(self) -> None:
+        """Ask for nothing more: whoever waits gets the end. What is out may still be committed or aborted."""
+        self._closed = True
+        self._exchange.cancel_request(self._holder)
+        self._deliver(None)
+
+
+class MemoryBatchSource:
+    """The learner's end.
+
+    Waits: for B admissible trajectories. Unblocked by: a commit, the patience of a straggler, the end of the run.
+    """
+
+    def __init__(self, *, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._loop = asyncio.get_running_loop()
+
+    async def next_batch(self, for_version: Version) -> Batch:
+        """Pull; EndOfChannel at the end."""
+        future: asyncio.Future[Batch | None] = self._loop.create_future()
+
+        def deliver(batch: Batch | None) -> None:
+            if future.done():
+                if batch is not None:
+                    self.give_back(batch)
+            else:
+                future.set_result(batch)
+
+        self._exchange.request_batch(for_version, deliver)
+        try:
+            batch = await future
+        except asyncio.CancelledError:
+            self._exchange.cancel_pull()
+            if future.done() and not future.cancelled() and (late := future.result()) is not None:
+                self.give_back(late)
+            raise
+        if batch is None:
+            raise EndOfChannel
+        return batch
+
+    def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]:
+        """The data of a taken trajectory."""
+        return self._exchange.arena.views(trajectory.slot)
+
+    def copied(self, tickets: Sequence[int]) -> None:
+        """The slots may be used again. Any thread."""
+        self._loop.call_soon_threadsafe(self._exchange.copied, tuple(tickets))
+
+    def give_back(self, batch: Batch) -> None:
+        """Nothing of the batch was used."""
+        self._exchange.give_back([trajectory.ticket for trajectory in batch.trajectories])
+
+    def opened(self, version: Version) -> None:
+        """The first version of a lineage is published."""
+        self._exchange.open_lineage(version)
+
+    def settle(self, settlement: Settlement) -> None:
+        """One update is over."""
+        self._exchange.settle(settlement)
+
+    def published(self, version: Version) -> None:
+        """A version was published between updates."""
+        self._exchange.published(version)
+
+
+class MemoryWeights:
+    """Both ends of the weights channel in one process. Label and bytes are one value, so no thread sees one without the other."""
+
+    def __init__(self) -> None:
+        self._cell: LatestCell[tuple[Version, NDArray[np.uint8]], Version] = LatestCell((NO_VERSION, np.zeros(0, np.uint8)), NO_VERSION)
+
+    @property
+    def version(self) -> Version:
+        """Newest published version."""
+        return self._cell.value[0]
+
+    def publish(self, version: Version, flat: NDArray[np.uint8]) -> None:
+        """Overwrite; an older version than the newest is ignored."""
+        self._cell.put((version, flat.copy()), version)
+
+    def read_into(self, flat: NDArray[np.uint8]) -> Version:
+        """Copy the newest weights out, and say which they are."""
+        version, value = self._cell.value
+        flat[:] = value
+        return version
+
+    async def wait_newer_than(self, version: Version) -> Version:
+        """Wait for a newer version."""
+        return await self._cell.wait_newer_than(version)

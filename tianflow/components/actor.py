@@ -1,0 +1,153 @@
+"""grants, weights, settings -> Actor -> trajectories, episode counts"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tianflow.errors import EndOfChannel, EnvironmentFailedError, PoisonedTrajectoryError, RunError
+from tianflow.events import EnvironmentFailed
+from tianflow.payloads import Grant, Trajectory, Version
+from tianflow.statistics import ComponentStatistics, Histogram, StateClock
+
+if TYPE_CHECKING:
+    from tianflow.components.rollout import Rollout, RolloutResult
+    from tianflow.components.weights import PolicyWeights
+    from tianflow.compute import Compute
+    from tianflow.interfaces import EventPublisher, SettingsReader, TrajectorySender
+
+
+class Actor:
+    """Steps a vector of environments with the newest policy and fills one trajectory a grant.
+
+    Consumes: grants, weights, settings. Produces: trajectories, episodes.
+    Waits: for a grant; for its turn on the compute thread. Unblocked by: a credit and a slot; the end of another actor's turn.
+
+    Args:
+        name: its place, e.g. ``"actor-3"``.
+        host: the process it lives in.
+        sender: its end of grants and trajectories.
+        settings: live settings.
+        events: where failures are told.
+        compute: the host's compute thread.
+        make_rollout: builds environments and policy, and what keeps the policy at the newest weights, on the compute thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        host: str,
+        sender: TrajectorySender,
+        settings: SettingsReader,
+        events: EventPublisher,
+        compute: Compute,
+        make_rollout: Callable[[], tuple[Rollout, PolicyWeights]],
+    ) -> None:
+        self.name = name
+        self._host, self._sender, self._settings, self._events = host, sender, settings, events
+        self._compute, self._make_rollout = compute, make_rollout
+        self._clock = StateClock()
+        self._counters = {"trajectories": 0.0, "env_failures": 0.0, "poisoned": 0.0}
+        self._seconds = Histogram()
+        self._failures: deque[float] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._retired = threading.Event()
+        self._seed_epoch = 0
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Until cancelled, or the run wants no more trajectories."""
+        rollout, weights = await self._compute.run(self._make_rollout)
+        started()
+        forget = self._settings.on_change(self._rest_or_wait)
+        try:
+            while True:
+                self._clock.enter("paused" if self._settings.value.paused else "waiting:grant")
+                grant = await self._sender.acquire()
+                self._clock.enter("waiting:turn")
+                await self._fill(rollout, weights, grant)
+        except EndOfChannel:
+            self._clock.enter("ended")
+        finally:
+            forget()
+
+    def statistics(self) -> ComponentStatistics:
+        """Where its time goes, and how many trajectories it has made."""
+        return ComponentStatistics(
+            name=self.name,
+            role="actor",
+            host=self._host,
+            time=self._clock.read(),
+            generation=self._settings.key,
+            counters=dict(self._counters),
+            distributions={"rollout_seconds": self._seconds.read()},
+        )
+
+    def retire(self) -> None:
+        """End after the trajectory now rolling out, which is given back; ask for no other."""
+        self._retired.set()
+        self._sender.close()
+
+    async def _fill(self, rollout: Rollout, weights: PolicyWeights, grant: Grant) -> None:
+        def begun(version: Version) -> None:
+            self._loop.call_soon_threadsafe(self._begun, grant, version)
+
+        def compute() -> RolloutResult:
+            if grant.seed_epoch != self._seed_epoch:
+                rollout.reseed(grant.seed_epoch)
+                self._seed_epoch = grant.seed_epoch
+            minimum = self._settings.value.config.balance.min_fragment_steps
+            return rollout.run(view, weights.refresh, min_fragment_steps=minimum, should_stop=self._should_stop, begun=begun)
+
+        view = self._sender.view(grant)
+        began = time.monotonic()
+        try:
+            result = await self._compute.run(compute)
+        except EnvironmentFailedError as error:
+            await self._rebuild(rollout, grant, "env_error", error)
+        except PoisonedTrajectoryError as error:
+            self._counters["poisoned"] += 1
+            await self._rebuild(rollout, grant, "poisoned", error)
+        else:
+            self._seconds.add(time.monotonic() - began)
+            self._commit(grant, result)
+
+    def _should_stop(self) -> bool:
+        return self._retired.is_set() or self._compute.stopping.is_set()
+
+    def _commit(self, grant: Grant, result: RolloutResult) -> None:
+        if result.stopped:
+            self._sender.abort(grant, "stopped")
+            return
+        trajectory = Trajectory(grant.ticket, grant.slot, result.length, result.env_steps, result.version)
+        self._sender.commit(trajectory, result.episodes)
+        self._counters["trajectories"] += 1
+
+    def _begun(self, grant: Grant, version: Version) -> None:
+        self._clock.enter("busy")
+        self._sender.begin(grant, version)
+
+    async def _rebuild(self, rollout: Rollout, grant: Grant, reason: str, error: EnvironmentFailedError | PoisonedTrajectoryError) -> None:
+        """The open ticket is dropped, the vector is made anew; too many failures in the window end the run."""
+        self._sender.abort(grant, reason)
+        self._counters["env_failures"] += 1
+        self._events.publish(EnvironmentFailed(self.name, reason, str(error)))
+        env = self._settings.value.config.env
+        now = time.monotonic()
+        self._failures.append(now)
+        while self._failures[0] < now - env.failure_window_s:
+            self._failures.popleft()
+        if len(self._failures) > env.max_failures:
+            details = error.details if isinstance(error, EnvironmentFailedError) else str(error)
+            raise RunError(self.name, f"the environment failed {len(self._failures)} times in {env.failure_window_s:g} s: {error}", details)
+        self._clock.enter("rebuilding")
+        await asyncio.sleep(min(2.0, 0.01 * 2 ** len(self._failures)))  # back-off: what fails at once would fill the log
+        await self._compute.run(rollout.rebuild)
+
+    def _rest_or_wait(self) -> None:
+        if self._clock.state in ("waiting:grant", "paused"):
+            self._clock.enter("paused" if self._settings.value.paused else "waiting:grant")

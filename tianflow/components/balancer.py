@@ -1,0 +1,186 @@
+"""ledger snapshots, settings, ticks -> Balancer -> limits in force (through laws)"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tianflow import plugins
+from tianflow.directives import Directive, SetBound, SetCredits, SetOrder
+from tianflow.errors import ConfigError, Problem
+from tianflow.events import Observed
+from tianflow.ledger import Limits
+from tianflow.statistics import LawStatistics
+
+if TYPE_CHECKING:
+    from tianflow.channels.exchange import Exchange
+    from tianflow.config import Config
+    from tianflow.interfaces import Controller, SettingsReader
+
+TICK_S = 0.25
+"""Between two looks when nothing else happens: a law that watches waiting must see time pass."""
+
+
+def make_laws(config: Config) -> dict[str, Controller]:
+    """The laws named by ``balance.controller``, each with ``balance.parameters``.
+
+    Raises:
+        ConfigError: a name is unknown, or a parameter is refused.
+    """
+    wanted = (config.balance.controller,) if isinstance(config.balance.controller, str) else config.balance.controller
+    laws: dict[str, Controller] = {}
+    for name in wanted:
+        factory = plugins.load("tianflow.controllers", name, path="balance.controller")
+        try:
+            laws[name] = factory(**config.balance.parameters)  # type: ignore[operator]  # a plug-in: called as the contract says
+        except (TypeError, ValueError) as error:
+            raise ConfigError([Problem("balance.parameters", dict(config.balance.parameters), f"{name}: {error}")]) from error
+    return laws
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What one law asked for last; None: it has no wish there."""
+
+    credits: int | None = None
+    bound: SetBound | None = None
+    order: SetOrder | None = None
+
+    def after(self, directive: Directive) -> Wishes:
+        """Absolute directives overwrite."""
+        match directive:
+            case SetCredits(limit=limit):
+                return replace(self, credits=limit)
+            case SetBound():
+                return replace(self, bound=directive)
+            case SetOrder():
+                return replace(self, order=directive)
+        raise TypeError(f"a law gave {directive!r}, which nobody can carry out")
+
+
+def merge(wishes: Mapping[str, Wishes], config: Config, *, slots: int) -> tuple[Limits, str]:
+    """One set of limits from the config and all laws: the strictest wins. Also which law set the credits ("" for none).
+
+    A law may loosen the configured bound only when no other law and no credit setting is stricter: ``open_loop`` does.
+    """
+    bounds = [wish.bound.max_staleness for wish in wishes.values() if wish.bound is not None]
+    finite = [bound for bound in bounds if bound is not None]
+    bound = min(finite) if finite else None if bounds else config.bound
+    if finite and config.bound is not None:
+        bound = min(*finite, config.bound)
+    orders = [wish.order.order for wish in wishes.values() if wish.order is not None]
+    asked = {name: wish.credits for name, wish in wishes.items() if wish.credits is not None}
+    winner = min(asked, key=lambda name: asked[name]) if asked else ""
+    batch = config.algorithm.batch_trajectories
+    target = asked.get(winner, slots)
+    if config.balance.credits is not None and config.balance.credits < target:
+        target, winner = config.balance.credits, "balance.credits"
+    unlimited_patience = config.run.deterministic
+    limits = Limits(
+        batch=batch,
+        max_staleness=bound,
+        credits=max(target, batch),
+        patience=None if unlimited_patience else config.balance.straggler_patience,
+        min_fragment_steps=config.balance.min_fragment_steps,
+        order="arrival" if "arrival" in orders and bound is None else "version",
+    )
+    return limits, winner
+
+
+class Balancer:
+    """Shows laws what is, and puts in force what they ask for.
+
+    Consumes: the ledger, settings, ticks. Produces: limits. Waits: never for long; it looks after every settled update,
+    every change of settings and every tick. The ledger itself keeps C <= (bound + 1 - lag) * B at every moment between.
+
+    Args:
+        exchange: whose limits it sets.
+        settings: live settings.
+        set_bound: told when laws want another bound in force.
+        waiting_seconds: cumulative (learner, sum over actors) seconds waited.
+        actors: how many there are.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        exchange: Exchange,
+        settings: SettingsReader,
+        set_bound: Callable[[int | None], None],
+        waiting_seconds: Callable[[], tuple[float, float]],
+        actors: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = "balancer"
+        self._exchange, self._settings, self._clock = exchange, settings, clock
+        self._set_bound, self._waiting_seconds, self._actors = set_bound, waiting_seconds, actors
+        self._laws: dict[str, Controller] = {}
+        self._named: tuple[object, object] = (None, None)
+        self._wishes: dict[str, Wishes] = {}
+        self._directives: dict[str, int] = {}
+        self._winner = ""
+        exchange.on_settled(self.look)
+        settings.on_change(self.look)
+        self.look()
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Tick until cancelled."""
+        started()
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Show every law what is now, and put the merged limits in force."""
+        config = self._settings.value.config
+        if self._named != (config.balance.controller, config.balance.parameters):
+            self._laws = make_laws(config)
+            self._wishes = {name: Wishes() for name in self._laws}
+            self._named = (config.balance.controller, config.balance.parameters)
+            self._directives |= {name: self._directives.get(name, 0) for name in self._laws}
+        observed = self._observe(config)
+        for name, law in self._laws.items():
+            for directive in law.handle(observed):
+                self._wishes[name] = self._wishes[name].after(directive)
+                self._directives[name] += 1
+        limits, self._winner = merge(self._wishes, config, slots=self._exchange.ledger.slots)
+        self._exchange.set_limits(limits)
+        self._set_bound(limits.max_staleness)
+
+    def bound_with(self, config: Config) -> int | None:
+        """The bound in force with ``config``, as far as the laws now running say; `look` then asks the laws that it names."""
+        if self._named != (config.balance.controller, config.balance.parameters):
+            return config.bound
+        return merge(self._wishes, config, slots=self._exchange.ledger.slots)[0].max_staleness
+
+    def statistics(self) -> tuple[LawStatistics, ...]:
+        """What each law asked for, and which one is in force."""
+        return tuple(
+            LawStatistics(name, count, self._wishes[name].credits if name in self._wishes else None, name == self._winner)
+            for name, count in self._directives.items()
+        )
+
+    def _observe(self, config: Config) -> Observed:
+        ledger = self._exchange.ledger
+        learner, actors = self._waiting_seconds()
+        bound = config.bound
+        batch = config.algorithm.batch_trajectories
+        ceiling = ledger.slots if bound is None else max(0, bound + 1 - ledger.publish_lag) * batch
+        return Observed(
+            now=self._clock(),
+            version=max(0, ledger.version.number),
+            publish_lag=ledger.publish_lag,
+            batch=batch,
+            max_staleness=bound,
+            credits_limit=ledger.credits_limit,
+            credits_in_use=ledger.credits_in_use,
+            credits_ceiling=ceiling,
+            slots=ledger.slots,
+            actors=self._actors(),
+            learner_waiting_s=learner,
+            actors_waiting_s=actors,
+        )

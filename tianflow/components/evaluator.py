@@ -1,0 +1,169 @@
+"""weights -> Evaluator -> returns of exactly one version"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tianflow.envs.vector import StepRow, VectorEnvironment
+from tianflow.payloads import Evaluation, Version
+from tianflow.statistics import ComponentStatistics, StateClock
+
+if TYPE_CHECKING:
+    from tianflow.components.weights import PolicyWeights
+    from tianflow.compute import Compute
+    from tianflow.interfaces import Policy, SettingsReader
+    from tianflow.payloads import EnvironmentSpec, Episode
+
+
+def play(
+    policy: Policy,
+    environment: VectorEnvironment,
+    spec: EnvironmentSpec,
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool,
+    should_stop: Callable[[], bool],
+) -> tuple[Episode, ...] | None:
+    """Play ``episodes`` whole episodes, the same number in every environment (so that short ones are not favoured).
+
+    Returns None if ``should_stop`` ended it.
+    """
+    n = environment.num_envs
+    row = _row(spec, n)
+    environment.reset(seed, row.observation, row.mask)
+    environment.take_finished()
+    state = policy.initial_state(n)
+    generator = np.random.default_rng(seed)
+    quota = [episodes // n + (index < episodes % n) for index in range(n)]
+    ended: list[list[Episode]] = [[] for _ in range(n)]
+    observation = {name: torch.from_numpy(array) for name, array in row.observation.items()}
+    mask = None if row.mask is None else torch.from_numpy(row.mask)
+    row.start[:] = True
+    with torch.inference_mode():
+        while any(len(done) < wanted for done, wanted in zip(ended, quota, strict=True)):
+            if should_stop():
+                return None
+            fresh = torch.from_numpy(row.start)
+            state = {name: value.masked_fill(fresh.view(n, *[1] * (value.dim() - 1)), 0.0) for name, value in state.items()}
+            noise = None if deterministic else policy.noise(1, n, generator)[0]
+            step = policy.act(observation, state, noise, mask)
+            state = step.state
+            environment.step(step.action.numpy(), row)
+            for index, episode in environment.take_finished():
+                if len(ended[index]) < quota[index]:
+                    ended[index].append(episode)
+    return tuple(episode for done in ended for episode in done)
+
+
+def _row(spec: EnvironmentSpec, n: int) -> StepRow:
+    def leaves() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+        return {leaf.name: np.zeros((n, *leaf.shape), leaf.dtype) for leaf in spec.observation}
+
+    return StepRow(
+        reward=np.zeros(n, np.float32),
+        terminated=np.zeros(n, np.bool_),
+        truncated=np.zeros(n, np.bool_),
+        valid=np.zeros(n, np.bool_),
+        observation=leaves(),
+        start=np.ones(n, np.bool_),
+        mask=np.ones((n, spec.action.mask_size), np.bool_) if spec.action_mask else None,
+        final=leaves() if spec.autoreset != "next_step" else {},
+    )
+
+
+class Evaluator:
+    """Plays whole episodes with exactly one version, when asked to.
+
+    Consumes: weights. Produces: evaluations. Waits: to be asked. Unblocked by: `evaluate`.
+
+    Args:
+        name: its place.
+        host: the process it lives in.
+        spec: of the environments.
+        newest: waits until weights at least as new as a version can be read.
+        settings: live settings.
+        compute: the host's compute thread.
+        make_policy: builds a policy and what loads its weights, on the compute thread.
+        make_environment: builds so many environments, on the compute thread.
+        seed: of the first environment.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        host: str,
+        spec: EnvironmentSpec,
+        newest: Callable[[Version], Awaitable[None]],
+        settings: SettingsReader,
+        compute: Compute,
+        make_policy: Callable[[], tuple[Policy, PolicyWeights]],
+        make_environment: Callable[[int], VectorEnvironment],
+        seed: int,
+    ) -> None:
+        self.name = name
+        self._host, self._spec, self._newest, self._settings, self._compute = host, spec, newest, settings, compute
+        self._make_policy, self._make_environment, self._seed = make_policy, make_environment, seed
+        self._clock = StateClock()
+        self._asked: asyncio.Queue[tuple[Version, asyncio.Future[Evaluation]]] = asyncio.Queue()  # the run asks for one at a time
+        self._counters = {"evaluations": 0.0, "episodes": 0.0}
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Until cancelled."""
+        started()
+        while True:
+            self._clock.enter("waiting:request")
+            at_least, answer = await self._asked.get()
+            self._clock.enter("busy")
+            await self._newest(at_least)
+            evaluation = await self._compute.run(self._play)
+            if evaluation is None:
+                return
+            self._counters["evaluations"] += 1
+            self._counters["episodes"] += len(evaluation.returns)
+            if not answer.done():
+                answer.set_result(evaluation)
+
+    def evaluate(self, at_least: Version) -> asyncio.Future[Evaluation]:
+        """Judge the newest version, once ``at_least`` can be read."""
+        answer: asyncio.Future[Evaluation] = asyncio.get_running_loop().create_future()
+        self._asked.put_nowait((at_least, answer))
+        return answer
+
+    def statistics(self) -> ComponentStatistics:
+        """Where its time goes, and how much it has played."""
+        return ComponentStatistics(
+            name=self.name,
+            role="evaluator",
+            host=self._host,
+            time=self._clock.read(),
+            generation=self._settings.key,
+            counters=dict(self._counters),
+        )
+
+    def _play(self) -> Evaluation | None:
+        settings = self._settings.value.config.evaluation
+        policy, weights = self._make_policy()
+        version = weights.refresh()
+        environment = self._make_environment(min(settings.num_envs, settings.episodes))
+        try:
+            episodes = play(
+                policy,
+                environment,
+                self._spec,
+                episodes=settings.episodes,
+                seed=self._seed,
+                deterministic=settings.deterministic,
+                should_stop=self._compute.stopping.is_set,
+            )
+        finally:
+            environment.close()
+        if episodes is None:
+            return None
+        return Evaluation(version, tuple(e.episode_return for e in episodes), tuple(e.length for e in episodes))

@@ -1,0 +1,270 @@
+"""batches (pulled), settings -> Learner -> weights, settled versions"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tianflow.components.weights import WeightPublisher
+from tianflow.errors import EndOfChannel, RunError
+from tianflow.events import UpdateFinished
+from tianflow.payloads import Batch, Settlement, Version
+from tianflow.statistics import ComponentStatistics, Histogram, StateClock
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tianflow.components.stacking import BatchStacker
+    from tianflow.compute import Compute
+    from tianflow.interfaces import Algorithm, BatchSource, EventPublisher, SettingsReader, StepResult, WeightsWriter
+
+
+def admissible(batch: Batch, version: Version, bound: int | None) -> bool:
+    """THE GUARANTEE: no trajectory with staleness above the bound is ever trained on.
+
+    Judged immediately before use, at the learner's own version, against the bound then in force; admission and sweep
+    only keep this from wasting work.
+    """
+    return all(
+        trajectory.version.lineage == version.lineage and (bound is None or version.number - trajectory.version.number <= bound)
+        for trajectory in batch.trajectories
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """Everything of the learner that a checkpoint holds, at one version."""
+
+    version: Version
+    arrays: Mapping[str, NDArray[Any]]
+    samples: int
+
+
+class Learner:
+    """Turns each batch into one update, which makes the next version.
+
+    Consumes: batches, settings. Produces: weights, settled versions, states for checkpoints.
+    Waits: for an admissible batch; while paused or held. Unblocked by: committed trajectories; `SettingsReader` changes.
+
+    Args:
+        name: its place.
+        host: the process it lives in.
+        source: its end of the trajectories channel.
+        settings: live settings.
+        events: where finished updates are told.
+        compute: the host's compute thread.
+        start: version and samples to go on from.
+        make_algorithm: builds the algorithm, restored to that version, on the compute thread.
+        make_stacker: builds what copies ``B`` trajectories out of their slots.
+        open_weights: gives the writer for flat weights of so many bytes.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        host: str,
+        source: BatchSource,
+        settings: SettingsReader,
+        events: EventPublisher,
+        compute: Compute,
+        start: tuple[Version, int],
+        make_algorithm: Callable[[], Algorithm],
+        make_stacker: Callable[[int], BatchStacker],
+        open_weights: Callable[[int], WeightsWriter],
+    ) -> None:
+        self.name = name
+        self._host, self._source, self._settings, self._events, self._compute = host, source, settings, events, compute
+        self._make_algorithm, self._make_stacker, self._open_weights = make_algorithm, make_stacker, open_weights
+        self._version, self._samples = start
+        self._clock = StateClock()
+        self._bell = asyncio.Event()
+        self._ahead: asyncio.Task[Batch] | None = None
+        self._states: list[asyncio.Future[LearnerState]] = []
+        self._rests: list[asyncio.Future[Version]] = []
+        self._update_seconds, self._copy_seconds = Histogram(), Histogram()
+        self._gauges: dict[str, float] = {}
+        self._skipped_in_a_row = 0
+        self._given_back = 0
+        self._trained = 0
+        self._ended = False
+        self._algorithm: Algorithm
+        self._stacker: BatchStacker
+        self._publisher: WeightPublisher
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Until cancelled."""
+        self._algorithm = await self._compute.run(self._make_algorithm)
+        self._stacker = await self._compute.run(lambda: self._make_stacker(self._settings.value.config.algorithm.batch_trajectories))
+        flat = await self._compute.run(self._algorithm.flat)
+        self._publisher = WeightPublisher(writer=self._open_weights(flat.nbytes))
+        self._publisher.publish(self._version, flat)
+        self._source.opened(self._version)
+        started()
+        forget = self._settings.on_change(self._bell.set)
+        try:
+            while True:
+                await self._update(await self._next_batch())
+        finally:
+            forget()
+            if self._ahead is not None:
+                self._ahead.cancel()
+
+    def state(self) -> asyncio.Future[LearnerState]:
+        """The whole state, taken at the next boundary between two updates."""
+        future: asyncio.Future[LearnerState] = asyncio.get_running_loop().create_future()
+        self._states.append(future)
+        self._bell.set()
+        return future
+
+    def rest(self) -> asyncio.Future[Version]:
+        """The newest version, published; taken at the next boundary, where `LiveSettings.hold_learner` keeps the learner."""
+        future: asyncio.Future[Version] = asyncio.get_running_loop().create_future()
+        self._rests.append(future)
+        self._bell.set()
+        return future
+
+    def statistics(self) -> ComponentStatistics:
+        """Where its time goes, what it has published, and how the last update looked."""
+        counters = {"samples": float(self._samples), "given_back": float(self._given_back)}
+        distributions = {"update_seconds": self._update_seconds.read(), "copy_seconds": self._copy_seconds.read()}
+        if hasattr(self, "_publisher"):
+            publisher = self._publisher
+            counters |= {
+                "published": float(publisher.published),
+                "skipped": float(publisher.skipped),
+                "weights_bytes": float(publisher.nbytes),
+            }
+            distributions["publish_seconds"] = publisher.seconds.read()
+        return ComponentStatistics(
+            name=self.name,
+            role="learner",
+            host=self._host,
+            time=self._clock.read(),
+            generation=self._settings.key,
+            counters=counters,
+            gauges=dict(self._gauges),
+            distributions=distributions,
+        )
+
+    # Waiting --------------------------------------------------------------------------------------------------------
+
+    async def _next_batch(self) -> Batch:
+        """The next batch that may be used now. Pulled one ahead where the bound has room for it."""
+        while True:
+            self._bell.clear()  # before looking, so that what rings from here on is looked at once more
+            await self._boundary()
+            if self._ahead is None and not self._ended and not self._enough():
+                self._ahead = asyncio.create_task(self._source.next_batch(self._version))
+            if self._ahead is None or not self._ahead.done():
+                self._clock.enter(self._waiting_for())
+                await self._ring(self._ahead)
+                continue
+            try:
+                batch = self._ahead.result()
+            except EndOfChannel:
+                self._ended, self._ahead = True, None
+                continue
+            if self._resting():
+                self._clock.enter("paused")
+                await self._ring(None)
+                continue
+            self._ahead = None
+            if admissible(batch, self._version, self._settings.value.bound):
+                return batch
+            self._given_back += 1
+            self._source.give_back(batch)
+
+    def _resting(self) -> bool:
+        return self._settings.value.paused or self._settings.value.hold_learner
+
+    def _waiting_for(self) -> str:
+        return "ended" if self._ended or self._enough() else "paused" if self._resting() else "waiting:batch"
+
+    def _enough(self) -> bool:
+        limit = self._settings.value.config.run.max_updates
+        return limit is not None and self._version.number >= limit
+
+    async def _ring(self, batch: asyncio.Task[Batch] | None) -> None:
+        """Wait for ``batch``, or for anything else that wants attention: changed settings, a checkpoint."""
+        bell = asyncio.ensure_future(self._bell.wait())
+        try:
+            await asyncio.wait({bell} if batch is None else {bell, batch}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            bell.cancel()
+
+    async def _boundary(self) -> None:
+        """Between two updates: serve whoever wants the state, and publish at once if a changed bound asks for it."""
+        while self._states:
+            future = self._states.pop(0)
+            self._clock.enter("checkpoint")
+            arrays = await self._compute.run(self._algorithm.state_dict)
+            if not future.done():
+                future.set_result(LearnerState(self._version, arrays, self._samples))
+        bound = self._settings.value.bound
+        behind = self._version.number - self._publisher.version.number
+        if (self._rests and behind) or (bound is not None and behind > bound):
+            self._publisher.publish(self._version, await self._compute.run(self._algorithm.flat))
+            self._source.published(self._version)
+        while self._rests:
+            future_version = self._rests.pop()
+            if not future_version.done():
+                future_version.set_result(self._version)
+
+    # Computing ------------------------------------------------------------------------------------------------------
+
+    async def _update(self, batch: Batch) -> None:
+        config = self._settings.value.config
+        bound = self._settings.value.bound
+        if config.learner.prefetch and bound != 0 and not config.run.deterministic:
+            self._ahead = asyncio.create_task(self._source.next_batch(Version(self._version.lineage, self._version.number + 1)))
+            await asyncio.sleep(0)  # the pull goes out before the thread takes the interpreter
+        self._clock.enter("busy")
+        began = time.monotonic()
+        result, flat = await self._compute.run(lambda: self._compute_update(batch))
+        if self._compute.stopping.is_set():
+            raise asyncio.CancelledError
+        if config.learner.slowdown:
+            await asyncio.sleep((time.monotonic() - began) * config.learner.slowdown)
+        seconds = time.monotonic() - began
+        self._version = Version(self._version.lineage, self._version.number + 1)
+        self._samples += result.samples
+        self._count_skipped(result)
+        published = self._publisher.offer(self._version, flat, interval=config.weights.publish_interval_updates, bound=bound)
+        tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
+        self._source.settle(Settlement(self._version, tickets, bound, published, not result.finite))
+        self._trained += len(tickets)
+        self._update_seconds.add(seconds)
+        self._gauges = dict(result.statistics)
+        self._events.publish(UpdateFinished(self._version.number, seconds, result.samples, dict(result.statistics)))
+
+    def _compute_update(self, batch: Batch) -> tuple[StepResult, NDArray[np.uint8]]:
+        """On the compute thread: copy out, release the slots, train."""
+        config = self._settings.value.config
+        began = time.monotonic()
+        if self._stacker.trajectories != len(batch.trajectories):
+            self._stacker = self._make_stacker(len(batch.trajectories))
+        for index, trajectory in enumerate(batch.trajectories):
+            self._stacker.fill(index, self._source.view(trajectory), trajectory.length)
+        stacked = self._stacker.batch()
+        self._source.copied([trajectory.ticket for trajectory in batch.trajectories])
+        self._copy_seconds.add(time.monotonic() - began)
+        algorithm = config.algorithm
+        rate = algorithm.learning_rate
+        if algorithm.learning_rate_schedule == "linear" and config.run.max_env_steps is not None:
+            rate *= max(0.0, 1.0 - self._samples / config.run.max_env_steps)
+        self._algorithm.set_live(rate, algorithm.entropy_cost)
+        result = self._algorithm.step(stacked, self._compute.stopping.is_set)
+        return result, self._algorithm.flat()
+
+    def _count_skipped(self, result: StepResult) -> None:
+        self._skipped_in_a_row = 0 if result.finite else self._skipped_in_a_row + 1
+        limit = self._settings.value.config.learner.max_nonfinite_updates
+        if self._skipped_in_a_row > limit:
+            raise RunError(
+                self.name, f"{self._skipped_in_a_row} updates in a row were not finite", "the loss or its gradient was NaN or infinite"
+            )

@@ -1,0 +1,85 @@
+"""learner's weights -> WeightPublisher -> newest weights for every reader; and a policy's own copy of them"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tianflow.payloads import NO_VERSION, Version
+from tianflow.statistics import Histogram
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tianflow.interfaces import Policy, WeightsReader, WeightsWriter
+
+
+def publish_due(*, version: int, published: int, interval: int, bound: int | None) -> bool:
+    """Whether ``version`` is to be published now.
+
+    Every ``interval`` updates; sooner when skipping it would break the invariant ceil(C/B) - 1 + lag <= bound even with
+    the fewest credits that can feed the learner (C = B): with a larger lag everything would be born too stale, nothing
+    would be trained on, and nothing would ever be published.
+    """
+    lag = version - published
+    return lag >= interval or (bound is not None and lag > bound)
+
+
+class WeightPublisher:
+    """Publishes versions, or decides not to. A plain object of the learner's loop: it never waits for a reader.
+
+    Args:
+        writer: the learner's end of the weights channel.
+    """
+
+    def __init__(self, *, writer: WeightsWriter) -> None:
+        self._writer = writer
+        self._published = NO_VERSION
+        self.published = 0
+        self.skipped = 0
+        self.nbytes = 0
+        self.seconds = Histogram()
+
+    @property
+    def version(self) -> Version:
+        """The newest published version."""
+        return self._published
+
+    def publish(self, version: Version, flat: NDArray[np.uint8]) -> None:
+        """Make ``version`` the newest that readers find."""
+        began = time.monotonic()
+        self._writer.publish(version, flat)
+        self._published = version
+        self.published += 1
+        self.nbytes += flat.nbytes
+        self.seconds.add(time.monotonic() - began)
+
+    def offer(self, version: Version, flat: NDArray[np.uint8], *, interval: int, bound: int | None) -> bool:
+        """Publish ``version`` if it is due, else skip it. True when it was published."""
+        if publish_due(version=version.number, published=self._published.number, interval=interval, bound=bound):
+            self.publish(version, flat)
+            return True
+        self.skipped += 1
+        return False
+
+
+class PolicyWeights:
+    """Keeps a policy at the newest published weights. Used on the compute thread, between two calls of ``act``.
+
+    Label and tensors change together: the version it answers is that of the tensors the policy now holds.
+    """
+
+    def __init__(self, *, reader: WeightsReader, policy: Policy, nbytes: int) -> None:
+        self._reader, self._policy = reader, policy
+        self._flat = np.zeros(nbytes, np.uint8)
+        self._version = NO_VERSION
+
+    def refresh(self) -> Version:
+        """Take newer weights if there are any, and say which version the policy holds now."""
+        if self._reader.version > self._version:
+            version = self._reader.read_into(self._flat)
+            self._policy.load(self._flat)
+            self._version = version
+        return self._version

@@ -1,0 +1,690 @@
+"""A run: the one process that supervises, balances, keeps the ledger and the slots, checkpoints, and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+
+
+from tianflow import config_loading, system
+from tianflow.channels.broadcast import Broadcast
+from tianflow.channels.exchange import Exchange
+from tianflow.channels.latest import LatestCell
+from tianflow.checkpoint import Checkpoint, CheckpointStore
+from tianflow.components.balancer import Balancer, make_laws
+from tianflow.config import Config
+from tianflow.errors import BrokenChannelError, CheckpointError, ConfigError, Problem, RunError, StateConflictError
+from tianflow.events import EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged
+from tianflow.interfaces import LiveSettings
+from tianflow.ledger import Ledger, Limits, State
+from tianflow.logs import logger
+from tianflow.memory import slots_capacity, slots_wanted
+from tianflow.payloads import EnvironmentSpec, Episode, Evaluation, SavedState, TrajectoryLayout, Version
+from tianflow.program import HostSpec
+from tianflow.statistics import CheckpointStatistics, ComponentStatistics, Histogram, RunStatistics
+from tianflow.supervisor import Patience, Supervisor
+from tianflow.tallies import ActiveClock, Bottleneck, EpisodeTally, Journal, waiting_seconds
+
+if TYPE_CHECKING:
+    from tianflow.channels.arena import Arena
+
+TICK_S = 0.1
+ENDED = ("done", "failed", "stopped")
+STALE_TICK_S = 5.0
+
+log = logger("coordinator")
+
+
+class SlotOwner(Protocol):
+    """Whoever owns the memory of slots."""
+
+    @property
+    def arena(self) -> Arena: ...
+    def add_slots(self, count: int) -> None: ...
+
+
+class LearnerPort(Protocol):
+    """The way to the learner, wherever it runs."""
+
+    async def save(self, staged: Path) -> SavedState:
+        """Write the whole state, as of the next boundary, into ``staged``."""
+
+    async def rest(self) -> Version:
+        """Publish the newest version, once the learner is at a boundary; it is held there."""
+
+
+class EvaluatorPort(Protocol):
+    """The way to the evaluator, wherever it runs."""
+
+    async def evaluate(self, at_least: Version) -> Evaluation: ...
+
+
+class Run:
+    """`tianflow.interfaces.RunControl`, and what hosts tell.
+
+    Args:
+        run_id: its name.
+        directory: where it keeps what outlives it; exists.
+        config: settings at the start.
+        spec: of the environments.
+        layout: of a trajectory.
+        slots: owner of the slots' memory.
+        resumed: the checkpoint to go on from.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        directory: Path,
+        config: Config,
+        spec: EnvironmentSpec,
+        layout: TrajectoryLayout,
+        slots: SlotOwner,
+        resumed: Checkpoint | None = None,
+    ) -> None:
+        self.id, self.directory, self.spec, self.layout = run_id, directory, spec, layout
+        self.settings: LatestCell[LiveSettings, int] = LatestCell(LiveSettings(config, config.bound), 0)
+        self.events = Broadcast()
+        self.store = CheckpointStore(directory / "checkpoints", keep=config.checkpoint.keep)
+        self.resumed = resumed
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self._journal = Journal(path=directory / "audit.jsonl", executor=self._disk)
+        self._slots = slots
+        self._active = ActiveClock()
+        wanted = min(slots_wanted(config), slots_capacity(config, layout))
+        slots.add_slots(wanted)
+        batch = config.algorithm.batch_trajectories
+        limits = Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted))
+        self.exchange = Exchange(ledger=Ledger(limits=limits, slots=wanted), arena=slots.arena, clock=self._active)
+        self._base = _Base.of(resumed)
+        self.exchange.seed_epoch = resumed.version.number if resumed and config.run.deterministic else 0
+        self._lineage = resumed.version.lineage if resumed else 0
+        self._components: dict[str, ComponentStatistics] = {}
+        self._started: set[str] = set()
+        self.balancer = Balancer(
+            exchange=self.exchange,
+            settings=self.settings,
+            set_bound=self._set_bound,
+            waiting_seconds=lambda: waiting_seconds(self._components.values(), time.monotonic()),
+            actors=lambda: self.config.actors.count,
+        )
+        self._episodes = EpisodeTally(count=self._base.episodes)
+        self._bottleneck = Bottleneck()
+        self._loop_lag = Histogram()
+        self._state = "starting"
+        self._began = time.monotonic()
+        self._training_began: float | None = None
+        self._to_target: float | None = None
+        self._last_update = 0.0
+        self._last_tick = time.monotonic()
+        self._evaluation: dict[str, float] = {}
+        self._evaluated_at = self._base.episodes
+        self._checkpoint = CheckpointStatistics()
+        self._checkpoint_seconds = Histogram()
+        self._refused = 0
+        self._saving = asyncio.Lock()
+        self._judging = asyncio.Lock()
+        self._ending = asyncio.Event()
+        self._end_state, self._end_reason = "done", ""
+        self.first_error: RunError | None = None
+        self._target_reached = False
+        self.learner_port: LearnerPort | None = None
+        self.evaluator_port: EvaluatorPort | None = None
+        self._supervisor: Supervisor | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.exchange.on_settled(self._settled)
+
+    # The run itself -------------------------------------------------------------------------------------------------
+
+    async def run(self, start_host: Callable[[HostSpec, int], object]) -> None:
+        """From the first host to the last, until the run has ended. ``start_host`` is the launcher's."""
+        config = self.config
+        supervisor = Supervisor(
+            start=start_host,  # type: ignore[arg-type]  # an async callable; Protocols cannot say so for a bound method
+            lost=self.host_lost,
+            failed=self.fail,
+            open_tickets=lambda: [(t.number, t.slot, t.holder, t.state) for t in self.exchange.ledger.live(State.BEGUN)],
+            progress=self.exchange.arena.progress,
+            patience=Patience(config.env.step_timeout_s, config.env.start_timeout_s, config.evaluation.timeout_s),
+            max_restarts=config.run.max_restarts,
+            window_s=config.run.restart_window_s,
+            grace_s=config.run.grace_s,
+        )
+        self._supervisor = supervisor
+        self._disk.submit(self.store.sweep)
+        watchers = [
+            asyncio.create_task(supervisor.run(_nothing), name="supervisor"),
+            asyncio.create_task(self.balancer.run(_nothing), name="balancer"),
+            asyncio.create_task(self._tick(), name="tick"),
+        ]
+        supervisor.reconcile(system.build(config).placement.hosts)
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            finished, _ = await asyncio.wait({ending, *watchers}, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished - {ending}:
+                self.fail(RunError(task.get_name(), f"ended: {task.exception()!r}"))
+            await self._wind_down(supervisor)
+        except asyncio.CancelledError:
+            await supervisor.abandon()
+            self._state = "stopped"
+            raise
+        finally:
+            ending.cancel()
+            for task in (*watchers, *self._tasks):
+                task.cancel()
+            await asyncio.gather(ending, *watchers, *self._tasks, return_exceptions=True)
+            await asyncio.get_running_loop().run_in_executor(self._disk, self._write_summary)
+            self._disk.shutdown(wait=False)
+
+    async def _wind_down(self, supervisor: Supervisor) -> None:
+        """Drain or drop, save, judge, and send every host home."""
+        failed = self._end_state == "failed"
+        if self._state == "draining" and not failed:
+            await self._drained()
+        self._state = "stopping"
+        self.exchange.hold_grants("ending")
+        self.exchange.drop_open("stopped")
+        self.exchange.close()
+        if not failed:
+            with contextlib.suppress(BrokenChannelError, CheckpointError, TimeoutError, asyncio.CancelledError):
+                await asyncio.wait_for(self._last_things(), self.config.evaluation.timeout_s)
+        await supervisor.stop()
+        self.exchange.drop_open("stopped")
+        self._state = self._end_state
+
+    async def _last_things(self) -> None:
+        """The final checkpoint; a run that ended by itself is judged at the version it ended with."""
+        if not self._target_reached and self._end_state == "done":
+            await self._judge(hold=True)
+        await self.save()
+
+    async def _drained(self) -> None:
+        """Until what was begun is trained on, as far as it fills batches."""
+        ledger = self.exchange.ledger
+        while self.learner_port is not None and not self._ending_now():
+            open_ = len(ledger.live(State.GRANTED, State.BEGUN, State.TAKEN))
+            if not open_ and len(ledger.live(State.COMMITTED)) < ledger.limits.batch:
+                return
+            await asyncio.sleep(TICK_S)
+
+    def _ending_now(self) -> bool:
+        return self._end_state in ("failed", "stopped")
+
+    def end(self, state: str, reason: str) -> None:
+        """The run is to end in ``state`` because of ``reason``; the first reason stays."""
+        if not self._ending.is_set():
+            self._end_state, self._end_reason = state, reason
+            self._ending.set()
+
+    def fail(self, error: RunError) -> None:
+        """The run cannot go on. The first error is the one that is shown last."""
+        if self.first_error is None:
+            self.first_error = error
+            log.error("the run failed", component=error.component, error=error.summary)
+        if not self._ending.is_set() or self._state == "draining":
+            self._end_state = "failed"
+        self.end("failed", str(error))
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_save = next_evaluation = time.monotonic()
+        next_save += self.config.checkpoint.every_s
+        while True:
+            asked = loop.time()
+            await asyncio.sleep(TICK_S)
+            self._loop_lag.add(max(0.0, loop.time() - asked - TICK_S))
+            now = self._last_tick = time.monotonic()
+            self._check_ends(now)
+            if now >= next_save and not self.config.run.deterministic:
+                next_save = now + self.config.checkpoint.every_s
+                self._background(self._save_quietly())
+            every = self.config.evaluation.every_s
+            if every is not None and now >= next_evaluation and self._state == "running":
+                next_evaluation = now + every
+                self._background(self._judge_quietly(hold=False))
+
+    def _check_ends(self, now: float) -> None:
+        limits = self.config.run
+        if limits.max_env_steps is not None and self.env_steps >= limits.max_env_steps:
+            self.end("done", "max_env_steps")
+        elif limits.max_updates is not None and self.exchange.ledger.version.number >= limits.max_updates:
+            self.end("done", "max_updates")
+        elif limits.max_seconds is not None and self._training_began is not None and now - self._training_began >= limits.max_seconds:
+            self.end("done", "max_seconds")
+
+    def _background(self, work: object) -> None:
+        task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]  # only coroutines of this class
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # What hosts tell ------------------------------------------------------------------------------------------------
+
+    def next_start(self) -> tuple[Version, int, Path | None]:
+        """Where a learner that starts now begins: version of a new lineage, samples trained, and the checkpoint, if any."""
+        found = self.store.newest()
+        if found is None and self.resumed is not None:
+            found = self.resumed
+        self._lineage += 1
+        if found is None:
+            return Version(self._lineage, 0), 0, None
+        return Version(self._lineage, found.version.number), int(found.manifest["samples"]), found.path
+
+    def component_started(self, name: str) -> None:
+        """A component does its work."""
+        self._started.add(name)
+        actors = any(other.startswith("actor-") for other in self._started)
+        if self._state == "starting" and "learner" in self._started and (actors or not self.config.actors.count):
+            self._state = "paused" if self.settings.value.paused else "running"
+            self._training_began = time.monotonic()
+
+    def was_started(self, name: str) -> bool:
+        """True if the component called ``name`` has ever worked in this run."""
+        return name in self._started
+
+    def report(self, statistics: ComponentStatistics) -> None:
+        """A component's newest numbers."""
+        self._components[statistics.name] = statistics
+
+    def episodes_finished(self, holder: str, episodes: Sequence[Episode]) -> None:
+        """Episodes ended in a committed trajectory."""
+        if not episodes:
+            return
+        self._episodes.add(episodes)
+        self.publish(EpisodesFinished(holder, tuple(e.episode_return for e in episodes), tuple(e.length for e in episodes)))
+        target, mean = self.config.run.target_return, self._episodes.mean
+        if target is None or mean is None or mean < target or self._state != "running":
+            return
+        if self._to_target is None and self._training_began is not None:
+            self._to_target = time.monotonic() - self._training_began
+        fresh = self._episodes.count - self._evaluated_at
+        if not self._judging.locked() and fresh >= len(self._episodes.returns):
+            self._evaluated_at = self._episodes.count
+            self._background(self._judge_quietly(hold=True))
+
+    def publish(self, event: Event) -> None:
+        """Tell observers."""
+        self.events.publish(event)
+
+    def host_lost(self, host: HostSpec, reason: str) -> None:
+        """A host is gone and reaped: what it held comes back."""
+        for component in host.components:
+            if component.role == "learner":
+                self.learner_port = None
+                self.exchange.learner_lost()
+            elif component.role == "evaluator":
+                self.evaluator_port = None
+            else:
+                self.exchange.holder_lost(component.name, reason)
+            self._components.pop(component.name, None)
+        self.publish(HostExited(host.name, reason))
+
+    # Control --------------------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        """Settings in force."""
+        return self.settings.value.config
+
+    @property
+    def generation(self) -> int:
+        """Generation of the settings in force."""
+        return self.settings.key
+
+    @property
+    def state(self) -> str:
+        """See `RunStatistics.state`."""
+        return self._state
+
+    @property
+    def alive(self) -> bool:
+        """True while the coordinator's own tick is young."""
+        return time.monotonic() - self._last_tick < STALE_TICK_S
+
+    def change(self, changes: Mapping[str, Mapping[str, object]], *, source: str) -> int:
+        """Put live settings in force, whole or not at all."""
+        self._require_going()
+        before = self.config
+        try:
+            config = config_loading.with_changes(before, changes)
+            self._check_change(config)
+        except ConfigError:
+            self._refused += 1
+            raise
+        paths = {f"{section}.{key}" for section, keys in changes.items() for key in keys}
+        old = {path: _at(before, path) for path in sorted(paths)}
+        new = {path: _at(config, path) for path in sorted(paths)}
+        self._journal.add(source, "change", old=old, new=new)
+        self._grow(config)
+        self._put(replace(self.settings.value, config=config, bound=self.balancer.bound_with(config)))
+        if config.actors.count != before.actors.count and self._supervisor is not None:
+            self._supervisor.reconcile(system.build(config).placement.hosts)
+        self.publish(SettingsChanged(self.generation, tuple(sorted(paths))))
+        return self.generation
+
+    def pause(self, *, source: str) -> str:
+        """Nobody begins anything until `resume`."""
+        self._require_going()
+        if self._state == "running":
+            self._journal.add(source, "pause")
+            self._state = "paused"
+            self._active.pause()
+            self.exchange.hold_grants("paused")
+            self._put(replace(self.settings.value, paused=True))
+        return "paused"
+
+    def resume(self, *, source: str) -> str:
+        """Go on after `pause`."""
+        self._require_going()
+        if self._state == "paused":
+            self._journal.add(source, "resume")
+            self._state = "running"
+            self._active.resume()
+            self._put(replace(self.settings.value, paused=False))
+            self.exchange.release_grants("paused")
+        return "running"
+
+    def drain(self, *, source: str) -> str:
+        """Begin nothing new, train on what is there as far as it fills batches, then end."""
+        self._require_going()
+        if self._state == "paused":
+            self.resume(source=source)
+        self._journal.add(source, "drain")
+        self._state = "draining"
+        self.exchange.hold_grants("draining")
+        self.end("done", "drained")
+        return "draining"
+
+    def stop(self, *, source: str) -> str:
+        """End with a checkpoint; what is open is dropped(stopped)."""
+        if self._state in ENDED:
+            raise StateConflictError(f"the run is {self._state}")
+        if self._state == "draining":
+            self._end_state = "stopped"
+        if not self._ending.is_set():
+            self._journal.add(source, "stop")
+        self.end("stopped", source)
+        return "stopping"
+
+    def request_checkpoint(self, *, source: str) -> str:
+        """Write one as soon as the learner is at a boundary."""
+        self._require_going()
+        self._journal.add(source, "checkpoint")
+        self._background(self._save_quietly())
+        return self._state
+
+    def audit(self) -> Sequence[Mapping[str, object]]:
+        """Every change and action."""
+        return tuple(self._journal.records)
+
+    def checkpoints(self) -> Sequence[Mapping[str, object]]:
+        """Checkpoints on disk, newest first."""
+        return self.store.list()
+
+    def _require_going(self) -> None:
+        if self._state in ENDED or self._state == "stopping" or self._ending.is_set():
+            raise StateConflictError(f"the run is {self._state if self._state in ENDED else 'ending'}")
+
+    def _check_change(self, config: Config) -> None:
+        make_laws(config)
+        capacity = slots_capacity(config, self.layout)
+        batch = config.algorithm.batch_trajectories
+        if capacity < batch:
+            message = f"the memory limit holds {capacity} trajectories: fewer than a batch can never feed the learner"
+            raise ConfigError([Problem("algorithm.batch_trajectories", batch, message, f"at most {capacity}")])
+
+    def _grow(self, config: Config) -> None:
+        more = min(slots_wanted(config), slots_capacity(config, self.layout)) - self.exchange.ledger.slots
+        if more > 0:
+            self._slots.add_slots(more)
+            self.exchange.add_slots(more)
+
+    def _put(self, live: LiveSettings) -> None:
+        self.settings.put(live, self.settings.key + 1)
+
+    def _set_bound(self, bound: int | None) -> None:
+        """Laws asked for another bound than the one in force."""
+        if bound != self.settings.value.bound:
+            self._put(replace(self.settings.value, bound=bound))
+
+    # Keeping --------------------------------------------------------------------------------------------------------
+
+    def _settled(self) -> None:
+        self._last_update = time.time()
+        number, run = self.exchange.ledger.version.number, self.config.run
+        if run.max_updates is not None and number >= run.max_updates:
+            self.end("done", "max_updates")
+        elif run.deterministic and number % run.barrier_updates == 0:
+            self.exchange.hold_grants("barrier")
+            self._background(self._barrier(number))
+
+    async def _barrier(self, number: int) -> None:
+        """Deterministic mode: everything is drained already (bound 0, nothing granted); save, re-seed, go on."""
+        await self._save_quietly()
+        self.exchange.seed_epoch = number
+        self.exchange.release_grants("barrier")
+
+    async def _save_quietly(self) -> None:
+        with contextlib.suppress(BrokenChannelError, CheckpointError):
+            await self.save()
+
+    async def save(self) -> Path:
+        """Write a checkpoint. A failure is counted and logged, and leaves the checkpoints before it alone.
+
+        Raises:
+            CheckpointError: it could not be written.
+            BrokenChannelError: there is no learner, or it was lost meanwhile.
+        """
+        async with self._saving:
+            if self.learner_port is None:
+                raise BrokenChannelError("there is no learner to save")
+            began = time.monotonic()
+            self._checkpoint = replace(self._checkpoint, attempts=self._checkpoint.attempts + 1)
+            loop = asyncio.get_running_loop()
+            staged: Path | None = None
+            try:
+                staged = await loop.run_in_executor(self._disk, self.store.stage)
+                saved = await self.learner_port.save(staged)
+                path = await loop.run_in_executor(
+                    self._disk, lambda: self.store.publish(staged, version=saved.version, state=saved.file, manifest=self._manifest(saved))
+                )
+            except (CheckpointError, BrokenChannelError) as error:
+                log.warning("a checkpoint failed", error=str(error))
+                self._checkpoint = replace(self._checkpoint, failures=self._checkpoint.failures + 1)
+                if staged is not None:
+                    await loop.run_in_executor(self._disk, self.store.discard, staged)
+                raise
+            self._checkpoint_seconds.add(time.monotonic() - began)
+            self._checkpoint = replace(self._checkpoint, last_success=time.time(), seconds=self._checkpoint_seconds.read())
+            return path
+
+    def _manifest(self, saved: SavedState) -> dict[str, object]:
+        return {
+            "run": self.id,
+            "env_steps": self.env_steps,
+            "samples": saved.samples,
+            "episodes": self._episodes.count,
+            "elapsed_s": self._base.elapsed_s + time.monotonic() - self._began,
+            "config": json.loads(self.config.model_dump_json()),
+            "recent_returns": list(self._episodes.returns),
+            "evaluation": self._evaluation,
+        }
+
+    async def _judge_quietly(self, *, hold: bool) -> None:
+        with contextlib.suppress(BrokenChannelError, CheckpointError):
+            await self._judge(hold=hold)
+
+    async def _judge(self, *, hold: bool) -> None:
+        """Evaluate; with ``hold`` exactly the learner's newest version, which rests meanwhile. Ends the run at its target."""
+        async with self._judging:
+            if self.evaluator_port is None or self.learner_port is None:
+                raise BrokenChannelError("evaluator or learner is not there")
+            at_least = self.exchange.ledger.published
+            try:
+                if hold:
+                    self._put(replace(self.settings.value, hold_learner=True))
+                    at_least = await self.learner_port.rest()
+                evaluation = await self.evaluator_port.evaluate(at_least)
+                self._record(evaluation)
+                target = self.config.run.target_return
+                if hold and target is not None and self._evaluation["mean_return"] >= target:
+                    self._target_reached = True  # the learner goes on resting: what is saved is what was judged
+                    self.end("done", "target_return")
+            finally:
+                if hold and not self._target_reached:
+                    self._put(replace(self.settings.value, hold_learner=False))
+
+    def _record(self, evaluation: Evaluation) -> None:
+        number, count = evaluation.version.number, len(evaluation.returns)
+        mean = sum(evaluation.returns) / count
+        self._evaluation = {"version": number, "mean_return": mean, "episodes": count}
+        self.publish(EvaluationFinished(number, count, mean, evaluation.returns))
+        log.info("evaluated", version=number, mean_return=round(mean, 2), episodes=count)
+
+    def _write_summary(self) -> None:
+        text = json.dumps(self.summary(), indent=2)
+        (self.directory / "summary.json").write_text(text + "\n", encoding="utf-8")
+
+    # Looking --------------------------------------------------------------------------------------------------------
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps in committed trajectories, those before a resume included."""
+        return self._base.env_steps + self.exchange.ledger.steps_committed
+
+    @property
+    def end_reason(self) -> str:
+        """Why the run ended; "" while it goes on."""
+        return self._end_reason
+
+    @property
+    def target_reached(self) -> bool:
+        """True once an evaluation has confirmed it."""
+        return self._target_reached
+
+    def ready(self) -> tuple[bool, tuple[str, ...]]:
+        """Whether training can proceed, and why not. Paused by a person is ready."""
+        if self._state == "starting":
+            waiting = [name for name in ("learner", "an actor") if not any(s.startswith(name.split()[-1]) for s in self._started)]
+            return False, (f"starting: waiting for {' and '.join(waiting)}",) if waiting else ("starting",)
+        if self._state not in ("running", "paused", "draining"):
+            return False, (f"the run is {self._state}",)
+        reasons = []
+        if self.learner_port is None:
+            reasons.append("the learner is gone and not yet back")
+        handles = self._supervisor.handles if self._supervisor is not None else {}
+        for name, handle in handles.items():
+            if handle.silent_for > 3.0 + self.config.metrics.interval_s:
+                reasons.append(f"host {name!r} has said nothing for {handle.silent_for:.0f} s")
+        if self.config.actors.count and not any(c.role == "actor" for c in self._components.values()):
+            reasons.append("no actor is alive")
+        elif not self.config.actors.count:
+            reasons.append("there are no actors: actors.count is 0")
+        return not reasons, tuple(reasons)
+
+    def statistics(self) -> RunStatistics:
+        """Everything, at one moment."""
+        now = time.monotonic()
+        ledger = self.exchange.ledger
+        components = tuple(self._components.values())
+        ready, reasons = self.ready()
+        spent = ledger.credits_in_use >= ledger.credits_limit
+        bottleneck = self._state if self._state != "running" else self._bottleneck.name(components, now, credits_spent=spent)
+        supervisor = self._supervisor
+        return RunStatistics(
+            run=self.id,
+            state=self._state,
+            ready=ready,
+            reasons=reasons,
+            now=now,
+            elapsed_s=self._base.elapsed_s + now - self._began,
+            ledger=ledger.snapshot(),
+            components=components,
+            laws=self.balancer.statistics(),
+            env_steps=self.env_steps,
+            env_frames=self.env_steps * self.spec.frames_per_step,
+            episodes=self._episodes.count,
+            recent_returns=tuple(self._episodes.returns),
+            recent_lengths=tuple(self._episodes.lengths),
+            evaluation=dict(self._evaluation),
+            restarts=dict(supervisor.restarts) if supervisor else {},
+            starts=dict(supervisor.starts) if supervisor else {},
+            events_dropped=self.events.dropped,
+            events_received=self.events.published,
+            generation=self.generation,
+            settings_changes=self.generation,
+            settings_refused=self._refused,
+            checkpoint=self._checkpoint,
+            loop_lag=self._loop_lag.read(),
+            last_update_timestamp=self._last_update,
+            actors_wanted=self.config.actors.count,
+            bottleneck=bottleneck,
+            target_return=self.config.run.target_return,
+            time_to_target_s=self._to_target,
+        )
+
+    def summary(self) -> dict[str, object]:
+        """What ``summary.json`` and ``--json`` say of the run."""
+        ledger = self.exchange.ledger.snapshot()
+        staleness = sorted(value for value, count in ledger.staleness.items() for _ in range(count))
+        returns = self._episodes.returns
+        training_s = None if self._training_began is None else time.monotonic() - self._training_began
+        return {
+            "run": self.id,
+            "state": self._state,
+            "reason": self._end_reason,
+            "target_return": self.config.run.target_return,
+            "target_reached": self._target_reached,
+            "evaluation": self._evaluation,
+            "time_to_target_s": self._to_target,
+            "training_s": training_s,
+            "env_steps": self.env_steps,
+            "steps_per_s": None if not training_s else ledger.steps_committed / training_s,
+            "updates": ledger.version.number,
+            "episodes": self._episodes.count,
+            "mean_return": sum(returns) / len(returns) if returns else None,
+            "staleness": {
+                "bound": "unbounded" if ledger.max_staleness is None else ledger.max_staleness,
+                "mean": sum(staleness) / len(staleness) if staleness else None,
+                "p99": staleness[min(len(staleness) - 1, int(0.99 * len(staleness)))] if staleness else None,
+                "max": staleness[-1] if staleness else None,
+                "violations": ledger.violations,
+            },
+            "trajectories": {"begun": ledger.begun, "trained": ledger.trained, "dropped": ledger.dropped, "open": ledger.open},
+            "seed": self.config.run.seed,
+            "error": str(self.first_error) if self.first_error else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """Counts that a resumed run goes on from."""
+
+    env_steps: int = 0
+    episodes: int = 0
+    elapsed_s: float = 0.0
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint | None) -> _Base:
+        """Those of ``checkpoint``."""
+        if checkpoint is None:
+            return cls()
+        manifest = checkpoint.manifest
+        return cls(int(manifest["env_steps"]), int(manifest["episodes"]), float(manifest["elapsed_s"]))
+
+
+def _at(config: Config, path: str) -> object:
+    section, key = path.split(".", 1)
+    return json.loads(getattr(config, section).model_dump_json()).get(key)
+
+
+def _nothing() -> None:
+    """Nobody waits for these to start."""

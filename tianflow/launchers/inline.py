@@ -1,0 +1,222 @@
+"""Everything in one loop and one process: for tests, for debugging, for the smallest machines."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tianflow.building import Blueprint, Builder
+from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, MemoryWeights, heap_arena
+from tianflow.components.actor import Actor
+from tianflow.components.learner import Learner
+from tianflow.compute import Compute
+from tianflow.errors import BrokenChannelError, RunError
+from tianflow.host import describe, save
+from tianflow.memory import slots_capacity, slots_wanted
+from tianflow.payloads import Evaluation, SavedState, Version
+
+if TYPE_CHECKING:
+    from tianflow.channels.arena import Arena
+    from tianflow.components.evaluator import Evaluator
+    from tianflow.config import Config
+    from tianflow.coordinator import Run
+    from tianflow.events import Event
+    from tianflow.payloads import TrajectoryLayout
+    from tianflow.program import ComponentSpec, HostSpec
+
+
+class HeapSlots:
+    """Slots in ordinary memory. The pages of slots nobody uses do not exist yet."""
+
+    def __init__(self, *, config: Config, layout: TrajectoryLayout) -> None:
+        # A live change may ask for more than the start did: room for a bound eight times as wide, within the limit.
+        self.arena: Arena = heap_arena(layout, min(slots_capacity(config, layout), max(256, 8 * slots_wanted(config))))
+
+    def add_slots(self, count: int) -> None:
+        """Nothing to do: the pages come when they are touched."""
+
+
+class InlineLauncher:
+    """Runs the one host of an ``inline`` program in the coordinator's own loop."""
+
+    slots = HeapSlots
+
+    async def launch(self, run: Run, slots: HeapSlots) -> None:  # noqa: ARG002 - slots live as long as this process
+        """Until the run has ended."""
+
+        async def start(host: HostSpec, incarnation: int) -> InlineHost:
+            return InlineHost(run=run, host=host, incarnation=incarnation)
+
+        await run.run(start)
+
+
+class InlineHost:
+    """A host without a process. It is `HostHandle`, the ends of its components, and the ports to learner and evaluator."""
+
+    def __init__(self, *, run: Run, host: HostSpec, incarnation: int) -> None:
+        self._run = run
+        self._weights = MemoryWeights()
+        self._compute = Compute(name="compute", on_orphan=self._orphan)
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        version, samples, found = run.next_start()
+        blueprint = Blueprint(
+            host=host.name,
+            spec=run.spec,
+            layout=run.layout,
+            start=(version, samples),
+            incarnation=incarnation,
+            checkpoint=found,
+            threads=host.threads,
+        )
+        self._builder = Builder(blueprint=blueprint, ends=self, compute=self._compute)
+        self._components: dict[str, Actor | Learner | Evaluator] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._pending: set[str] = {component.name for component in host.components}
+        self.reconcile(host)
+        self._reporter = asyncio.get_running_loop().create_task(self._report())
+
+    # Handle ---------------------------------------------------------------------------------------------------------
+
+    async def wait(self) -> str:
+        """Wait until every component has ended."""
+        ended = await self._gone
+        self._compute.close()
+        self._reporter.cancel()
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), self._reporter, return_exceptions=True)
+        self._disk.shutdown(wait=False)
+        return ended
+
+    def ask_to_stop(self) -> None:
+        """End."""
+        self._compute.stopping.set()
+        if not self._gone.done():
+            self._gone.set_result("stopped")
+
+    kill = ask_to_stop
+
+    @property
+    def started(self) -> bool:
+        """True once all components do their work."""
+        return not self._pending
+
+    @property
+    def silent_for(self) -> float:
+        """It shares the coordinator's loop: as long as anyone asks, it lives."""
+        return 0.0
+
+    def reconcile(self, host: HostSpec) -> None:
+        """Run exactly the components of ``host``."""
+        names = {component.name for component in host.components}
+        for name in set(self._tasks) - names:
+            component = self._components[name]
+            if isinstance(component, Actor):
+                component.retire()
+        for component in host.components:
+            if component.name not in self._tasks:
+                self._add(component)
+
+    def _add(self, component: ComponentSpec) -> None:
+        made = self._builder.build(component)
+        self._components[component.name] = made
+        if component.role == "learner":
+            self._run.learner_port = self
+        elif component.role == "evaluator":
+            self._run.evaluator_port = self
+        task = asyncio.get_running_loop().create_task(self._live(component.name, made), name=component.name)
+        self._tasks[component.name] = task
+        task.add_done_callback(self._component_ended)
+
+    async def _live(self, name: str, component: Actor | Learner | Evaluator) -> None:
+        def started() -> None:
+            self._pending.discard(name)
+            self._run.component_started(name)
+
+        await component.run(started)
+
+    # Ends -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> object:
+        """The coordinator's own cell."""
+        return self._run.settings
+
+    @property
+    def events(self) -> InlineHost:
+        """Itself."""
+        return self
+
+    def publish(self, event: Event) -> None:
+        """Straight to the observers."""
+        self._run.publish(event)
+
+    def sender(self, holder: str) -> MemoryTrajectorySender:
+        """An actor's end."""
+        return MemoryTrajectorySender(exchange=self._run.exchange, holder=holder, on_episodes=self._run.episodes_finished)
+
+    def source(self) -> MemoryBatchSource:
+        """The learner's end."""
+        return MemoryBatchSource(exchange=self._run.exchange)
+
+    def weights_reader(self, nbytes: int) -> MemoryWeights:  # noqa: ARG002 - other forms must know the size
+        """The one store."""
+        return self._weights
+
+    def weights_writer(self, nbytes: int) -> MemoryWeights:  # noqa: ARG002 - as above
+        """The one store."""
+        return self._weights
+
+    async def newest_weights(self, version: Version) -> None:
+        """Wait until weights at least as new as ``version`` are there."""
+        if self._weights.version < version:
+            await self._weights.wait_newer_than(Version(version.lineage, version.number - 1))
+
+    # Ports ----------------------------------------------------------------------------------------------------------
+
+    async def save(self, staged: Path) -> SavedState:
+        """Write the learner's state into ``staged``."""
+        return await save(self._learner(), staged, self._disk)
+
+    async def rest(self) -> Version:
+        """Publish the newest version at the next boundary."""
+        return await self._learner().rest()
+
+    async def evaluate(self, at_least: Version) -> Evaluation:
+        """Judge the newest version."""
+        evaluator = self._components.get("evaluator")
+        if evaluator is None or isinstance(evaluator, Actor | Learner):
+            raise BrokenChannelError("there is no evaluator")
+        return await evaluator.evaluate(at_least)
+
+    def _learner(self) -> Learner:
+        learner = self._components.get("learner")
+        if not isinstance(learner, Learner):
+            raise BrokenChannelError("there is no learner")
+        return learner
+
+    # Ending ---------------------------------------------------------------------------------------------------------
+
+    def _component_ended(self, task: asyncio.Task[None]) -> None:
+        name = task.get_name()
+        self._tasks.pop(name, None)
+        self._components.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(describe(name, error))
+
+    def _orphan(self, error: BaseException) -> None:
+        self._fail(describe("compute", error))
+
+    def _fail(self, what: tuple[str, str, str]) -> None:
+        self._run.fail(RunError(*what))
+        if not self._gone.done():
+            self._gone.set_result(what[1])
+
+    async def _report(self) -> None:
+        while True:
+            for component in list(self._components.values()):
+                self._run.report(component.statistics())
+            await asyncio.sleep(self._run.config.metrics.interval_s)

@@ -1,0 +1,301 @@
+"""Many processes on one machine: the coordinator here, every host a child of a fork server, data in shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgpack
+
+from tianflow.channels.broadcast import GapCounter
+from tianflow.channels.codec import decode_event, decode_statistics
+from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.shm import SharedArena, SharedMemory, batch_fields, trajectory_from
+from tianflow.envs.layout import layout_to_wire, spec_to_wire
+from tianflow.errors import BrokenChannelError, CheckpointError, RunError
+from tianflow.launchers.nursery import Child, Nursery
+from tianflow.memory import slots_capacity
+from tianflow.payloads import Batch, Episode, Evaluation, Grant, SavedState, Settlement, StateFile, Version
+
+if TYPE_CHECKING:
+    from tianflow.channels.arena import Arena
+    from tianflow.config import Config
+    from tianflow.coordinator import Run
+    from tianflow.interfaces import LiveSettings
+    from tianflow.payloads import TrajectoryLayout
+    from tianflow.program import HostSpec
+
+T = TypeVar("T")
+TARGET = "tianflow.host:main"
+PRELOAD = ("torch", "tianflow.host", "tianflow.components.rollout", "tianflow.components.evaluator", "tianflow.components.stacking")
+
+
+class SharedSlots:
+    """Slots in memory that every process of the run maps."""
+
+    def __init__(self, *, config: Config, layout: TrajectoryLayout) -> None:
+        self._shared = SharedArena(layout=layout, capacity=slots_capacity(config, layout))
+
+    @property
+    def arena(self) -> Arena:
+        """The coordinator's view."""
+        return self._shared.arena
+
+    @property
+    def memory(self) -> SharedMemory:
+        """What hosts attach to."""
+        return self._shared.memory
+
+    def add_slots(self, count: int) -> None:
+        """Give ``count`` more slots their pages."""
+        self._shared.add_slots(count)
+
+
+class ProcessLauncher:
+    """Runs each host of a program as a child process of its own."""
+
+    slots = SharedSlots
+
+    async def launch(self, run: Run, slots: SharedSlots) -> None:
+        """Until the run has ended; no process, socket or memory is left."""
+        weights_fd = SharedMemory.create_unsized("tianflow-weights")
+        learner_up = asyncio.Event()
+        try:
+            async with Nursery(run_id=run.id, preload=PRELOAD) as nursery:
+
+                async def start(host: HostSpec, incarnation: int) -> ProcessHost:
+                    if host.components[0].role != "learner":
+                        await learner_up.wait()  # it alone knows how large the weights are
+                    process = ProcessHost(run=run, host=host, incarnation=incarnation, learner_up=learner_up)
+                    await process.start(nursery, slots.memory.fd, weights_fd, slots.arena.capacity)
+                    return process
+
+                await run.run(start)
+        finally:
+            os.close(weights_fd)
+            slots.memory.close()
+
+
+class ProcessHost:
+    """One child process: its `HostHandle`, and what its messages mean. Also the port to the learner or evaluator in it."""
+
+    def __init__(self, *, run: Run, host: HostSpec, incarnation: int, learner_up: asyncio.Event) -> None:
+        self._run, self._host, self._incarnation, self._learner_up = run, host, incarnation, learner_up
+        self._roles = {component.name: component.role for component in host.components}
+        self._pending = set(self._roles)
+        self._child: Child
+        self._link: Link
+        self._heard = time.monotonic()
+        self._gaps = GapCounter()
+        self._numbers = itertools.count()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._forget_settings: Callable[[], None] = lambda: None
+        self._failure = ""
+        exchange = run.exchange
+        self._handlers: dict[str, Callable[..., None]] = {
+            "want": self._want,
+            "unwant": exchange.cancel_request,
+            "begin": lambda ticket, lineage, number: exchange.begin(ticket, Version(lineage, number)),
+            "commit": self._commit,
+            "abort": exchange.abort,
+            "pull": lambda lineage, number: exchange.request_batch(Version(lineage, number), self._batch),
+            "unpull": exchange.cancel_pull,
+            "copied": exchange.copied,
+            "back": exchange.give_back,
+            "opened": lambda lineage, number: exchange.open_lineage(Version(lineage, number)),
+            "settle": self._settle,
+            "published": lambda lineage, number: exchange.published(Version(lineage, number)),
+            "event": self._event,
+            "stats": self._stats,
+            "started": self._started,
+            "failed": self._failed,
+            "saved": self._saved,
+            "not_saved": lambda number, text: self._answer(number, CheckpointError(text)),
+            "rested": lambda number, lineage, version: self._answer(number, Version(lineage, version)),
+            "evaluated": lambda number, v, returns, lengths: self._answer(number, Evaluation(Version(*v), tuple(returns), tuple(lengths))),
+        }
+
+    async def start(self, nursery: Nursery, slots_fd: int, weights_fd: int, capacity: int) -> None:
+        """Fork it. Raises RunError if that cannot be done."""
+        ours, theirs = socket_pair()
+        try:
+            self._link = Link(end=ours, handle=self._handle, closed=lambda: None)
+            order = msgpack.packb(self._order(capacity))
+            self._child = await nursery.spawn(self._host.name, TARGET, order, [theirs.fileno(), slots_fd, weights_fd])
+        except BaseException:
+            self._link.close()
+            raise
+        finally:
+            theirs.close()
+        if "learner" in self._roles.values():
+            self._run.learner_port = self
+        if "evaluator" in self._roles.values():
+            self._run.evaluator_port = self
+        self._forget_settings = self._run.settings.on_change(self._send_settings)
+        self._send_settings()  # whatever changed while the child was being forked
+
+    # Handle ---------------------------------------------------------------------------------------------------------
+
+    async def wait(self) -> str:
+        """Wait until it is gone, with everyone of its process group; say how it ended."""
+        status = await self._child.wait()
+        await asyncio.sleep(0)
+        self._link.drain()  # what it sent before it died still counts
+        self._link.close()
+        self._forget_settings()
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(BrokenChannelError(f"host {self._host.name!r} is gone"))
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return f"{how}: {self._failure}" if self._failure else how
+
+    def ask_to_stop(self) -> None:
+        """It should flush and leave."""
+        self._link.send("stop")
+
+    def kill(self) -> None:
+        """End it now, stopped or not."""
+        self._child.kill()
+
+    @property
+    def started(self) -> bool:
+        """True once all its components do their work."""
+        return not self._pending
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since its last message."""
+        return time.monotonic() - self._heard
+
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._child.pid
+
+    def reconcile(self, host: HostSpec) -> None:
+        """Run exactly the components of ``host``."""
+        self._host = host
+        self._roles = {component.name: component.role for component in host.components}
+        self._pending &= set(self._roles)
+        self._link.send("components", [[c.name, c.role, c.index] for c in host.components])
+
+    # Ports ----------------------------------------------------------------------------------------------------------
+
+    async def save(self, staged: Path) -> SavedState:
+        """Write the learner's state into ``staged``."""
+        return await self._ask(SavedState, "save", str(staged))
+
+    async def rest(self) -> Version:
+        """Publish the newest version at the next boundary."""
+        return await self._ask(Version, "rest")
+
+    async def evaluate(self, at_least: Version) -> Evaluation:
+        """Judge the newest version."""
+        return await self._ask(Evaluation, "evaluate", *at_least)
+
+    async def _ask(self, answer: type[T], kind: str, *fields: object) -> T:
+        number = next(self._numbers)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._answers[number] = future
+        self._link.send(kind, number, *fields)
+        try:
+            found = await future
+            assert isinstance(found, answer)
+            return found
+        finally:
+            del self._answers[number]
+
+    def _answer(self, number: int, answer: object) -> None:
+        future = self._answers.get(number)
+        if future is None or future.done():
+            return
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    # Messages -------------------------------------------------------------------------------------------------------
+
+    def _order(self, capacity: int) -> dict[str, Any]:
+        run, live = self._run, self._run.settings.value
+        learner = any(component.role == "learner" for component in self._host.components)
+        version, samples, found = run.next_start() if learner else (run.exchange.ledger.version, 0, None)
+        return {
+            "host": self._host.name,
+            "components": [[c.name, c.role, c.index] for c in self._host.components],
+            "cores": list(self._host.cores),
+            "threads": self._host.threads,
+            "incarnation": self._incarnation,
+            "config": _plain(live),
+            "bound": live.bound,
+            "paused": live.paused,
+            "generation": run.settings.key,
+            "spec": spec_to_wire(run.spec),
+            "layout": layout_to_wire(run.layout),
+            "capacity": capacity,
+            "start": [list(version), samples],
+            "published": list(run.exchange.ledger.published),
+            "checkpoint": str(found) if found else None,
+        }
+
+    def _handle(self, message: Message) -> None:
+        self._heard = time.monotonic()
+        try:
+            self._handlers[message[0]](*message[1:])
+        except Exception as error:  # noqa: BLE001 - a boundary: a message that breaks a rule ends the run, and says so
+            self._run.fail(RunError("coordinator", f"{message[0]!r} from host {self._host.name!r}: {error!r}", traceback.format_exc()))
+
+    def _want(self, holder: str) -> None:
+        def deliver(grant: Grant | None) -> None:
+            if grant is None:
+                self._link.send("end", holder)
+            else:
+                self._link.send("grant", holder, grant.ticket, grant.slot, *grant.version, grant.seed_epoch)
+
+        self._run.exchange.request_grant(holder, deliver)
+
+    def _commit(self, holder: str, fields: list[int], ended: list[list[Any]]) -> None:
+        if self._run.exchange.commit(trajectory_from(fields)) and ended:
+            self._run.episodes_finished(holder, [Episode(float(r), int(n)) for r, n in ended])
+
+    def _batch(self, batch: Batch | None) -> None:
+        self._link.send("batch", None if batch is None else batch_fields(batch))
+
+    def _settle(self, version: list[int], tickets: list[int], bound: int | None, published: bool, skipped: bool) -> None:
+        self._run.exchange.settle(Settlement(Version(*version), tuple(tickets), bound, published, skipped))
+
+    def _event(self, sequence: int, name: str, values: list[Any]) -> None:
+        self._run.events.count_lost(self._gaps.lost(sequence))
+        self._run.publish(decode_event(name, values))
+
+    def _stats(self, all_values: list[list[Any]]) -> None:
+        for values in all_values:
+            self._run.report(decode_statistics(values))
+
+    def _started(self, name: str) -> None:
+        self._pending.discard(name)
+        if self._roles.get(name) == "learner":
+            self._learner_up.set()
+        self._run.component_started(name)
+
+    def _failed(self, component: str, summary: str, details: str) -> None:
+        self._failure = summary
+        self._run.fail(RunError(component, summary, details))
+
+    def _saved(self, number: int, version: list[int], samples: int, sha256: str, nbytes: int) -> None:
+        self._answer(number, SavedState(Version(*version), samples, StateFile(sha256, nbytes)))
+
+    def _send_settings(self) -> None:
+        live = self._run.settings.value
+        self._link.send("settings", self._run.settings.key, _plain(live), live.bound, live.paused, live.hold_learner)
+
+
+def _plain(live: LiveSettings) -> Any:
+    return json.loads(live.config.model_dump_json())

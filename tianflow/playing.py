@@ -1,0 +1,75 @@
+"""Using a trained policy: one observation or a batch at a time, or whole episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tianflow import plugins
+from tianflow.components.evaluator import play
+from tianflow.config import Config
+from tianflow.envs.make import environment_seed, make
+from tianflow.envs.spec import ActionCodec, encode_single
+from tianflow.payloads import EnvironmentSpec
+
+
+class LoadedPolicy:
+    """A policy out of a checkpoint. Nothing but arrays is read from it.
+
+    Args:
+        config: settings it was trained with.
+        spec: of its environment.
+        arrays: the learner's state.
+    """
+
+    def __init__(self, *, config: Config, spec: EnvironmentSpec, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.config, self.spec = config, spec
+        factory: Any = plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name")
+        learner = factory.make_learner(config, spec, torch.device("cpu"))
+        learner.load_state_dict(arrays)
+        self.policy = factory.make_policy(config, spec)
+        self.policy.load(learner.flat())
+        self._actions = ActionCodec(spec.action)
+
+    def act(self, observation: Any, state: Any = None, *, mask: NDArray[np.bool_] | None = None) -> tuple[Any, Any]:
+        """The most probable action for one ``observation`` of the environment's own space, and the next state.
+
+        ``state`` is what the last call returned; None at the first observation of an episode.
+        """
+        leaves = {name: torch.from_numpy(array[None]) for name, array in encode_single(self.spec, observation).items()}
+        state = self.policy.initial_state(1) if state is None else state
+        with torch.inference_mode():
+            step = self.policy.act(leaves, state, None, None if mask is None else torch.from_numpy(np.asarray(mask)[None]))
+        return self._actions.decode(step.action.numpy())[0], step.state
+
+
+def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
+    """Play ``episodes`` whole episodes with the most probable actions, seeded apart from training."""
+    settings = policy.config.evaluation
+    count = min(settings.num_envs, episodes)
+    environment = make(policy.config.env, count)
+    try:
+        played = play(
+            policy.policy,
+            environment,
+            policy.spec,
+            episodes=episodes,
+            seed=environment_seed(policy.config.run.seed, 0, count, stream=1),
+            deterministic=settings.deterministic,
+            should_stop=lambda: False,
+        )
+    finally:
+        environment.close()
+    assert played is not None
+    returns = [episode.episode_return for episode in played]
+    return {
+        "episodes": len(returns),
+        "mean_return": float(np.mean(returns)),
+        "min_return": min(returns),
+        "max_return": max(returns),
+        "mean_length": float(np.mean([episode.length for episode in played])),
+    }
