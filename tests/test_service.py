@@ -457,7 +457,7 @@ async def test_a_taken_port_is_an_error_that_names_it(run: FakeRun, tmp_path: Pa
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
 async def test_a_host_that_is_not_here_is_an_error_that_names_it(run: FakeRun, tmp_path: Path, host: str) -> None:
-    with pytest.raises(ConfigError, match="http.host"):
+    with pytest.raises(ConfigError, match=r"http\.host"):
         async with serve(run, HttpSettings(host=host), TOKENS, tmp_path):
             pass
 

@@ -16,13 +16,14 @@ from structlog.typing import Processor
 
 ROOT = "tianflow"
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
+_PROCESSORS: list[Processor] = [filter_by_level, structlog.stdlib.PositionalArgumentsFormatter(), render_to_log_kwargs]
 
 
 def logger(name: str, **bound: object) -> BoundLogger:
     """The logger ``tianflow.<name>``, with ``bound`` (``component="actor-3"``, ``run=…``) in each of its lines."""
     made: BoundLogger = structlog.wrap_logger(
         logging.getLogger(f"{ROOT}.{name}"),
-        processors=[filter_by_level, structlog.stdlib.PositionalArgumentsFormatter(), render_to_log_kwargs],
+        processors=_PROCESSORS,
         wrapper_class=BoundLogger,
         context_class=dict,
     )
@@ -49,6 +50,8 @@ def configure(*, stream: TextIO = sys.stderr, level: str = "INFO", as_json: bool
     if plain:
         shared.append(structlog.processors.format_exc_info)
     handler.setFormatter(ProcessorFormatter(foreign_pre_chain=shared, processors=[ProcessorFormatter.remove_processors_meta, renderer]))
+    # What asks structlog itself for a logger goes the same way.
+    structlog.configure(processors=_PROCESSORS, wrapper_class=BoundLogger, logger_factory=structlog.stdlib.LoggerFactory())
     root = logging.getLogger(ROOT)
     for old in [handler for handler in root.handlers if isinstance(handler, _TianflowHandler)]:
         root.removeHandler(old)

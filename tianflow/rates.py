@@ -1,11 +1,11 @@
-"""How fast a run goes: a small ring of samples, and speeds over the last 10, 60 and 300 seconds."""
+"""How fast a run goes, and where its time goes: a small ring of samples, read over the last 10, 60 and 300 seconds."""
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tianflow.statistics import RunStatistics
@@ -23,6 +23,8 @@ class Sample:
     env_steps: int
     updates: int
     mean_return: float | None
+    times: Mapping[str, Mapping[str, float]]
+    """Seconds in each state by role, over all components of the role."""
 
 
 class Rates:
@@ -49,7 +51,7 @@ class Rates:
         statistics = self._read()
         returns = statistics.recent_returns
         mean = sum(returns) / len(returns) if returns else None
-        sample = Sample(statistics.now, statistics.env_steps, statistics.ledger.updates, mean)
+        sample = Sample(statistics.now, statistics.env_steps, statistics.ledger.updates, mean, _times(statistics))
         # The newest sample is always kept; the one before it goes when it is too close to its predecessor.
         if len(self._samples) >= 2 and self._samples[-1].now - self._samples[-2].now < SPACING:
             self._samples.pop()
@@ -73,6 +75,21 @@ class Rates:
             return None
         return (ends[1].mean_return - ends[0].mean_return) / (ends[1].now - ends[0].now)
 
+    def shares(self, window: float) -> dict[str, dict[str, float]]:
+        """Fractions of the last ``window`` seconds in each state, by role; empty before there are two samples."""
+        ends = self._ends(window)
+        if ends is None:
+            return {}
+        shares = {}
+        for role, seconds in ends[1].times.items():
+            before = ends[0].times.get(role, {})
+            # A component that was restarted counts from 0 again: what went backwards is nothing.
+            spent = {state: max(0.0, value - before.get(state, 0.0)) for state, value in seconds.items()}
+            total = sum(spent.values())
+            if total > 0.0:
+                shares[role] = {state: value / total for state, value in spent.items() if value > 0.0}
+        return shares
+
     def _ends(self, window: float) -> tuple[Sample, Sample] | None:
         if len(self._samples) < 2:
             return None
@@ -81,3 +98,12 @@ class Rates:
         first = min(bisect_left(times, newest.now - window), len(times) - 2)
         oldest = self._samples[first]
         return (oldest, newest) if newest.now > oldest.now else None
+
+
+def _times(run: RunStatistics) -> dict[str, dict[str, float]]:
+    times: dict[str, dict[str, float]] = {}
+    for component in run.components:
+        of_role = times.setdefault(component.role, {})
+        for state, seconds in component.time.at(run.now).items():
+            of_role[state] = of_role.get(state, 0.0) + seconds
+    return times

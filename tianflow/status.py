@@ -98,6 +98,7 @@ def describe(run: RunStatistics, config: Config, rates: Rates) -> dict[str, Any]
                 "time_left_s": time_left(run, config, rates),
             },
             "throughput": _throughput(rates),
+            "shares": rates.shares(60.0),
             "returns": _returns(run),
             "target": {"return": run.target_return, "reached_after_s": run.time_to_target_s},
             "evaluation": run.evaluation or None,

@@ -1,0 +1,301 @@
+"""What a person reads: the live screen, plain lines, the summary, and log lines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from rich.console import Console
+
+from tests.fakes_run import FakeRun
+from tianflow import logs
+from tianflow.payloads import Settlement, Version
+from tianflow.rates import Rates
+from tianflow.screen import PlainLines, Screen, drawing, duration, make_screen, number, plain_line, summary_text
+from tianflow.status import describe, time_left
+
+
+def described(run: FakeRun, rates: Rates | None = None) -> dict[str, Any]:
+    rates = Rates(read=run.statistics) if rates is None else rates
+    return describe(rates.sample(), run.config, rates)
+
+
+def shown(run: FakeRun, width: int = 120, rates: Rates | None = None) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(drawing(described(run, rates)))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def run() -> FakeRun:
+    run = FakeRun()
+    run.train(5)
+    return run
+
+
+def row(text: str, name: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+def test_the_screen_tells_the_whole_story(run: FakeRun) -> None:
+    rates = Rates(read=run.statistics)
+    rates.sample()
+    run.train(10)
+    run.evaluation = {"mean_return": 12.5, "version": 9.0, "episodes": 100.0}
+    text = shown(run, rates=rates)
+    assert "fake  CartPole-v1 ppo  running  1:55" in text
+    assert "8 mean  1 to 15 over 15 episodes   target 475   evaluated 12.5 at version 9" in row(text, "return")
+    assert "64 (10 s)  64 (60 s)  64 (300 s)   960 steps" in row(text, "steps/s")
+    assert "0 min  0 mean  0 p99  0 max   bound 1" in row(text, "staleness")
+    assert "busy 100%" in row(text, "learner")
+    assert "waiting:grant 100%" in row(text, "actor")
+    assert "learning-bound" in row(text, "bottleneck")
+    assert "max_env_steps 2:21" in row(text, "time left")
+
+
+def test_a_run_that_just_began_has_dashes_and_no_error() -> None:
+    run = FakeRun()
+    run.ready, run.reasons, run.state = False, ("the learner is starting",), "starting"
+    text = shown(run)
+    assert "– mean" in row(text, "return")
+    assert "– (10 s)" in row(text, "steps/s")
+    assert "the learner is starting" in row(text, "not ready")
+    assert "–" in plain_line(described(run))
+
+
+def test_the_screen_fits_a_narrow_window(run: FakeRun) -> None:
+    assert max(map(len, shown(run, width=40).splitlines())) <= 40
+
+
+def test_violations_are_shouted(run: FakeRun) -> None:
+    assert "violations" not in shown(run)
+    run.train(1, bound=-1)
+    assert "2 violations" in row(shown(run), "staleness")
+
+
+def test_a_plain_line_is_one_line_without_control_characters(run: FakeRun) -> None:
+    line = plain_line(described(run))
+    assert line.isprintable()
+    assert line.startswith("1:45  running  steps 320 (–/s)  updates 5  return 3 over 5 episodes  staleness 0 mean 0 max of 1  dropped 0")
+
+
+async def test_plain_lines_come_at_an_interval_and_once_at_the_end(run: FakeRun) -> None:
+    lines: list[str] = []
+    enough, started = asyncio.Event(), asyncio.Event()
+
+    def write(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 3:
+            enough.set()
+
+    task = asyncio.create_task(PlainLines(run=run, write=write, interval_s=0.001).run(started.set))
+    await asyncio.wait_for(enough.wait(), 5.0)
+    assert started.is_set()
+    run.state = "stopping"
+    before = len(lines)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert "stopping" in lines[-1]
+    assert before + 1 == len(lines)
+
+
+async def test_the_screen_draws_again_and_leaves_its_last_drawing(run: FakeRun) -> None:
+    out = io.StringIO()
+    screen = Screen(run=run, console=Console(file=out, force_terminal=True, width=100), interval_s=0.001)
+    started = asyncio.Event()
+    task = asyncio.create_task(screen.run(started.set))
+    await asyncio.wait_for(started.wait(), 5.0)
+    await asyncio.sleep(0)
+    run.state = "stopping"
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert "running" in out.getvalue()
+    assert "stopping" in out.getvalue()
+    assert out.getvalue().endswith("\x1b[?25h")  # the cursor is visible again
+
+
+@pytest.mark.parametrize(("terminal", "plain", "kind"), [(True, False, Screen), (True, True, PlainLines), (False, False, PlainLines)])
+def test_a_terminal_gets_the_screen_unless_plain_is_asked_for(run: FakeRun, terminal: bool, plain: bool, kind: type) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal)
+    assert kind is type(make_screen(run=run, console=console, plain=plain))
+
+
+def test_plain_lines_on_a_console_are_not_wrapped(run: FakeRun) -> None:
+    console = Console(file=io.StringIO(), force_terminal=False, width=20)
+    lines = make_screen(run=run, console=console, plain=True)
+    assert isinstance(lines, PlainLines)
+    lines._write(lines.line())
+    assert isinstance(console.file, io.StringIO)
+    assert f"{lines.line()}\n" == console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "–"), (0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3723, "1:02:03"), (360_000, "100:00:00")]
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert text == duration(seconds)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (0, "0"), (1.23456, "1.235"), (1234567.8, "1,234,568"), (12345, "12,345"), (-0.5, "-0.5")]
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert text == number(value)
+
+
+def test_time_left_follows_the_pace_of_the_last_minute(run: FakeRun) -> None:
+    rates = Rates(read=run.statistics)
+    rates.sample()
+    assert time_left(run.statistics(), run.config, rates) == {}
+    run.train(10)
+    left = time_left(rates.sample(), run.config, rates)
+    assert (10_000 - 15 * 64) / 64.0 == pytest.approx(left["max_env_steps"])
+    assert (475.0 - 8.0) / 0.5 == pytest.approx(left["target"])
+
+
+def test_a_falling_return_foretells_no_target(run: FakeRun) -> None:
+    rates = Rates(read=run.statistics)
+    rates.sample()
+    run.train(1)
+    run.returns.append(-100.0)
+    assert "target" not in time_left(rates.sample(), run.config, rates)
+
+
+def test_recent_shares_forget_what_was_before_the_window() -> None:
+    run = FakeRun()
+    rates = Rates(read=run.statistics)
+    for _ in range(100):
+        run.train(1)
+        rates.sample()
+    assert {"learner": {"busy": 1.0}, "actor": {"waiting:grant": 1.0}} == rates.shares(60.0)
+    restarted = FakeRun()
+    restarted.began = restarted.now = run.now
+    run._components = restarted._components  # type: ignore[method-assign]
+    assert all(0.0 <= share <= 1.0 for shares in rates.shares(60.0).values() for share in shares.values())
+
+
+SUMMARY = {
+    "run": "cartpole-1",
+    "state": "done",
+    "reason": "the target is reached",
+    "target_return": 475.0,
+    "target_reached": True,
+    "evaluation": {"mean_return": 498.25, "episodes": 100, "version": 321},
+    "time_to_target_s": 65.0,
+    "training_s": 80.0,
+    "env_steps": 123456,
+    "steps_per_s": 1543.2,
+    "updates": 321,
+    "episodes": 456,
+    "mean_return": 480.0,
+    "staleness": {"bound": 1, "mean": 0.9, "p99": 1, "max": 1, "violations": 0},
+    "trajectories": {"begun": 700, "trained": 690, "dropped": {"expired": 4}, "open": 6},
+    "error": None,
+}
+
+
+def test_the_summary_is_short_and_complete() -> None:
+    text = summary_text(SUMMARY)
+    for part in (
+        "cartpole-1: done (the target is reached)",
+        "evaluation: mean return 498.2 over 100 episodes, version 321",
+        "target 475: reached after 1:05",
+        "123,456 steps in 1:20 (1,543/s), 321 updates, 456 episodes, mean return of the last ones 480",
+        "staleness mean 0.9, p99 1, max 1, bound 1, 0 violations",
+        "700 begun, 690 trained, dropped: expired 4",
+    ):
+        assert part in text
+    assert "error" not in text
+
+
+def test_a_summary_of_a_failed_start_says_why() -> None:
+    text = summary_text({"run": "a", "state": "failed", "target_return": 475.0, "error": "actor-0: no such file"})
+    assert "a: failed\n  target 475: not reached\n  error: actor-0: no such file" == text
+
+
+def test_skipped_publishes_show_as_lag(run: FakeRun) -> None:
+    run.ledger.settle(Settlement(Version(1, 6), (), 1, published=False))
+    versions = described(run)["versions"]
+    assert (6, 5, 1) == (versions["learner"]["number"], versions["published"]["number"], versions["publish_lag"])
+
+
+# Log lines ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _logging_as_before() -> Iterator[None]:
+    root = logging.getLogger("tianflow")
+    before = (list(root.handlers), root.level, root.propagate)
+    yield
+    root.handlers[:], root.propagate = before[0], before[2]
+    root.setLevel(before[1])
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("_logging_as_before")
+def test_json_lines_hold_what_is_bound_and_the_exception() -> None:
+    out = io.StringIO()
+    logs.configure(stream=out)
+    try:
+        int("broken")
+    except ValueError:
+        logs.logger("host", run="a", component="actor-1").exception("a component failed", version=3)
+    line = json.loads(out.getvalue())
+    expected = {"run": "a", "component": "actor-1", "event": "a component failed", "version": 3, "level": "error"}
+    assert expected == {key: line[key] for key in expected}
+    assert "ValueError: invalid literal" in line["exception"]
+    assert line["timestamp"].endswith("Z")
+
+
+@pytest.mark.usefixtures("_logging_as_before")
+def test_a_terminal_gets_lines_for_people() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    logs.configure(stream=out)
+    logs.logger("host", component="actor-1").warning("slow")
+    assert "slow" in out.getvalue()
+    assert "actor-1" in out.getvalue()
+    with pytest.raises(ValueError, match="Expecting value"):
+        json.loads(out.getvalue())
+
+
+@pytest.mark.usefixtures("_logging_as_before")
+def test_the_root_logger_is_never_touched() -> None:
+    root = logging.getLogger()
+    before = (list(root.handlers), root.level)
+    logs.configure(stream=io.StringIO())
+    logs.configure(stream=io.StringIO())
+    logs.logger("host").info("something")
+    assert (list(root.handlers), root.level) == before
+    assert 1 == sum(isinstance(handler, logs._TianflowHandler) for handler in logging.getLogger("tianflow").handlers)
+
+
+@pytest.mark.usefixtures("_logging_as_before")
+def test_levels_are_obeyed_and_loggers_made_before_follow() -> None:
+    early, asked = logs.logger("early"), structlog.get_logger("tianflow.asked")
+    out = io.StringIO()
+    logs.configure(stream=out, level="WARNING")
+    early.info("quiet")
+    asked.info("quiet")
+    early.warning("loud")
+    asked.warning("loud too")
+    assert ["loud", "loud too"] == [json.loads(line)["event"] for line in out.getvalue().splitlines()]
+
+
+def test_without_set_up_records_go_where_the_program_sends_them(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        logs.logger("host", component="actor-1").info("hello", steps=3)
+    assert ("hello", "actor-1", 3) == (caplog.records[0].message, caplog.records[0].component, caplog.records[0].steps)  # type: ignore[attr-defined]

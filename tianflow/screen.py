@@ -1,0 +1,216 @@
+"""What a person sees while a run goes on: a live screen on a terminal, else one plain line at an interval."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tianflow.interfaces import RunControl
+from tianflow.rates import Rates
+from tianflow.status import describe
+
+BAR = 24
+NOTHING = "–"
+STYLES = {"busy": "green", "waiting": "yellow", "paused": "blue"}
+
+
+class Screen:
+    """Draws the run anew ``1 / interval_s`` times a second, in place.
+
+    Consumes: statistics. Produces: text on ``console``. Waits: for its interval. Unblocked by: time.
+    """
+
+    def __init__(self, *, run: RunControl, console: Console, interval_s: float = 0.5) -> None:
+        self._run, self._console, self._interval_s = run, console, interval_s
+        self._rates = Rates(read=run.statistics)
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Draw until cancelled; the last drawing stays."""
+        with Live(console=self._console, auto_refresh=False) as live:
+            started()
+            try:
+                while True:
+                    live.update(self.draw(), refresh=True)
+                    await asyncio.sleep(self._interval_s)
+            finally:
+                live.update(self.draw(), refresh=True)
+
+    def draw(self) -> Group:
+        """The run as it is now."""
+        return drawing(describe(self._rates.sample(), self._run.config, self._rates))
+
+
+class PlainLines:
+    """Writes one line about the run every ``interval_s`` seconds, and one at the end.
+
+    Consumes: statistics. Produces: lines for ``write``. Waits: for its interval. Unblocked by: time.
+    """
+
+    def __init__(self, *, run: RunControl, write: Callable[[str], None], interval_s: float = 5.0) -> None:
+        self._run, self._write, self._interval_s = run, write, interval_s
+        self._rates = Rates(read=run.statistics)
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Write until cancelled."""
+        self._rates.sample()
+        started()
+        try:
+            while True:
+                await asyncio.sleep(self._interval_s)
+                self._write(self.line())
+        finally:
+            self._write(self.line())
+
+    def line(self) -> str:
+        """The run as it is now."""
+        return plain_line(describe(self._rates.sample(), self._run.config, self._rates))
+
+
+def make_screen(*, run: RunControl, console: Console, plain: bool) -> Screen | PlainLines:
+    """The live screen where ``console`` is a terminal and nobody wants ``plain`` lines."""
+    if plain or not console.is_terminal:
+        return PlainLines(run=run, write=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+    return Screen(run=run, console=console)
+
+
+# From the description of a run to text --------------------------------------------------------------------------------
+
+
+def plain_line(run: Mapping[str, Any]) -> str:
+    """One line: no colours, no control characters."""
+    progress, returns, staleness = run["progress"], run["returns"], run["staleness"]
+    parts = [
+        duration(run["elapsed_s"]),
+        run["state"],
+        f"steps {progress['env_steps']:,} ({number(run['throughput']['env_steps_per_s']['10'])}/s)",
+        f"updates {progress['updates']:,}",
+        f"return {number(returns['mean'])} over {returns['episodes']} episodes",
+        f"staleness {number(staleness['mean'])} mean {number(staleness['max'])} max of {staleness['bound']}",
+        f"dropped {sum(run['trajectories']['dropped'].values()):,}",
+        run["bottleneck"],
+    ]
+    return "  ".join([*parts, *(f"{name} in {duration(left)}" for name, left in progress["time_left_s"].items())])
+
+
+def drawing(run: Mapping[str, Any]) -> Group:
+    """The live screen: title, numbers, shares of time."""
+    title = Text.assemble(
+        (run["id"], "bold"), f"  {run['environment']} {run['algorithm']}  ", (run["state"], "bold cyan"), f"  {duration(run['elapsed_s'])}"
+    )
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _rows(run):
+        table.add_row(name, text)
+    return Group(title, table)
+
+
+def _rows(run: Mapping[str, Any]) -> list[tuple[str, Text]]:
+    left = run["progress"]["time_left_s"]
+    rows = [
+        ("return", Text(_return(run))),
+        ("steps/s", Text(_speeds(run["throughput"]["env_steps_per_s"]) + f"   {run['progress']['env_steps']:,} steps")),
+        ("updates/s", Text(_speeds(run["throughput"]["updates_per_s"]) + f"   {run['progress']['updates']:,} updates")),
+        ("staleness", _staleness(run["staleness"])),
+        ("credits", Text(_credits(run))),
+        *((role, _shares(shares)) for role, shares in run["shares"].items()),
+        ("bottleneck", Text(run["bottleneck"])),
+        ("time left", Text("   ".join(f"{name} {duration(seconds)}" for name, seconds in left.items()) or NOTHING)),
+    ]
+    if run["reasons"]:
+        rows.append(("not ready", Text("; ".join(run["reasons"]), style="yellow")))
+    return rows
+
+
+def _return(run: Mapping[str, Any]) -> str:
+    returns, target, evaluation = run["returns"], run["target"], run["evaluation"]
+    text = f"{number(returns['mean'])} mean  {number(returns['min'])} to {number(returns['max'])} over {returns['episodes']} episodes"
+    if target["return"] is not None:
+        reached = "" if target["reached_after_s"] is None else f", reached after {duration(target['reached_after_s'])}"
+        text += f"   target {number(target['return'])}{reached}"
+    if evaluation:
+        text += f"   evaluated {number(evaluation.get('mean_return'))} at version {number(evaluation.get('version'))}"
+    return text
+
+
+def _speeds(speeds: Mapping[str, float | None]) -> str:
+    return "  ".join(f"{number(speed)} ({window} s)" for window, speed in speeds.items())
+
+
+def _staleness(staleness: Mapping[str, Any]) -> Text:
+    figures = "  ".join(f"{number(staleness[key])} {key}" for key in ("min", "mean", "p99", "max"))
+    violated = staleness["violations"]
+    text = Text(f"{figures}   bound {staleness['bound']}")
+    return text.append(f"   {violated} violations", style="bold red") if violated else text
+
+
+def _credits(run: Mapping[str, Any]) -> str:
+    credits_, queue, dropped = run["credits"], run["queue"], sum(run["trajectories"]["dropped"].values())
+    return f"{credits_['in_use']} of {credits_['limit']} in use   queue {queue['trajectories']}   dropped {dropped:,}"
+
+
+def _shares(shares: Mapping[str, float]) -> Text:
+    text, largest = Text(), sorted(shares.items(), key=lambda item: -item[1])
+    for state, share in largest:
+        text.append("█" * round(share * BAR), style=STYLES.get(state.partition(":")[0], "dim"))
+    return text.append("  " + "  ".join(f"{state} {share:.0%}" for state, share in largest))
+
+
+def number(value: float | None) -> str:
+    """About four digits of it; a dash where there is none."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float | None) -> str:
+    """``1:02:03`` or ``2:03``; a dash where there is none."""
+    if seconds is None:
+        return NOTHING
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """A finished run in a few lines, from what ``summary.json`` holds; what it does not hold is left out."""
+    lines = [
+        f"{summary.get('run', 'run')}: {summary.get('state', 'ended')}" + (f" ({reason})" if (reason := summary.get("reason")) else "")
+    ]
+    lines += _verdict(summary)
+    if "env_steps" in summary:
+        lines.append(
+            f"  {summary['env_steps']:,} steps in {duration(summary.get('training_s'))} ({number(summary.get('steps_per_s'))}/s), "
+            f"{summary.get('updates', 0):,} updates, {summary.get('episodes', 0):,} episodes, "
+            f"mean return of the last ones {number(summary.get('mean_return'))}"
+        )
+    if staleness := summary.get("staleness"):
+        figures = ", ".join(f"{key} {number(staleness[key])}" for key in ("min", "mean", "p99", "max") if key in staleness)
+        lines.append(f"  staleness {figures}, bound {staleness.get('bound')}, {staleness.get('violations', 0)} violations")
+    if trajectories := summary.get("trajectories"):
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in trajectories["dropped"].items()) or "none"
+        lines.append(f"  trajectories: {trajectories['begun']:,} begun, {trajectories['trained']:,} trained, dropped: {reasons}")
+    if error := summary.get("error"):
+        lines.append(f"  error: {error}")
+    return "\n".join(lines)
+
+
+def _verdict(summary: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if evaluation := summary.get("evaluation"):
+        episodes, version = number(evaluation.get("episodes")), number(evaluation.get("version"))
+        lines.append(f"  evaluation: mean return {number(evaluation.get('mean_return'))} over {episodes} episodes, version {version}")
+    target = summary.get("target_return")
+    if target is not None:
+        after = summary.get("time_to_target_s")
+        verdict = "not reached" if not summary.get("target_reached") else "reached" + ("" if after is None else f" after {duration(after)}")
+        lines.append(f"  target {number(target)}: {verdict}")
+    return lines
