@@ -144,13 +144,14 @@ def _registered(given: str, name: str) -> Any:
 
 
 def _unknown_attribute(error: ConfigError, given: str, module: str) -> ConfigError:
-    """``error``, with the nearest id that ``module`` registered, should it have any."""
+    """``error``, with the nearest of the module's attributes and of the ids that it registered."""
     import gymnasium
 
-    registered = tuple(f"{module}:{spec.id}" for spec in gymnasium.registry.values() if str(spec.entry_point).startswith(f"{module}:"))
-    close = plugins.nearest(given, registered)
     first = error.problems[0]
-    return ConfigError([Problem(first.path, first.value, first.message, first.accepted, close or first.nearest)])
+    known = [f"{module}:{spec.id}" for spec in gymnasium.registry.values() if str(spec.entry_point).startswith(f"{module}:")]
+    if first.nearest:
+        known.append(f"{module}:{first.nearest}")
+    return ConfigError([Problem(first.path, first.value, first.message, first.accepted, plugins.nearest(given, tuple(known)))])
 
 
 def _wrappers(settings: EnvSettings, *, native: bool) -> list[Callable[[Any], Any]]:

@@ -96,7 +96,9 @@ class VectorEnvironment:
         self._born = np.zeros(self.num_envs, np.int64)
         """The clock when each environment's episode began, so that its length need not be counted at every step."""
         self._clock = 0
-        self._finished: list[tuple[int, Episode]] = []
+        self._finished: list[tuple[Array, Array, Array]] = []
+        self._ended: NDArray[np.intp] = np.zeros(0, np.intp)
+        """Where `_over` was true after the last step."""
 
     def reset(self, seed: int, observation: Arrays, mask: Array | None) -> None:
         """Begin anew: environment i is seeded with ``seed + i``. Writes first observations and masks.
@@ -109,7 +111,7 @@ class VectorEnvironment:
             first, info = self._vector.reset(seed=seed)
         self.gives_masks = "action_mask" in info and self.spec.action.kind != "box"
         self._observations.encode(first, observation)
-        self._over[:] = False
+        self._over[:], self._ended = False, self._ended[:0]
         self._write_mask(info, mask)
         self._returns[:], self._born[:], self._clock = 0.0, 0, 0
         self._finished.clear()
@@ -138,7 +140,11 @@ class VectorEnvironment:
     def take_finished(self) -> list[tuple[int, Episode]]:
         """Episodes that ended since the last call, each with the index of its environment."""
         finished, self._finished = self._finished, []
-        return finished
+        return [
+            (index, Episode(episode_return, length))
+            for ended, returns, lengths in finished
+            for index, episode_return, length in zip(ended.tolist(), returns.tolist(), lengths.tolist(), strict=True)
+        ]
 
     def close(self) -> None:
         """Let go of the environments. What they raise in doing so helps nobody any more."""
@@ -146,58 +152,56 @@ class VectorEnvironment:
             self._vector.close()
 
     def _settle_next_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
-        resets = self._over
-        np.logical_not(resets, out=row.valid)
-        row.start[:] = resets
-        if np.count_nonzero(resets):
-            row.reward[resets], row.terminated[resets], row.truncated[resets], self._returns[resets] = 0.0, False, False, 0.0
-            self._born[resets] = self._clock
+        np.logical_not(self._over, out=row.valid)
+        row.start[:] = self._over
+        if self._ended.size:
+            resets = self._ended
+            row.reward[resets], row.terminated[resets], row.truncated[resets] = 0.0, False, False
+            self._returns[resets], self._born[resets] = 0.0, self._clock
         self._observations.encode(observation, row.observation)
-        np.logical_or(row.terminated, row.truncated, out=self._over)
-        if np.count_nonzero(self._over):
-            self._record()
+        self._note_ends(row)
         self._write_mask(info, row.mask)
 
     def _settle_same_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
         self._observations.encode(observation, row.observation)
-        self._all_valid(row)
         for name, final in row.final.items():
             final[:] = row.observation[name]
-        if np.count_nonzero(self._over):
+        self._all_valid(row)
+        if self._ended.size:
             final_observation = info.get("final_obs")
             if final_observation is None:
                 raise EnvironmentFailedError("a vector with SAME_STEP autoreset ended an episode without info['final_obs']")
             self._observations.encode_where(final_observation, self._over, row.final)
-            self._record()
         self._over[:] = False
         self._write_mask(info, row.mask)
 
     def _settle_disabled(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
         self._observations.encode(observation, row.final)
-        self._all_valid(row)
         for name, final in row.final.items():
             row.observation[name][:] = final
+        self._all_valid(row)
         self._write_mask(info, row.mask)
-        if np.count_nonzero(self._over):
+        if self._ended.size:
             over = self._over.copy()
             with failures_named("reset"):
                 first, first_info = self._vector.reset(options={"reset_mask": over})
             self._observations.encode_where(first, over, row.observation)
-            self._record()
             self._over[:] = False
             self._write_mask({"_action_mask": over, **first_info}, row.mask)
 
     def _all_valid(self, row: StepRow) -> None:
         """Every step was a transition, and an episode that ended is followed by the first observation of the next."""
         row.valid[:] = True
-        np.logical_or(row.terminated, row.truncated, out=self._over)
+        self._note_ends(row)
         row.start[:] = self._over
 
-    def _record(self) -> None:
-        """Note the episodes that are over; the next ones begin now (with NEXT_STEP, once they have been reset)."""
-        for index in np.flatnonzero(self._over).tolist():
-            self._finished.append((index, Episode(float(self._returns[index]), int(self._clock - self._born[index]))))
-        self._returns[self._over], self._born[self._over] = 0.0, self._clock
+    def _note_ends(self, row: StepRow) -> None:
+        """Which episodes are over; the next ones begin now (with NEXT_STEP, once they have been reset)."""
+        np.logical_or(row.terminated, row.truncated, out=self._over)
+        self._ended = ended = self._over.nonzero()[0]
+        if ended.size:
+            self._finished.append((ended, self._returns[ended], self._clock - self._born[ended]))
+            self._returns[ended], self._born[ended] = 0.0, self._clock
 
     def _write_mask(self, info: dict[str, Any], mask: Array | None) -> None:
         """Copy the masks in ``info`` that are there; where an episode is over, an observation that allows nothing allows all."""

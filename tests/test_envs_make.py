@@ -1,0 +1,279 @@
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from tests import environments
+from tianflow.config import Config, EnvSettings, PPOSettings
+from tianflow.envs import probe
+from tianflow.envs.make import environment_seed, make
+from tianflow.envs.vector import VectorEnvironment, autoreset_of
+from tianflow.errors import ConfigError, EnvironmentFailedError
+from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
+
+HERE = "tests.test_envs_make"
+
+
+def config(env_id: str, **env: object) -> Config:
+    return Config(env=EnvSettings(id=env_id, **{"num_envs": 3, **env}), algorithm=PPOSettings())
+
+
+def problem(env_id: str, **env: object):
+    with pytest.raises(ConfigError) as caught:
+        probe(config(env_id, **env))
+    assert len(caught.value.problems) == 1
+    return caught.value.problems[0]
+
+
+def vector_of(env_id: str, **env: object):
+    environment = make(config(env_id, **env).env)
+    environment.close()
+    return environment._vector
+
+
+def test_a_probe_tells_what_there_is_to_know():
+    expected = EnvironmentSpec(
+        "tests.environments:Dict-v0",
+        (LeafSpec("arm/joints", (3,), "float32"), LeafSpec("arm/mode", (), "int64", (8,)), LeafSpec("camera", (1, 6, 6), "uint8")),
+        ActionSpec("discrete", (), "int64", (2,), (0,)),
+        3,
+        "next_step",
+    )
+    assert expected == probe(config("tests.environments:Dict-v0"))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "expected"),
+    [
+        ("tests.environments:CounterEnv", "next_step"),
+        ("tests.environments:NextStepVector", "next_step"),
+        ("tests.environments:SameStepVector", "same_step"),
+        ("tests.environments:DisabledVector", "disabled"),
+        ("CartPole-v1", "next_step"),
+    ],
+)
+def test_the_autoreset_mode_is_that_of_the_vector(env_id, expected):
+    assert expected == probe(config(env_id)).autoreset
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({}, "next_step"),
+        ({"autoreset_mode": AutoresetMode.SAME_STEP}, "same_step"),
+        ({"autoreset_mode": "Disabled"}, "disabled"),
+        ({"autoreset_mode": "same_step"}, "same_step"),
+    ],
+)
+def test_a_mode_may_be_missing_or_a_word(metadata, expected):
+    assert expected == autoreset_of(metadata)
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ValueError, match="NextStep, SameStep and Disabled"):
+        autoreset_of({"autoreset_mode": "sometimes"})
+
+
+def test_a_vector_environment_of_its_own_is_used_unless_told_otherwise():
+    own = "CartPoleVectorEnv"
+    assert own == type(vector_of("CartPole-v1")).__name__
+    assert own == type(vector_of("CartPole-v1", vectorization="native")).__name__
+    assert type(vector_of("CartPole-v1", vectorization="sync")) is SyncVectorEnv
+    assert type(vector_of("Acrobot-v1")) is SyncVectorEnv
+
+
+def test_arguments_reach_the_environment():
+    assert vector_of("CartPole-v1", kwargs={"max_episode_steps": 7}).max_episode_steps == 7
+    assert [9, 9, 9] == [env._lengths[0] for env in vector_of("tests.environments:CounterEnv", kwargs={"length": 9}).envs]
+    assert [9, 9, 9] == [env.unwrapped._lengths[0] for env in vector_of("tests.environments:Counter-v0", kwargs={"length": 9}).envs]
+    same_step = {"vector_kwargs": {"autoreset_mode": "SameStep"}}
+    assert probe(config("tests.environments:Counter-v0", kwargs=same_step)).autoreset == "same_step"
+    assert probe(config("tests.environments:CounterEnv", kwargs=same_step)).autoreset == "same_step"
+
+
+def make_counter(length=4):
+    return environments.CounterEnv(length=length)
+
+
+def make_counters(num_envs, length=4):
+    return SyncVectorEnv([lambda: environments.CounterEnv(length=length)] * num_envs)
+
+
+def make_nothing():
+    return None
+
+
+def make_too_few(num_envs):
+    return make_counters(num_envs + 1)
+
+
+NOT_CALLABLE = 3
+
+
+def test_functions_that_make_one_or_many_are_told_apart():
+    assert len(vector_of(f"{HERE}:make_counter").envs) == 3
+    assert len(vector_of(f"{HERE}:make_counters", kwargs={"length": 2}).envs) == 3
+
+
+class Scaled(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return 10 * reward
+
+
+def scaled(env):
+    return Scaled(env)
+
+
+def test_wrappers_go_around_each_environment():
+    wrappers = (f"{HERE}:scaled", f"{HERE}:Scaled")
+    for env_id in ("tests.environments:Counter-v0", "tests.environments:CounterEnv"):
+        vector = vector_of(env_id, wrappers=wrappers)
+        vector.reset(seed=0)
+        assert [100, 100, 100] == vector.step(np.zeros(3, np.int64))[1].tolist()
+
+
+def test_wrappers_around_a_whole_vector_are_refused():
+    found = problem("CartPole-v1", wrappers=(f"{HERE}:scaled",))
+    assert found.path == "env.wrappers"
+    assert "env.vectorization = 'sync'" in found.accepted
+    assert problem("tests.environments:SameStepVector", wrappers=(f"{HERE}:scaled",)).path == "env.wrappers"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "nearest"),
+    [
+        ("CartPol-v1", "CartPole-v1"),
+        ("ALE/Pongg-v5", "ALE/Pong-v5"),
+        ("tests.environments:CounterEn", "tests.environments:CounterEnv"),
+        ("tests.environments:Countr-v0", "tests.environments:Counter-v0"),
+    ],
+)
+def test_an_unknown_id_names_the_nearest(env_id, nearest):
+    found = problem(env_id)
+    assert ("env.id", env_id, nearest) == (found.path, found.value, found.nearest)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("no_such_module_at_all:Env", "cannot import 'no_such_module_at_all'"),
+        ("__main__:Env", "must be importable by other processes: put it in a module of its own"),
+        (f"{HERE}:NOT_CALLABLE", "cannot be called"),
+        (f"{HERE}:make_nothing", "made NoneType, not a gymnasium.Env"),
+        (f"{HERE}:make_too_few", "not a gymnasium.vector.VectorEnv of 1 environments"),
+        ("tests.environments:SequenceEnv", "sub-space 'words'"),
+    ],
+)
+def test_what_cannot_be_an_environment_is_refused(env_id, message):
+    found = problem(env_id)
+    assert found.path == "env.id"
+    assert message in found.message
+
+
+@pytest.mark.parametrize("where", ["constructor", "reset"])
+def test_a_constructor_or_reset_that_raises_fails_the_probe(where):
+    found = problem("tests.environments:RaisingEnv", kwargs={"where": where})
+    assert found.path == "env.id"
+    assert f"EnvironmentBrokeError: {'the constructor' if where == 'constructor' else 'reset'} broke" in found.message
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "tests.environments:Counter-v0", "tests.environments:CounterEnv"])
+def test_an_argument_that_does_not_exist_is_named(env_id):
+    found = problem(env_id, kwargs={"lenght": 3})
+    assert found.path == "env.kwargs"
+    assert "'lenght'" in found.message
+    assert "\n" not in found.message
+
+
+def test_arguments_that_have_a_setting_of_their_own_are_refused():
+    assert "set env.num_envs" in problem("CartPole-v1", kwargs={"num_envs": 4}).message
+    assert problem("tests.environments:CounterEnv", kwargs={"vector_kwargs": 3}).path == "env.kwargs.vector_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "vectorization", "message"),
+    [
+        ("Acrobot-v1", "native", "has no vector environment of its own"),
+        ("tests.environments:CounterEnv", "native", "makes single environments"),
+        ("tests.environments:SameStepVector", "sync", "makes a whole vector"),
+    ],
+)
+def test_a_vectorization_that_cannot_be_is_refused(env_id, vectorization, message):
+    found = problem(env_id, vectorization=vectorization)
+    assert found.path == "env.vectorization"
+    assert message in found.message
+
+
+def test_action_masks_are_seen_at_the_first_reset():
+    assert probe(config("tests.environments:MaskedEnv")).action_mask
+    assert probe(config("tests.environments:MaskedMultiDiscreteEnv")).action_mask
+    assert not probe(config("tests.environments:CounterEnv")).action_mask
+
+
+class WronglyMasked(environments.MaskedEnv):
+    def mask(self):
+        return np.ones(3, np.int8)
+
+
+def test_a_mask_of_the_wrong_size_is_refused():
+    assert "(3,) instead of (4,)" in problem(f"{HERE}:WronglyMasked").message
+
+
+class WrongObservation(environments.CounterEnv):
+    def observation(self):
+        return np.zeros(3, np.float32)
+
+
+def test_a_first_observation_of_the_wrong_shape_is_refused():
+    assert problem(f"{HERE}:WrongObservation").path == "env.id"
+
+
+def test_gymnasium_does_not_talk_to_the_person_who_trains():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert probe(config("CartPole-v0")).action.categories == (2,)
+
+
+def test_ending_an_episode_without_its_last_observation_is_a_failure():
+    class Silent(SyncVectorEnv):
+        def step(self, actions):
+            return *super().step(actions)[:4], {}
+
+    environment = VectorEnvironment(Silent([lambda: environments.CounterEnv(1)], autoreset_mode="SameStep"), "silent")
+    from tests.fakes import FakeSlot
+    from tianflow.components.rows import take_apart
+
+    slot = FakeSlot(environment.spec, 2)
+    environment.reset(0, {"": slot.arrays["obs/"][0]}, None)
+    with pytest.raises(EnvironmentFailedError, match="final_obs"):
+        environment.step(np.zeros(1, np.int64), take_apart(slot.arrays)[0].outcome)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_atari_uses_its_own_vector_with_one_thread_and_bytes(mode, monkeypatch):
+    import ale_py.vector_env as atari
+
+    threads = []
+    real = atari.ale_py.ALEVectorInterface
+    monkeypatch.setattr(atari.ale_py, "ALEVectorInterface", lambda **kwargs: threads.append(kwargs["num_threads"]) or real(**kwargs))
+    spec = probe(config("ALE/Pong-v5", kwargs={"autoreset_mode": mode, "img_height": 42, "img_width": 42}))
+    assert (LeafSpec("", (4, 42, 42), "uint8"),) == spec.observation
+    assert ("next_step" if mode == "NextStep" else "same_step", 4, (6,)) == (spec.autoreset, spec.frames_per_step, spec.action.categories)
+    assert [1] == threads
+
+
+def test_seeds_of_a_run_never_meet_inside_an_era():
+    for era in ({}, {"incarnation": 1}, {"epoch": 5}, {"failures": 2}, {"stream": 1}):
+        firsts = sorted(environment_seed(1, actor, 64, **era) for actor in range(128))
+        assert [64] * 127 == np.diff(firsts).tolist()
+        assert firsts[0] >= 0
+        assert firsts[-1] + 64 < 2**31
+
+
+def test_eras_streams_and_runs_begin_elsewhere():
+    eras = [{}, {"incarnation": 1}, {"epoch": 1}, {"failures": 1}, {"stream": 1}]
+    seeds = [environment_seed(run, 0, 64, **era) for run in (1, 2) for era in eras]
+    assert len(seeds) == len(set(seeds))
+    assert seeds == [environment_seed(run, 0, 64, **era) for run in (1, 2) for era in eras]
