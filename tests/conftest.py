@@ -1,9 +1,10 @@
-"""What holds for every test: a blocked event loop fails it, and in CI a skip is a failure."""
+"""What holds for every test: a blocked event loop fails it, and in CI a skip is a failure, but for want of a GPU."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,20 @@ def _a_blocked_loop_fails(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked ``gpu`` run where there is one."""
+    if item.get_closest_marker("gpu") is not None and not _gpu_available():
+        pytest.skip("needs a GPU")
+
+
+def _gpu_available() -> bool:
+    if not Path("/dev/nvidiactl").exists():  # spares the import
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _fail_if_skipped(report: Any) -> None:
     if os.environ.get(REQUIRE_ALL) and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
@@ -34,9 +49,10 @@ def _fail_if_skipped(report: Any) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    _fail_if_skipped(report)
+    if item.get_closest_marker("gpu") is None:
+        _fail_if_skipped(report)
     return report
 
 

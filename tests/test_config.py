@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import model_validator
 
 from tianflow.config import LIVE, AlgorithmSettings, Config, ImpalaSettings, PPOSettings
 from tianflow.config_loading import load_config, nested, parse_overrides, parse_value, shipped, to_toml, with_changes
@@ -215,6 +216,12 @@ class _MySettings(AlgorithmSettings):
     temperature: float = 1.0
     widths: tuple[int, ...] = (3,)
 
+    @model_validator(mode="after")
+    def _cools_down(self) -> _MySettings:
+        if self.temperature > 100.0:
+            raise ValueError("the temperature is above 100: nothing would ever cool down")
+        return self
+
 
 class _MyAlgorithm:
     settings = _MySettings
@@ -233,6 +240,11 @@ def test_a_plug_in_brings_its_own_settings(plug_in: str) -> None:
     config = load_config(TABLES, [f"algorithm.name={plug_in}", "algorithm.temperature=0.5", "algorithm.widths=[1, 2]"])
     assert _MySettings(name=plug_in, temperature=0.5, widths=(1, 2)) == config.algorithm
     assert "temperature" == only_problem(f"algorithm.name={plug_in}", "algorithm.temprature=0.5").nearest
+
+
+def test_a_combination_that_a_section_refuses_is_told_in_its_own_words(plug_in: str) -> None:
+    problem = only_problem(f"algorithm.name={plug_in}", "algorithm.temperature=101.0")
+    assert "algorithm: the temperature is above 100: nothing would ever cool down" == str(problem)
 
 
 def test_a_plug_in_survives_being_written_and_read(plug_in: str) -> None:

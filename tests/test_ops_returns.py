@@ -284,7 +284,7 @@ class TestEveryEstimator:
         same(v_t, estimator(given).target_t, 1e-5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_cuda_device_gives_what_the_cpu_gives() -> None:
     given = random_transitions()
     expected = vtrace(**given, log_rho_t=given["r_t"])

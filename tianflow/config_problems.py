@@ -79,6 +79,8 @@ def _problem(details: ErrorDetails, keys: list[str], model: type[BaseModel]) -> 
         return Problem(path, value, "is no choice", context["expected"], plugins.nearest(str(value), choices))
     if kind == "string_pattern_mismatch":
         return Problem(path, value, "has the wrong form", f"a string like {context['pattern']}")
+    if kind == "value_error" and isinstance(value, dict):  # a combination inside one section
+        return Problem(path, None, str(context["error"]))
     if kind == "value_error":
         return Problem(path, value, "has the wrong form", str(context["error"]))
     if kind == "finite_number":

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from blockbuster import BlockingError
+
+from tianflow.control_file import process_start_time
+
+ROOT = Path(__file__).parent.parent
+SKIPS = """
+import pytest
+
+def test_skipped():
+    pytest.skip("no such part")
+
+@pytest.mark.gpu
+def test_gpu():
+    pytest.skip("as without a GPU")
+
+@pytest.mark.xfail
+def test_known():
+    assert False
+"""
+
+
+def outcomes(tmp_path: Path, text: str, **environment: str) -> str:
+    (tmp_path / "test_it.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
+    known = {name: value for name, value in os.environ.items() if name != "TIANFLOW_REQUIRE_ALL"}
+    done = subprocess.run(
+        [*command, str(tmp_path / "test_it.py")], cwd=ROOT, env=known | environment, capture_output=True, text=True, check=False
+    )
+    return done.stdout.splitlines()[-1]
+
+
+def test_a_skip_is_only_a_skip_on_a_laptop(tmp_path: Path) -> None:
+    assert "2 skipped, 1 xfailed" in outcomes(tmp_path, SKIPS)
+
+
+def test_a_skip_is_a_failure_where_all_is_required(tmp_path: Path) -> None:
+    assert "1 failed, 1 skipped, 1 xfailed" in outcomes(tmp_path, SKIPS, TIANFLOW_REQUIRE_ALL="1")
+
+
+def test_a_skipped_module_is_a_failure_where_all_is_required(tmp_path: Path) -> None:
+    text = "import pytest\npytest.importorskip('no_such_module')\n"
+    assert "1 skipped" in outcomes(tmp_path, text)
+    assert "1 error" in outcomes(tmp_path, text, TIANFLOW_REQUIRE_ALL="1")
+
+
+async def test_code_that_blocks_the_loop_fails_its_test() -> None:
+    with pytest.raises(BlockingError):
+        process_start_time(os.getpid())
