@@ -1,12 +1,14 @@
-"""Statistics and events as msgpack-able lists, and back. Nothing but plain values is ever accepted."""
+"""Trajectories, batches, events and statistics as msgpack-able lists, and back. Nothing but plain values is ever accepted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from tianflow import events
 from tianflow.errors import BrokenChannelError
+from tianflow.payloads import Batch, Trajectory, Version
 from tianflow.statistics import ComponentStatistics, Distribution, TimeShares
 
 _EVENTS: dict[str, type[events.Event]] = {
@@ -14,6 +16,28 @@ _EVENTS: dict[str, type[events.Event]] = {
     for cls in vars(events).values()
     if isinstance(cls, type) and issubclass(cls, events.Event) and cls is not events.Event
 }
+
+
+def encode_trajectory(trajectory: Trajectory) -> list[int]:
+    """All fields in order."""
+    return [trajectory.ticket, trajectory.slot, trajectory.length, trajectory.env_steps, *trajectory.version]
+
+
+def decode_trajectory(values: Sequence[int]) -> Trajectory:
+    """The inverse of `encode_trajectory`."""
+    ticket, slot, length, env_steps, lineage, number = values
+    return Trajectory(ticket, slot, length, env_steps, Version(lineage, number))
+
+
+def encode_batch(batch: Batch) -> list[Any]:
+    """All fields in order."""
+    return [list(batch.for_version), [encode_trajectory(trajectory) for trajectory in batch.trajectories]]
+
+
+def decode_batch(values: Sequence[Any]) -> Batch:
+    """The inverse of `encode_batch`."""
+    for_version, trajectories = values
+    return Batch(Version(*for_version), tuple(decode_trajectory(trajectory) for trajectory in trajectories))
 
 
 def encode_event(event: events.Event) -> tuple[str, list[Any]]:

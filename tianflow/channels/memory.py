@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tianflow.channels.arena import Arena, ArenaSlot, arena_nbytes
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
+from tianflow.channels.waiting import uncollected
 from tianflow.errors import ClosedChannelError, EndOfChannel
 from tianflow.payloads import NO_VERSION, Batch, Episode, Grant, Settlement, Trajectory, TrajectoryLayout, Version
 
@@ -27,7 +28,7 @@ class MemoryTrajectorySender:
     Waits: for a credit and a slot. Unblocked by: a settled update, a dropped ticket, a freed slot, the end of the run.
     """
 
-    def __init__(self, *, exchange: Exchange, holder: str, on_episodes: Callable[[str, Sequence[Episode]], None]) -> None:
+    def __init__(self, *, exchange: Exchange, holder: str, on_episodes: Callable[[str, Sequence[Episode]], object]) -> None:
         self._exchange, self._holder, self._on_episodes = exchange, holder, on_episodes
         self._closed = False
         self._waiting: asyncio.Future[Grant | None] | None = None
@@ -41,8 +42,7 @@ class MemoryTrajectorySender:
         try:
             grant = await self._waiting
         except asyncio.CancelledError:
-            late = self._waiting.result() if self._waiting.done() and not self._waiting.cancelled() else None
-            if late is not None:
+            if (late := uncollected(self._waiting)) is not None:
                 self.abort(late, "cancelled")
             self.close()
             raise
@@ -66,8 +66,8 @@ class MemoryTrajectorySender:
 
     def commit(self, trajectory: Trajectory, episodes: Sequence[Episode]) -> None:
         """Hand the trajectory over; a late one is refused and counted."""
-        self._exchange.commit(trajectory)
-        self._on_episodes(self._holder, episodes)
+        if self._exchange.commit(trajectory) and episodes:
+            self._on_episodes(self._holder, episodes)
 
     def abort(self, grant: Grant, reason: str) -> None:
         """Give the ticket back unused."""
@@ -106,7 +106,7 @@ class MemoryBatchSource:
             batch = await future
         except asyncio.CancelledError:
             self._exchange.cancel_pull()
-            if future.done() and not future.cancelled() and (late := future.result()) is not None:
+            if (late := uncollected(future)) is not None:
                 self.give_back(late)
             raise
         if batch is None:

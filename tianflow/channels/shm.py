@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.channels.arena import Arena, ArenaSlot, arena_nbytes
+from tianflow.channels.codec import decode_batch, encode_trajectory
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.link import Link
+from tianflow.channels.waiting import uncollected
 from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel, TianflowError
 from tianflow.payloads import NO_VERSION, Batch, Episode, Grant, Settlement, Trajectory, TrajectoryLayout, Version, aligned
 
@@ -173,21 +175,6 @@ class SharedWeights:
         return Version(int(header[1]), int(header[2])) if header[0] == 1 else None
 
 
-def _trajectory_fields(trajectory: Trajectory) -> list[int]:
-    return [trajectory.ticket, trajectory.slot, trajectory.length, trajectory.env_steps, *trajectory.version]
-
-
-def trajectory_from(fields: Sequence[int]) -> Trajectory:
-    """The inverse of what a commit or a batch carries."""
-    ticket, slot, length, env_steps, lineage, number = fields
-    return Trajectory(ticket, slot, length, env_steps, Version(lineage, number))
-
-
-def batch_fields(batch: Batch) -> list[Any]:
-    """A batch as a message carries it."""
-    return [list(batch.for_version), [_trajectory_fields(t) for t in batch.trajectories]]
-
-
 class LinkTrajectorySender:
     """An actor's end in a host process. `grant` is called by whoever reads the link.
 
@@ -208,6 +195,8 @@ class LinkTrajectorySender:
         try:
             grant = await self._waiting
         except asyncio.CancelledError:
+            if (late := uncollected(self._waiting)) is not None:
+                self.abort(late, "cancelled")
             self.close()
             raise
         if grant is None:
@@ -234,7 +223,7 @@ class LinkTrajectorySender:
     def commit(self, trajectory: Trajectory, episodes: Sequence[Episode]) -> None:
         """Hand the trajectory over, with the episodes that ended in it."""
         ended = [[episode.episode_return, episode.length] for episode in episodes]
-        self._link.send("commit", self._holder, _trajectory_fields(trajectory), ended)
+        self._link.send("commit", self._holder, encode_trajectory(trajectory), ended)
 
     def abort(self, grant: Grant, reason: str) -> None:
         """Give the ticket back unused."""
@@ -257,26 +246,28 @@ class LinkBatchSource:
     def __init__(self, *, link: Link, arena: Arena) -> None:
         self._link, self._arena = link, arena
         self._waiting: asyncio.Future[Batch | None] | None = None
+        self._pull = 0
 
     async def next_batch(self, for_version: Version) -> Batch:
         """Pull; EndOfChannel at the end."""
         self._waiting = asyncio.get_running_loop().create_future()
-        self._link.send("pull", *for_version)
+        self._pull += 1
+        self._link.send("pull", self._pull, *for_version)
         try:
             batch = await self._waiting
         except asyncio.CancelledError:
             self._link.send("unpull")
+            if (late := uncollected(self._waiting)) is not None:
+                self.give_back(late)
             raise
         if batch is None:
             raise EndOfChannel
         return batch
 
     def batch(self, fields: Sequence[Any] | None) -> None:
-        """The coordinator's answer."""
-        batch = None
-        if fields is not None:
-            batch = Batch(Version(*fields[0]), tuple(trajectory_from(item) for item in fields[1]))
-        if self._waiting is not None and not self._waiting.done():
+        """The coordinator's answer: the number of the pull and the batch. One to a pull that was cancelled goes back."""
+        pull, batch = (self._pull, None) if fields is None else (fields[0], decode_batch(fields[1:]))
+        if pull == self._pull and self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(batch)
         elif batch is not None:
             self.give_back(batch)

@@ -17,12 +17,13 @@ import msgpack
 from tianflow.channels.broadcast import GapCounter
 from tianflow.channels.codec import decode_event, decode_statistics
 from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.shm import SharedArena, SharedMemory, batch_fields, trajectory_from
+from tianflow.channels.served import ServedExchange
+from tianflow.channels.shm import SharedArena, SharedMemory
 from tianflow.envs.layout import layout_to_wire, spec_to_wire
 from tianflow.errors import BrokenChannelError, CheckpointError, RunError
 from tianflow.launchers.nursery import Child, Nursery
 from tianflow.memory import slots_capacity
-from tianflow.payloads import Batch, Episode, Evaluation, Grant, SavedState, Settlement, StateFile, Version
+from tianflow.payloads import Evaluation, SavedState, StateFile, Version
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
@@ -98,20 +99,9 @@ class ProcessHost:
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._forget_settings: Callable[[], None] = lambda: None
         self._failure = ""
-        exchange = run.exchange
+        served = ServedExchange(exchange=run.exchange, send=self._send, on_episodes=run.episodes_finished)
         self._handlers: dict[str, Callable[..., None]] = {
-            "want": self._want,
-            "unwant": exchange.cancel_request,
-            "begin": lambda ticket, lineage, number: exchange.begin(ticket, Version(lineage, number)),
-            "commit": self._commit,
-            "abort": exchange.abort,
-            "pull": lambda lineage, number: exchange.request_batch(Version(lineage, number), self._batch),
-            "unpull": exchange.cancel_pull,
-            "copied": exchange.copied,
-            "back": exchange.give_back,
-            "opened": lambda lineage, number: exchange.open_lineage(Version(lineage, number)),
-            "settle": self._settle,
-            "published": lambda lineage, number: exchange.published(Version(lineage, number)),
+            **served.handlers,
             "event": self._event,
             "stats": self._stats,
             "started": self._started,
@@ -252,24 +242,8 @@ class ProcessHost:
         except Exception as error:  # noqa: BLE001 - a boundary: a message that breaks a rule ends the run, and says so
             self._run.fail(RunError("coordinator", f"{message[0]!r} from host {self._host.name!r}: {error!r}", traceback.format_exc()))
 
-    def _want(self, holder: str) -> None:
-        def deliver(grant: Grant | None) -> None:
-            if grant is None:
-                self._link.send("end", holder)
-            else:
-                self._link.send("grant", holder, grant.ticket, grant.slot, *grant.version, grant.seed_epoch)
-
-        self._run.exchange.request_grant(holder, deliver)
-
-    def _commit(self, holder: str, fields: list[int], ended: list[list[Any]]) -> None:
-        if self._run.exchange.commit(trajectory_from(fields)) and ended:
-            self._run.episodes_finished(holder, [Episode(float(r), int(n)) for r, n in ended])
-
-    def _batch(self, batch: Batch | None) -> None:
-        self._link.send("batch", None if batch is None else batch_fields(batch))
-
-    def _settle(self, version: list[int], tickets: list[int], bound: int | None, published: bool, skipped: bool) -> None:
-        self._run.exchange.settle(Settlement(Version(*version), tuple(tickets), bound, published, skipped))
+    def _send(self, *message: object) -> None:
+        self._link.send(*message)
 
     def _event(self, sequence: int, name: str, values: list[Any]) -> None:
         self._run.events.count_lost(self._gaps.lost(sequence))

@@ -1,0 +1,62 @@
+"""The coordinator's side of a link's trajectory and grant channels: what the ends in a host say, and what they are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tianflow.channels.codec import decode_trajectory, encode_batch
+from tianflow.channels.exchange import Exchange
+from tianflow.payloads import Batch, Episode, Grant, Settlement, Version
+
+
+class ServedExchange:
+    """Serves one exchange to the `LinkTrajectorySender`s and the `LinkBatchSource` of one host.
+
+    Waits: nobody. What an end waits for is answered by message, once the exchange has it.
+
+    Args:
+        exchange: decides.
+        send: sends one message to the host; messages arrive in the order in which they were sent.
+        on_episodes: hears of the episodes that finished in each accepted trajectory.
+    """
+
+    def __init__(self, *, exchange: Exchange, send: Callable[..., None], on_episodes: Callable[[str, Sequence[Episode]], object]) -> None:
+        self._exchange, self._send, self._on_episodes = exchange, send, on_episodes
+        self.handlers: Mapping[str, Callable[..., None]] = {
+            "want": self._want,
+            "unwant": exchange.cancel_request,
+            "begin": lambda ticket, lineage, number: exchange.begin(ticket, Version(lineage, number)),
+            "commit": self._commit,
+            "abort": exchange.abort,
+            "pull": self._pull,
+            "unpull": exchange.cancel_pull,
+            "copied": exchange.copied,
+            "back": exchange.give_back,
+            "opened": lambda lineage, number: exchange.open_lineage(Version(lineage, number)),
+            "settle": self._settle,
+            "published": lambda lineage, number: exchange.published(Version(lineage, number)),
+        }
+        """By the first word of a message; the rest are the arguments."""
+
+    def _want(self, holder: str) -> None:
+        def deliver(grant: Grant | None) -> None:
+            if grant is None:
+                self._send("end", holder)
+            else:
+                self._send("grant", holder, grant.ticket, grant.slot, *grant.version, grant.seed_epoch)
+
+        self._exchange.request_grant(holder, deliver)
+
+    def _commit(self, holder: str, fields: list[int], ended: list[list[Any]]) -> None:
+        if self._exchange.commit(decode_trajectory(fields)) and ended:
+            self._on_episodes(holder, [Episode(float(episode_return), int(length)) for episode_return, length in ended])
+
+    def _pull(self, pull: int, lineage: int, number: int) -> None:
+        def deliver(batch: Batch | None) -> None:
+            self._send("batch", None if batch is None else [pull, *encode_batch(batch)])
+
+        self._exchange.request_batch(Version(lineage, number), deliver)
+
+    def _settle(self, version: list[int], tickets: list[int], bound: int | None, published: bool, skipped: bool) -> None:
+        self._exchange.settle(Settlement(Version(*version), tuple(tickets), bound, published, skipped))
