@@ -1,0 +1,337 @@
+"""Hosts are forked, reaped and reported exactly, and nobody is left behind, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sized
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tianflow.errors import RunError
+from tianflow.launchers.fork_server import carries, processes
+from tianflow.launchers.nursery import Child, Nursery
+
+ECHO, END, SLEEP, LOOK, FAMILY = (f"tests.nursery_targets:{name}" for name in ("echo", "end", "sleep", "look_around", "with_descendants"))
+
+
+@pytest.fixture
+def run_id() -> str:
+    return f"test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+async def nursery(run_id: str) -> AsyncIterator[Nursery]:
+    async with Nursery(run_id=run_id) as nursery:
+        yield nursery
+    assert [] == await of_run(run_id)
+
+
+async def table() -> dict[int, str]:
+    """Every process and its state. In a thread: a loop that reads /proc is a blocked loop."""
+    return await asyncio.to_thread(lambda: {entry.pid: entry.state for entry in processes()})
+
+
+async def of_run(run_id: str) -> list[int]:
+    return await asyncio.to_thread(lambda: [entry.pid for entry in processes() if carries(entry.pid, "TIANFLOW_RUN", run_id)])
+
+
+async def is_in(pid: int, state: str | None) -> bool:
+    return (await table()).get(pid) == state
+
+
+async def is_empty(queue: Sized) -> bool:
+    return not queue
+
+
+async def numbers(run_id: str, expected: int) -> bool:
+    return expected == len(await of_run(run_id))
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not await condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        await asyncio.sleep(0.005)
+
+
+async def ask(nursery: Nursery, name: str, target: str, payload: bytes = b"") -> tuple[Child, socket.socket]:
+    """Spawn with one end of a socket pair; the child and the other end."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        child = await nursery.spawn(name, target, payload, [theirs.fileno()])
+    return child, ours
+
+
+async def hear(connection: socket.socket) -> bytes:
+    return await asyncio.get_running_loop().sock_recv(connection, 1 << 20)
+
+
+async def told_by(nursery: Nursery, name: str, target: str, payload: bytes = b"") -> tuple[Child, Any]:
+    """Spawn; the child and what it says, as JSON."""
+    child, connection = await ask(nursery, name, target, payload)
+    with connection:
+        return child, json.loads(await hear(connection))
+
+
+async def test_twenty_children_get_their_own_payload_and_descriptor(nursery: Nursery) -> None:
+    children = await asyncio.gather(*(ask(nursery, f"actor-{index}", ECHO, f"payload {index}".encode()) for index in range(20)))
+    for index, (child, connection) in enumerate(children):
+        assert f"payload {index}|{child.pid}".encode() == await hear(connection)
+    assert 20 == len({child.pid for child, _ in children})
+    for child, connection in children:
+        connection.close()
+        assert 0 == await child.wait()
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("return 0", 0),
+        ("return 3", 3),
+        ("nothing", 0),
+        ("exit 4", 4),
+        ("_exit 5", 5),
+        ("raise", 1),
+        ("signal 9", -9),
+        ("signal 15", -15),
+        ("signal 6", -6),
+    ],
+)
+async def test_exit_status_is_what_the_target_made_it(nursery: Nursery, how: str, status: int) -> None:
+    child = await nursery.spawn("host", END, how.encode())
+    assert status == await child.wait()
+    assert status == child.returncode
+    assert child.pid not in await table()
+
+
+async def test_a_target_that_cannot_be_imported_is_an_exit_and_tells_why(run_id: str, capfd: pytest.CaptureFixture[str]) -> None:
+    async with Nursery(run_id=run_id) as nursery:  # after the capture began: hosts inherit what was stderr then
+        assert 1 == await (await nursery.spawn("host", "tests.nursery_targets:missing", b"")).wait()
+    assert "AttributeError: module 'tests.nursery_targets' has no attribute 'missing'" in capfd.readouterr().err
+
+
+async def test_several_may_wait_for_one_child_and_a_cancelled_one_disturbs_nobody(nursery: Nursery) -> None:
+    child = await nursery.spawn("host", SLEEP, b"")
+    waiting = [asyncio.create_task(child.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    child.kill()
+    assert [-9, -9] == await asyncio.gather(*waiting[1:])
+    assert waiting[0].cancelled()
+
+
+async def test_kill_ends_a_stopped_child(nursery: Nursery) -> None:
+    child = await nursery.spawn("host", SLEEP, b"")
+    os.kill(child.pid, signal.SIGSTOP)
+    await eventually(lambda: is_in(child.pid, "T"))
+    child.kill()
+    assert -9 == await child.wait()
+
+
+async def test_terminate_reaches_a_child_that_is_just_being_born(nursery: Nursery) -> None:
+    for index in range(20):
+        child = await nursery.spawn(f"host-{index}", SLEEP, b"")
+        child.terminate()
+        assert -15 == await child.wait()
+
+
+async def test_kill_reaches_a_child_that_is_just_being_born(nursery: Nursery) -> None:
+    for index in range(20):
+        child = await nursery.spawn(f"host-{index}", SLEEP, b"")
+        child.kill()
+        assert -9 == await child.wait()
+
+
+async def test_kill_and_terminate_do_nothing_once_it_has_exited(nursery: Nursery) -> None:
+    child = await nursery.spawn("host", END, b"return 0")
+    await child.wait()
+    child.kill()
+    child.terminate()
+    assert 0 == await (await nursery.spawn("host", END, b"return 0")).wait()
+    assert 0 == child.returncode
+
+
+@pytest.mark.parametrize("how", ["leave", "stay"])
+async def test_an_exit_report_means_that_no_descendant_is_left(nursery: Nursery, how: str) -> None:
+    other = await nursery.spawn("other", SLEEP, b"")
+    child, descendants = await told_by(nursery, "host", FAMILY, how.encode())
+    if how == "stay":
+        child.kill()
+    status = await child.wait()
+    left = set(await table())
+    assert set() == left & {child.pid, *descendants}
+    assert 3 == len(descendants)
+    assert (7 if how == "leave" else -9) == status
+    assert other.returncode is None
+    assert other.pid in left
+
+
+async def test_descendants_of_a_living_host_outlive_the_end_of_another(nursery: Nursery) -> None:
+    keeper, descendants = await told_by(nursery, "keeper", FAMILY, b"stay")
+    assert 0 == await (await nursery.spawn("host", END, b"return 0")).wait()
+    assert set() == {*descendants} - set(await table())
+    keeper.kill()
+    await keeper.wait()
+
+
+async def test_a_child_inherits_nothing_but_what_it_was_given(nursery: Nursery, run_id: str) -> None:
+    bystander, idle = await ask(nursery, "bystander", ECHO)
+    child, seen = await told_by(nursery, "learner", LOOK, bytes(3_000_000))
+    assert [0, 1, 2, *seen["given"]] == seen["fds"]
+    assert 3_000_000 == seen["payload"]
+    assert child.pid == seen["pid"] == seen["session"]
+    assert ("learner", run_id, "learner", "1") == (seen["name"], seen["run"], seen["host"], seen["omp"])
+    assert [] == seen["ignored"] == seen["blocked"]
+    assert set() == {"pickle", "_pickle", "multiprocessing", "asyncio", "torch"} & set(seen["modules"])
+    idle.close()
+    await asyncio.gather(bystander.wait(), child.wait())
+
+
+async def test_preloaded_modules_are_there_and_hosts_draw_different_numbers(run_id: str) -> None:
+    async with Nursery(run_id=run_id, preload=("numpy", "no_such_module")) as nursery:
+        seen = [(await told_by(nursery, f"host-{index}", LOOK))[1] for index in range(2)]
+        assert "numpy" in seen[0]["modules"]
+        assert seen[0]["random"] != seen[1]["random"]
+        assert ["no_such_module"] == list(nursery.preload_failures)
+
+
+async def test_a_preloaded_thread_makes_forking_impossible_and_the_error_says_so(run_id: str) -> None:
+    async with Nursery(run_id=run_id, preload=("tests.nursery_thread",)) as nursery:
+        with pytest.raises(RunError, match="2 threads run in the fork server"):
+            await nursery.spawn("host", END, b"return 0")
+
+
+async def test_impossible_requests_are_refused_before_anything_is_forked(nursery: Nursery) -> None:
+    child = await nursery.spawn("host", SLEEP, b"")
+    with pytest.raises(ValueError, match="called 'host' already"):
+        await nursery.spawn("host", SLEEP, b"")
+    with pytest.raises(ValueError, match="accepted: 'module:function'"):
+        await nursery.spawn("other", "tests.nursery_targets", b"")
+    with pytest.raises(ValueError, match="at most 252"):
+        await nursery.spawn("other", SLEEP, b"", [0] * 253)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        await nursery.spawn("other", SLEEP, b"", [987_654])
+    with pytest.raises(RuntimeError, match="inside"):
+        await Nursery(run_id="never-entered").spawn("other", SLEEP, b"")
+    child.kill()
+    await child.wait()
+
+
+async def test_a_cancelled_spawn_leaves_no_child(nursery: Nursery, run_id: str) -> None:
+    spawning = asyncio.create_task(nursery.spawn("host", SLEEP, b""))
+    await asyncio.sleep(0)  # the request is out, its answer is not in
+    spawning.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await spawning
+    await nursery.spawn("other", SLEEP, b"")
+    await eventually(lambda: numbers(run_id, 2))  # the fork server and the other
+
+
+async def test_leaving_kills_everybody_and_costs_no_descriptor(run_id: str) -> None:
+    before = open_descriptors()
+    for _ in range(5):
+        async with Nursery(run_id=run_id) as nursery:
+            for index in range(4):
+                assert 0 == await (await nursery.spawn(f"early-{index}", END, b"return 0")).wait()
+            child, descendants = await told_by(nursery, "host", FAMILY, b"stay")
+        assert -9 == child.returncode
+        assert set() == set(await table()) & set(descendants)
+    assert [] == await of_run(run_id)
+    assert before == open_descriptors()
+    with pytest.raises(ChildProcessError):  # no zombie either
+        os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
+
+
+async def test_leaving_ends_in_time_when_the_fork_server_is_stopped(run_id: str) -> None:
+    async with Nursery(run_id=run_id, end_timeout_s=0.2) as nursery:
+        child = await nursery.spawn("host", SLEEP, b"")
+        assert nursery.pid is not None
+        os.kill(nursery.pid, signal.SIGSTOP)
+        child.kill()
+    assert -9 == child.returncode
+    assert [] == await of_run(run_id)
+
+
+async def test_the_death_of_the_fork_server_ends_its_children_and_the_next_spawn_starts_another(nursery: Nursery, run_id: str) -> None:
+    child, _ = await told_by(nursery, "host", FAMILY, b"stay")
+    assert 5 == len(await of_run(run_id))
+    assert nursery.pid is not None
+    os.kill(nursery.pid, signal.SIGKILL)
+    assert -9 == await child.wait()
+    assert [] == await of_run(run_id)
+    assert not nursery.alive
+    assert 0 == await (await nursery.spawn("host", END, b"return 0")).wait()
+    assert nursery.alive
+
+
+async def test_a_fork_server_that_dies_again_and_again_is_an_error(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "suicidal_module.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with Nursery(run_id=run_id, preload=("suicidal_module",)) as nursery:
+        with pytest.raises(RunError, match="died 3 times"):
+            await nursery.spawn("host", END, b"return 0")
+
+
+async def test_a_coordinator_that_does_not_read_stops_nobody(nursery: Nursery) -> None:
+    """More reports than the socket holds: the fork server goes on, and tells everything in the end."""
+    assert nursery._server is not None
+    loop, fd = asyncio.get_running_loop(), nursery._server.connection.fileno()
+    children = [await nursery.spawn(f"host-{index}", SLEEP, b"") for index in range(5)]
+    loop.remove_reader(fd)
+    for _ in range(1000):
+        nursery._post({"preload": []})  # each is answered
+        await asyncio.sleep(0)
+    for child in children:
+        child.kill()
+    await eventually(lambda: is_empty(nursery._outbox))
+    for child in children:
+        await eventually(partial(is_in, child.pid, None))
+    loop.add_reader(fd, nursery._receive, nursery._server)
+    assert [-9] * 5 == [await child.wait() for child in children]
+
+
+COORDINATOR = """
+import asyncio, json, sys
+from tianflow.launchers.nursery import Nursery
+from tests.test_nursery import FAMILY, SLEEP, told_by
+
+async def main():
+    async with Nursery(run_id=sys.argv[1]) as nursery:
+        _, descendants = await told_by(nursery, "host", FAMILY, b"stay")
+        await nursery.spawn("other", SLEEP, b"")
+        print(json.dumps(descendants), flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+async def test_nobody_outlives_the_coordinator(run_id: str, number: int) -> None:
+    root = Path(__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    with subprocess.Popen(  # noqa: ASYNC220 - the processes under test have a loop of their own
+        [sys.executable, "-c", COORDINATOR, run_id], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root, env=environment
+    ) as coordinator:
+        assert coordinator.stdout is not None
+        assert 3 == len(json.loads(await asyncio.to_thread(coordinator.stdout.readline)))
+        assert 6 == len(await of_run(run_id))
+        coordinator.send_signal(number)
+        await asyncio.to_thread(coordinator.wait)
+        await eventually(lambda: numbers(run_id, 0), within_s=5.0)

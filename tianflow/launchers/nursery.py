@@ -1,0 +1,345 @@
+"""Host processes as the coordinator sees them: spawn, kill, wait. The forking is done by `tianflow.launchers.fork_server`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import structlog
+
+from tianflow.errors import RunError
+from tianflow.launchers.fork_server import MAX_DESCRIPTORS, MESSAGE_BYTES, carries, processes
+
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from tianflow.launchers.fork_server import main; main(int(sys.argv[1]))"
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_SPAWN_ATTEMPTS = 3
+_HUNT_POLL_S = 0.005
+
+_log = structlog.get_logger(__name__)
+
+
+class Child:
+    """One host process; its process group and session have its ``pid`` as number, too."""
+
+    def __init__(self, *, nursery: Nursery, number: int, name: str, pid: int) -> None:
+        self.name, self.pid = name, pid
+        self.returncode: int | None = None
+        """Its exit status, or minus the signal that ended it; None while it, or anybody of its process group, is left."""
+        self._nursery, self._number = nursery, number
+        self._exited = asyncio.Event()
+
+    async def wait(self) -> int:
+        """Wait until nobody of its process group is left; its exit status, or minus the signal. Any number may wait."""
+        await self._exited.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        """SIGKILL its process group, stopped or not. Does nothing once it has exited."""
+        self._request("kill")
+
+    def terminate(self) -> None:
+        """SIGTERM the process itself. Does nothing once it has exited."""
+        self._request("terminate")
+
+    def _request(self, action: str) -> None:
+        if self.returncode is None:
+            self._nursery._post({action: self._number})  # noqa: SLF001 - the two are one thing
+
+    def _exit(self, status: int) -> None:
+        self.returncode = status
+        self._exited.set()
+
+
+class _LostError(Exception):
+    """The fork server died before it answered."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Server:
+    """One incarnation of the fork server. ``token`` stands in the environment of all that descends from it."""
+
+    process: Process
+    connection: socket.socket
+    token: str
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+
+class Nursery:
+    """Starts host processes by forking one that has ``preload`` imported, and leaves nobody behind.
+
+    Consumes: spawn requests. Produces: children and their exit statuses. Waits: `spawn` for the fork server's answer
+    (the first time for its imports, too); leaving the context for the end of every child. Unblocked by: the fork server;
+    when that dies every child is killed and counts as exited with -9, and the next `spawn` starts a new one.
+
+    Should the coordinator vanish, the fork server kills everything that came from it, and ends.
+
+    Args:
+        run_id: what every process of the run carries as ``TIANFLOW_RUN`` in its environment.
+        preload: modules that are imported before any fork, so that hosts share their pages. One that fails is logged and
+            stands in `preload_failures`. One that starts a thread makes `spawn` fail: a fork would copy its locks for ever.
+        end_timeout_s: how long the end of all children may take on leaving, before the fork server is killed as well.
+    """
+
+    def __init__(self, *, run_id: str, preload: Sequence[str] = (), end_timeout_s: float = 5.0) -> None:
+        self.preload_failures: Mapping[str, str] = {}
+        self._run_id, self._preload, self._end_timeout_s = run_id, tuple(preload), end_timeout_s
+        self._numbers = itertools.count(1)
+        self._children: dict[int, Child] = {}
+        self._pending: dict[int, tuple[str, asyncio.Future[Child]]] = {}
+        # What a full socket refuses. A coordinator asks for a few things per child, and the number of children bounds it.
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._starting = asyncio.Lock()
+        self._server: _Server | None = None
+        self._burial: asyncio.Task[None] | None = None
+        self._open = False
+
+    @property
+    def alive(self) -> bool:
+        """True while a fork server is known to run."""
+        return self._server is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The fork server's process; None while there is none."""
+        return None if self._server is None else self._server.process.pid
+
+    async def __aenter__(self) -> Self:
+        self._open = True
+        await self._ensure_server()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._open = False
+        if (server := self._server) is not None:
+            with contextlib.suppress(OSError):  # it died a moment ago
+                server.connection.shutdown(socket.SHUT_WR)
+            try:
+                async with asyncio.timeout(self._end_timeout_s):
+                    await server.gone.wait()
+            except TimeoutError:
+                _log.warning("fork server does not end, killing it", pid=server.process.pid, after_s=self._end_timeout_s)
+            finally:  # also when this is cancelled: a second Ctrl-C must not leave processes
+                server.kill()
+                await server.gone.wait()
+        if self._burial is not None:
+            await self._burial
+
+    async def spawn(self, name: str, target: str, payload: bytes, fds: Sequence[int] = ()) -> Child:
+        """Fork a host that calls ``target(payload, fds)`` and ends with what it returns (an int, else 0).
+
+        Args:
+            name: its place; no other living child may have it.
+            target: ``"module:function"``, imported in the child.
+            payload: of any size.
+            fds: duplicated for the child, where they have other numbers; the caller closes its own.
+
+        Raises:
+            RunError: it cannot be forked, or the fork server died again and again.
+            ValueError: an impossible name, target or number of descriptors.
+        """
+        self._check(name, target, fds)
+        for _ in range(_SPAWN_ATTEMPTS):
+            await self._ensure_server()
+            try:
+                return await self._ask_for(name, target, payload, fds)
+            except _LostError:
+                continue
+        summary = f"the fork server died {_SPAWN_ATTEMPTS} times in a row while starting {name!r}; its last words are on stderr"
+        raise RunError("nursery", f"{summary}; preloaded: {', '.join(self._preload) or 'nothing'}")
+
+    def _check(self, name: str, target: str, fds: Sequence[int]) -> None:
+        if not self._open:
+            raise RuntimeError("spawn works inside `async with nursery` only: outside nobody would end the child")
+        if not all(target.partition(":")):
+            raise ValueError(f"target {target!r} cannot be imported by another process; accepted: 'module:function'")
+        if len(fds) > MAX_DESCRIPTORS - 1:
+            raise ValueError(f"{len(fds)} descriptors for {name!r}: the system passes at most {MAX_DESCRIPTORS - 1}")
+        if name in {child.name for child in self._children.values()} | {pending for pending, _ in self._pending.values()}:
+            raise ValueError(f"a living child is called {name!r} already; await its wait() before it is replaced")
+
+    async def _ask_for(self, name: str, target: str, payload: bytes, fds: Sequence[int]) -> Child:
+        number = next(self._numbers)
+        answer: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        self._pending[number] = name, answer
+        memory = _in_memory(payload)
+        try:
+            self._post({"spawn": number, "name": name, "target": target}, (memory, *fds))
+        except BaseException:
+            del self._pending[number]
+            raise
+        finally:
+            os.close(memory)
+        return await answer
+
+    # The fork server --------------------------------------------------------------------------------------------------
+
+    async def _ensure_server(self) -> None:
+        async with self._starting:
+            if self._burial is not None:
+                await asyncio.shield(self._burial)
+            if self._server is None:
+                self._server = await self._start_server()
+                self._post({"preload": self._preload})
+
+    async def _start_server(self) -> _Server:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        token = secrets.token_hex(16)
+        environment = {**_ONE_THREAD, **os.environ, "TIANFLOW_RUN": self._run_id, "TIANFLOW_NURSERY": token}
+        arguments = ("-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path))
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, *arguments, stdin=DEVNULL, env=environment, pass_fds=(theirs.fileno(),), start_new_session=True
+                )
+        except BaseException:
+            ours.close()
+            raise
+        server = _Server(process, ours, token)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._receive, server)
+        return server
+
+    def _post(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+        """Send now, or as soon as the socket takes it. Without a fork server there is nobody left to be told anything."""
+        if self._server is None:
+            return
+        # Duplicates, because a caller that is cancelled meanwhile closes its own.
+        self._outbox.append((json.dumps(request).encode(), tuple(os.dup(fd) for fd in fds)))
+        self._flush(self._server)
+
+    def _flush(self, server: _Server) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._outbox:
+                data, fds = self._outbox[0]
+                socket.send_fds(server.connection, [data], fds)
+                self._drop_first()
+        except BlockingIOError:
+            loop.add_writer(server.connection.fileno(), self._flush, server)
+            return
+        except OSError:  # it died; the reader will see that
+            self._drop_all()
+        loop.remove_writer(server.connection.fileno())
+
+    def _drop_first(self) -> None:
+        for fd in self._outbox.popleft()[1]:
+            os.close(fd)
+
+    def _drop_all(self) -> None:
+        while self._outbox:
+            self._drop_first()
+
+    def _receive(self, server: _Server) -> None:
+        while True:
+            try:
+                data = server.connection.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:  # it died with requests unread; what it wrote before can still be read
+                continue
+            if not data:
+                break
+            self._hear(json.loads(data))
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(server.connection.fileno())
+        loop.remove_writer(server.connection.fileno())
+        server.connection.close()
+        self._server = None
+        self._drop_all()
+        self._burial = loop.create_task(self._bury(server), name="nursery burial")
+        server.gone.set()
+
+    def _hear(self, report: Mapping[str, object]) -> None:
+        match report:
+            case {"ready": dict(failures)}:
+                self.preload_failures = failures
+                for module, reason in failures.items():
+                    _log.warning("preload failed, every host imports for itself", module=module, reason=reason)
+            case {"spawned": int(number), "pid": int(pid)}:
+                name, answer = self._pending.pop(number)
+                self._children[number] = child = Child(nursery=self, number=number, name=name, pid=pid)
+                if answer.done():  # whoever asked was cancelled
+                    child.kill()
+                else:
+                    answer.set_result(child)
+            case {"refused": int(number), "reason": str(reason)}:
+                name, answer = self._pending.pop(number)
+                if not answer.done():
+                    answer.set_exception(RunError("nursery", f"cannot start {name!r}: {reason}"))
+            case {"exited": int(number), "status": int(status)}:
+                self._children.pop(number)._exit(status)  # noqa: SLF001 - the two are one thing
+
+    async def _bury(self, server: _Server) -> None:
+        """After the fork server's end: nobody of the run may be left, then its children count as killed."""
+        await server.process.wait()
+        children, self._children = self._children, {}
+        pending, self._pending = self._pending, {}
+        if self._open or children or pending:
+            _log.error("fork server died, its children are killed", pid=server.process.pid, status=server.process.returncode)
+            left = await asyncio.to_thread(_hunt, server.token, {child.pid for child in children.values()}, self._end_timeout_s)
+            if left:  # with a SIGKILL pending they can run no instruction of their own
+                _log.error("processes are stuck inside the system", pids=sorted(left))
+        for child in children.values():
+            child._exit(-signal.SIGKILL)  # noqa: SLF001 - the two are one thing
+        for _, answer in pending.values():
+            if not answer.done():
+                answer.set_exception(_LostError())
+        self._burial = None
+
+
+def _in_memory(payload: bytes) -> int:
+    """A descriptor of anonymous memory that holds ``payload``: messages have a size limit, this has none."""
+    memory = os.memfd_create("payload")
+    if payload:
+        os.ftruncate(memory, len(payload))
+        with mmap.mmap(memory, len(payload)) as view:
+            view[:] = payload
+    return memory
+
+
+def _hunt(token: str, groups: set[int], timeout_s: float) -> set[int]:
+    """Kill whoever carries ``token`` or belongs to one of ``groups``, until nobody does; who is left after ``timeout_s``.
+
+    Blocks. For orphans of a fork server that died: they have other parents now, so nobody reports their end.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = {entry.pid for entry in processes() if entry.group in groups or carries(entry.pid, "TIANFLOW_NURSERY", token)}
+        left = {pid for pid in left if not _is_dead(pid)}
+        if not left or time.monotonic() > deadline:
+            return left
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_HUNT_POLL_S)
+
+
+def _is_dead(pid: int) -> bool:
+    """True for a zombie without threads, and nobody. Reaps it where this process adopted it, as the first of a container does."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        return state in {b"Z", b"X"} and len(list(Path(f"/proc/{pid}/task").iterdir())) == 1
+    except OSError:
+        return True
