@@ -66,6 +66,11 @@ def test_control_is_served_unless_file_or_flag_say_no(api: Api, arguments: list[
     assert served == api.asked[0][1]["http"]
 
 
+def test_what_a_config_costs_is_told_before_training(api: Api) -> None:
+    assert run("train", "cartpole_ppo", "actors.count=4").stderr.startswith("note: with A = 4 actors")
+    assert "" == run("train", "cartpole_ppo").stderr
+
+
 @pytest.mark.parametrize("code", [0, 1, 130, 143])
 def test_the_exit_code_of_training_is_that_of_the_command(api: Api, code: int) -> None:
     api.code = code
@@ -121,8 +126,8 @@ def test_bad_usage_is_code_2(api: Api, arguments: list[str]) -> None:
 
 
 def test_eval_plays_the_episodes_wished_for(api: Api) -> None:
-    assert 0 == run("eval", "runs/a-run", "--episodes", "7", "--json").exit_code
-    assert [(Path("runs/a-run"), {"episodes": 7, "json_line": True})] == api.asked
+    assert 0 == run("eval", "a-run", "--episodes", "7", "--json").exit_code
+    assert [("a-run", {"episodes": 7, "json_line": True, "runs_dir": Path("runs")})] == api.asked
 
 
 # validate and config ------------------------------------------------------------------------------------------------

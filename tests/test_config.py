@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import model_validator
 
@@ -269,9 +269,10 @@ def test_a_config_written_as_toml_reads_back_equal(name: str, only_changed: bool
 
 SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 KEYS = st.text(min_size=1)
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=5)
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(KEYS, VALUES))
 def test_any_environment_arguments_survive_toml_and_json(kwargs: dict[str, Any]) -> None:
     config = load_config(TABLES | {"env": {"id": "CartPole-v1", "kwargs": kwargs}})

@@ -90,7 +90,10 @@ def train(
     """Train a policy as CONFIG says."""
     with _exit_codes():
         settings = _training_config(config, overrides or [], resume, runs_dir)
-        from tianflow import api
+        from tianflow import api, config_rules
+
+        for sentence in config_rules.advice(settings):
+            _complain(f"note: {sentence}")
 
         code = api.train_cli(
             settings,
@@ -152,8 +155,9 @@ def config_show(
 
 @app.command("eval")
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run, whose newest one is taken.")],
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT|RUN", help="A checkpoint, or a run, whose newest one is taken.")],
     *,
+    runs_dir: RunsDir = RUNS,
     episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
     json_line: AsJson = False,
 ) -> None:
@@ -161,7 +165,7 @@ def evaluate(
     with _exit_codes():
         from tianflow import api
 
-        code = api.evaluate_cli(checkpoint, episodes=episodes, json_line=json_line)
+        code = api.evaluate_cli(checkpoint, episodes=episodes, json_line=json_line, runs_dir=runs_dir)
     raise typer.Exit(code)
 
 

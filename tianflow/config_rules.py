@@ -34,17 +34,6 @@ def check(config: Config) -> list[Problem]:
     return [*_check_names(config), *_check_balance(config), *_check_minibatch(config), *_check_deterministic(config)]
 
 
-def check_memory(config: Config, slot_nbytes: int) -> list[Problem]:
-    """``slot_nbytes`` is the size of one trajectory. An update needs B of them at once."""
-    batch, limit = config.algorithm.batch_trajectories, config.balance.memory_limit
-    held = limit // slot_nbytes
-    if held >= batch:
-        return []
-    message = f"holds {held} trajectories of {slot_nbytes} bytes, but an update takes {batch}: nothing would ever be trained"
-    accepted = f"at least {batch * slot_nbytes} bytes, or shorter rollouts, or fewer environments"
-    return [Problem("balance.memory_limit", limit, message, accepted)]
-
-
 def _check_names(config: Config) -> list[Problem]:
     problems = []
     named = [("network", config.network.name, "network.name"), ("launcher", config.placement.launcher, "placement.launcher")]
