@@ -169,6 +169,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _gauge("staleness_min_updates", "Lowest of the last 1,000 trajectories.", _one(lambda r: staleness_summary(r.ledger).lowest)),
     _gauge("staleness_mean_updates", "Mean of the last 1,000 trajectories.", _one(lambda r: staleness_summary(r.ledger).mean)),
+    _gauge("staleness_p99_updates", "99th percentile of the last 1,000 trajectories.", _one(lambda r: staleness_summary(r.ledger).p99)),
     _gauge("staleness_max_updates", "Highest of the last 1,000 trajectories.", _one(lambda r: staleness_summary(r.ledger).highest)),
     _counter("staleness_violations", "Trajectories trained on beyond the bound: always 0.", _one(lambda r: r.ledger.violations)),
     _gauge("publish_lag_updates", "Updates since the last published version.", _one(lambda r: r.ledger.publish_lag)),

@@ -1,0 +1,360 @@
+"""Makes the Grafana dashboards: ``python dashboards/make.py`` writes them, ``--check`` says whether the written ones are these."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "grafana" / "dashboards"
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+RUN = 'run=~"$run"'
+RATE = "$__rate_interval"
+COLUMNS = 24
+Json = dict[str, Any]
+
+
+# Expressions ----------------------------------------------------------------------------------------------------------
+
+
+def now(name: str, *matchers: str) -> str:
+    """A series as it is."""
+    return f"tianflow_{name}{{{', '.join((RUN, *matchers))}}}"
+
+
+def rate(name: str, *matchers: str) -> str:
+    """Increase of a counter per second."""
+    return f"rate({now(name, *matchers)}[{RATE}])"
+
+
+def rate_by(labels: str, name: str, *matchers: str) -> str:
+    """Increase of a counter per second, summed over all labels but ``labels``."""
+    return f"sum by ({labels}) ({rate(name, *matchers)})"
+
+
+def mean(histogram: str) -> str:
+    """Mean of what a histogram counted lately."""
+    return f"sum by (run) ({rate(histogram + '_sum')}) / sum by (run) ({rate(histogram + '_count')})"
+
+
+def quantile(q: float, histogram: str) -> str:
+    """A quantile of what a histogram counted lately."""
+    return f"histogram_quantile({q}, {rate_by('run, le', histogram + '_bucket')})"
+
+
+def shares(component: str) -> str:
+    """Fractions of time in each state, over all components whose name matches."""
+    times = rate_by("run, state", "component_time_seconds_total", f'component=~"{component}"')
+    total = rate_by("run", "component_time_seconds_total", f'component=~"{component}"')
+    return f"{times} / on (run) group_left () {total}"
+
+
+# Panels ---------------------------------------------------------------------------------------------------------------
+
+
+def panel(kind: str, title: str, about: str, queries: Sequence[tuple[str, str]], *, width: int, height: int, **more: Any) -> Json:
+    """One panel; ``queries`` are (expression, legend)."""
+    targets = [
+        {"datasource": SOURCE, "expr": expression, "legendFormat": legend, "refId": chr(ord("A") + place)}
+        for place, (expression, legend) in enumerate(queries)
+    ]
+    return {
+        "type": kind,
+        "title": title,
+        "description": about,
+        "datasource": SOURCE,
+        "targets": targets,
+        "gridPos": {"w": width, "h": height},
+        **more,
+    }
+
+
+def time_shares(title: str, component: str) -> Json:
+    """Share of time in each state, over all components whose name matches."""
+    return lines(title, "Share of time in each state.", (shares(component), "{{run}} {{state}}"), unit="percentunit", stacked=True)
+
+
+def lines(title: str, about: str, *queries: tuple[str, str], unit: str = "short", stacked: bool = False, width: int = 12) -> Json:
+    """Lines over time."""
+    custom: Json = {"lineWidth": 1, "fillOpacity": 10, "showPoints": "never"}
+    if stacked:
+        custom |= {"stacking": {"mode": "normal"}, "fillOpacity": 60}
+    options = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
+    defaults: Json = {"unit": unit, "custom": custom, **({"min": 0, "max": 1} if unit == "percentunit" else {})}
+    return panel(
+        "timeseries", title, about, queries, width=width, height=8, fieldConfig={"defaults": defaults, "overrides": []}, options=options
+    )
+
+
+def figure(title: str, about: str, query: str, *, legend: str = "{{run}}", unit: str = "short", bad_from: float | None = None) -> Json:
+    """One number, or the name of a series; red from ``bad_from`` on."""
+    steps: list[Json] = [{"color": "text", "value": None}]
+    if bad_from is not None:
+        steps = [{"color": "green", "value": None}, {"color": "red", "value": bad_from}]
+    named = legend != "{{run}}"
+    options = {
+        "textMode": "name" if named else "value",
+        "colorMode": "value",
+        "graphMode": "none",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    }
+    defaults = {"unit": unit, "thresholds": {"mode": "absolute", "steps": steps}}
+    return panel(
+        "stat", title, about, [(query, legend)], width=4, height=4, fieldConfig={"defaults": defaults, "overrides": []}, options=options
+    )
+
+
+def heatmap(title: str, about: str, query: str) -> Json:
+    """Buckets of a histogram over time."""
+    made = panel("heatmap", title, about, [(query, "{{le}}")], width=12, height=8)
+    made["targets"][0]["format"] = "heatmap"
+    made["options"] = {"calculate": False, "yAxis": {"unit": "short"}, "color": {"mode": "scheme", "scheme": "Blues", "steps": 32}}
+    return made
+
+
+# Dashboards -----------------------------------------------------------------------------------------------------------
+
+
+def variables() -> list[Json]:
+    """The data source, and which runs are shown."""
+    query = "label_values(tianflow_run_ready, run)"
+    return [
+        {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": {}},
+        {
+            "name": "run",
+            "label": "Run",
+            "type": "query",
+            "datasource": SOURCE,
+            "query": {"query": query, "refId": "run"},
+            "definition": query,
+            "refresh": 2,
+            "includeAll": True,
+            "multi": True,
+            "current": {"text": "All", "value": "$__all"},
+        },
+    ]
+
+
+def dashboard(uid: str, title: str, about: str, panels: Sequence[Json]) -> Json:
+    """A dashboard; panels flow from left to right and wrap."""
+    x = y = row = 0
+    for number, made in enumerate(panels, start=1):
+        place = made["gridPos"]
+        if x + place["w"] > COLUMNS:
+            x, y, row = 0, y + row, 0
+        place["x"], place["y"] = x, y
+        made["id"] = number
+        x, row = x + place["w"], max(row, place["h"])
+    links = [{"type": "dashboards", "title": "tianflow", "tags": ["tianflow"], "includeVars": True, "keepTime": True}]
+    return {
+        "uid": uid,
+        "title": title,
+        "description": about,
+        "tags": ["tianflow"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "refresh": "5s",
+        "time": {"from": "now-30m", "to": "now"},
+        "links": links,
+        "templating": {"list": variables()},
+        "panels": list(panels),
+    }
+
+
+def overview() -> Json:
+    """Does it learn, how fast, and what holds it back."""
+    dropped = rate_by("run, reason", "trajectories_dropped_total")
+    return dashboard(
+        "tianflow-overview",
+        "tianflow: overview",
+        "Does it learn, how fast, and what holds it back.",
+        [
+            figure("State", "What the run is doing.", f"{now('run_state')} == 1", legend="{{state}}"),
+            figure("Bottleneck", "What bounds the throughput now.", f"{now('run_bottleneck')} == 1", legend="{{reason}}"),
+            figure("Mean return", "Of the last 100 episodes of training.", now("episode_return_mean")),
+            figure("Steps", "Environment steps per second.", rate("env_steps_total"), unit="ops"),
+            figure("Staleness", "Highest of the last 1,000 trajectories, in updates.", now("staleness_max_updates")),
+            figure("Violations", "Trajectories beyond the bound: always 0.", now("staleness_violations_total"), bad_from=1),
+            lines(
+                "Return",
+                "Of the last 100 episodes of training, and of the newest evaluation.",
+                (now("episode_return_mean"), "{{run}} mean"),
+                (now("episode_return_min"), "{{run}} min"),
+                (now("episode_return_max"), "{{run}} max"),
+                (now("evaluation_return_mean"), "{{run}} evaluation"),
+                (now("target_return"), "{{run}} target"),
+            ),
+            lines(
+                "Environment steps",
+                "Made by actors, and trained on by the learner.",
+                (rate("env_steps_total"), "{{run}} made"),
+                (rate_by("run", "steps_trained_total"), "{{run}} trained on"),
+                unit="ops",
+            ),
+            lines(
+                "Staleness",
+                "Of the last 1,000 trajectories, against the bound.",
+                (now("staleness_mean_updates"), "{{run}} mean"),
+                (now("staleness_max_updates"), "{{run}} max"),
+                (now("staleness_bound_updates"), "{{run}} bound"),
+            ),
+            lines("Updates", "Updates settled per second.", (rate("learner_updates_total"), "{{run}}"), unit="ops"),
+            lines(
+                "Learner's time", "Share of time in each state.", (shares("learner"), "{{run}} {{state}}"), unit="percentunit", stacked=True
+            ),
+            lines(
+                "Actors' time", "Share of time in each state.", (shares("actor-.+"), "{{run}} {{state}}"), unit="percentunit", stacked=True
+            ),
+            lines("Dropped trajectories", "By reason.", (dropped, "{{run}} {{reason}}"), unit="ops"),
+            lines(
+                "Update time",
+                "Seconds of one update, and of publishing its weights.",
+                (quantile(0.5, "learner_update_seconds"), "{{run}} update, median"),
+                (quantile(0.99, "learner_update_seconds"), "{{run}} update, p99"),
+                (mean("weights_publish_seconds"), "{{run}} publish, mean"),
+                unit="s",
+            ),
+            lines(
+                "Actors and restarts",
+                "Actors asked for and reporting; restarts of host processes in the last hour.",
+                (now("actors_wanted"), "{{run}} wanted"),
+                (now("actors"), "{{run}} reporting"),
+                (f"sum by (run, reason) (increase({now('component_restarts_total')}[1h]))", "{{run}} restarts {{reason}}"),
+            ),
+            lines(
+                "Coordinator",
+                "How late its event loop runs, and the age of the newest checkpoint.",
+                (quantile(0.99, "loop_lag_seconds"), "{{run}} loop lag, p99"),
+                (f"time() - ({now('checkpoint_last_success_timestamp_seconds')} > 0)", "{{run}} checkpoint age"),
+                unit="s",
+            ),
+        ],
+    )
+
+
+def balance() -> Json:
+    """How old samples are, why, and what the laws do about it."""
+    late = "run, component"
+    return dashboard(
+        "tianflow-balance",
+        "tianflow: balance",
+        "How old samples are, why, and what the laws do about it.",
+        [
+            figure("Bound", "Highest staleness that may be trained on.", now("staleness_bound_updates")),
+            figure("Staleness p99", "Of the last 1,000 trajectories.", now("staleness_p99_updates")),
+            figure("Publish lag", "Updates since the last published version.", now("publish_lag_updates")),
+            figure("Law", "Whose demand is in force.", f"{now('balance_law_winning')} == 1", legend="{{controller}}"),
+            figure("Settings", "Newest generation of the live settings.", now("balance_settings_generation")),
+            figure(
+                "Unaccounted",
+                "Trajectories begun, less trained, dropped and open: always 0.",
+                f"{now('trajectories_begun_total')} - {now('trajectories_trained_total')} - {now('trajectories_open')}"
+                f" - on (run) sum by (run) ({now('trajectories_dropped_total')})",
+                bad_from=1,
+            ),
+            heatmap(
+                "Staleness at use",
+                "Trained trajectories by their staleness.",
+                f"sum by (le) (increase({now('staleness_updates_bucket')}[{RATE}]))",
+            ),
+            lines(
+                "Where staleness comes from",
+                "Mean of the two parts: until commit, and from commit to use.",
+                (mean("staleness_in_flight_updates"), "{{run}} in flight"),
+                (mean("staleness_in_queue_updates"), "{{run}} in queue"),
+                (now("staleness_bound_updates"), "{{run}} bound"),
+            ),
+            lines(
+                "Credits",
+                "Permissions to begin a trajectory.",
+                (now("credits_in_use"), "{{run}} in use"),
+                (now("credits_limit"), "{{run}} in force"),
+                (now("credits_target"), "{{run}} asked for"),
+                (now("credits_ceiling"), "{{run}} ceiling"),
+            ),
+            lines(
+                "Queue",
+                "Trajectories that wait for the learner, open ones, and slots.",
+                (now("queue_trajectories"), "{{run}} queued"),
+                (now("trajectories_open"), "{{run}} open"),
+                (now("slots_free"), "{{run}} free slots"),
+                (now("slots_quarantined"), "{{run}} quarantined slots"),
+            ),
+            lines("Age of the queue", "Of its oldest trajectory.", (now("queue_oldest_age_seconds"), "{{run}}"), unit="s"),
+            lines(
+                "Trajectories",
+                "Begun, committed, trained on, dropped and cut.",
+                (rate("trajectories_begun_total"), "{{run}} begun"),
+                (rate("trajectories_committed_total"), "{{run}} committed"),
+                (rate("trajectories_trained_total"), "{{run}} trained"),
+                (rate_by("run", "trajectories_dropped_total"), "{{run}} dropped"),
+                (rate("trajectories_cut_total"), "{{run}} cut"),
+                (rate("trajectories_late_commits_total"), "{{run}} refused as late"),
+                unit="ops",
+            ),
+            lines(
+                "Trained share of each actor",
+                "Environment steps trained on, of those committed.",
+                (f"{rate_by(late, 'steps_trained_total')} / {rate_by(late, 'steps_committed_total')}", "{{run}} {{component}}"),
+                unit="percentunit",
+            ),
+            lines(
+                "Off-policyness",
+                "How far the acting policies are from the learning one.",
+                (now("off_policy_kl_nats"), "{{run}} KL in nats"),
+                (now("effective_sample_ratio"), "{{run}} effective sample ratio"),
+            ),
+            lines(
+                "Versions",
+                "Published, and settled without being published.",
+                (rate("weights_published_total"), "{{run}} published"),
+                (rate("weights_skipped_total"), "{{run}} skipped"),
+                unit="ops",
+            ),
+            lines(
+                "Laws",
+                "Directives given per second.",
+                (rate("balance_directives_total"), "{{run}} {{controller}}"),
+                unit="ops",
+            ),
+            lines(
+                "Settings in force",
+                "Newest generation, and the oldest still in force in a component.",
+                (now("balance_settings_generation"), "{{run}} newest"),
+                (f"min by (run) ({now('component_settings_generation')})", "{{run}} oldest in force"),
+            ),
+            lines(
+                "Changes",
+                "Live changes per second.",
+                (rate("settings_changes_total"), "{{run}} in force"),
+                (rate("settings_refused_total"), "{{run}} refused"),
+                unit="ops",
+            ),
+        ],
+    )
+
+
+def files() -> dict[Path, str]:
+    """Every dashboard's path and text."""
+    made = {"overview": overview(), "balance": balance()}
+    return {FOLDER / f"{name}.json": json.dumps(board, indent=2, ensure_ascii=False) + "\n" for name, board in made.items()}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write them; with ``--check``, 1 if those on disk differ."""
+    made = files()
+    if "--check" in arguments:
+        stale = [str(path) for path, text in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+        if stale:
+            sys.stderr.write(f"not as made: {', '.join(stale)}; run: python dashboards/make.py\n")
+        return 1 if stale else 0
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,31 @@
+"""Tells Prometheus where the runs are that go on: ``python dashboards/targets.py [RUNS_DIR]``, again after each start."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tianflow.control_file import NAME, ControlFile
+
+TARGETS = Path(__file__).parent / "prometheus" / "targets" / "runs.json"
+
+
+def addresses(runs_dir: Path) -> list[str]:
+    """``host:port`` of every run under ``runs_dir`` that goes on."""
+    files = [ControlFile.read(path.parent) for path in sorted(runs_dir.glob(f"*/{NAME}"))]
+    return [file.address.removeprefix("http://") for file in files if file is not None and file.alive]
+
+
+def write(runs_dir: Path, targets: Path) -> list[str]:
+    """Put the addresses into ``targets``, whole or not at all: Prometheus watches the file."""
+    found = addresses(runs_dir)
+    temporary = targets.with_suffix(".new")
+    temporary.write_text(json.dumps([{"targets": found}]) + "\n", encoding="utf-8")
+    temporary.replace(targets)
+    return found
+
+
+if __name__ == "__main__":
+    written = write(Path(sys.argv[1] if len(sys.argv) > 1 else "runs"), TARGETS)
+    sys.stdout.write(f"{TARGETS}: {', '.join(written) or 'no run goes on'}\n")

@@ -1,0 +1,132 @@
+"""Dashboards and rules speak of what the exporter really emits, and lie on disk as they are made."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dashboards import make, targets
+from tests.fakes_run import FakeRun
+from tianflow.control_file import ControlFile, process_start_time
+from tianflow.metrics.prometheus import Exporter
+
+FOLDER = Path(make.__file__).parent
+BOARDS = {path.stem: json.loads(text) for path, text in make.files().items()}
+NAME = re.compile(r"\btianflow_[a-z0-9_]+")
+MATCHER = re.compile(r'(\w+)=~?"([^"]*)"')
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
+
+
+def panel_expressions() -> list[str]:
+    return [target["expr"] for board in BOARDS.values() for panel in board["panels"] for target in panel["targets"]]
+
+
+def rules_text() -> str:
+    return re.sub(r"#.*", "", (FOLDER / "prometheus" / "rules.yml").read_text())
+
+
+@pytest.fixture(scope="module")
+def emitted() -> dict[str, list[dict[str, str]]]:
+    """Label sets of every series of a run in which everything has happened."""
+    run = FakeRun()
+    run.restarts = {("actors-0", "died"): 1}
+    run.evaluation = {"mean_return": 1.0, "version": 1.0}
+    run.train(3)
+    text, _ = Exporter(runs=lambda: [run.statistics()], requests={200: 1}).exposition("")
+    found: dict[str, list[dict[str, str]]] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample.labels)
+    return found
+
+
+def test_every_name_in_a_panel_is_emitted(emitted: dict[str, list[dict[str, str]]]) -> None:
+    used = {name for expression in panel_expressions() for name in NAME.findall(expression)}
+    assert len(used) > 40
+    assert set() == used - set(emitted)
+
+
+def test_every_name_in_a_rule_is_emitted(emitted: dict[str, list[dict[str, str]]]) -> None:
+    used = set(NAME.findall(rules_text()))
+    assert len(used) > 6
+    assert set() == used - set(emitted)
+
+
+@pytest.mark.parametrize("expression", [*panel_expressions(), rules_text()])
+def test_every_label_that_is_matched_takes_that_value(emitted: dict[str, list[dict[str, str]]], expression: str) -> None:
+    for name, matchers in re.findall(r"(tianflow_[a-z0-9_]+)\{([^}]*)\}", expression):
+        for label, value in MATCHER.findall(matchers):
+            values = {labels.get(label, "") for labels in emitted[name]}
+            assert value == "$run" or any(re.fullmatch(value, one) for one in values), f"{name} has no {label}={value}, only {values}"
+
+
+def test_the_dashboards_on_disk_are_those_that_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 == make.main(["--check"])
+    monkeypatch.setattr(make, "FOLDER", tmp_path)
+    assert 1 == make.main(["--check"])
+    assert 0 == make.main([])
+    assert 0 == make.main(["--check"])
+    (tmp_path / "overview.json").write_text("{}")
+    assert 1 == make.main(["--check"])
+
+
+@pytest.mark.parametrize("name", ["overview", "balance"])
+def test_a_dashboard_has_a_stable_uid_and_asks_for_its_data_source(name: str) -> None:
+    board = BOARDS[name]
+    assert f"tianflow-{name}" == board["uid"]
+    assert ["datasource", "run"] == [variable["name"] for variable in board["templating"]["list"]]
+    for panel in board["panels"]:
+        assert "${datasource}" == panel["datasource"]["uid"]
+        assert all("${datasource}" == target["datasource"]["uid"] for target in panel["targets"])
+        assert panel["description"].endswith(".")
+
+
+@pytest.mark.parametrize("name", ["overview", "balance"])
+def test_panels_do_not_overlap(name: str) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in BOARDS[name]["panels"]:
+        place: dict[str, Any] = panel["gridPos"]
+        cells = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
+        assert not cells & taken
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    assert len(BOARDS[name]["panels"]) == len({panel["id"] for panel in BOARDS[name]["panels"]})
+
+
+def test_what_grafana_is_given_is_where_compose_puts_it() -> None:
+    compose = (FOLDER / "compose.yaml").read_text()
+    provider = (FOLDER / "grafana" / "provisioning" / "dashboards" / "tianflow.yaml").read_text()
+    assert 2 == compose.count("network_mode: host")
+    for source in ("./prometheus", "./grafana/provisioning", "./grafana/dashboards"):
+        assert (FOLDER / source).is_dir()
+        assert f"- {source}:" in compose
+    path = re.search(r"path: (\S+)", provider)
+    assert path is not None
+    assert f"./grafana/dashboards:{path[1]}:ro" in compose
+
+
+def test_targets_are_the_runs_that_go_on(tmp_path: Path) -> None:
+    mine = os.getpid()
+    for name, start_time in (("alive", process_start_time(mine)), ("ended", 1)):
+        (tmp_path / name).mkdir()
+        address = f"http://127.0.0.1:{len(name)}"
+        ControlFile(run=name, pid=mine, start_time=start_time, address=address, token="a", read_token="b").write(tmp_path / name)
+    file = tmp_path / "runs.json"
+    assert ["127.0.0.1:5"] == targets.write(tmp_path, file)
+    assert [{"targets": ["127.0.0.1:5"]}] == json.loads(file.read_text())
+
+
+@needs_promtool
+def test_promtool_accepts_the_scrape_file_and_the_rules() -> None:
+    for kind, name in (("config", "prometheus.yml"), ("rules", "rules.yml")):
+        command = ["promtool", "check", kind, str(FOLDER / "prometheus" / name)]
+        checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        assert 0 == checked.returncode, checked.stdout + checked.stderr
