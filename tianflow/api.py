@@ -162,15 +162,19 @@ def train_cli(
     require_target: bool,
 ) -> int:
     """``tianflow train``: everything a person sees, and the exit code."""
-    from tianflow.screen import Screen, summary_text
+    from rich.console import Console
 
-    live = not plain and sys.stdout.isatty()
-    configure(level="ERROR" if live else "WARNING")
+    from tianflow.screen import make_screen, summary_text
+
+    console = Console()
+    configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
     caught: list[int] = []
 
     async def whole() -> Mapping[str, Any]:
         async with _opened(config, resume=resume, runs_dir=runs_dir, http=http) as session, _signals(session, caught):
-            screen = asyncio.create_task(Screen(run=session.run, live=live, address=session.address).run(lambda: None))
+            if session.address:
+                console.print(f"run {session.run.id}, control and metrics at {session.address}", highlight=False)
+            screen = asyncio.create_task(make_screen(run=session.run, console=console, plain=plain).run(lambda: None))
             try:
                 await asyncio.wait({session.finished})
             finally:
@@ -284,4 +288,3 @@ async def _signals(session: _Session, caught: list[int]) -> AsyncIterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-

@@ -12,6 +12,7 @@ from tianflow.checkpoint import CheckpointStore
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
 from tianflow.compute import Compute
+from tianflow.errors import PoisonedTrajectoryError, RunError
 from tianflow.payloads import EnvironmentSpec, TrajectoryLayout, Version
 
 if TYPE_CHECKING:
@@ -139,10 +140,10 @@ class Builder:
 
         self._set_threads()
         policy = _factory(self._config).make_policy(self._config, self._plan.spec)
-        nbytes = policy.nbytes
+        nbytes = policy.table.nbytes
         return policy, PolicyWeights(reader=self._ends.weights_reader(nbytes), policy=policy, nbytes=nbytes)
 
-    def _rollout(self, component: ComponentSpec) -> tuple[Rollout, PolicyWeights]:
+    def _rollout(self, component: ComponentSpec) -> Rollout:
         from tianflow.components.rollout import Rollout
 
         policy, weights = self._policy()
@@ -150,12 +151,16 @@ class Builder:
             config=self._config,
             spec=self._plan.spec,
             policy=policy,
+            load_weights=weights.refresh,
             component=component.name,
             actor_index=component.index,
             incarnation=self._plan.incarnation,
         )
-        rollout.prepare()
-        return rollout, weights
+        try:
+            rollout.prepare()
+        except PoisonedTrajectoryError as error:
+            raise RunError(component.name, str(error)) from error
+        return rollout
 
     def _algorithm(self) -> Algorithm:
         self._set_threads()

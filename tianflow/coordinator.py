@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-
 
 
 from tianflow import config_loading, system
@@ -30,7 +29,7 @@ from tianflow.memory import slots_capacity, slots_wanted
 from tianflow.payloads import EnvironmentSpec, Episode, Evaluation, SavedState, TrajectoryLayout, Version
 from tianflow.program import HostSpec
 from tianflow.statistics import CheckpointStatistics, ComponentStatistics, Histogram, RunStatistics
-from tianflow.supervisor import Patience, Supervisor
+from tianflow.supervisor import HostHandle, Patience, Supervisor
 from tianflow.tallies import ActiveClock, Bottleneck, EpisodeTally, Journal, waiting_seconds
 
 if TYPE_CHECKING:
@@ -131,6 +130,7 @@ class Run:
         self._checkpoint = CheckpointStatistics()
         self._checkpoint_seconds = Histogram()
         self._refused = 0
+        self._on_disk: Sequence[Mapping[str, object]] = ()
         self._saving = asyncio.Lock()
         self._judging = asyncio.Lock()
         self._ending = asyncio.Event()
@@ -145,11 +145,11 @@ class Run:
 
     # The run itself -------------------------------------------------------------------------------------------------
 
-    async def run(self, start_host: Callable[[HostSpec, int], object]) -> None:
+    async def run(self, start_host: Callable[[HostSpec, int], Awaitable[HostHandle]]) -> None:
         """From the first host to the last, until the run has ended. ``start_host`` is the launcher's."""
         config = self.config
         supervisor = Supervisor(
-            start=start_host,  # type: ignore[arg-type]  # an async callable; Protocols cannot say so for a bound method
+            start=start_host,
             lost=self.host_lost,
             failed=self.fail,
             open_tickets=lambda: [(t.number, t.slot, t.holder, t.state) for t in self.exchange.ledger.live(State.BEGUN)],
@@ -161,6 +161,7 @@ class Run:
         )
         self._supervisor = supervisor
         self._disk.submit(self.store.sweep)
+        self._on_disk = await asyncio.get_running_loop().run_in_executor(self._disk, self.store.list)
         watchers = [
             asyncio.create_task(supervisor.run(_nothing), name="supervisor"),
             asyncio.create_task(self.balancer.run(_nothing), name="balancer"),
@@ -261,17 +262,20 @@ class Run:
         elif limits.max_seconds is not None and self._training_began is not None and now - self._training_began >= limits.max_seconds:
             self.end("done", "max_seconds")
 
-    def _background(self, work: object) -> None:
-        task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]  # only coroutines of this class
+    def _background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     # What hosts tell ------------------------------------------------------------------------------------------------
 
-    def next_start(self) -> tuple[Version, int, Path | None]:
-        """Where a learner that starts now begins: version of a new lineage, samples trained, and the checkpoint, if any."""
-        found = self.store.newest()
-        if found is None and self.resumed is not None:
+    async def next_start(self) -> tuple[Version, int, Path | None]:
+        """Where a learner that starts now begins: version of a new lineage, samples trained, and the checkpoint, if any.
+
+        The newest checkpoint that this process made, else the one it was resumed from.
+        """
+        found = await asyncio.get_running_loop().run_in_executor(self._disk, self.store.newest)
+        if found is None or (self.resumed is not None and found.version.lineage <= self.resumed.version.lineage):
             found = self.resumed
         self._lineage += 1
         if found is None:
@@ -319,7 +323,7 @@ class Run:
         for component in host.components:
             if component.role == "learner":
                 self.learner_port = None
-                self.exchange.learner_lost()
+                self.exchange.learner_lost("stopped" if reason == "stopped" else "learner_lost")
             elif component.role == "evaluator":
                 self.evaluator_port = None
             else:
@@ -426,8 +430,8 @@ class Run:
         return tuple(self._journal.records)
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
-        """Checkpoints on disk, newest first."""
-        return self.store.list()
+        """Checkpoints on disk, newest first, as of the last one written."""
+        return self._on_disk
 
     def _require_going(self) -> None:
         if self._state in ENDED or self._state == "stopping" or self._ending.is_set():
@@ -489,19 +493,19 @@ class Run:
             began = time.monotonic()
             self._checkpoint = replace(self._checkpoint, attempts=self._checkpoint.attempts + 1)
             loop = asyncio.get_running_loop()
-            staged: Path | None = None
+            staged = await loop.run_in_executor(self._disk, self.store.stage)
             try:
-                staged = await loop.run_in_executor(self._disk, self.store.stage)
                 saved = await self.learner_port.save(staged)
+                manifest = self._manifest(saved)
                 path = await loop.run_in_executor(
-                    self._disk, lambda: self.store.publish(staged, version=saved.version, state=saved.file, manifest=self._manifest(saved))
+                    self._disk, lambda: self.store.publish(staged, version=saved.version, state=saved.file, manifest=manifest)
                 )
             except (CheckpointError, BrokenChannelError) as error:
                 log.warning("a checkpoint failed", error=str(error))
                 self._checkpoint = replace(self._checkpoint, failures=self._checkpoint.failures + 1)
-                if staged is not None:
-                    await loop.run_in_executor(self._disk, self.store.discard, staged)
+                await loop.run_in_executor(self._disk, self.store.discard, staged)
                 raise
+            self._on_disk = await loop.run_in_executor(self._disk, self.store.list)
             self._checkpoint_seconds.add(time.monotonic() - began)
             self._checkpoint = replace(self._checkpoint, last_success=time.time(), seconds=self._checkpoint_seconds.read())
             return path

@@ -132,9 +132,9 @@ class HostProcess:
         """Run exactly these components."""
         names = {component.name for component in wanted}
         for name in set(self._tasks) - names:
-            component = self._components[name]
-            if isinstance(component, Actor):
-                component.retire()
+            retired = self._components[name]
+            if isinstance(retired, Actor):
+                retired.retire()
         for component in wanted:
             if component.name not in self._tasks:
                 made = self._builder.build(component)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Settlement,
         Trajectory,
         Version,
+        WeightsTable,
     )
     from tianflow.statistics import RunStatistics
 
@@ -174,9 +175,8 @@ class ActorStep:
 class Policy(Protocol):
     """The actor's half of an algorithm. Never constructs an optimiser."""
 
-    @property
-    def nbytes(self) -> int:
-        """Length of the flat weight buffer."""
+    table: WeightsTable
+    """Where each tensor lies in the flat buffer."""
 
     def load(self, flat: NDArray[np.uint8]) -> None:
         """Take all tensors from a flat weight buffer laid out by the algorithm's table."""

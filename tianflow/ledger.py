@@ -315,13 +315,13 @@ class Ledger:
         self._learning = True
         self._counts.publishes += 1
 
-    def learner_lost(self) -> int:
+    def learner_lost(self, reason: str = "learner_lost") -> int:
         """The learner was reaped: everything made for it is dropped, and nothing is granted before the next lineage."""
         self._learning = False
         numbers = list(self._tickets)
         self._held_by_learner, held = {}, self._held_by_learner
         for number in numbers:
-            self._drop(number, "learner_lost")
+            self._drop(number, reason)
         self._free.extend(held.values())
         return len(numbers)
 

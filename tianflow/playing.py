@@ -13,7 +13,7 @@ from tianflow import plugins
 from tianflow.components.evaluator import play
 from tianflow.config import Config
 from tianflow.envs.make import environment_seed, make
-from tianflow.envs.spec import ActionCodec, encode_single
+from tianflow.envs.spec import ActionCodec
 from tianflow.payloads import EnvironmentSpec
 
 
@@ -34,13 +34,18 @@ class LoadedPolicy:
         self.policy = factory.make_policy(config, spec)
         self.policy.load(learner.flat())
         self._actions = ActionCodec(spec.action)
+        environment = make(config.env, 1)
+        self._observations = environment.observations
+        environment.close()
 
     def act(self, observation: Any, state: Any = None, *, mask: NDArray[np.bool_] | None = None) -> tuple[Any, Any]:
         """The most probable action for one ``observation`` of the environment's own space, and the next state.
 
         ``state`` is what the last call returned; None at the first observation of an episode.
         """
-        leaves = {name: torch.from_numpy(array[None]) for name, array in encode_single(self.spec, observation).items()}
+        arrays = {leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.spec.observation}
+        self._observations.encode_single(observation, 0, arrays)
+        leaves = {name: torch.from_numpy(array) for name, array in arrays.items()}
         state = self.policy.initial_state(1) if state is None else state
         with torch.inference_mode():
             step = self.policy.act(leaves, state, None, None if mask is None else torch.from_numpy(np.asarray(mask)[None]))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-
 from tianflow.errors import RunError
 from tianflow.ledger import State
 from tianflow.logs import logger
@@ -17,6 +16,8 @@ from tianflow.program import HostSpec
 
 TICK_S = 0.5
 """Between two looks at progress."""
+START_ATTEMPTS = 3
+"""A host that never started so often in a row will not: the run ends instead of idling."""
 BACKOFF_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Waited before a restart, by how many restarts of this host lie in the window."""
 
@@ -164,7 +165,8 @@ class Supervisor:
 
     async def _keep(self, name: str) -> None:
         """Start a host again and again, until it is no longer wanted or the budget is used up."""
-        while not self._stopping and name in self._specs:
+        failed_starts = 0
+        while self._wanted(name):
             spec = self._specs[name]
             try:
                 handle = await self._start(spec, self.starts[name])
@@ -173,21 +175,28 @@ class Supervisor:
                 return
             self.starts[name] += 1
             self._handles[name] = handle
-            if self._stopping:
-                handle.kill()
+            if not self._wanted(name):
+                handle.ask_to_stop()
             ended = await handle.wait()
+            failed_starts = 0 if handle.started else failed_starts + 1
             del self._handles[name]
-            if self._stopping or name not in self._specs:
+            if not self._wanted(name):
                 self._lost(spec, "stopped")
                 return
             reason = self._killed_for.pop(name, "died")
             self.restarts[name, reason] += 1
             log.warning("a host is gone", host=name, reason=reason, ended=ended)
             self._lost(spec, reason)
+            if failed_starts >= START_ATTEMPTS:
+                self._failed(RunError(name, f"never started: {failed_starts} attempts in a row ended by {reason} ({ended})"))
+                return
             if not self._within_budget(name, ended, reason):
                 return
             recent = sum(1 for _, host in self._restarts if host == name)
             await asyncio.sleep(BACKOFF_S[min(recent - 1, len(BACKOFF_S) - 1)])
+
+    def _wanted(self, name: str) -> bool:
+        return not self._stopping and name in self._specs
 
     def _within_budget(self, name: str, ended: str, reason: str) -> bool:
         now = asyncio.get_running_loop().time()

@@ -120,10 +120,10 @@ class Exchange:
         self.ledger.publish(version)
         self._pump()
 
-    def learner_lost(self) -> int:
+    def learner_lost(self, reason: str = "learner_lost") -> int:
         """The learner was reaped. Returns how many tickets were dropped."""
         self._pulling = None
-        return self.ledger.learner_lost()
+        return self.ledger.learner_lost(reason)
 
     # Balance --------------------------------------------------------------------------------------------------------
 

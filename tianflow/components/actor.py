@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from tianflow.statistics import ComponentStatistics, Histogram, StateClock
 
 if TYPE_CHECKING:
     from tianflow.components.rollout import Rollout, RolloutResult
-    from tianflow.components.weights import PolicyWeights
     from tianflow.compute import Compute
     from tianflow.interfaces import EventPublisher, SettingsReader, TrajectorySender
 
@@ -34,7 +32,7 @@ class Actor:
         settings: live settings.
         events: where failures are told.
         compute: the host's compute thread.
-        make_rollout: builds environments and policy, and what keeps the policy at the newest weights, on the compute thread.
+        make_rollout: builds environments and policy, on the compute thread.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class Actor:
         settings: SettingsReader,
         events: EventPublisher,
         compute: Compute,
-        make_rollout: Callable[[], tuple[Rollout, PolicyWeights]],
+        make_rollout: Callable[[], Rollout],
     ) -> None:
         self.name = name
         self._host, self._sender, self._settings, self._events = host, sender, settings, events
@@ -56,12 +54,11 @@ class Actor:
         self._seconds = Histogram()
         self._failures: deque[float] = deque()
         self._loop = asyncio.get_running_loop()
-        self._retired = threading.Event()
-        self._seed_epoch = 0
+        self._rollout: Rollout | None = None
 
     async def run(self, started: Callable[[], None]) -> None:
         """Until cancelled, or the run wants no more trajectories."""
-        rollout, weights = await self._compute.run(self._make_rollout)
+        rollout = self._rollout = await self._compute.run(self._make_rollout)
         started()
         forget = self._settings.on_change(self._rest_or_wait)
         try:
@@ -69,7 +66,7 @@ class Actor:
                 self._clock.enter("paused" if self._settings.value.paused else "waiting:grant")
                 grant = await self._sender.acquire()
                 self._clock.enter("waiting:turn")
-                await self._fill(rollout, weights, grant)
+                await self._fill(rollout, grant)
         except EndOfChannel:
             self._clock.enter("ended")
         finally:
@@ -88,25 +85,20 @@ class Actor:
         )
 
     def retire(self) -> None:
-        """End after the trajectory now rolling out, which is given back; ask for no other."""
-        self._retired.set()
+        """End: the trajectory now rolling out is given back, and no other is asked for."""
         self._sender.close()
+        if self._rollout is not None:
+            self._rollout.stop()
 
-    async def _fill(self, rollout: Rollout, weights: PolicyWeights, grant: Grant) -> None:
+    async def _fill(self, rollout: Rollout, grant: Grant) -> None:
         def begun(version: Version) -> None:
             self._loop.call_soon_threadsafe(self._begun, grant, version)
 
-        def compute() -> RolloutResult:
-            if grant.seed_epoch != self._seed_epoch:
-                rollout.reseed(grant.seed_epoch)
-                self._seed_epoch = grant.seed_epoch
-            minimum = self._settings.value.config.balance.min_fragment_steps
-            return rollout.run(view, weights.refresh, min_fragment_steps=minimum, should_stop=self._should_stop, begun=begun)
-
         view = self._sender.view(grant)
+        minimum = self._settings.value.config.balance.min_fragment_steps
         began = time.monotonic()
         try:
-            result = await self._compute.run(compute)
+            result = await self._compute.run(lambda: rollout.run(view, grant, minimum, begun))
         except EnvironmentFailedError as error:
             await self._rebuild(rollout, grant, "env_error", error)
         except PoisonedTrajectoryError as error:
@@ -116,11 +108,8 @@ class Actor:
             self._seconds.add(time.monotonic() - began)
             self._commit(grant, result)
 
-    def _should_stop(self) -> bool:
-        return self._retired.is_set() or self._compute.stopping.is_set()
-
     def _commit(self, grant: Grant, result: RolloutResult) -> None:
-        if result.stopped:
+        if result.length == 0:
             self._sender.abort(grant, "stopped")
             return
         trajectory = Trajectory(grant.ticket, grant.slot, result.length, result.env_steps, result.version)

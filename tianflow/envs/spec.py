@@ -103,14 +103,14 @@ class ObservationCodec:
         """
         if isinstance(observation, np.ndarray) and observation.dtype == object:
             for index in np.flatnonzero(where):
-                self._encode_single(observation[index], int(index), destinations)
+                self.encode_single(observation[index], int(index), destinations)
             return
         scratch = {name: np.empty_like(destination) for name, destination in destinations.items()}
         self.encode(observation, scratch)
         for name, destination in destinations.items():
             destination[where] = scratch[name][where]
 
-    def _encode_single(self, observation: Any, index: int, destinations: Arrays) -> None:
+    def encode_single(self, observation: Any, index: int, destinations: Arrays) -> None:
         """Copy the observation of environment ``index`` into its rows of ``destinations``."""
         for name, get, start in self._steps:
             source, destination = np.asarray(get(observation)), destinations[name]

@@ -79,12 +79,12 @@ class VectorEnvironment:
 
     def __init__(self, vector: Any, env_id: str, frames_per_step: int = 1) -> None:
         self._vector = vector
-        self._observations = ObservationCodec(vector.single_observation_space)
+        self.observations = ObservationCodec(vector.single_observation_space)
         actions = action_spec(vector.single_action_space)
         self._actions = ActionCodec(actions)
         self.num_envs = int(vector.num_envs)
         self.spec = EnvironmentSpec(
-            env_id, self._observations.leaves, actions, self.num_envs, autoreset_of(vector.metadata), frames_per_step=frames_per_step
+            env_id, self.observations.leaves, actions, self.num_envs, autoreset_of(vector.metadata), frames_per_step=frames_per_step
         )
         """Its ``action_mask`` is settled by the first `reset`, which tells `gives_masks`."""
         self.gives_masks = False
@@ -110,7 +110,7 @@ class VectorEnvironment:
         with failures_named("reset"):
             first, info = self._vector.reset(seed=seed)
         self.gives_masks = "action_mask" in info and self.spec.action.kind != "box"
-        self._observations.encode(first, observation)
+        self.observations.encode(first, observation)
         self._over[:], self._ended = False, self._ended[:0]
         self._write_mask(info, mask)
         self._returns[:], self._born[:], self._clock = 0.0, 0, 0
@@ -158,12 +158,12 @@ class VectorEnvironment:
             resets = self._ended
             row.reward[resets], row.terminated[resets], row.truncated[resets] = 0.0, False, False
             self._returns[resets], self._born[resets] = 0.0, self._clock
-        self._observations.encode(observation, row.observation)
+        self.observations.encode(observation, row.observation)
         self._note_ends(row)
         self._write_mask(info, row.mask)
 
     def _settle_same_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
-        self._observations.encode(observation, row.observation)
+        self.observations.encode(observation, row.observation)
         for name, final in row.final.items():
             final[:] = row.observation[name]
         self._all_valid(row)
@@ -171,12 +171,12 @@ class VectorEnvironment:
             final_observation = info.get("final_obs")
             if final_observation is None:
                 raise EnvironmentFailedError("a vector with SAME_STEP autoreset ended an episode without info['final_obs']")
-            self._observations.encode_where(final_observation, self._over, row.final)
+            self.observations.encode_where(final_observation, self._over, row.final)
         self._over[:] = False
         self._write_mask(info, row.mask)
 
     def _settle_disabled(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
-        self._observations.encode(observation, row.final)
+        self.observations.encode(observation, row.final)
         for name, final in row.final.items():
             row.observation[name][:] = final
         self._all_valid(row)
@@ -185,7 +185,7 @@ class VectorEnvironment:
             over = self._over.copy()
             with failures_named("reset"):
                 first, first_info = self._vector.reset(options={"reset_mask": over})
-            self._observations.encode_where(first, over, row.observation)
+            self.observations.encode_where(first, over, row.observation)
             self._over[:] = False
             self._write_mask({"_action_mask": over, **first_info}, row.mask)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tianflow.config import Config
     from tianflow.coordinator import Run
     from tianflow.events import Event
+    from tianflow.interfaces import SettingsReader
     from tianflow.payloads import TrajectoryLayout
     from tianflow.program import ComponentSpec, HostSpec
 
@@ -47,7 +48,7 @@ class InlineLauncher:
         """Until the run has ended."""
 
         async def start(host: HostSpec, incarnation: int) -> InlineHost:
-            return InlineHost(run=run, host=host, incarnation=incarnation)
+            return InlineHost(run=run, host=host, incarnation=incarnation, start=await run.next_start())
 
         await run.run(start)
 
@@ -55,12 +56,12 @@ class InlineLauncher:
 class InlineHost:
     """A host without a process. It is `HostHandle`, the ends of its components, and the ports to learner and evaluator."""
 
-    def __init__(self, *, run: Run, host: HostSpec, incarnation: int) -> None:
+    def __init__(self, *, run: Run, host: HostSpec, incarnation: int, start: tuple[Version, int, Path | None]) -> None:
         self._run = run
         self._weights = MemoryWeights()
         self._compute = Compute(name="compute", on_orphan=self._orphan)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
-        version, samples, found = run.next_start()
+        version, samples, found = start
         blueprint = Blueprint(
             host=host.name,
             spec=run.spec,
@@ -94,6 +95,9 @@ class InlineHost:
     def ask_to_stop(self) -> None:
         """End."""
         self._compute.stopping.set()
+        for component in self._components.values():
+            if isinstance(component, Actor):
+                component.retire()
         if not self._gone.done():
             self._gone.set_result("stopped")
 
@@ -113,9 +117,9 @@ class InlineHost:
         """Run exactly the components of ``host``."""
         names = {component.name for component in host.components}
         for name in set(self._tasks) - names:
-            component = self._components[name]
-            if isinstance(component, Actor):
-                component.retire()
+            retired = self._components[name]
+            if isinstance(retired, Actor):
+                retired.retire()
         for component in host.components:
             if component.name not in self._tasks:
                 self._add(component)
@@ -141,7 +145,7 @@ class InlineHost:
     # Ends -----------------------------------------------------------------------------------------------------------
 
     @property
-    def settings(self) -> object:
+    def settings(self) -> SettingsReader:
         """The coordinator's own cell."""
         return self._run.settings
 

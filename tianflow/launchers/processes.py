@@ -117,7 +117,7 @@ class ProcessHost:
         ours, theirs = socket_pair()
         try:
             self._link = Link(end=ours, handle=self._handle, closed=lambda: None)
-            order = msgpack.packb(self._order(capacity))
+            order = msgpack.packb(await self._order(capacity))
             self._child = await nursery.spawn(self._host.name, TARGET, order, [theirs.fileno(), slots_fd, weights_fd])
         except BaseException:
             self._link.close()
@@ -213,10 +213,10 @@ class ProcessHost:
 
     # Messages -------------------------------------------------------------------------------------------------------
 
-    def _order(self, capacity: int) -> dict[str, Any]:
+    async def _order(self, capacity: int) -> dict[str, Any]:
         run, live = self._run, self._run.settings.value
         learner = any(component.role == "learner" for component in self._host.components)
-        version, samples, found = run.next_start() if learner else (run.exchange.ledger.version, 0, None)
+        version, samples, found = await run.next_start() if learner else (run.exchange.ledger.version, 0, None)
         return {
             "host": self._host.name,
             "components": [[c.name, c.role, c.index] for c in self._host.components],
