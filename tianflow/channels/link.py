@@ -6,6 +6,7 @@ Reliable and ordered. Messages sent in one turn of the loop go out together. Dat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 import msgpack
 
 PACKET = 128 * 1024
-"""Most bytes of messages put into one packet; a single larger message is refused by the kernel's own limit."""
+"""Most bytes of one packet, well below what a socket's buffer takes; what is longer goes in several."""
 EVENT_BACKLOG = 64
 """Packets that may wait for the other side before events are dropped; an orderly reader never lets more than a few wait."""
 _BUFFER = 4 * PACKET
@@ -43,17 +44,19 @@ class Link:
         self._end, self._handle, self._closed = end, handle, closed
         self._loop = asyncio.get_running_loop()
         self._packer = msgpack.Packer()
+        self._unpacker = msgpack.Unpacker(use_list=True, strict_map_key=False)
         self._turn: list[bytes] = []
         self._turn_bytes = 0
         self._backlog: deque[bytes] = deque()
-        self._open = True
+        self._open = self._heard = True
         self._sequence = 0
+        self._held: tuple[object, ...] | None = None
         self._drained = asyncio.Event()
         self._loop.add_reader(end.fileno(), self._readable)
 
     def send(self, *message: object) -> None:
         """Send, in order, with whatever else is sent in this turn of the loop."""
-        if not self._open:
+        if not self._open or not self._heard:
             return
         packed = self._packer.pack(message)
         if self._turn and self._turn_bytes + len(packed) > PACKET:
@@ -64,19 +67,26 @@ class Link:
         self._turn_bytes += len(packed)
 
     def send_threadsafe(self, *message: object) -> None:
-        """`send`, from another thread."""
-        self._loop.call_soon_threadsafe(self.send, *message)
+        """`send`, from another thread. Nothing happens once the loop is closed, as with a closed link."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.send, *message)
 
     def send_event(self, name: str, fields: object) -> None:
-        """Send an event, or drop it when the other side is behind. The gap in its numbers tells the reader."""
-        sequence, self._sequence = self._sequence, self._sequence + 1
+        """Send an event, or drop it when the other side is behind. The gap in its numbers tells the reader.
+
+        The last one is held until the other side has caught up: without it a gap at the end would tell nobody.
+        """
+        event, self._sequence = ("event", self._sequence, name, fields), self._sequence + 1
         if len(self._backlog) < EVENT_BACKLOG:
-            self.send("event", sequence, name, fields)
+            self._held = None
+            self.send(*event)
+        else:
+            self._held = event
 
     async def flush(self) -> None:
         """Wait until everything sent so far is with the kernel, or the link is lost."""
         self._flush()
-        if self._backlog:
+        while self._backlog:
             self._drained.clear()
             await self._drained.wait()
 
@@ -90,44 +100,49 @@ class Link:
         if self._open:
             self._open = False
             self._loop.remove_reader(self._end.fileno())
-            self._loop.remove_writer(self._end.fileno())
+            self._stop_writing()
             self._end.close()
-            self._backlog.clear()
-            self._turn.clear()
-            self._drained.set()
 
     def _flush(self) -> None:
-        if not self._turn or not self._open:
+        if not self._turn:
             return
-        packet = b"".join(self._turn)
+        data = b"".join(self._turn)
         self._turn.clear()
         self._turn_bytes = 0
-        if self._backlog:
-            self._backlog.append(packet)
-            return
-        if not self._write(packet):
-            self._backlog.append(packet)
+        blocked = bool(self._backlog)
+        self._backlog.extend(data[start : start + PACKET] for start in range(0, len(data), PACKET))
+        if not blocked and not self._write():
             self._loop.add_writer(self._end.fileno(), self._writable)
 
     def _writable(self) -> None:
-        while self._backlog:
-            if not self._write(self._backlog[0]):
-                return
-            if not self._open:
-                return
-            self._backlog.popleft()
-        self._loop.remove_writer(self._end.fileno())
-        self._drained.set()
+        if self._write() and self._open:
+            self._loop.remove_writer(self._end.fileno())
+            if self._held is not None:
+                held, self._held = self._held, None
+                self.send(*held)  # before whoever waits in `flush` is woken, so that it waits for this, too
+            self._drained.set()
 
-    def _write(self, packet: bytes) -> bool:
-        """True when nothing of ``packet`` is left to do."""
-        try:
-            self._end.send(packet)
-        except BlockingIOError:
-            return False
-        except (BrokenPipeError, ConnectionResetError):
-            self._lost()
+    def _write(self) -> bool:
+        """Give the kernel what it takes. True when nothing is left."""
+        while self._backlog:
+            try:
+                self._end.send(self._backlog[0])
+            except BlockingIOError:
+                return False
+            except (BrokenPipeError, ConnectionResetError):
+                # The other end is gone, but its last words may still lie here: the end of what it sent closes the link.
+                self._stop_writing()
+                return True
+            self._backlog.popleft()
         return True
+
+    def _stop_writing(self) -> None:
+        self._heard = False
+        self._loop.remove_writer(self._end.fileno())
+        self._backlog.clear()
+        self._turn.clear()
+        self._held = None
+        self._drained.set()
 
     def _readable(self) -> None:
         for _ in range(64):  # then others get a turn
@@ -137,19 +152,20 @@ class Link:
     def _receive(self) -> bool:
         """Handle one packet. False when there is none, or the link is lost."""
         try:
-            packet = self._end.recv(_BUFFER)
+            packet = self._end.recv(PACKET)
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            packet = b""
+            return True  # said once, when the other end went without reading everything; what it had sent comes next
         if not packet:
             self._lost()
             return False
-        unpacker = msgpack.Unpacker(use_list=True, strict_map_key=False)
-        unpacker.feed(packet)
-        for message in unpacker:
+        self._unpacker.feed(packet)
+        for message in self._unpacker:
             self._handle(message)
-        return self._open
+            if not self._open:
+                return False
+        return True
 
     def _lost(self) -> None:
         if self._open:

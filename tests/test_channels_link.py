@@ -1,0 +1,357 @@
+"""What a link promises: everything arrives, in order and once, or the other end is gone and both sides know it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from tianflow.channels.broadcast import GapCounter
+from tianflow.channels.link import EVENT_BACKLOG, PACKET, Link, Message, socket_pair
+
+
+class End:
+    """A link that keeps what it hears. ``paused`` stops it from reading."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.heard: list[Message] = []
+        self.lost = 0
+        self.on_message: Callable[[Message], None] = self.heard.append
+        self._changed = asyncio.Event()
+        self._socket = end
+        self.link = Link(end=end, handle=self._handle, closed=self._closed)
+
+    def _handle(self, message: Message) -> None:
+        self.on_message(message)
+        self._changed.set()
+
+    def _closed(self) -> None:
+        self.lost += 1
+        self._changed.set()
+
+    def pause(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+
+    def resume(self) -> None:
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self.link._readable)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[End, End]]:
+    ours, theirs = socket_pair()
+    pair = End(ours), End(theirs)
+    yield pair
+    for end in pair:
+        end.link.close()
+
+
+Pair = tuple[End, End]
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+
+
+def fill(end: End) -> int:
+    """Send until the kernel takes no more; how many messages that took."""
+    count = 0
+    while not end.link._backlog:
+        end.link.send("fill", count, bytes(PACKET))
+        end.link._flush()
+        count += 1
+    return count
+
+
+# Order ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_sent_in_one_turn_arrives_in_order(ends: Pair) -> None:
+    us, them = ends
+    for number in range(5):
+        us.link.send("number", number)
+    await them.until(lambda: len(them.heard) == 5)
+    assert [["number", number] for number in range(5)] == them.heard
+
+
+async def test_what_is_sent_in_one_turn_is_one_packet() -> None:
+    ours, theirs = socket_pair()
+    link = Link(end=ours, handle=lambda message: None, closed=lambda: None)
+    with theirs:
+        for number in range(5):
+            link.send(number)
+        await turn()
+        packet = theirs.recv(PACKET)
+        assert bytes([0x91, 0, 0x91, 1, 0x91, 2, 0x91, 3, 0x91, 4]) == packet
+    link.close()
+
+
+async def test_a_hundred_thousand_messages_arrive_in_order_over_a_full_socket(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    for number in range(100_000):
+        us.link.send("number", number, "some text of a common length")
+    await turn()
+    assert us.link._backlog, "the burst was meant to be more than the socket takes"
+    them.resume()
+    await them.until(lambda: len(them.heard) == 100_000)
+    assert list(range(100_000)) == [message[1] for message in them.heard]
+
+
+async def test_both_directions_can_be_full_at_once(ends: Pair) -> None:
+    for end in ends:
+        for number in range(20_000):
+            end.link.send(number, "some text of a common length")
+    for end in ends:
+        await end.until(lambda end=end: len(end.heard) == 20_000)  # type: ignore[misc]  # mypy does not infer lambda defaults
+        assert list(range(20_000)) == [message[0] for message in end.heard]
+
+
+@pytest.mark.parametrize("nbytes", [PACKET - 20, PACKET, PACKET + 1, 3 * PACKET, 20 * PACKET])
+async def test_a_message_of_any_length_arrives_whole_between_its_neighbours(ends: Pair, nbytes: int) -> None:
+    us, them = ends
+    payload = bytes(range(256)) * (nbytes // 256 + 1)
+    us.link.send("before")
+    us.link.send("long", payload[:nbytes])
+    us.link.send("after")
+    await them.until(lambda: len(them.heard) == 3)
+    assert [["before"], ["long", payload[:nbytes]], ["after"]] == them.heard
+
+
+async def test_messages_that_are_sent_while_others_wait_come_after_them(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    count = fill(us)
+    us.link.send("last")
+    await turn()
+    them.resume()
+    await them.until(lambda: len(them.heard) == count + 1)
+    assert [*range(count), "last"] == [message[1] if message[0] == "fill" else message[0] for message in them.heard]
+
+
+async def test_another_thread_may_send(ends: Pair) -> None:
+    us, them = ends
+    thread = threading.Thread(target=lambda: us.link.send_threadsafe("from", "a thread"))
+    thread.start()
+    await them.until(lambda: bool(them.heard))
+    assert [["from", "a thread"]] == them.heard
+    thread.join()
+
+
+def test_sending_from_a_thread_whose_loop_is_closed_does_nothing() -> None:
+    ours, theirs = socket_pair()
+
+    async def open_link() -> Link:
+        return Link(end=ours, handle=lambda message: None, closed=lambda: None)
+
+    link = asyncio.run(open_link())
+    link.send_threadsafe("into", "the void")
+    with ours, theirs, pytest.raises(BlockingIOError):
+        theirs.recv(1)
+
+
+# The other end is gone ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_lost_peer_is_noticed_once(ends: Pair) -> None:
+    us, them = ends
+    us.link.send("bye")
+    await turn()
+    us.link.close()
+    await them.until(lambda: them.lost > 0)
+    for _ in range(3):
+        them.link.send("nobody hears this")
+        await turn()
+        them.link.drain()
+    assert ([["bye"]], 1) == (them.heard, them.lost)
+
+
+async def test_closing_ones_own_end_is_no_loss(ends: Pair) -> None:
+    us, _ = ends
+    us.link.close()
+    us.link.close()
+    await turn()
+    assert 0 == us.lost
+
+
+async def test_nothing_is_sent_after_close(ends: Pair) -> None:
+    us, them = ends
+    us.link.send("unsent")
+    us.link.close()
+    us.link.send("never")
+    us.link.send_event("Never", [])
+    await them.until(lambda: them.lost > 0)
+    assert [] == them.heard
+
+
+async def test_nothing_is_handled_after_close(ends: Pair) -> None:
+    us, them = ends
+
+    def handle(message: Message) -> None:
+        them.heard.append(message)
+        them.link.close()
+
+    them.on_message = handle
+    for number in range(3):
+        us.link.send(number)
+    await us.until(lambda: us.lost > 0)
+    assert [[0]] == them.heard
+
+
+async def test_last_words_are_heard_although_we_spoke_to_a_dead_peer_first(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    us.link.send("last words")
+    await us.link.flush()
+    us.link.close()
+    them.link.send("hello?")
+    await them.link.flush()
+    assert [] == them.heard
+    them.link.drain()
+    assert ([["last words"]], 1) == (them.heard, them.lost)
+
+
+async def test_last_words_are_heard_although_the_peer_left_without_reading_ours(ends: Pair) -> None:
+    us, them = ends
+    us.pause()
+    them.link.send("unread")
+    await them.link.flush()
+    us.link.send("last words")
+    await us.link.flush()
+    us.link._end.close()
+    await them.until(lambda: them.lost > 0)
+    assert ([["last words"]], 1) == (them.heard, them.lost)
+    us.link._open = False  # its socket is closed already
+
+
+async def test_draining_handles_everything_that_arrived(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    for number in range(1000):
+        us.link.send(number, bytes(100))
+    await us.link.flush()
+    us.link.close()
+    them.link.drain()
+    assert (list(range(1000)), 1) == ([message[0] for message in them.heard], them.lost)
+
+
+async def test_draining_an_empty_link_returns(ends: Pair) -> None:
+    us, _ = ends
+    us.link.drain()
+    assert ([], 0) == (us.heard, us.lost)
+
+
+# Flushing -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_flush_waits_for_the_kernel_to_take_everything(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    count = fill(us)
+    flushing = asyncio.ensure_future(us.link.flush())
+    await turn()
+    assert not flushing.done()
+    them.resume()
+    await asyncio.wait_for(flushing, 10)
+    await them.until(lambda: len(them.heard) == count)
+
+
+async def test_flush_returns_when_the_peer_dies(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    fill(us)
+    flushing = asyncio.ensure_future(us.link.flush())
+    await turn()
+    them.link.close()
+    await asyncio.wait_for(flushing, 10)
+    await us.until(lambda: us.lost > 0)
+    assert 1 == us.lost
+
+
+async def test_flush_returns_when_our_end_is_closed(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    fill(us)
+    flushing = asyncio.ensure_future(us.link.flush())
+    await turn()
+    us.link.close()
+    await asyncio.wait_for(flushing, 10)
+
+
+async def test_flush_of_an_idle_link_returns_at_once(ends: Pair) -> None:
+    us, _ = ends
+    await us.link.flush()
+    us.link.close()
+    await us.link.flush()
+
+
+# Events -------------------------------------------------------------------------------------------------------------------
+
+
+async def test_events_are_dropped_behind_a_reader_that_stops_and_every_gap_is_counted(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    sent = 0
+    while len(us.link._backlog) < EVENT_BACKLOG:
+        us.link.send_event("Fat", bytes(PACKET))
+        sent += 1
+        await turn()
+    assert us.link._held is None
+    for _ in range(100):
+        us.link.send_event("Late", [])
+        sent += 1
+    them.resume()
+    await them.until(lambda: bool(them.heard) and them.heard[-1][1] == sent - 1)
+    us.link.send_event("Afterwards", [])
+    await them.until(lambda: them.heard[-1][2] == "Afterwards")
+    counter = GapCounter()
+    lost = sum(counter.lost(message[1]) for message in them.heard)
+    assert sent + 1 == len(them.heard) + lost
+    assert 99 == lost, "all that was published while there was no room, but for the last"
+    assert sorted(message[1] for message in them.heard) == [message[1] for message in them.heard]
+
+
+async def test_the_last_event_of_a_burst_tells_of_the_gap_before_it(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    for _ in range(EVENT_BACKLOG + 10):
+        us.link.send("data", bytes(PACKET))
+    await turn()
+    for number in range(7):
+        us.link.send_event("Event", [number])
+    them.resume()
+    flushing = asyncio.ensure_future(us.link.flush())
+    await them.until(lambda: them.heard[-1:] == [["event", 6, "Event", [6]]])
+    await flushing
+    assert 1 == sum(message[0] == "event" for message in them.heard)
+
+
+async def test_messages_are_kept_where_events_are_dropped(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    for _ in range(EVENT_BACKLOG + 10):
+        us.link.send("data", bytes(PACKET))
+    await turn()
+    us.link.send_event("Dropped", [])
+    us.link.send_event("Held", [])
+    us.link.send("commit")
+    them.resume()
+    await them.until(lambda: them.heard[-1:] == [["event", 1, "Held", []]])
+    assert ["commit"] in them.heard
+
+
+async def test_sending_never_waits_for_a_reader_that_stopped(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    for _ in range(200):
+        us.link.send_event("Event", bytes(PACKET - 100))
+        await turn()
+    assert EVENT_BACKLOG == len(us.link._backlog)
