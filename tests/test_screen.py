@@ -19,6 +19,7 @@ from tianflow import logs
 from tianflow.payloads import Settlement, Version
 from tianflow.rates import Rates
 from tianflow.screen import PlainLines, Screen, drawing, duration, make_screen, number, plain_line, summary_text
+from tianflow.statistics import ComponentStatistics, TimeShares
 from tianflow.status import describe, time_left
 
 
@@ -178,10 +179,16 @@ def test_recent_shares_forget_what_was_before_the_window() -> None:
         run.train(1)
         rates.sample()
     assert {"learner": {"busy": 1.0}, "actor": {"waiting:grant": 1.0}} == rates.shares(60.0)
-    restarted = FakeRun()
-    restarted.began = restarted.now = run.now
-    run._components = restarted._components  # type: ignore[method-assign]
-    assert all(0.0 <= share <= 1.0 for shares in rates.shares(60.0).values() for share in shares.values())
+
+
+def test_a_restarted_component_counts_from_zero_again(run: FakeRun) -> None:
+    rates = Rates(read=run.statistics)
+    rates.sample()
+    run.now += 30.0
+    young = TimeShares({"starting": 3.0, "waiting:batch": 15.0}, "busy", run.now)
+    run._components = lambda: (ComponentStatistics("learner", "learner", "learner", young),)  # type: ignore[method-assign]
+    rates.sample()
+    assert {"learner": {"starting": pytest.approx(2 / 7), "waiting:batch": pytest.approx(5 / 7)}} == rates.shares(60.0)
 
 
 SUMMARY = {
@@ -276,9 +283,14 @@ def test_a_terminal_gets_lines_for_people() -> None:
 def test_the_root_logger_is_never_touched() -> None:
     root = logging.getLogger()
     before = (list(root.handlers), root.level)
+    heard: list[logging.LogRecord] = []
+    root.addHandler(handler := logging.Handler())
+    handler.emit = heard.append  # type: ignore[method-assign]
     logs.configure(stream=io.StringIO())
     logs.configure(stream=io.StringIO())
     logs.logger("host").info("something")
+    root.removeHandler(handler)
+    assert [] == heard
     assert (list(root.handlers), root.level) == before
     assert 1 == sum(isinstance(handler, logs._TianflowHandler) for handler in logging.getLogger("tianflow").handlers)
 
