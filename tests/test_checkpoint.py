@@ -1,0 +1,446 @@
+"""A checkpoint that counts is whole; whatever happens while one is written, those before it stay."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from tianflow import checkpoint
+from tianflow.checkpoint import MANIFEST, STATE, CheckpointStore, resolve, write_state
+from tianflow.errors import CheckpointError
+from tianflow.payloads import StateFile, Version
+
+ARRAYS = {"policy/weight": np.arange(12, dtype=np.float32).reshape(3, 4), "updates": np.asarray(7, dtype=np.int64)}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "a-run" / "checkpoints"
+
+
+@pytest.fixture
+def store(directory: Path) -> CheckpointStore:
+    return CheckpointStore(directory, keep=3)
+
+
+def save(store: CheckpointStore, version: Version, arrays: Mapping[str, Any] = ARRAYS, **manifest: object) -> Path:
+    staged = store.stage()
+    state = write_state(staged, arrays)
+    return store.publish(staged, version=version, state=state, manifest={"env_steps": version.number * 10, **manifest})
+
+
+def entries(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def names(store: CheckpointStore) -> list[object]:
+    return [entry["name"] for entry in store.list()]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "complex64"],
+)
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 0, 2), (2, 3, 4)])
+def test_every_dtype_and_shape_comes_back_bit_for_bit(store: CheckpointStore, dtype: str, shape: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(0)
+    array = generator.integers(0, 2 if dtype == "bool" else 100, size=shape).astype(dtype)
+    arrays = {"array": array, "transposed": array.T, "big_endian": array.astype(array.dtype.newbyteorder(">"))}
+    read = store.load(save(store, Version(1, 1), arrays)).read()
+    for name, expected in arrays.items():
+        assert expected.shape == read[name].shape
+        assert np.dtype(dtype) == read[name].dtype
+        assert np.ascontiguousarray(expected).astype(dtype).tobytes() == read[name].tobytes()
+        assert read[name].flags.writeable
+
+
+def test_signed_zeros_and_subnormals_are_kept(store: CheckpointStore) -> None:
+    array = np.array([-0.0, 5e-324, 1.7976931348623157e308])
+    assert array.tobytes() == store.load(save(store, Version(1, 1), {"array": array})).read()["array"].tobytes()
+
+
+def test_the_manifest_says_what_was_published_and_is_strict_json(store: CheckpointStore) -> None:
+    path = save(store, Version(2, 30), env_steps=4096, recent_returns=[1.5, 2.0])
+    assert "v2-0000000030" == path.name
+    assert [MANIFEST, STATE] == entries(path)
+    loaded = store.load(path)
+    assert Version(2, 30) == loaded.version
+    assert (1, [2, 30], 4096, [1.5, 2.0]) == tuple(loaded.manifest[key] for key in ("format", "version", "env_steps", "recent_returns"))
+    assert (path / STATE).stat().st_size == loaded.manifest["state"]["nbytes"]
+    assert loaded.manifest["created"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()])
+def test_a_manifest_that_is_not_strict_json_is_refused_and_leaves_nothing(store: CheckpointStore, directory: Path, value: object) -> None:
+    with pytest.raises(CheckpointError, match="strict JSON"):
+        save(store, Version(1, 1), value=value)
+    assert [] == entries(directory)
+
+
+def test_a_manifest_may_not_say_what_publish_says(store: CheckpointStore) -> None:
+    with pytest.raises(ValueError, match="created"):
+        save(store, Version(1, 1), created="yesterday")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
+def test_what_is_not_finite_is_never_written(store: CheckpointStore, directory: Path, value: float, dtype: str) -> None:
+    array = np.zeros((2, 3), dtype)
+    array[1, 2] = value
+    with pytest.raises(CheckpointError, match=r"'weight' is not finite, first at \(1, 2\)"):
+        save(store, Version(1, 1), {"fine": np.zeros(2), "weight": array})
+    assert [] == entries(directory)
+
+
+def test_a_dtype_that_cannot_be_written_is_named(store: CheckpointStore) -> None:
+    with pytest.raises(CheckpointError, match="<U3"):
+        save(store, Version(1, 1), {"text": np.array(["abc"])})
+
+
+def test_newer_is_the_higher_lineage_then_the_higher_number(store: CheckpointStore) -> None:
+    for version in (Version(2, 5), Version(10, 1), Version(1, 12_345_678_901)):
+        save(store, version)
+    assert ["v10-0000000001", "v2-0000000005", "v1-12345678901"] == names(store)
+    newest = store.newest()
+    assert newest is not None
+    assert Version(10, 1) == newest.version
+
+
+def test_list_says_name_version_steps_bytes_and_time(store: CheckpointStore) -> None:
+    path = save(store, Version(1, 4))
+    assert {"name": "v1-0000000004", "version": [1, 4], "env_steps": 40, "bytes": (path / STATE).stat().st_size} == {
+        key: value for key, value in store.list()[0].items() if key != "created"
+    }
+    json.dumps(store.list(), allow_nan=False)
+
+
+def test_a_run_without_checkpoints_has_none(store: CheckpointStore) -> None:
+    store.sweep()
+    assert () == store.list()
+    assert store.newest() is None
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path / STATE, (path / STATE).stat().st_size // 2)
+
+
+def _flip(path: Path) -> None:
+    data = bytearray((path / STATE).read_bytes())
+    data[-1] ^= 1
+    (path / STATE).write_bytes(data)
+
+
+def _lose_manifest(path: Path) -> None:
+    (path / MANIFEST).unlink()
+
+
+def _lose_state(path: Path) -> None:
+    (path / STATE).unlink()
+
+
+def _empty_manifest(path: Path) -> None:
+    (path / MANIFEST).write_text("")
+
+
+def _list_as_manifest(path: Path) -> None:
+    (path / MANIFEST).write_text("[]")
+
+
+def _nan_in_manifest(path: Path) -> None:
+    (path / MANIFEST).write_text((path / MANIFEST).read_text().replace('"env_steps": 20', '"env_steps": NaN'))
+
+
+def _no_state_in_manifest(path: Path) -> None:
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**manifest, "state": {"sha256": 1, "nbytes": 2}}))
+
+
+def _other_format(path: Path) -> None:
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**manifest, "format": 99}))
+
+
+DAMAGES = [
+    _truncate,
+    _flip,
+    _lose_manifest,
+    _lose_state,
+    _empty_manifest,
+    _list_as_manifest,
+    _nan_in_manifest,
+    _no_state_in_manifest,
+    _other_format,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_newest_is_skipped_with_a_warning_and_the_one_before_is_used(store: CheckpointStore, damage: Any) -> None:
+    save(store, Version(1, 1))
+    path = save(store, Version(1, 2))
+    damage(path)
+    with capture_logs() as logs:
+        newest = store.newest()
+    assert newest is not None
+    assert Version(1, 1) == newest.version
+    assert [(str(path), "warning")] == [(entry["checkpoint"], entry["log_level"]) for entry in logs]
+    with pytest.raises(CheckpointError):
+        store.load(path)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_publishing_again_repairs_a_damaged_version(store: CheckpointStore, directory: Path, damage: Any) -> None:
+    damage(save(store, Version(1, 2)))
+    path = save(store, Version(1, 2))
+    assert Version(1, 2) == store.load(path).version
+    assert ["v1-0000000002"] == entries(directory)
+
+
+def test_publishing_a_version_again_renews_its_manifest(store: CheckpointStore, directory: Path) -> None:
+    path = save(store, Version(1, 2), env_steps=20)
+    inode = (path / STATE).stat().st_ino
+    assert path == save(store, Version(1, 2), env_steps=21)
+    assert 21 == store.load(path).manifest["env_steps"]
+    assert inode == (path / STATE).stat().st_ino
+    assert ["v1-0000000002"] == entries(directory)
+
+
+def test_a_state_that_changed_after_loading_is_an_error_of_ours(store: CheckpointStore) -> None:
+    path = save(store, Version(1, 1))
+    loaded = store.load(path)
+    _truncate(path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        loaded.read()
+
+
+@pytest.mark.parametrize("told", [StateFile("0" * 64, 0), StateFile("0" * 64, 216)])
+def test_a_staged_file_that_is_not_what_was_told_is_not_published(store: CheckpointStore, directory: Path, told: StateFile) -> None:
+    staged = store.stage()
+    nbytes = write_state(staged, ARRAYS).nbytes
+    with pytest.raises(CheckpointError, match="torn" if told.nbytes != nbytes else "corrupt"):
+        store.publish(staged, version=Version(1, 1), state=told, manifest={})
+    assert [] == entries(directory)
+
+
+# Keeping --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_keep_stay(store: CheckpointStore) -> None:
+    for number in range(1, 6):
+        save(store, Version(1, number))
+    assert ["v1-0000000005", "v1-0000000004", "v1-0000000003"] == names(store)
+
+
+def test_a_torn_one_does_not_take_the_place_of_a_whole_one(directory: Path) -> None:
+    store = CheckpointStore(directory, keep=2)
+    save(store, Version(1, 1))
+    _truncate(save(store, Version(1, 2)))
+    save(store, Version(1, 3))
+    assert ["v1-0000000003", "v1-0000000001"] == names(store)
+    save(store, Version(1, 4))
+    assert ["v1-0000000003", "v1-0000000004"] == entries(directory)
+
+
+def test_what_was_published_just_now_stays_whatever_its_version(directory: Path) -> None:
+    store = CheckpointStore(directory, keep=1)
+    _flip(save(store, Version(2, 9)))
+    save(store, Version(2, 3))
+    newest = store.newest()
+    assert newest is not None
+    assert Version(2, 3) == newest.version
+
+
+def test_keeping_none_is_refused(directory: Path) -> None:
+    with pytest.raises(ValueError, match="accepted: 1 or more"):
+        CheckpointStore(directory, keep=0)
+
+
+def test_sweep_removes_what_killed_writers_left_and_nothing_else(store: CheckpointStore, directory: Path) -> None:
+    save(store, Version(1, 1))
+    (store.stage() / STATE).write_bytes(b"half")
+    store.stage()
+    assert 3 == len(entries(directory))
+    store.sweep()
+    assert ["v1-0000000001"] == entries(directory)
+
+
+def test_discarding_twice_is_harmless(store: CheckpointStore, directory: Path) -> None:
+    staged = store.stage()
+    store.discard(staged)
+    store.discard(staged)
+    assert [] == entries(directory)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from tianflow.checkpoint import CheckpointStore, write_state
+from tianflow.payloads import Version
+
+store = CheckpointStore(Path(sys.argv[1]), keep=2)
+store.sweep()
+found = store.newest()
+number = 0 if found is None else found.version.number
+while True:
+    number += 1
+    staged = store.stage()
+    state = write_state(staged, {"number": np.full(300_000, number)})
+    store.publish(staged, version=Version(1, number), state=state, manifest={})
+    print(number, flush=True)
+"""
+
+
+def test_a_writer_that_is_killed_again_and_again_loses_nothing_that_it_had_published(store: CheckpointStore, directory: Path) -> None:
+    root = Path(__file__).parent.parent
+    published = 0
+    for attempt in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(directory)], stdout=subprocess.PIPE, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}
+        ) as writer:
+            assert writer.stdout is not None
+            for _ in range(2):
+                published = int(writer.stdout.readline())
+            time.sleep(0.003 * attempt)  # somewhere amid the next ones
+            writer.send_signal(signal.SIGKILL)
+            published = max([published, *map(int, writer.stdout.read().split())])
+        newest = store.newest()
+        assert newest is not None
+        assert published <= newest.version.number
+        assert np.array_equal(np.full(300_000, newest.version.number), newest.read()["number"])
+        assert newest.path == directory / str(store.list()[0]["name"])  # nothing torn had to be skipped
+
+
+# A full disk ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_files() -> Iterator[None]:
+    """The system refuses to let a file grow beyond 64 KiB."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_state_that_the_system_refuses_leaves_the_old_checkpoint_and_no_litter(
+    store: CheckpointStore, directory: Path, tiny_files: None
+) -> None:
+    old = save(store, Version(1, 1))
+    with pytest.raises(CheckpointError, match="File too large"):
+        save(store, Version(1, 2), {"big": np.zeros(100_000)})
+    assert ["v1-0000000001"] == entries(directory)
+    assert Version(1, 1) == store.load(old).version
+
+
+@pytest.mark.parametrize("moment", range(8))
+def test_a_disk_that_fills_up_at_any_moment_leaves_the_old_checkpoint(
+    store: CheckpointStore, directory: Path, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every call that writes or syncs fails once, in the order in which they come: all but the very last one undo the checkpoint."""
+    old = save(store, Version(1, 1))
+    calls = iter(range(100))
+
+    def refuse() -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for owner, name in ((os, "fsync"), (checkpoint, "_write_synced"), (Path, "mkdir"), (Path, "rename")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, real=real, **kwargs: refuse() if next(calls) == moment else real(*args, **kwargs))
+    with pytest.raises(CheckpointError, match="No space left"):
+        save(store, Version(1, 2))
+    monkeypatch.undo()
+    assert [old.name] == entries(directory)[:1]
+    assert 2 >= len(entries(directory))
+    newest = store.newest()
+    assert newest is not None
+    assert Version(1, 2 if moment == 7 else 1) == newest.version  # the last sync comes after the rename
+    assert (moment == 7) == ((directory / "v1-0000000002").exists())
+
+
+def test_an_old_one_that_cannot_be_deleted_does_not_fail_the_new_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(directory, keep=1)
+    save(store, Version(1, 1))
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", refuse)
+    with capture_logs() as logs:
+        save(store, Version(1, 2))
+    assert ["v1-0000000002"] == names(store)
+    assert ["an old checkpoint stays, it cannot be deleted"] == [entry["event"] for entry in logs]
+
+
+# Finding --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_found_by_run_directory_and_its_own_path(store: CheckpointStore, directory: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    first, newest = save(store, Version(1, 1)), save(store, Version(1, 2))
+    assert newest == resolve("a-run", runs)
+    assert newest == resolve(str(directory.parent), runs)
+    assert newest == resolve(str(directory), runs)
+    assert first == resolve(str(first), runs)
+
+
+def test_a_run_name_is_found_beside_an_unrelated_folder_of_that_name(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(store, Version(1, 1))
+    (tmp_path / "a-run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert path == resolve("a-run", tmp_path / "runs")
+
+
+def test_a_checkpoint_that_was_copied_to_another_name_is_found(store: CheckpointStore, tmp_path: Path) -> None:
+    copy = save(store, Version(1, 1)).rename(tmp_path / "best")
+    assert copy == resolve(str(copy), tmp_path / "runs")
+    assert Version(1, 1) == store.load(copy).version
+
+
+def test_a_damaged_newest_of_a_run_is_not_what_its_name_means(store: CheckpointStore, tmp_path: Path) -> None:
+    first = save(store, Version(1, 1))
+    _flip(save(store, Version(1, 2)))
+    assert first == resolve("a-run", tmp_path / "runs")
+
+
+def test_an_unknown_run_lists_those_that_there_are(store: CheckpointStore, tmp_path: Path) -> None:
+    save(store, Version(1, 1))
+    with pytest.raises(CheckpointError, match="no run or checkpoint 'a-rum'; runs with checkpoints in .*: a-run; did you mean 'a-run'"):
+        resolve("a-rum", tmp_path / "runs")
+    with pytest.raises(CheckpointError, match="none"):
+        resolve("a-run", tmp_path / "elsewhere")
+
+
+def test_an_unknown_checkpoint_lists_those_beside_it(store: CheckpointStore, directory: Path, tmp_path: Path) -> None:
+    save(store, Version(1, 1))
+    with pytest.raises(CheckpointError, match="there are v1-0000000001"):
+        resolve(str(directory / "v1-0000000009"), tmp_path / "runs")
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_says_so(store: CheckpointStore, tmp_path: Path) -> None:
+    _flip(save(store, Version(1, 1)))
+    with pytest.raises(CheckpointError, match="no whole checkpoint .* there are v1-0000000001"):
+        resolve("a-run", tmp_path / "runs")
+
+
+def test_the_module_needs_no_pytorch() -> None:
+    command = "import sys, tianflow.checkpoint; raise SystemExit('torch' in sys.modules)"
+    root = Path(__file__).parent.parent
+    assert 0 == subprocess.run([sys.executable, "-c", command], check=False, cwd=root).returncode
