@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tianflow.components.stacking import BatchStacker
     from tianflow.compute import Compute
+    from tianflow.config import Config
     from tianflow.interfaces import Algorithm, BatchSource, EventPublisher, SettingsReader, StepResult, WeightsWriter
 
 
@@ -220,7 +221,7 @@ class Learner:
     async def _update(self, batch: Batch) -> None:
         config = self._settings.value.config
         bound = self._settings.value.bound
-        if config.learner.prefetch and bound != 0 and not config.run.deterministic:
+        if self._may_pull_ahead(config, bound):
             self._ahead = asyncio.create_task(self._source.next_batch(Version(self._version.lineage, self._version.number + 1)))
             await asyncio.sleep(0)  # the pull goes out before the thread takes the interpreter
         self._clock.enter("busy")
@@ -241,6 +242,11 @@ class Learner:
         self._update_seconds.add(seconds)
         self._gauges = dict(result.statistics)
         self._events.publish(UpdateFinished(self._version.number, seconds, result.samples, dict(result.statistics)))
+
+    def _may_pull_ahead(self, config: Config, bound: int | None) -> bool:
+        """One batch ahead is one version older at its use, so not at bound 0; and not beyond the last update."""
+        last = config.run.max_updates is not None and self._version.number + 1 >= config.run.max_updates
+        return config.learner.prefetch > 0 and bound != 0 and not config.run.deterministic and not last
 
     def _compute_update(self, batch: Batch) -> tuple[StepResult, NDArray[np.uint8]]:
         """On the compute thread: copy out, release the slots, train."""
