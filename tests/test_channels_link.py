@@ -47,11 +47,15 @@ class End:
 
 @pytest.fixture
 async def ends() -> AsyncIterator[tuple[End, End]]:
+    mishaps: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(context))
     ours, theirs = socket_pair()
     pair = End(ours), End(theirs)
     yield pair
     for end in pair:
         end.link.close()
+    await turn()
+    assert [] == mishaps
 
 
 Pair = tuple[End, End]
@@ -188,6 +192,7 @@ async def test_nothing_is_sent_after_close(ends: Pair) -> None:
     us.link.close()
     us.link.send("never")
     us.link.send_event("Never", [])
+    await turn()
     await them.until(lambda: them.lost > 0)
     assert [] == them.heard
 
@@ -332,6 +337,24 @@ async def test_the_last_event_of_a_burst_tells_of_the_gap_before_it(ends: Pair) 
     await them.until(lambda: them.heard[-1:] == [["event", 6, "Event", [6]]])
     await flushing
     assert 1 == sum(message[0] == "event" for message in them.heard)
+
+
+async def test_an_event_that_found_no_room_is_not_told_after_a_newer_one(ends: Pair) -> None:
+    us, them = ends
+    them.pause()
+    for _ in range(EVENT_BACKLOG + 10):
+        us.link.send("data", bytes(PACKET - 100))
+    await turn()
+    us.link.send_event("Held", [])
+    while len(us.link._backlog) >= EVENT_BACKLOG:
+        them.link._receive()
+        us.link._writable()
+    us.link.send_event("Newer", [])
+    them.resume()
+    await us.link.flush()
+    us.link.send("end")
+    await them.until(lambda: them.heard[-1:] == [["end"]])
+    assert [["event", 1, "Newer", []]] == [message for message in them.heard if message[0] == "event"]
 
 
 async def test_messages_are_kept_where_events_are_dropped(ends: Pair) -> None:

@@ -48,7 +48,7 @@ class Link:
         self._turn: list[bytes] = []
         self._turn_bytes = 0
         self._backlog: deque[bytes] = deque()
-        self._open = self._heard = True
+        self._open = True
         self._sequence = 0
         self._held: tuple[object, ...] | None = None
         self._drained = asyncio.Event()
@@ -56,7 +56,7 @@ class Link:
 
     def send(self, *message: object) -> None:
         """Send, in order, with whatever else is sent in this turn of the loop."""
-        if not self._open or not self._heard:
+        if not self._open:
             return
         packed = self._packer.pack(message)
         if self._turn and self._turn_bytes + len(packed) > PACKET:
@@ -109,9 +109,8 @@ class Link:
         data = b"".join(self._turn)
         self._turn.clear()
         self._turn_bytes = 0
-        blocked = bool(self._backlog)
         self._backlog.extend(data[start : start + PACKET] for start in range(0, len(data), PACKET))
-        if not blocked and not self._write():
+        if not self._write():
             self._loop.add_writer(self._end.fileno(), self._writable)
 
     def _writable(self) -> None:
@@ -137,7 +136,6 @@ class Link:
         return True
 
     def _stop_writing(self) -> None:
-        self._heard = False
         self._loop.remove_writer(self._end.fileno())
         self._backlog.clear()
         self._turn.clear()
@@ -158,7 +156,8 @@ class Link:
         except ConnectionResetError:
             return True  # said once, when the other end went without reading everything; what it had sent comes next
         if not packet:
-            self._lost()
+            self.close()
+            self._closed()
             return False
         self._unpacker.feed(packet)
         for message in self._unpacker:
@@ -166,8 +165,3 @@ class Link:
             if not self._open:
                 return False
         return True
-
-    def _lost(self) -> None:
-        if self._open:
-            self.close()
-            self._closed()
