@@ -43,8 +43,10 @@ def observations(leaves: tuple[LeafSpec, ...], *lead: int, seed: int = 0) -> dic
     found = {}
     for leaf in leaves:
         top = 256 if leaf.dtype == "uint8" else min(leaf.categories, default=2)
-        values = torch.randint(top, (*lead, *leaf.shape), generator=generator)
-        found[leaf.name] = values.to(getattr(torch, leaf.dtype)) if "float" not in leaf.dtype else torch.randn(*lead, *leaf.shape)
+        shape = (*lead, *leaf.shape)
+        floats = leaf.dtype.startswith("float")
+        values = torch.randn(shape, generator=generator) if floats else torch.randint(top, shape, generator=generator)
+        found[leaf.name] = values.to(getattr(torch, leaf.dtype))
     return found
 
 

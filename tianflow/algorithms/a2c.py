@@ -1,0 +1,55 @@
+"""A2C: A3C's n-step advantage actor-critic objective (arXiv 1602.01783), with trajectories shipped instead of gradients.
+
+It does not correct for the age of its data: with a bound above 0 its gradient is that of an older policy's states.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tianflow.algorithms.actor_critic import ActorCriticPolicy, Samples
+from tianflow.algorithms.single_pass import SinglePassLearner
+from tianflow.config import A2CSettings, Config
+from tianflow.ops.returns import Advantages, actor_critic_returns
+from tianflow.payloads import EnvironmentSpec
+
+
+class A2CLearner(SinglePassLearner):
+    """Policy gradient with n-step advantages (n is what the fragment has left), value error against n-step returns, entropy bonus."""
+
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
+        super().__init__(config, spec, device)
+        settings = config.algorithm
+        assert isinstance(settings, A2CSettings)
+        self.normalise_advantages = settings.normalise_advantages
+
+    def estimate(self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor) -> Advantages:  # noqa: ARG002 - uncorrected
+        return actor_critic_returns(
+            r_t=samples.r_t,
+            discount_t=samples.discount_t,
+            v_t=v_t,
+            v_tp1=v_tp1,
+            done_t=samples.done_t,
+            valid_t=samples.valid_t,
+        )
+
+    def clipped(self, log_ratio: Tensor) -> Tensor:
+        """Nowhere: there are no importance weights."""
+        return torch.zeros_like(log_ratio, dtype=torch.bool)
+
+
+class A2C:
+    """Entry point ``a2c``; `tianflow.interfaces.AlgorithmFactory`."""
+
+    settings = A2CSettings
+
+    @staticmethod
+    def make_policy(config: Config, spec: EnvironmentSpec) -> ActorCriticPolicy:
+        """The actor's half."""
+        return ActorCriticPolicy(config, spec)
+
+    @staticmethod
+    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> A2CLearner:
+        """The learner's half, on ``device``."""
+        return A2CLearner(config, spec, device)

@@ -1,0 +1,290 @@
+"""What all actor-critic algorithms share: the model on its flat buffer, the policy half, and the frame of an update."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tianflow.algorithms.flat import Adam, FlatBuffer
+from tianflow.algorithms.normalisers import ObservationNormaliser, RewardNormaliser
+from tianflow.config import AlgorithmSettings, Config
+from tianflow.errors import CheckpointError
+from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
+from tianflow.network_rules import is_image, state_spec
+from tianflow.networks import Network, Output, make_network
+from tianflow.ops.distributions import distribution_for
+from tianflow.ops.losses import approximate_kl, effective_sample_ratio, explained_variance
+from tianflow.payloads import EnvironmentSpec
+
+Tree = Mapping[str, Tensor]
+
+
+def never() -> bool:
+    """Nobody wants this update to stop."""
+    return False
+
+
+class Model:
+    """A network, its action distribution and its normalisers, all of whose tensors lie in one `FlatBuffer`.
+
+    Actors and learner make it alike from config and spec: same names, same offsets, same weights at first.
+    """
+
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
+        normalisation = config.env.normalisation
+        # In training mode dropout would give the learner another policy than the one that acted.
+        self.network = make_network(config.network, spec, seed=config.run.seed).to(device).eval()
+        self.distribution = distribution_for(spec.action)
+        self.state_shapes = state_spec(config.network)
+        floats = [leaf for leaf in spec.observation if leaf.dtype.startswith("float")] if normalisation.observations else []
+        self.observations = ObservationNormaliser(floats, clip=normalisation.clip)
+        self.rewards = RewardNormaliser(normalisation.returns, clip=normalisation.clip)
+        self.buffer = FlatBuffer(self.network, self.observations.shapes | self.rewards.shapes, device)
+        self.observations.bind(self.buffer.extras)
+        self.rewards.bind(self.buffer.extras)
+
+    def evaluate(self, observation: Tree, state: Tree, start: Tensor) -> Output:
+        """The network on a sequence of stored observations [T, B, ...]; see `Network.forward`."""
+        output: Output = self.network(self.observations(observation), state, start)
+        return output
+
+
+class ActorCriticPolicy:
+    """The actor's half; `tianflow.interfaces.Policy`. ``act`` computes no value and no log-probability."""
+
+    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
+        self._model = Model(config, spec, torch.device("cpu"))
+        self._model.network.requires_grad_(False)
+        self._bytes: NDArray[np.uint8] = self._model.buffer.bytes.numpy()
+        self._act: Callable[[Tree, Tree], tuple[Tensor, Tree]] = getattr(
+            self._model.network,
+            "act",
+            partial(Network.act, self._model.network),  # type: ignore[arg-type]
+        )
+        self.table = self._model.buffer.table
+
+    def load(self, flat: NDArray[np.uint8]) -> None:
+        """One copy of bytes. ValueError when the buffer is not of the table's size."""
+        if flat.nbytes != self._bytes.nbytes:
+            raise ValueError(f"{flat.nbytes} bytes of weights for a model of {self._bytes.nbytes}")
+        np.copyto(self._bytes, flat)
+        self._model.observations.refresh()
+
+    def initial_state(self, num_envs: int) -> dict[str, Tensor]:
+        return {name: torch.zeros(num_envs, *shape) for name, shape in self._model.state_shapes.items()}
+
+    def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
+        """[steps, num_envs, K]: Gumbel noise for each logit, or normal noise for each component of a continuous action."""
+        return self._model.distribution.noise((steps, num_envs), generator)
+
+    def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:
+        """Choose actions; the caller zeroes the state of environments that begin an episode."""
+        distribution = self._model.distribution
+        with torch.inference_mode():
+            parameters, after = self._act(self._model.observations(observation), state)
+            parameters = distribution.masked(parameters, mask)
+            action = distribution.mode(parameters) if noise is None else distribution.sample(parameters, noise)
+        return ActorStep(action, parameters, after)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self._model.distribution.log_prob(parameters, action)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """A batch, ready for estimators: C = B*N columns, time first, row t is the transition out of ``observation[t]``.
+
+    ``observation`` [T+1, C, ...], ``start`` [T+1, C], ``state`` [C, ...], everything else [T, C, ...]. ``r_t`` is normalised
+    if that is on. ``mask`` is None without action masks. ``final_observation`` holds the true last observations where
+    ``truncated_t`` (truncated, not terminated, valid); it is empty when ``observation[t+1]`` holds them.
+    """
+
+    observation: Tree
+    final_observation: Tree
+    state: Tree
+    start: Tensor
+    action: Tensor
+    mask: Tensor | None
+    log_prob: Tensor
+    r_t: Tensor
+    discount_t: Tensor
+    done_t: Tensor
+    truncated_t: Tensor
+    valid_t: Tensor
+
+    def columns(self, first: int, last: int) -> Samples:
+        """The columns first..last-1, as views."""
+
+        def cut(value: Any, name: str) -> Any:
+            if isinstance(value, Mapping):
+                return {key: cut(leaf, name) for key, leaf in value.items()}
+            return value if value is None else value[first:last] if name == "state" else value[:, first:last]
+
+        return Samples(**{field.name: cut(getattr(self, field.name), field.name) for field in fields(self)})
+
+
+def read_batch(arrays: Tree, *, reward: Tensor, discount: float) -> Samples:
+    """``arrays`` as they come from trajectories (`TrajectoryLayout`), with ``reward`` already normalised."""
+    terminated, truncated, valid = arrays["terminated"], arrays["truncated"], arrays["valid"]
+    mask = arrays.get("action_mask")
+    return Samples(
+        observation=_subtree(arrays, "obs/"),
+        final_observation=_subtree(arrays, "final_obs/"),
+        state=_subtree(arrays, "state/"),
+        start=arrays["start"],
+        action=arrays["action"],
+        mask=None if mask is None else mask[:-1],
+        log_prob=arrays["log_prob"],
+        r_t=reward,
+        discount_t=torch.where(terminated, 0.0, torch.full_like(reward, discount)),
+        done_t=terminated | truncated,
+        truncated_t=truncated & ~terminated & valid,
+        valid_t=valid,
+    )
+
+
+def _subtree(arrays: Tree, prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+class ActorCriticLearner(ABC):
+    """The learner's half; `tianflow.interfaces.Algorithm`. A subclass gives the update itself.
+
+    An update is whole or not at all: when it is stopped on the way, or its loss or a gradient is not finite, parameters,
+    optimiser, normalisers and generator are as before it.
+    """
+
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
+        settings: AlgorithmSettings = config.algorithm
+        self.model = Model(config, spec, device)
+        self.optimiser = Adam(self.model.buffer.parameters, self.model.buffer.gradients, epsilon=settings.adam_epsilon)
+        self.generator = torch.Generator().manual_seed(config.run.seed)
+        self.table, self.device = self.model.buffer.table, device
+        self.images = any(is_image(leaf) for leaf in spec.observation)
+        self.learning_rate, self.entropy_cost = settings.learning_rate, settings.entropy_cost
+        self._discount, self._max_grad_norm, self.value_cost = settings.discount, settings.max_grad_norm, settings.value_cost
+
+    @abstractmethod
+    def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
+        """All optimiser steps of one update; scalar statistics, among them loss and grad_norm, or None when stopped."""
+
+    def flat(self) -> NDArray[np.uint8]:
+        """All published tensors; on a CPU a view that the next update overwrites."""
+        return self.model.buffer.bytes.cpu().numpy()
+
+    def set_live(self, learning_rate: float, entropy_cost: float) -> None:
+        """Absolute values for the next update; schedules are computed by whoever calls."""
+        self.learning_rate, self.entropy_cost = learning_rate, entropy_cost
+
+    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never) -> StepResult:
+        """One whole update.
+
+        ``samples`` 0 and no statistics: it was stopped, or the batch holds no valid transition; nothing has changed.
+        ``finite`` False: it was undone because loss or gradient was not finite.
+        """
+        arrays = batch.arrays
+        count = int(arrays["valid"].sum())
+        if count == 0 or should_stop():
+            return StepResult(0, True, {})
+        before = self._remember()
+        self.model.rewards.learn(arrays)
+        samples = read_batch(arrays, reward=self.model.rewards(arrays["reward"]), discount=self._discount)
+        found = self.update(samples, should_stop)
+        if found is None:
+            self._restore(before)
+            return StepResult(0, True, {})
+        statistics = dict(zip(found, torch.stack([value.detach().float() for value in found.values()]).tolist(), strict=True))
+        finite = math.isfinite(statistics["loss"]) and math.isfinite(statistics["grad_norm"])
+        if finite:
+            self.model.observations.learn(samples.observation, samples.valid_t)
+        else:
+            self._restore(before)
+        return StepResult(count, finite, statistics)
+
+    def descend(self) -> Tensor:
+        """Clip the accumulated gradient and take one optimiser step; the norm before clipping. Clears the gradient."""
+        gradients = self.model.buffer.gradients
+        norm: Tensor = torch.linalg.vector_norm(gradients)
+        gradients.mul_((self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        self.optimiser.step(self.learning_rate)
+        gradients.zero_()
+        return norm
+
+    def next_values(self, samples: Samples, output: Output) -> Tensor:
+        """V(the observation after transition t, before any reset) [T, C], without gradient; ``output`` is over T+1 rows."""
+        v_tp1 = output.value.detach()[1:]
+        if not samples.final_observation:
+            return v_tp1
+        t, column = samples.truncated_t.nonzero(as_tuple=True)
+        if t.numel() == 0:
+            return v_tp1
+        with torch.no_grad():
+            last = {name: leaf[t, column].unsqueeze(0) for name, leaf in samples.final_observation.items()}
+            state = {name: leaf[t, column] for name, leaf in output.state.items()}
+            final = self.model.evaluate(last, state, torch.zeros(1, t.numel(), dtype=torch.bool, device=t.device)).value[0]
+        v_tp1 = v_tp1.clone()
+        v_tp1[t, column] = final
+        return v_tp1
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Weights with normalisers, optimiser and generator, as copies."""
+        return {
+            "flat": self.flat().copy(),
+            "adam/mean": self.optimiser.mean.cpu().numpy().copy(),
+            "adam/square": self.optimiser.square.cpu().numpy().copy(),
+            "adam/steps": np.asarray(self.optimiser.steps, np.int64),
+            "generator": self.generator.get_state().numpy().copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on bit for bit from what `state_dict` gave.
+
+        Raises:
+            CheckpointError: it is of another model; nothing was changed.
+        """
+        for name, array in self.state_dict().items():
+            found = f"{state[name].dtype}{list(state[name].shape)}" if name in state else "nothing"
+            if found != f"{array.dtype}{list(array.shape)}":
+                raise CheckpointError(f"{name} is {found}, this model needs {array.dtype}{list(array.shape)}")
+        self.model.buffer.bytes.copy_(torch.tensor(state["flat"]))
+        self.optimiser.mean.copy_(torch.tensor(state["adam/mean"]))
+        self.optimiser.square.copy_(torch.tensor(state["adam/square"]))
+        self.optimiser.steps = int(state["adam/steps"])
+        self.generator.set_state(torch.tensor(state["generator"]))
+        self.model.observations.refresh()
+
+    def _remember(self) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
+        optimiser = self.optimiser
+        moments = (optimiser.mean.clone(), optimiser.square.clone(), optimiser.steps)
+        return (self.model.buffer.bytes.clone(), *moments, self.generator.get_state())
+
+    def _restore(self, before: tuple[Tensor, Tensor, Tensor, int, Tensor]) -> None:
+        flat, mean, square, self.optimiser.steps, generator = before
+        self.model.buffer.bytes.copy_(flat)
+        self.optimiser.mean.copy_(mean)
+        self.optimiser.square.copy_(square)
+        self.generator.set_state(generator)
+        self.model.buffer.gradients.zero_()
+        self.model.observations.refresh()
+
+
+def batch_statistics(log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor) -> dict[str, Tensor]:
+    """How far current and behaviour policy differ on the batch, before the update, and how good the values are.
+
+    ``log_ratio``: log of current over behaviour probability, [T, C].
+    """
+    return {
+        "kl": approximate_kl(log_ratio, valid_t),
+        "ess_ratio": effective_sample_ratio(log_ratio, valid_t),
+        "explained_variance": explained_variance(v_t, target_t, valid_t),
+    }

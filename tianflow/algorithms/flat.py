@@ -1,0 +1,77 @@
+"""All published tensors of a model as one flat byte buffer, and Adam on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tianflow.payloads import TableEntry, WeightsTable, aligned
+
+
+class FlatBuffer:
+    """One byte buffer that a network's parameters, and after them named float64 ``extras``, are views of.
+
+    Publishing is then one copy of bytes, gradient clipping one norm, and an optimiser step a few operations. Every tensor
+    begins on a cache line; the gaps stay zero.
+
+    Attributes:
+        table: names ("network/...", then the extras'), shapes, dtypes and offsets.
+        bytes: uint8 [table.nbytes].
+        parameters: float32, the part that is learned, as one vector.
+        gradients: float32 of the same length; every parameter's ``grad`` is a view of it.
+        extras: {name: float64 view}, zero at first.
+    """
+
+    def __init__(self, network: nn.Module, extras: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
+        named = {f"network/{name}": parameter for name, parameter in network.named_parameters()}
+        entries, offset = [], 0
+        shapes = [(name, tuple(parameter.shape), "float32", 4) for name, parameter in named.items()]
+        shapes += [(name, shape, "float64", 8) for name, shape in extras.items()]
+        for name, shape, dtype, size in shapes:
+            entries.append(TableEntry(name, shape, dtype, offset, math.prod(shape) * size))
+            offset += aligned(entries[-1].nbytes)
+        self.table = WeightsTable(tuple(entries), offset)
+        self.bytes = torch.zeros(offset, dtype=torch.uint8, device=device)
+        learned = sum(aligned(entry.nbytes) for entry in entries[: len(named)])
+        self.parameters = self.bytes[:learned].view(torch.float32)
+        self.gradients = torch.zeros_like(self.parameters)
+        self.extras = {}
+        for entry in entries:
+            if entry.name in named:
+                self._bind(named[entry.name], slice(entry.offset // 4, (entry.offset + entry.nbytes) // 4))
+            else:
+                self.extras[entry.name] = self.bytes[entry.offset : entry.offset + entry.nbytes].view(torch.float64).view(entry.shape)
+
+    def _bind(self, parameter: nn.Parameter, place: slice) -> None:
+        """Make ``parameter`` and its gradient views of the buffers, keeping its value."""
+        view = self.parameters[place].view(parameter.shape)
+        view.copy_(parameter.detach())
+        parameter.data = view
+        parameter.grad = self.gradients[place].view(parameter.shape)
+
+
+class Adam:
+    """Adam (arXiv 1412.6980, algorithm 1) on one flat vector, equal to ``torch.optim.Adam`` up to rounding.
+
+    The first construction of PyTorch's own imports its compiler, which takes about a second of every start.
+
+    Attributes:
+        mean, square: running first and second moments of the gradient.
+        steps: steps taken.
+    """
+
+    def __init__(self, parameters: Tensor, gradients: Tensor, *, epsilon: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+        self._parameters, self._gradients, self._epsilon, self._betas = parameters, gradients, epsilon, betas
+        self.mean, self.square, self.steps = torch.zeros_like(parameters), torch.zeros_like(parameters), 0
+
+    def step(self, learning_rate: float) -> None:
+        """Move the parameters against the gradients."""
+        self.steps += 1
+        beta_1, beta_2 = self._betas
+        self.mean.lerp_(self._gradients, 1.0 - beta_1)
+        self.square.mul_(beta_2).addcmul_(self._gradients, self._gradients, value=1.0 - beta_2)
+        scale = (self.square.sqrt() / math.sqrt(1.0 - beta_2**self.steps)).add_(self._epsilon)
+        self._parameters.addcdiv_(self.mean, scale, value=-learning_rate / (1.0 - beta_1**self.steps))

@@ -1,0 +1,104 @@
+"""Running normalisation of observations and rewards. Its state lies in the flat buffer, so it travels with the weights.
+
+Statistics move only in the learner, once per update and after it: an update sees the observations exactly as the actors
+that used the same weights saw them. Only valid transitions count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tianflow.ops.transforms import Moments, as_float, batch_moments, merged_moments, normalise
+from tianflow.payloads import LeafSpec
+
+Tree = Mapping[str, Tensor]
+EPSILON = 1e-8
+"""Added to a variance before its root is divided by."""
+
+
+def moment_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Buffer entries of one set of moments."""
+    return {f"{name}/mean": shape, f"{name}/variance": shape, f"{name}/samples": ()}
+
+
+def moment_views(name: str, extras: Tree) -> Moments:
+    """The entries that `moment_shapes` named."""
+    return Moments(extras[f"{name}/mean"], extras[f"{name}/variance"], extras[f"{name}/samples"])
+
+
+def write(views: Moments, values: Moments) -> None:
+    """Overwrite buffer entries."""
+    for view, value in zip(views, values, strict=True):
+        view.copy_(value)
+
+
+class ObservationNormaliser:
+    """Float leaves with mean 0 and variance 1, within plus and minus ``clip``; the identity when ``leaves`` is empty.
+
+    Before the first update mean is 0 and variance 1.
+    """
+
+    def __init__(self, leaves: Sequence[LeafSpec], *, clip: float) -> None:
+        self._names, self._clip = tuple(leaf.name for leaf in leaves), clip
+        self._views: dict[str, Moments] = {}
+        self._scales: dict[str, tuple[Tensor, Tensor]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for leaf in leaves:
+            self.shapes |= moment_shapes(f"observation/{leaf.name}", leaf.shape)
+
+    def bind(self, extras: Tree) -> None:
+        """Keep the state in these views, whose names and shapes are ``shapes``."""
+        self._views = {name: moment_views(f"observation/{name}", extras) for name in self._names}
+        for moments in self._views.values():
+            moments.variance.fill_(1.0)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what is applied from the buffer, after it was overwritten."""
+        for name, moments in self._views.items():
+            self._scales[name] = (moments.mean.float(), torch.rsqrt(moments.variance + EPSILON).float())
+
+    def __call__(self, observation: Tree) -> Tree:
+        """{leaf: [..., *leaf shape]} with the float leaves normalised."""
+        if not self._names:
+            return observation
+        changed = {name: normalise(as_float(observation[name]), *self._scales[name], self._clip) for name in self._names}
+        return {**observation, **changed}
+
+    def learn(self, observation: Tree, valid: Tensor) -> None:
+        """Merge the rows where ``valid`` ([T, C]) of {leaf: [T or more, C, ...]} into the statistics."""
+        for name, moments in self._views.items():
+            write(moments, merged_moments(moments, batch_moments(observation[name][: valid.shape[0]][valid])))
+        self.refresh()
+
+
+class RewardNormaliser:
+    """Rewards divided by the standard deviation of the discounted return, within plus and minus ``clip``; the identity when off.
+
+    The scale includes the batch that is being scaled: rewards, unlike observations, are seen by no actor.
+    """
+
+    def __init__(self, enabled: bool, *, clip: float) -> None:
+        self._enabled, self._clip = enabled, clip
+        self._views: Moments | None = None
+        self.shapes = moment_shapes("return", ()) if enabled else {}
+
+    def bind(self, extras: Tree) -> None:
+        """Keep the state in these views."""
+        if self._enabled:
+            self._views = moment_views("return", extras)
+            self._views.variance.fill_(1.0)
+
+    def learn(self, arrays: Tree) -> None:
+        """Merge ``return_so_far`` of valid rows into the statistics."""
+        if self._views is not None:
+            write(self._views, merged_moments(self._views, batch_moments(arrays["return_so_far"][arrays["valid"]])))
+
+    def __call__(self, reward: Tensor) -> Tensor:
+        if self._views is None:
+            return reward
+        scale = torch.rsqrt(self._views.variance + EPSILON).float()
+        return (reward * scale).clamp(-self._clip, self._clip)

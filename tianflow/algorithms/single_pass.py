@@ -1,0 +1,85 @@
+"""The update of algorithms that look at a batch once: one forward, one gradient, one step. A2C and IMPALA differ in their estimator."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tianflow.algorithms.actor_critic import ActorCriticLearner, Samples, batch_statistics
+from tianflow.ops.losses import masked_mean, normalised, policy_gradient_loss, value_loss
+from tianflow.ops.returns import Advantages
+
+CHUNK_SAMPLES = 256
+"""Images are learned from in column chunks of about so many samples, whose gradients add up: activations then stay in cache."""
+
+
+class Traces(NamedTuple):
+    """What statistics need of one chunk, [T, C], without gradient; the losses are scalars, weighted by the chunk's share."""
+
+    log_ratio: Tensor
+    v_t: Tensor
+    target_t: Tensor
+    valid_t: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+
+
+class SinglePassLearner(ActorCriticLearner):
+    """Policy gradient, value error and entropy, each a mean over valid transitions of the whole batch."""
+
+    normalise_advantages: bool
+
+    @abstractmethod
+    def estimate(self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor) -> Advantages:
+        """Advantages and value targets; ``log_ratio`` is the log of current over behaviour probability."""
+
+    @abstractmethod
+    def clipped(self, log_ratio: Tensor) -> Tensor:
+        """Where an importance weight was clipped, bool."""
+
+    def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
+        steps, columns = samples.valid_t.shape
+        width = max(1, CHUNK_SAMPLES // steps) if self._in_chunks() else columns
+        total = samples.valid_t.sum()
+        chunks = []
+        for first in range(0, columns, width):
+            if should_stop():
+                return None
+            chunks.append(self._learn_from(samples.columns(first, min(first + width, columns)), total))
+        log_ratio, v_t, target_t, valid_t = (torch.cat(parts, 1) for parts in list(zip(*chunks, strict=True))[:4])
+        policy, value, entropy = (torch.stack(parts).sum() for parts in list(zip(*chunks, strict=True))[4:])
+        return {
+            "loss": policy + self.value_cost * value - self.entropy_cost * entropy,
+            "policy_loss": policy,
+            "value_loss": value,
+            "entropy": entropy,
+            "clip_fraction": masked_mean(self.clipped(log_ratio).float(), valid_t),
+            "grad_norm": self.descend(),
+            **batch_statistics(log_ratio, v_t, target_t, valid_t),
+        }
+
+    def _in_chunks(self) -> bool:
+        return self.images and self.device.type == "cpu" and not self.normalise_advantages
+
+    def _learn_from(self, samples: Samples, total: Tensor) -> Traces:
+        """Add the gradient of one chunk of columns to the buffer; ``total`` is the number of valid transitions in the batch."""
+        distribution, valid_t = self.model.distribution, samples.valid_t
+        output = self.model.evaluate(samples.observation, samples.state, samples.start)
+        parameters = distribution.masked(output.parameters[:-1], samples.mask)
+        log_prob, entropy_t = distribution.evaluate(parameters, samples.action)
+        log_ratio = log_prob.detach() - samples.log_prob
+        v_t = output.value[:-1]
+        advantage_t, target_t = self.estimate(samples, log_ratio, v_t, self.next_values(samples, output))
+        if self.normalise_advantages:
+            advantage_t = normalised(advantage_t, valid_t)
+        share = valid_t.sum() / total
+        policy = policy_gradient_loss(log_prob, advantage_t, valid_t) * share
+        value = value_loss(v_t, target_t, valid_t) * share
+        entropy = masked_mean(entropy_t, valid_t) * share
+        torch.autograd.backward(policy + self.value_cost * value - self.entropy_cost * entropy)
+        return Traces(log_ratio, v_t.detach(), target_t, valid_t, policy.detach(), value.detach(), entropy.detach())
