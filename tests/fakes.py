@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tianflow.envs.layout import make_layout, views
+from tianflow.layout import make_layout, views
 from tianflow.interfaces import ActorStep
 from tianflow.payloads import ActionSpec, EnvironmentSpec, Grant, Version
 

@@ -18,7 +18,7 @@ from tianflow import config_loading, network_rules, plugins, validation
 from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
 from tianflow.config import Config
 from tianflow.coordinator import Run
-from tianflow.envs.layout import make_layout
+from tianflow.layout import make_layout
 from tianflow.errors import CheckpointError, RunError
 from tianflow.logs import configure
 from tianflow.memory import check_memory

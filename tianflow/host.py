@@ -25,7 +25,7 @@ from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
 from tianflow.compute import Compute
 from tianflow.config import Config
-from tianflow.envs.layout import layout_from_wire, spec_from_wire
+from tianflow.layout import layout_from_wire, spec_from_wire
 from tianflow.errors import CheckpointError, ConfigError, EnvironmentFailedError, PoisonedTrajectoryError, RunError
 from tianflow.interfaces import LiveSettings
 from tianflow.payloads import Grant, SavedState, Version

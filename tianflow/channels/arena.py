@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tianflow.layout import views
 from tianflow.payloads import Grant, TrajectoryLayout, aligned
 
 _WORDS = 8  # one cache line a slot, so that two writers never share one
@@ -21,11 +22,6 @@ _PROGRESS_TICKET, _PROGRESS, _CUT_TICKET = 0, 1, 2
 def arena_nbytes(layout: TrajectoryLayout, slots: int) -> int:
     """Bytes an arena of ``slots`` slots needs."""
     return aligned(slots * _WORDS * 8) + slots * aligned(layout.nbytes)
-
-
-def field_views(layout: TrajectoryLayout, slot: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    """The arrays of one slot, by field name, as views of ``slot`` (uint8, layout.nbytes)."""
-    return {f.name: slot[f.offset : f.offset + f.nbytes].view(f.dtype).reshape(f.shape) for f in layout.fields}
 
 
 class Arena:
@@ -51,7 +47,7 @@ class Arena:
         """The arrays of ``slot``."""
         if slot not in self._views:
             start = self._first + slot * aligned(self.layout.nbytes)
-            self._views[slot] = field_views(self.layout, self._buffer[start : start + self.layout.nbytes])
+            self._views[slot] = views(self.layout, self._buffer[start : start + self.layout.nbytes])
         return self._views[slot]
 
     def lease(self, grant: Grant) -> ArenaSlot:

@@ -19,7 +19,7 @@ from tianflow.channels.codec import decode_event, decode_statistics
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import SharedArena, SharedMemory
-from tianflow.envs.layout import layout_to_wire, spec_to_wire
+from tianflow.layout import layout_to_wire, spec_to_wire
 from tianflow.errors import BrokenChannelError, CheckpointError, RunError
 from tianflow.launchers.nursery import Child, Nursery
 from tianflow.memory import slots_capacity

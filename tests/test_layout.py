@@ -2,7 +2,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from tianflow.envs.layout import layout_from_wire, layout_to_wire, make_layout, spec_from_wire, spec_to_wire, views
+from tianflow.layout import layout_from_wire, layout_to_wire, make_layout, spec_from_wire, spec_to_wire, views
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 DISCRETE = ActionSpec("discrete", (), "int64", (3,), (1,))
