@@ -565,3 +565,8 @@ def test_values_of_one_state_tend_to_the_truth_through_truncations(algorithm: st
     with torch.no_grad():
         value = learner.model.evaluate({"": torch.ones(1, 1, 5)}, {}, torch.zeros(1, 1, dtype=torch.bool)).value.item()
     assert value == pytest.approx(5.0, rel=0.02)
+
+
+def test_v_trace_limits_that_need_not_converge_are_refused_with_the_settings() -> None:
+    with pytest.raises(ValueError, match=r"c_bar = 2.0 is above rho_bar = 1.0"):
+        ImpalaSettings(c_bar=2.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 
 from tianflow import plugins
 from tianflow.errors import ConfigError, Problem
@@ -105,6 +105,12 @@ class ImpalaSettings(AlgorithmSettings):
     c_bar: PositiveFloat = 1.0
     pg_rho_bar: PositiveFloat = 1.0
     normalise_advantages: bool = False
+
+    @model_validator(mode="after")
+    def _limits_converge(self) -> ImpalaSettings:
+        if self.c_bar > self.rho_bar:
+            raise ValueError(f"c_bar = {self.c_bar} is above rho_bar = {self.rho_bar}: V-trace need not converge then; lower c_bar")
+        return self
 
 
 class A2CSettings(AlgorithmSettings):
