@@ -8,14 +8,17 @@ import shutil
 import subprocess
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.fakes_run import FakeRun
 from tianflow.metrics.families import DROP_REASONS, FAMILIES, STATES, staleness_distribution
 from tianflow.metrics.prometheus import Exporter
+from tianflow.metrics.steady import steady
 from tianflow.payloads import Settlement, Version
-from tianflow.statistics import TimeShares
+from tianflow.statistics import ComponentStatistics, TimeShares
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
@@ -159,6 +162,47 @@ def test_component_time_counts_the_running_state_up_to_now(run: FakeRun) -> None
             v for (name, labels), v in read.items() if name == "component_time_seconds_total" and ("component", "actor-0") in labels
         )
         assert total == pytest.approx(now - run.began)
+
+
+def times(made: Exporter, component: str) -> dict[str, float]:
+    read = {labels: v for (name, labels), v in samples(made).items() if name == "component_time_seconds_total"}
+    return {dict(labels)["state"]: v for labels, v in read.items() if ("component", component) in labels}
+
+
+def test_component_time_never_goes_down_when_a_late_report_tells_otherwise(run: FakeRun) -> None:
+    def report(**seconds: float) -> None:
+        current = "waiting" if seconds["busy"] < 10.0 else "busy"
+        time = TimeShares(seconds, current, run.began + sum(seconds.values()))
+        run._components = lambda: (ComponentStatistics("learner", "learner", "learner", time),)  # type: ignore[method-assign]
+
+    made = exporter(run)
+    report(busy=5.0, waiting=1.0)
+    run.now = 10.0
+    shown = times(made, "learner")
+    assert {"busy": 5.0, "waiting": 5.0} == shown
+    for now, busy, waiting in ((11.0, 9.5, 1.5), (20.0, 15.0, 2.0), (40.0, 30.0, 8.0)):
+        report(busy=busy, waiting=waiting)
+        run.now = now
+        before, shown = shown, times(made, "learner")
+        assert all(shown[state] >= before[state] for state in shown)
+        assert sum(shown.values()) == pytest.approx(now)
+    assert shown == pytest.approx({"busy": 32.0, "waiting": 8.0})
+
+
+def test_component_time_of_a_new_process_begins_again() -> None:
+    assert {"busy": 1.0, "starting": 2.0} == steady({"busy": 50.0, "waiting": 3.0}, {"busy": 1.0, "starting": 2.0})
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.floats(0.0, 10.0)), max_size=20))
+def test_steady_times_sum_to_what_is_told_and_never_fall(reports: list[dict[str, float]]) -> None:
+    shown: dict[str, float] = {}
+    told: dict[str, float] = {}
+    for report in reports:
+        told = {state: told.get(state, 0.0) * 0.9 + report.get(state, 0.0) for state in {**told, **report}}
+        before, shown = shown, steady(shown, told)
+        assert sum(shown.values()) == pytest.approx(sum(told.values()))
+        if sum(told.values()) >= sum(before.values()) - 1e-9:
+            assert all(shown[state] >= before[state] for state in before)
 
 
 def test_exactly_one_state_is_on(run: FakeRun) -> None:

@@ -162,6 +162,8 @@ def test_time_left_follows_the_pace_of_the_last_minute(run: FakeRun) -> None:
     left = time_left(rates.sample(), run.config, rates)
     assert (10_000 - 15 * 64) / 64.0 == pytest.approx(left["max_env_steps"])
     assert (475.0 - 8.0) / 0.5 == pytest.approx(left["target"])
+    run.state = "done"
+    assert time_left(rates.sample(), run.config, rates) == {}
 
 
 def test_a_falling_return_foretells_no_target(run: FakeRun) -> None:

@@ -16,6 +16,7 @@ from tianflow.payloads import Version
 from tianflow.rates import WINDOWS, Rates
 from tianflow.statistics import ComponentStatistics, Distribution, RunStatistics
 
+ENDED = ("done", "failed", "stopped")
 TRAJECTORIES = ("granted", "begun", "committed", "trained", "open", "dropped", "late_commits", "cuts")
 """Counts of the ledger that are shown as they are."""
 
@@ -60,6 +61,8 @@ def time_left(run: RunStatistics, config: Config, rates: Rates) -> dict[str, flo
     """
     limits = config.run
     left: dict[str, float] = {}
+    if run.state in ENDED:
+        return left
     if limits.max_env_steps is not None:
         left |= _remaining("max_env_steps", limits.max_env_steps - run.env_steps, rates.steps_per_s(60.0))
     if limits.max_updates is not None:

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from tianflow import __version__
 from tianflow.metrics.families import FAMILIES, Family
+from tianflow.metrics.steady import SteadyTimes
 from tianflow.statistics import Distribution, RunStatistics
 
 PREFIX = "tianflow_"
@@ -58,6 +59,7 @@ class RunCollector(Collector):
 
     def __init__(self, *, runs: Callable[[], Iterable[RunStatistics]], requests: Mapping[int, int]) -> None:
         self._runs, self._requests = runs, requests
+        self._times = SteadyTimes()
 
     def describe(self) -> list[Metric]:
         """Nothing: keeps the registry from scraping a run only to learn names."""
@@ -65,7 +67,7 @@ class RunCollector(Collector):
 
     def collect(self) -> Iterator[Metric | InfoMetricFamily]:
         """All families, from one snapshot of every run."""
-        runs = tuple(self._runs())
+        runs = self._times.correct(tuple(self._runs()))
         for family in FAMILIES:
             yield _metric(family, runs)
         requests = CounterMetricFamily(f"{PREFIX}http_requests", "HTTP requests answered.", labels=("code",))
