@@ -193,6 +193,10 @@ def test_component_time_of_a_new_process_begins_again() -> None:
     assert {"busy": 1.0, "starting": 2.0} == steady({"busy": 50.0, "waiting": 3.0}, {"busy": 1.0, "starting": 2.0})
 
 
+def test_a_sum_in_another_order_is_no_new_clock() -> None:
+    assert {"busy": 5.0, "waiting": 1.0} == steady({"busy": 5.0, "waiting": 1.0}, {"busy": 4.0, "waiting": 2.0 - 1e-12})
+
+
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.floats(0.0, 10.0)), max_size=20))
 def test_steady_times_sum_to_what_is_told_and_never_fall(reports: list[dict[str, float]]) -> None:
     shown: dict[str, float] = {}
