@@ -1,13 +1,16 @@
-"""Every law, as a list of events in and a list of directives out; then that it settles, in virtual time."""
+"""Every law, as a list of events in and a list of directives out; then that ``freshest`` settles, in virtual time."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.virtual_time import Settings, World
 from tianflow.directives import Directive, SetBound, SetCredits, SetOrder
 from tianflow.events import Observed, UpdateFinished
 from tianflow_controllers.freshest import Freshest
@@ -16,7 +19,7 @@ from tianflow_controllers.open_loop import OpenLoop
 from tianflow_controllers.staleness import Staleness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from tianflow.interfaces import Controller
 
@@ -130,7 +133,14 @@ def test_freshest_begins_with_one_batch() -> None:
 
 def test_freshest_raises_by_a_quarter_batch_once_per_turnover_when_both_wait() -> None:
     loop = Loop(Freshest(window_updates=1))
-    assert [10, 10, 12, 12, 14, 14, 16, 16, 18, 18, 18, 20] == loop.run(12, learner=0.5, actors=0.5)
+    assert [10] * 3 + [12] * 3 + [14] * 3 + [16] * 3 + [18] * 4 + [20] == loop.run(17, learner=0.5, actors=0.5)
+
+
+def test_freshest_does_not_judge_a_raise_by_what_was_granted_before_it() -> None:
+    """At C = 10 it takes two updates until the learner has used what was granted at C = 8."""
+    loop = Loop(Freshest(window_updates=1))
+    loop.run(1, learner=0.5, actors=0.5)
+    assert [10, 10, 10] == loop.run(2, learner=0.5, actors=0.5) + loop.run(1, actors=0.5)
 
 
 def test_freshest_raises_by_at_least_one() -> None:
@@ -159,7 +169,7 @@ def test_freshest_never_leaves_one_batch_to_the_ceiling() -> None:
 
 def test_freshest_gives_one_credit_up_after_quiet_updates_without_waiting() -> None:
     loop = Loop(Freshest(window_updates=1, quiet_updates=6, hold_updates=6))
-    loop.run(3, learner=0.5, actors=0.5)
+    loop.run(4, learner=0.5, actors=0.5)
     assert 12 == loop.credits
     assert [12] * 5 + [11] * 6 + [10] == loop.run(12, actors=0.5)
 
@@ -172,7 +182,7 @@ def test_freshest_does_not_probe_below_its_last_raise_for_hold_updates() -> None
 
 def test_freshest_counts_quiet_updates_anew_after_the_learner_waited() -> None:
     loop = Loop(Freshest(window_updates=1, quiet_updates=6, hold_updates=6))
-    loop.run(3, learner=0.5, actors=0.5)
+    loop.run(4, learner=0.5, actors=0.5)
     assert {12} == {credits_ for _ in range(10) for credits_ in loop.run(4, actors=0.5) + loop.run(2, learner=0.5)}
 
 
@@ -233,3 +243,79 @@ def test_freshest_refuses_what_it_could_not_work_with_and_says_why(parameters: d
 
 def test_freshest_takes_whole_numbers_given_as_floats() -> None:
     Freshest(quiet_updates=4.0, hold_updates=100.0, window_updates=2.0)
+
+
+# Settling, against real actors and a real learner in virtual time -------------------------------------------------------
+
+
+def slower_learner(world: World) -> None:
+    world.settings = replace(world.settings, update_s=2 * world.settings.update_s)
+
+
+def faster_learner(world: World) -> None:
+    world.settings = replace(world.settings, update_s=world.settings.update_s / 2)
+
+
+def fewer_actors(world: World) -> None:
+    world.park(world.actors[::2])
+
+
+def faster_actors(world: World) -> None:
+    for actor in world.actors:
+        actor.step_s /= 4
+
+
+def balanced(law: Controller, *, seed: int = 0, actors: int = 16, batch: int = 8, step_s: float = 0.03) -> World:
+    world = World(settings=Settings(batch=batch, bound=8), laws=[law], seed=seed)
+    for _ in range(actors):
+        world.add_host(step_s, jitter=0.3)
+    world.start_learner()
+    return world
+
+
+@pytest.mark.parametrize("batch", [4, 8])
+@pytest.mark.parametrize("change", [slower_learner, faster_learner, fewer_actors, faster_actors])
+def test_freshest_settles(change: Callable[[World], None], batch: int) -> None:
+    """Within 16 * ceil(C/B) updates of a change, unless a hold is running, C is within max(1, B/4) of where it stays.
+
+    It leaves that band only for a probe, at most once per ``hold_updates``, and costs the learner little.
+    """
+    hold = 200
+    law = Freshest(hold_updates=hold)
+    world = balanced(law, seed=1, actors=2 * batch, batch=batch)
+    world.run(updates=500)
+    while law._floor_until > world.version.number:
+        world.run(updates=1)
+    before, seen, began, idle = world.history[-1][2], len(world.history), world.now, world.idle
+    change(world)
+    world.run(updates=600)
+    credits_ = [limit for _, _, limit in world.history[seen:]]
+    stays = max(set(credits_[300:]), key=credits_[300:].count)
+    near = [abs(limit - stays) <= max(1, batch // 4) for limit in credits_]
+    first = near.index(True)
+    assert first <= 16 * -(-max(before, stays) // batch)
+    leaves = [update for update in range(first + 1, len(near)) if near[update - 1] and not near[update]]
+    assert all(later - earlier >= hold for earlier, later in itertools.pairwise(leaves))
+    assert (world.idle - idle) / (world.now - began) < 0.03
+
+
+def test_freshest_is_fresher_than_the_bound_and_nearly_as_fast() -> None:
+    mean, seconds = {}, {}
+    for law in (Freshest, Staleness):
+        world = balanced(law(), seed=3, actors=32)
+        world.run(updates=100)
+        world.trained.clear()
+        began = world.now
+        world.run(updates=300)
+        seconds[law] = world.now - began
+        mean[law] = sum(trained.staleness for trained in world.trained) / len(world.trained)
+    assert mean[Staleness] > 0.9 * 8
+    assert mean[Freshest] < 0.4 * mean[Staleness]
+    assert seconds[Freshest] < 1.03 * seconds[Staleness]
+
+
+def test_freshest_does_not_run_to_the_ceiling_when_sampling_is_the_bottleneck() -> None:
+    world = balanced(Freshest(), actors=4)
+    world.run(updates=400)
+    assert max(limit for _, _, limit in world.history) <= 4 + 2 * 8
+    assert world.ledger.credits_ceiling == 72

@@ -1,4 +1,4 @@
-"""The real ledger and the real laws in virtual time: actors, hosts, a learner and a coordinator made of events in a heap.
+"""The real ledger, the real laws and the real merging, in virtual time: actors, hosts, learner and coordinator on a heap of events.
 
 Messages travel with random delays, in order per sender. What was trained on is judged by an oracle: every step that a
 simulated actor writes into its slot carries the lineage and version that the learner had truly published when the step
@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tianflow.directives import Directive, SetBound, SetCredits, SetOrder
+from tianflow.components.balancer import Wishes, merge
+from tianflow.config import BalanceSettings, Config, EnvSettings, PPOSettings
 from tianflow.events import Observed
 from tianflow.interfaces import Controller
 from tianflow.ledger import Blocked, Ledger, Limits, State
@@ -22,23 +23,6 @@ from tianflow.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, 
 
 Steps = tuple[Version, ...]
 """For each step of a trajectory, the version whose policy truly took it (runs of equal ones are stored once)."""
-
-
-def merge(answers: Sequence[Sequence[Directive]], settings: Settings) -> Limits:
-    """Setting by setting, the strictest of all laws; a law that says nothing of the bound wants the configured one."""
-    bounds, orders = [], []
-    limit = min((d.limit for answer in answers for d in answer if isinstance(d, SetCredits)), default=settings.slots)
-    for answer in answers:
-        bounds.append(next((d.max_staleness for d in answer if isinstance(d, SetBound)), settings.bound))
-        orders.append(next((d.order for d in answer if isinstance(d, SetOrder)), "version"))
-    finite = [bound for bound in bounds if bound is not None]
-    return Limits(
-        batch=settings.batch,
-        max_staleness=min(finite, default=None),
-        credits=max(settings.batch, min(limit, settings.credits or limit)),
-        patience=settings.patience,
-        order="version" if "version" in orders else "arrival",
-    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +33,7 @@ class Settings:
     bound: int | None = 1
     credits: int | None = None
     slots: int = 256
-    patience: float | None = 1000.0
+    patience: float = 1e9
     rollout_steps: int = 32
     min_fragment: int = 1
     prefetch: int = 1
@@ -59,8 +43,21 @@ class Settings:
     check_at_use: bool = True
     force_publish: bool = True
     cutting: bool = True
-    label_newest: bool = False
-    """A bug to be found: label a trajectory with its newest step instead of its oldest."""
+    label_ahead: bool = False
+    """A bug to be found: weights are loaded when the grant comes, the label is read when the first step is taken."""
+
+    def config(self) -> Config:
+        """The part of it that the balancer reads, as a run's configuration."""
+        return Config(
+            env=EnvSettings(id="none"),
+            algorithm=PPOSettings(batch_trajectories=self.batch),
+            balance=BalanceSettings(
+                max_staleness="unbounded" if self.bound is None else self.bound,
+                credits=self.credits,
+                straggler_patience=self.patience,
+                min_fragment_steps=self.min_fragment,
+            ),
+        )
 
 
 @dataclass
@@ -76,6 +73,8 @@ class Actor:
     refreshes: bool = False
     """Takes newer weights before any step, not only at the start of a trajectory."""
     grant: Grant | None = None
+    loaded: Version = NO_VERSION
+    label: Version = NO_VERSION
     steps: list[Version] = field(default_factory=list)
     began: float = 0.0
     pace: float = 0.0
@@ -84,6 +83,7 @@ class Actor:
     asked: float | None = None
     waited: float = 0.0
     parked: bool = False
+    steps_begun: int = 0
 
 
 @dataclass
@@ -117,6 +117,7 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None]]]
         self._sent: dict[object, float] = {}
         self.settings, self.laws = settings, list(laws)
+        self.config, self.wishes = settings.config(), {str(index): Wishes() for index in range(len(laws))}
         self.ledger = ledger(
             limits=Limits(batch=settings.batch, max_staleness=settings.bound, credits=settings.batch), slots=settings.slots
         )
@@ -124,7 +125,7 @@ class World:
         self.actors: list[Actor] = []
         self.memory: dict[int, tuple[int, Steps]] = {}
         self.waiting: deque[tuple[Actor, int]] = deque()
-        self.pulling: Version | None = None
+        self.pulling: tuple[Version, int] | None = None
         self._woken = 0
         self.check: Callable[[], None] = lambda: None
         # The learner, as it knows itself:
@@ -133,16 +134,19 @@ class World:
         self.bound: int | None = settings.bound
         self.using: tuple[Batch, list[Steps], int | None] | None = None
         self.ahead: Batch | None = None
+        self.pulled_ahead = False
         self.idle_since: float | None = None
         self.idle = 0.0
         # What was seen:
         self.trained: list[Trained] = []
+        self.settled: list[Trained] = []
+        """The part of it whose settlement reached the ledger while its learner lived."""
+        self.bounds: list[tuple[float, int | None]] = []
         self.corrupt = 0
         self.updates = 0
         self.lineages = 0
         self.history: list[tuple[float, int, int]] = []
         self.mixups: list[str] = []
-        self.step_counts: dict[str, list[int]] = {}
 
     # Time and messages ----------------------------------------------------------------------------------------------
 
@@ -192,11 +196,12 @@ class World:
             self.send(("to", actor.name), lambda a=actor, g=grant, n=life: self._granted(a, g, n))
 
     def _take(self) -> None:
-        if self.pulling is None or self.pulling.lineage != self.ledger.version.lineage:
+        if self.pulling is None or self.pulling[0].lineage != self.ledger.version.lineage:
             return
-        answer = self.ledger.take(self.pulling, self.now)
+        for_version, life = self.pulling
+        answer = self.ledger.take(for_version, self.now)
         if isinstance(answer, Batch):
-            self.pulling, life = None, self.learner_life
+            self.pulling = None
             self.send("to learner", lambda: self._received(answer, life))
             return
         self._straggle(answer)
@@ -215,7 +220,7 @@ class World:
     def balance(self) -> None:
         """Let the laws look, merge what they say, put it in force."""
         ledger, settings = self.ledger, self.settings
-        in_use_since = [actor.asked for actor in self.actors if actor.asked is not None and actor.host.alive]
+        waiting_since = [actor.asked for actor in self.actors if actor.asked is not None and actor.host.alive]
         observed = Observed(
             now=self.now,
             version=ledger.version.number,
@@ -228,28 +233,42 @@ class World:
             slots=ledger.slots,
             actors=len([actor for actor in self.actors if actor.host.alive and not actor.parked]),
             learner_waiting_s=self.idle + (self.now - self.idle_since if self.idle_since is not None else 0.0),
-            actors_waiting_s=sum(actor.waited for actor in self.actors) + sum(self.now - since for since in in_use_since),
+            actors_waiting_s=sum(actor.waited for actor in self.actors) + sum(self.now - since for since in waiting_since),
         )
-        limits = merge([list(law.handle(observed)) for law in self.laws], settings)
-        ledger.set_limits(limits)
-        self.send("settings", lambda: self._learn_bound(limits.max_staleness))
+        for name, law in zip(self.wishes, self.laws, strict=True):
+            for directive in law.handle(observed):
+                self.wishes[name] = self.wishes[name].after(directive)
+        limits, _ = merge(self.wishes, self.config, slots=ledger.slots)
+        if limits != ledger.limits:
+            ledger.set_limits(limits)
+        if not self.bounds or self.bounds[-1][1] != limits.max_staleness:
+            self.bounds.append((self.now, limits.max_staleness))
+            self.send("settings", lambda: self._learn_bound(limits.max_staleness))
         self._pump()
 
     def change(self, *, laws: Sequence[Controller] | None = None, **settings: Any) -> None:
         """A live change of settings or laws."""
         self.settings = replace(self.settings, **settings)
-        self.laws = list(laws) if laws is not None else self.laws
+        self.config = self.settings.config()
+        if laws is not None:
+            self.laws, self.wishes = list(laws), {str(index): Wishes() for index in range(len(laws))}
         self.balance()
         self.check()
 
     # Actors ---------------------------------------------------------------------------------------------------------
+
+    def park(self, actors: Sequence[Actor], parked: bool = True) -> None:
+        """Parked actors end what they have begun and ask for nothing more."""
+        for actor in actors:
+            was, actor.parked = actor.parked, parked
+            if was and not parked and actor.grant is None and actor.asked is None:
+                self._ask(actor)
 
     def add_host(self, *step_s: float, **actor: Any) -> Host:
         host = Host(len(self.hosts))
         self.hosts.append(host)
         for seconds in step_s:
             self.actors.append(Actor(f"actor-{len(self.actors)}", host, seconds, **actor))
-            self.step_counts[self.actors[-1].name] = [0, 0]
             self._ask(self.actors[-1])
         return host
 
@@ -277,7 +296,9 @@ class World:
             return
         if actor.asked is not None:
             actor.waited, actor.asked = actor.waited + self.now - actor.asked, None
-        actor.grant = grant
+        if any(other.grant is not None and other.grant.slot == grant.slot for other in self.actors):
+            self.mixups.append("two writers of one slot")
+        actor.grant, actor.loaded = grant, self.published
         actor.host.queue.append(actor)
         self._on(actor.host, lambda: self._turn(actor.host))()
 
@@ -287,10 +308,10 @@ class World:
         actor = host.running = host.queue.popleft()
         grant = actor.grant
         assert grant is not None
-        version = self.published
+        version = actor.label = self.published
         if version < grant.version:
             self.mixups.append("a grant that names what was not published")
-        actor.steps, actor.began = [version], self.now
+        actor.steps, actor.began = [actor.loaded if self.settings.label_ahead else version], self.now
         odd = self.random.random() < actor.slow_odds
         actor.pace = actor.step_s * (1 + actor.jitter * self.random.uniform(-1, 1)) * (actor.slow if odd else 1)
         self.tell(actor.name, lambda: self.ledger.begin(grant.ticket, version))
@@ -312,10 +333,11 @@ class World:
         grant, host = actor.grant, actor.host
         assert grant is not None
         steps = tuple(actor.steps)
+        if host.frozen:
+            self.mixups.append("a stopped process computed")
         self.memory[grant.slot] = (grant.ticket, steps)
-        label = max(steps) if self.settings.label_newest else min(steps)
-        trajectory = Trajectory(grant.ticket, grant.slot, length, length, label)
-        self.step_counts[actor.name][0] += length
+        trajectory = Trajectory(grant.ticket, grant.slot, length, length, actor.label)
+        actor.steps_begun += length
         self.tell(actor.name, lambda: self.ledger.commit(grant.ticket, trajectory, self.now))
         actor.grant, host.running = None, None
         self._ask(actor)
@@ -347,7 +369,7 @@ class World:
         if self.using is None and self.idle_since is None:
             self.idle_since = self.now
         life = self.learner_life
-        self.tell("learner", lambda: setattr(self, "pulling", for_version) if life == self.learner_life else None)
+        self.tell("learner", lambda: setattr(self, "pulling", (for_version, life)) if life == self.learner_life else None)
 
     def _received(self, batch: Batch, life: int) -> None:
         if life != self.learner_life:
@@ -366,6 +388,8 @@ class World:
             self.tell("learner", lambda: self.ledger.give_back(tickets))
             self._pull(self.version)
             return
+        if not self._in_force(bound):
+            self.mixups.append(f"bound {bound} used after it was changed")
         if self.idle_since is not None:
             self.idle, self.idle_since = self.idle + self.now - self.idle_since, None
         data = []
@@ -375,19 +399,25 @@ class World:
             data.append(steps)
         self.using = (batch, data, bound)
         self.tell("learner", lambda: self.ledger.copied([t.ticket for t in batch.trajectories]))
-        if self.settings.prefetch and bound != 0:
+        self.pulled_ahead = bool(self.settings.prefetch) and bound != 0
+        if self.pulled_ahead:
             self._pull(Version(self.version.lineage, self.version.number + 1))
         self.at(self.settings.update_s * self.random.uniform(0.9, 1.1), self._alive(self._updated))
+
+    def _in_force(self, bound: int | None) -> bool:
+        """True if ``bound`` has been the bound at some moment since the longest delay of a message."""
+        ends = [*(time for time, _ in self.bounds[1:]), float("inf")]
+        return any(known == bound and end >= self.now - self.settings.delay for (_, known), end in zip(self.bounds, ends, strict=True))
 
     def _updated(self) -> None:
         assert self.using is not None
         batch, data, bound = self.using
         used_at, self.using = self.version, None
-        for trajectory, steps in zip(batch.trajectories, data, strict=True):
-            oldest = min(steps)
-            self.trained.append(
-                Trained(trajectory.ticket, used_at.number - oldest.number, bound, used_at.lineage == oldest.lineage == max(steps).lineage)
-            )
+        records = [
+            Trained(trajectory.ticket, used_at.number - min(steps).number, bound, {used_at.lineage} == {step.lineage for step in steps})
+            for trajectory, steps in zip(batch.trajectories, data, strict=True)
+        ]
+        self.trained += records
         self.version = Version(used_at.lineage, used_at.number + 1)
         self.updates += 1
         lag = self.version.number - self.published.number
@@ -395,22 +425,20 @@ class World:
         if publishes:
             self._publish()
         settlement = Settlement(self.version, tuple(t.ticket for t in batch.trajectories), bound, publishes)
-        self.tell("learner", lambda: self._settled(settlement))
+        self.tell("learner", lambda: self._settled(settlement, records))
         ahead, self.ahead = self.ahead, None
         if ahead is not None:
             self._use(ahead)
-        elif self.settings.prefetch and bound != 0:
-            self.idle_since = self.now  # the pull for this version is out already
+        elif self.pulled_ahead:
+            self.idle_since = self.now
         else:
             self._pull(self.version)
 
-    def _settled(self, settlement: Settlement) -> None:
-        live = {ticket.number: ticket for ticket in self.ledger.live()}
+    def _settled(self, settlement: Settlement, records: list[Trained]) -> None:
         self.ledger.settle(settlement)
-        for number in settlement.tickets:
-            ticket = live.get(number)
-            if ticket is not None and ticket.trajectory is not None:
-                self.step_counts[ticket.holder][1] += ticket.trajectory.env_steps
+        if self.ledger.version != settlement.version:
+            return
+        self.settled += records
         self.history.append((self.now, settlement.version.number, self.ledger.credits_limit))
         self.balance()
 
@@ -482,6 +510,10 @@ class World:
     def violations(self) -> list[Trained]:
         """What was trained on against the promise, as the data say."""
         return [t for t in self.trained if not t.same_lineage or t.staleness < 0 or (t.bound is not None and t.staleness > t.bound)]
+
+    def trained_share(self, actor: Actor) -> float:
+        """Trained steps of all steps that ``actor`` has made."""
+        return self.ledger.snapshot().shares[actor.name].trained_steps / actor.steps_begun
 
 
 def broken_identity(ledger: Ledger) -> str:

@@ -13,20 +13,21 @@ from tianflow_controllers._limits import between, ceiling, feeding, turnover, wh
 class Freshest:
     """Searches credits C in [B, C_max] from measured waiting, window by window.
 
-    A window lasts ``window_updates`` updates, or ceil(C/B) when that is more: a change needs so long to show, so there
-    is at most one change in it. At its end:
+    Waiting is measured in windows of ``window_updates`` updates. At the end of one:
 
-    * learner *and* actors waited: C goes up by max(1, ``raise_batches`` * B). When only the learner waits, sampling is
+    * learner *and* actors waited: C goes up by max(1, ``raise_batches`` * B), and the next window begins ceil(C/B)
+      updates later, when all that is trained on was granted after the raise. When only the learner waits, sampling is
       the bottleneck and more credits cannot help.
     * the learner has not waited for ``quiet_updates`` updates: C goes down by 1, but for ``hold_updates`` updates not
       below what the last raise gave.
 
-    It begins at C = B, because it climbs faster than it descends. A lower C_max counts at once.
+    There is at most one change in ceil(C/B) updates. C begins at B, because it climbs faster than it descends, and is at
+    most C_max at every moment.
 
     Args:
         quiet_updates: updates without waiting of the learner, before one credit is taken away.
         hold_updates: updates for which C does not go below the last raise; bounds how often a probe may starve the learner.
-        window_updates: updates over which waiting is measured, at the least.
+        window_updates: updates over which waiting is measured.
         raise_batches: size of a raise, in batches.
         learner_waiting: share of the window's time, above which the learner counts as waiting.
         actors_waiting: share of the window's actor-seconds, above which the actors count as waiting.
@@ -39,8 +40,8 @@ class Freshest:
         self,
         *,
         quiet_updates: float = 4,
-        hold_updates: float = 100,
-        window_updates: float = 2,
+        hold_updates: float = 200,
+        window_updates: float = 4,
         raise_batches: float = 0.25,
         learner_waiting: float = 0.03,
         actors_waiting: float = 0.03,
@@ -54,40 +55,47 @@ class Freshest:
         self._actors_share = between("actors_waiting", actors_waiting, low=0, high=1, otherwise=never)
         self._credits = 0
         self._start: Observed | None = None
-        self._quiet_since = 0
-        self._floor, self._floor_until = 0, 0
+        self._changed = self._shows_from = self._quiet_since = 0
+        self._floor = self._floor_until = 0
 
     def handle(self, event: Event) -> Iterable[Directive]:
         """`Observed` -> `SetCredits`; every other event -> nothing."""
         if not isinstance(event, Observed):
             return ()
         if self._start is None or event.version < self._start.version:
-            self._begin(event)
-        elif event.version - self._start.version >= max(self._window, turnover(self._credits, event.batch)):
+            # The first look, or the learner went back to a checkpoint: its updates are counted anew.
+            self._changed = self._shows_from = self._quiet_since = self._floor_until = event.version
+            self._start = event
+        elif event.version <= self._shows_from:
+            self._start = event
+        elif event.version - self._start.version >= self._window:
             self._judge(self._start, event)
             self._start = event
         self._credits = feeding(self._credits, event.batch)
         return (SetCredits(min(self._credits, ceiling(event, event.publish_lag))),)
 
-    def _begin(self, event: Observed) -> None:
-        """At the first look, and when a learner went back to a checkpoint: its updates are counted anew."""
-        self._start, self._quiet_since, self._floor_until = event, event.version, event.version
-
     def _judge(self, start: Observed, end: Observed) -> None:
         # The highest C without lag: a lag comes and goes with each publish, and must not make the law forget what it has found.
         highest, seconds = ceiling(end, 0), end.now - start.now
         self._credits = min(self._credits, highest)
+        may_change = end.version - self._changed >= turnover(self._credits, end.batch)
         if end.learner_waiting_s - start.learner_waiting_s > self._learner_share * seconds:
             self._quiet_since = end.version
-            if end.actors_waiting_s - start.actors_waiting_s > self._actors_share * seconds * end.actors:
+            if may_change and end.actors_waiting_s - start.actors_waiting_s > self._actors_share * seconds * end.actors:
                 self._raise(end, highest)
-        elif end.version - self._quiet_since >= self._quiet:
-            if self._credits > (self._floor if end.version < self._floor_until else end.batch):
-                self._credits, self._quiet_since = self._credits - 1, end.version
+        elif may_change and end.version - self._quiet_since >= self._quiet:
+            self._lower(end)
 
     def _raise(self, end: Observed, highest: int) -> None:
         # From what is in force: while something stricter holds the credits, the target must not run away from it.
         raised = min(highest, end.credits_limit + max(1, int(self._step * end.batch)))
         if raised > self._credits:
             self._credits = self._floor = raised
-            self._floor_until = end.version + self._hold
+            self._changed, self._floor_until = end.version, end.version + self._hold
+            # Waiting until then tells of the credits before: raising on it would overshoot.
+            self._shows_from = end.version + turnover(raised, end.batch)
+
+    def _lower(self, end: Observed) -> None:
+        if self._credits > (self._floor if end.version < self._floor_until else end.batch):
+            self._credits -= 1
+            self._changed = self._quiet_since = end.version
