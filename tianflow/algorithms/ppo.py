@@ -26,6 +26,7 @@ class Table(NamedTuple):
 
     ``constants`` [rows, C, 5] stay the same through all epochs: the log-probability that the clip is around, the behaviour
     weight, the advantage, the value target and the value before the update. They lie side by side to be selected at once.
+    ``valid`` is None where only valid columns are ever selected.
     """
 
     observation: Mapping[str, Tensor]
@@ -34,7 +35,7 @@ class Table(NamedTuple):
     action: Tensor
     mask: Tensor | None
     constants: Tensor
-    valid: Tensor
+    valid: Tensor | None
 
     def select(self, columns: Tensor) -> Table:
         """The table of some of its columns."""
@@ -45,7 +46,7 @@ class Table(NamedTuple):
             action=self.action.index_select(1, columns),
             mask=None if self.mask is None else self.mask.index_select(1, columns),
             constants=self.constants.index_select(1, columns),
-            valid=self.valid.index_select(1, columns),
+            valid=None if self.valid is None else self.valid.index_select(1, columns),
         )
 
     def as_transitions(self) -> Table:
@@ -61,7 +62,7 @@ class Table(NamedTuple):
             action=flat(self.action),
             mask=None if self.mask is None else flat(self.mask),
             constants=flat(self.constants),
-            valid=flat(self.valid),
+            valid=None,
         )
 
 
@@ -83,7 +84,7 @@ class PPOLearner(ActorCriticLearner):
         results: list[dict[str, Tensor]] = []
         for _ in range(self._settings.epochs):
             divergences = []
-            for columns in self._minibatches(table.valid):
+            for columns in self._minibatches(samples.valid_t):
                 if should_stop():
                     return None
                 results.append(self._learn_from(table.select(columns)))
@@ -138,11 +139,12 @@ class PPOLearner(ActorCriticLearner):
         table = table if self.model.state_shapes else table.as_transitions()
         return table, batch_statistics(log_ratio, v_t, target_t, valid)
 
-    def _minibatches(self, valid: Tensor) -> tuple[Tensor, ...]:
-        """All columns with a valid row, in an order drawn anew, in equal parts of about ``minibatch_size`` samples."""
-        columns = valid.any(0).nonzero().squeeze(1)
+    def _minibatches(self, valid_t: Tensor) -> tuple[Tensor, ...]:
+        """All columns of the table with a valid row, in an order drawn anew, in equal parts of about ``minibatch_size`` samples."""
+        whole = bool(self.model.state_shapes)
+        columns = (valid_t.any(0) if whole else valid_t.flatten()).nonzero().squeeze(1)
         count = columns.numel()
-        parts = max(1, min(count, round(count * valid.shape[0] / self._settings.minibatch_size)))
+        parts = max(1, min(count, round(count * (valid_t.shape[0] if whole else 1) / self._settings.minibatch_size)))
         return columns[torch.randperm(count, generator=self.generator).to(columns.device)].tensor_split(parts)
 
     def _learn_from(self, part: Table) -> dict[str, Tensor]:

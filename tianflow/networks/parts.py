@@ -60,7 +60,8 @@ class MlpTorso(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.size = sizes[-1]
         self._weights = tuple((layer.weight, layer.bias) for layer in layers)
-        self._activation = torch.tanh if activation == "tanh" else torch.relu
+        # In place: the result alone is needed for the gradient, and fresh memory costs more than the arithmetic.
+        self._activation = torch.tanh_ if activation == "tanh" else torch.relu_
 
     def forward(self, observation: Tree) -> Tensor:
         x: Tensor = self.vector(observation)
@@ -92,7 +93,7 @@ class ImageTorso(nn.Module):
             parts.append(trunk(x.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / 255.0)))
         if self.vector.size:
             parts.append(self.vector(observation))
-        return torch.relu(self.head(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
+        return torch.relu_(self.head(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
 
 
 def _output_size(trunk: nn.Module, shape: tuple[int, int, int]) -> int:
@@ -107,7 +108,7 @@ def nature_trunk(channels: int) -> nn.Module:
         convolution = nn.Conv2d(channels, size, kernel, stride)
         nn.init.orthogonal_(convolution.weight, SQRT_2)
         nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
-        layers += [convolution, nn.ReLU()]
+        layers += [convolution, nn.ReLU(inplace=True)]
         channels = size
     return nn.Sequential(*layers, nn.Flatten())
 
@@ -121,7 +122,7 @@ class Residual(nn.Module):
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(torch.relu(self.first(torch.relu(x))))
+        out: Tensor = self.second(torch.relu_(self.first(torch.relu(x))))
         return x + out
 
 
@@ -131,7 +132,7 @@ def impala_trunk(channels: int, sizes: Sequence[int]) -> nn.Module:
     for size in sizes:
         layers += [nn.Conv2d(channels, size, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1), Residual(size), Residual(size)]
         channels = size
-    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*layers, nn.ReLU(inplace=True), nn.Flatten())
 
 
 class ResettingLstm(nn.Module):
