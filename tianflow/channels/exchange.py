@@ -91,6 +91,9 @@ class Exchange:
         """Call ``deliver`` with a batch for ``for_version`` as soon as there is one; with None at the end."""
         if self._pulling is not None:
             raise TianflowError("the learner pulls one batch at a time")
+        if self._ended:
+            deliver(None)
+            return
         self._pulling = (for_version, deliver)
         self._pump()
 

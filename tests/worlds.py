@@ -1,0 +1,262 @@
+"""One run's channels in one form: the real exchange and ledger, and the ends that components get.
+
+The suites of `tests.conformance` open a world and look at both sides of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.virtual_time import broken_identity
+from tianflow.channels.arena import Arena
+from tianflow.channels.exchange import Exchange
+from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, heap_arena
+from tianflow.channels.served import ServedExchange
+from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedArena, SharedMemory
+from tianflow.interfaces import BatchSource, TrajectorySender
+from tianflow.layout import make_layout
+from tianflow.ledger import Ledger, LedgerSnapshot, Limits
+from tianflow.payloads import (
+    ActionSpec,
+    Batch,
+    EnvironmentSpec,
+    Episode,
+    Grant,
+    LeafSpec,
+    Settlement,
+    Trajectory,
+    TrajectoryLayout,
+    Version,
+)
+
+STEPS, NUM_ENVS = 4, 2
+FIRST = Version(1, 0)
+
+
+def small_layout() -> TrajectoryLayout:
+    """Four steps of two environments."""
+    observation = (LeafSpec("", (3,), "float32"), LeafSpec("camera", (2, 2), "uint8"))
+    spec = EnvironmentSpec("Small-v0", observation, ActionSpec("discrete", (), "int64", (2,), (0,)), NUM_ENVS, "next_step")
+    return make_layout(spec, steps=STEPS, state_spec={}, return_accumulator=False)
+
+
+def tickets(batch: Batch) -> tuple[int, ...]:
+    return tuple(trajectory.ticket for trajectory in batch.trajectories)
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# Worlds -----------------------------------------------------------------------------------------------------------------
+
+
+class World(ABC):
+    """A run's trajectory and grant channels. ``now`` is its clock; ``episodes`` is what the coordinator heard."""
+
+    def __init__(self, *, batch: int = 2, bound: int | None = 1, slots: int = 8, opened: bool = True, **limits: Any) -> None:
+        self.now = 0.0
+        self.layout = small_layout()
+        given = {"batch": batch, "max_staleness": bound, "credits": slots, **limits}
+        self.ledger = Ledger(limits=Limits(**given), slots=slots)
+        self.exchange = Exchange(ledger=self.ledger, arena=self.make_arena(slots), clock=lambda: self.now)
+        self.episodes: list[tuple[str, list[Episode]]] = []
+        if opened:
+            self.exchange.open_lineage(FIRST)
+
+    @abstractmethod
+    def make_arena(self, slots: int) -> Arena:
+        """The coordinator's."""
+
+    @abstractmethod
+    def sender(self, holder: str) -> TrajectorySender:
+        """A new end for ``holder``, in a host of its own."""
+
+    @abstractmethod
+    def source(self) -> BatchSource:
+        """A new end for the learner, in a host of its own."""
+
+    @abstractmethod
+    def cut_off(self, holder: str) -> None:
+        """The host of ``holder`` dies: nothing that it says from now on is heard."""
+
+    @abstractmethod
+    async def quiet(self) -> None:
+        """Everything said so far has been heard, and everything said because of it."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    # What actors and learners do -------------------------------------------------------------------------------------
+
+    def heard(self, holder: str, episodes: Sequence[Episode]) -> None:
+        self.episodes.append((holder, list(episodes)))
+
+    async def begun(self, sender: TrajectorySender, version: Version | None = None) -> Grant:
+        grant = await sender.acquire()
+        sender.begin(grant, version or grant.version)
+        return grant
+
+    def commit(self, sender: TrajectorySender, grant: Grant, version: Version | None = None, *, length: int = STEPS) -> None:
+        """Write the ticket's number into its slot, and commit it."""
+        sender.view(grant).arrays["reward"][:] = grant.ticket
+        sender.commit(Trajectory(grant.ticket, grant.slot, length, length * NUM_ENVS, version or grant.version), [])
+
+    async def committed(self, sender: TrajectorySender, version: Version | None = None) -> Grant:
+        grant = await self.begun(sender, version)
+        self.commit(sender, grant, version)
+        return grant
+
+    async def update(self, source: BatchSource, *, published: bool = True) -> Batch:
+        """One whole update with what is there."""
+        version = self.ledger.version
+        batch = await asyncio.wait_for(source.next_batch(version), 10)
+        source.copied(tickets(batch))
+        self.settle(source, batch, published=published)
+        await self.quiet()
+        return batch
+
+    def settle(self, source: BatchSource, batch: Batch, *, published: bool = True) -> None:
+        version = batch.for_version
+        source.settle(Settlement(Version(version.lineage, version.number + 1), tickets(batch), self.ledger.limits.max_staleness, published))
+
+    # Looking ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def seen(self) -> LedgerSnapshot:
+        return self.ledger.snapshot()
+
+    def sound(self) -> None:
+        assert "" == broken_identity(self.ledger)
+
+    def all_returned(self) -> None:
+        """Nobody holds a credit or a slot."""
+        seen = self.seen
+        self.sound()
+        assert (0, seen.slots, 0) == (seen.in_use, seen.free_slots, seen.quarantined_slots)
+
+
+class MemoryWorld(World):
+    """Every end on one loop."""
+
+    def make_arena(self, slots: int) -> Arena:
+        return heap_arena(self.layout, slots)
+
+    def sender(self, holder: str) -> TrajectorySender:
+        return MemoryTrajectorySender(exchange=self.exchange, holder=holder, on_episodes=self.heard)
+
+    def source(self) -> BatchSource:
+        return MemoryBatchSource(exchange=self.exchange)
+
+    def cut_off(self, holder: str) -> None:
+        """There is nothing between the ends that could be cut."""
+
+    async def quiet(self) -> None:
+        await turns(5)
+
+    def close(self) -> None: ...
+
+
+class SharedHost:
+    """A host's side and the coordinator's side of one link, both on this loop, each with a mapping of its own."""
+
+    def __init__(self, world: SharedWorld) -> None:
+        ours, theirs = socket_pair()
+        memory = SharedMemory.attach(os.dup(world.shared.memory.fd))
+        self.memory = memory
+        self.arena = Arena(layout=world.layout, buffer=memory.buffer, capacity=world.exchange.arena.capacity)
+        self.served = Link(end=ours, handle=self._serve, closed=lambda: None)
+        self.link = Link(end=theirs, handle=self._hear, closed=lambda: None)
+        handlers = ServedExchange(exchange=world.exchange, send=self.served.send, on_episodes=world.heard).handlers
+        self._serving: dict[str, Callable[..., None]] = {**handlers, "ping": self._pong}
+        self._hearing: dict[str, Callable[..., None]] = {"pong": self._ponged}
+        self._ping: asyncio.Future[None] | None = None
+        self.announced: list[Version] = []
+
+    def sender(self, holder: str) -> TrajectorySender:
+        sender = LinkTrajectorySender(link=self.link, arena=self.arena, holder=holder, announce=self.announced.append)
+
+        def grant(_: str, ticket: int, slot: int, lineage: int, number: int, epoch: int) -> None:
+            sender.grant(Grant(ticket, slot, Version(lineage, number), epoch))
+
+        self._hearing |= {"grant": grant, "end": lambda _: sender.grant(None)}
+        return sender
+
+    def source(self) -> BatchSource:
+        source = LinkBatchSource(link=self.link, arena=self.arena)
+        self._hearing["batch"] = source.batch
+        return source
+
+    async def round_trip(self) -> None:
+        if not self.link._open:
+            return
+        self._ping = asyncio.get_running_loop().create_future()
+        self.link.send("ping")
+        await asyncio.wait_for(self._ping, 10)
+
+    def _pong(self) -> None:
+        self.served.send("pong")
+
+    def _ponged(self) -> None:
+        assert self._ping is not None
+        self._ping.set_result(None)
+
+    def _serve(self, message: Message) -> None:
+        self._serving[message[0]](*message[1:])
+
+    def _hear(self, message: Message) -> None:
+        self._hearing[message[0]](*message[1:])
+
+    def close(self) -> None:
+        self.link.close()
+        self.served.close()
+        self.memory.close()
+
+
+class SharedWorld(World):
+    """Data in shared memory, messages over socket pairs."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.hosts: dict[str, SharedHost] = {}
+        super().__init__(**limits)
+
+    def make_arena(self, slots: int) -> Arena:
+        self.shared = SharedArena(layout=self.layout, capacity=slots)
+        self.shared.add_slots(slots)
+        return self.shared.arena
+
+    def sender(self, holder: str) -> TrajectorySender:
+        return self._host(holder).sender(holder)
+
+    def source(self) -> BatchSource:
+        return self._host("learner").source()
+
+    def _host(self, name: str) -> SharedHost:
+        if name in self.hosts:
+            self.hosts[name].close()
+        self.hosts[name] = SharedHost(self)
+        return self.hosts[name]
+
+    def cut_off(self, holder: str) -> None:
+        host = self.hosts[holder]
+        host.link.close()
+        host.served.drain()
+        host.served.close()
+
+    async def quiet(self) -> None:
+        await turns(1)  # what another thread sent
+        for _ in range(3):  # what was said, the answer, and what was said to that
+            for host in self.hosts.values():
+                await host.round_trip()
+        await turns(2)
+
+    def close(self) -> None:
+        for host in self.hosts.values():
+            host.close()
+        self.shared.memory.close()
