@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from tianflow import checkpoint
 from tianflow.checkpoint import MANIFEST, STATE, CheckpointStore, resolve, write_state
@@ -190,15 +189,16 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_newest_is_skipped_with_a_warning_and_the_one_before_is_used(store: CheckpointStore, damage: Any) -> None:
+def test_a_damaged_newest_is_skipped_with_a_warning_and_the_one_before_is_used(
+    store: CheckpointStore, damage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     save(store, Version(1, 1))
     path = save(store, Version(1, 2))
     damage(path)
-    with capture_logs() as logs:
-        newest = store.newest()
+    newest = store.newest()
     assert newest is not None
     assert Version(1, 1) == newest.version
-    assert [(str(path), "warning")] == [(entry["checkpoint"], entry["log_level"]) for entry in logs]
+    assert [(str(path), "WARNING")] == [(entry.__dict__["checkpoint"], entry.levelname) for entry in caplog.records]
     with pytest.raises(CheckpointError):
         store.load(path)
 
@@ -373,7 +373,9 @@ def test_a_disk_that_fills_up_at_any_moment_leaves_the_old_checkpoint(
     assert (moment == 7) == ((directory / "v1-0000000002").exists())
 
 
-def test_an_old_one_that_cannot_be_deleted_does_not_fail_the_new_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_one_that_cannot_be_deleted_does_not_fail_the_new_one(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     store = CheckpointStore(directory, keep=1)
     save(store, Version(1, 1))
 
@@ -381,10 +383,9 @@ def test_an_old_one_that_cannot_be_deleted_does_not_fail_the_new_one(directory: 
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(checkpoint.shutil, "rmtree", refuse)
-    with capture_logs() as logs:
-        save(store, Version(1, 2))
+    save(store, Version(1, 2))
     assert ["v1-0000000002"] == names(store)
-    assert ["an old checkpoint stays, it cannot be deleted"] == [entry["event"] for entry in logs]
+    assert ["an old checkpoint stays, it cannot be deleted"] == [entry.getMessage() for entry in caplog.records]
 
 
 # Finding --------------------------------------------------------------------------------------------------------------

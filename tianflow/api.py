@@ -166,7 +166,7 @@ def train_cli(
 
     from tianflow.screen import make_screen, summary_text
 
-    console = Console()
+    console = Console(stderr=json_line)  # the result line has standard output to itself
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
     caught: list[int] = []
 

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-import structlog
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from tianflow import plugins
 from tianflow.errors import CheckpointError
+from tianflow.logs import logger
 from tianflow.payloads import StateFile, Version
 
 FORMAT = 1
@@ -38,7 +38,7 @@ _STAGED = ".tmp-"
 _NAME = re.compile(r"v(\d+)-(\d{10,})")
 _RESERVED = frozenset({"format", "version", "created", "state"})
 
-_log = structlog.get_logger(__name__)
+_log = logger("checkpoint")
 
 
 def write_state(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:

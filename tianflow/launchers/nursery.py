@@ -20,17 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-import structlog
-
 from tianflow.errors import RunError
 from tianflow.launchers.fork_server import MAX_DESCRIPTORS, MESSAGE_BYTES, carries, processes
+from tianflow.logs import logger
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from tianflow.launchers.fork_server import main; main(int(sys.argv[1]))"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _SPAWN_ATTEMPTS = 3
 _HUNT_POLL_S = 0.005
 
-_log = structlog.get_logger(__name__)
+_log = logger("nursery")
 
 
 class Child:

@@ -1,0 +1,137 @@
+"""One set of limits from the config and all laws: the strictest wins, in one place."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.settings import cartpole
+from tianflow.channels.exchange import Exchange
+from tianflow.channels.latest import LatestCell
+from tianflow.channels.memory import heap_arena
+from tianflow.components.balancer import Balancer, Wishes, make_laws, merge
+from tianflow.directives import SetBound, SetCredits, SetOrder
+from tianflow.errors import ConfigError
+from tianflow.interfaces import LiveSettings
+from tianflow.layout import make_layout
+from tianflow.ledger import Ledger, Limits
+from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec, Settlement, Trajectory, Version
+
+SPEC = EnvironmentSpec("x", (LeafSpec("", (2,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")
+
+
+def wish(*directives):
+    wishes = Wishes()
+    for directive in directives:
+        wishes = wishes.after(directive)
+    return wishes
+
+
+def test_without_laws_the_config_decides_and_every_slot_is_a_credit():
+    limits, winner = merge({}, cartpole(balance={"max_staleness": 3}), slots=20)
+    assert (limits.max_staleness, limits.credits, limits.order, winner) == (3, 20, "version", "")
+
+
+def test_the_smallest_credits_win_and_the_winner_is_named():
+    limits, winner = merge({"a": wish(SetCredits(5)), "b": wish(SetCredits(3))}, cartpole(), slots=20)
+    assert (limits.credits, winner) == (3, "b")
+
+
+def test_a_person_s_limit_on_credits_beats_every_law():
+    limits, winner = merge({"a": wish(SetCredits(5))}, cartpole(balance={"credits": 2}), slots=20)
+    assert (limits.credits, winner) == (2, "balance.credits")
+
+
+def test_credits_never_fall_below_a_batch():
+    limits, _ = merge({"a": wish(SetCredits(1))}, cartpole(algorithm={"batch_trajectories": 4}), slots=20)
+    assert limits.credits == 4
+
+
+@pytest.mark.parametrize(
+    ("configured", "asked", "expected"),
+    [(4, (0,), 0), (4, (None,), None), (4, (None, 2), 2), (1, (3,), 1), ("unbounded", (5,), 5), ("unbounded", (), None)],
+)
+def test_the_strictest_bound_wins_and_only_a_law_alone_may_let_it_go(configured, asked, expected):
+    wishes = {str(index): wish(SetBound(bound)) for index, bound in enumerate(asked)}
+    assert merge(wishes, cartpole(balance={"max_staleness": configured}), slots=20)[0].max_staleness == expected
+
+
+def test_order_of_arrival_is_refused_while_anything_bounds_staleness():
+    let_go = wish(SetBound(None), SetOrder("arrival"))
+    assert merge({"a": let_go}, cartpole(), slots=20)[0].order == "arrival"
+    assert merge({"a": let_go, "b": wish(SetBound(2))}, cartpole(), slots=20)[0].order == "version"
+
+
+def test_an_absolute_directive_overwrites_the_one_before():
+    assert wish(SetCredits(5), SetCredits(7)).credits == 7
+
+
+def test_an_unknown_law_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match="staleness"):
+        make_laws(cartpole().model_copy(update={"balance": cartpole().balance.model_copy(update={"controller": "stalenes"})}))
+
+
+class World:
+    """An exchange, its balancer, and settings that can be changed."""
+
+    def __init__(self, config):
+        layout = make_layout(SPEC, steps=4, state_spec={}, return_accumulator=False)
+        limits = Limits(batch=config.algorithm.batch_trajectories, max_staleness=config.bound, credits=20)
+        self.exchange = Exchange(ledger=Ledger(limits=limits, slots=20), arena=heap_arena(layout, 20), clock=lambda: 0.0)
+        self.settings = LatestCell(LiveSettings(config, config.bound), 0)
+        self.bounds = []
+        self.balancer = Balancer(
+            exchange=self.exchange,
+            settings=self.settings,
+            set_bound=self.bounds.append,
+            waiting_seconds=lambda: (0.0, 0.0),
+            actors=lambda: 2,
+            clock=lambda: 0.0,
+        )
+
+    def change(self, **sections):
+        config = cartpole(**sections)
+        self.settings.put(LiveSettings(config, config.bound), self.settings.key + 1)
+
+    @property
+    def credits(self):
+        return self.exchange.ledger.credits_limit
+
+
+def test_a_changed_bound_changes_credits_at_once():
+    world = World(cartpole(balance={"max_staleness": 3}))
+    assert world.credits == 4
+    world.change(balance={"max_staleness": 0})
+    assert world.credits == 1
+    world.change(balance={"max_staleness": 7})
+    assert world.credits == 8
+
+
+def test_open_loop_lets_the_bound_go_and_the_next_law_takes_it_back():
+    world = World(cartpole(balance={"controller": "open_loop"}))
+    assert (world.bounds[-1], world.credits, world.exchange.ledger.limits.order) == (None, 20, "arrival")
+    world.change(balance={"controller": "staleness", "max_staleness": 2})
+    assert (world.bounds[-1], world.credits, world.exchange.ledger.limits.order) == (2, 3, "version")
+
+
+def test_every_settled_update_shows_laws_the_new_lag():
+    world = World(cartpole(balance={"max_staleness": 3}))
+    exchange = world.exchange
+    exchange.open_lineage(Version(1, 0))
+    granted = []
+    exchange.request_grant("actor-0", granted.append)
+    exchange.begin(granted[0].ticket, Version(1, 0))
+    exchange.commit(Trajectory(granted[0].ticket, granted[0].slot, 4, 8, Version(1, 0)))
+    batches = []
+    exchange.request_batch(Version(1, 0), batches.append)
+    exchange.settle(Settlement(Version(1, 1), (granted[0].ticket,), 3, published=False))
+    assert [law.credits for law in world.balancer.statistics()] == [3]
+    assert world.credits == 3
+
+
+def test_statistics_keep_counting_directives_of_a_law_that_was_replaced():
+    world = World(cartpole())
+    world.change(balance={"controller": "lockstep"})
+    laws = {law.name: law for law in world.balancer.statistics()}
+    assert set(laws) == {"staleness", "lockstep"}
+    assert not laws["staleness"].winning
+    assert laws["lockstep"].directives > 0

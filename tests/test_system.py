@@ -1,0 +1,80 @@
+"""Which components there are, and where they go."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.settings import cartpole
+from tianflow import system
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """Pretend to have so many cores."""
+
+    def pretend(count):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(count)))
+
+    return pretend
+
+
+def placed(**sections):
+    hosts = system.build(cartpole(placement={"launcher": "processes"}, **sections)).placement.hosts
+    return {host.name: host for host in hosts}
+
+
+def names(host):
+    return [component.name for component in host.components]
+
+
+def test_inline_is_one_host_and_memory_channels():
+    program = system.build(cartpole(actors={"count": 3}))
+    assert [host.name for host in program.placement.hosts] == ["inline"]
+    assert program.placement.address == "memory://"
+    assert [c.name for c in program.components] == ["learner", "actor-0", "actor-1", "actor-2", "evaluator"]
+
+
+def test_on_two_cores_learner_and_actors_have_one_each(cores):
+    cores(2)
+    hosts = placed(actors={"count": 3})
+    assert names(hosts["actors-0"]) == ["actor-0", "actor-1", "actor-2"]
+    assert (hosts["learner"].cores, hosts["actors-0"].cores, hosts["evaluator"].cores) == ((0,), (1,), (1,))
+
+
+def test_on_one_core_nobody_is_bound(cores):
+    cores(1)
+    assert all(host.cores == () for host in placed().values())
+
+
+def test_affinity_none_binds_nobody(cores):
+    cores(4)
+    hosts = system.build(cartpole(placement={"launcher": "processes", "affinity": "none"})).placement.hosts
+    assert all(host.cores == () for host in hosts)
+
+
+def test_many_cores_give_every_actor_host_its_own(cores):
+    cores(5)
+    hosts = placed(actors={"count": 4})
+    assert [hosts[f"actors-{place}"].cores for place in range(4)] == [(1,), (2,), (3,), (4,)]
+
+
+def test_as_many_hosts_as_set_share_the_cores_there_are(cores):
+    cores(2)
+    hosts = placed(actors={"count": 8, "hosts": 4})
+    assert names(hosts["actors-1"]) == ["actor-1", "actor-5"]
+    assert hosts["actors-3"].cores == (1,)
+
+
+def test_a_learner_with_threads_gets_as_many_cores(cores):
+    cores(4)
+    hosts = placed(learner={"threads": 2}, actors={"count": 2})
+    assert (hosts["learner"].cores, hosts["learner"].threads) == ((0, 1), 2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 16])
+def test_an_actor_keeps_its_host_whatever_the_count(cores, count):
+    cores(4)
+    everywhere = {c.name: host.name for host in placed(actors={"count": 16}).values() for c in host.components}
+    here = {c.name: host.name for host in placed(actors={"count": count}).values() for c in host.components}
+    assert here == {name: everywhere[name] for name in here}
+    assert len(here) == count + 2
