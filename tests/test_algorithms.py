@@ -569,3 +569,33 @@ def test_values_of_one_state_tend_to_the_truth_through_truncations(algorithm: st
 def test_v_trace_limits_that_need_not_converge_are_refused_with_the_settings() -> None:
     with pytest.raises(ValueError, match=r"c_bar = 2.0 is above rho_bar = 1.0"):
         ImpalaSettings(c_bar=2.0)
+
+
+def on(device: str, arrays: Any) -> LearnerBatch:
+    return LearnerBatch({name: array.to(device) for name, array in arrays.items()})
+
+
+@pytest.mark.gpu
+@every_algorithm
+@pytest.mark.parametrize(("network", "lstm"), [("mlp", 0), ("mlp", 5), ("nature_cnn", 0)])
+def test_a_gpu_learner_does_what_a_cpu_learner_does_and_agrees_with_its_actors(algorithm: str, network: str, lstm: int) -> None:
+    leaf = LeafSpec("", (1, 40, 40), "uint8") if network == "nature_cnn" else LEAF
+    settings, env = config(algorithm, network=network, lstm=lstm, normalise=True), spec(DISCRETE, leaf, autoreset="same_step")
+    policy, cpu = pair(settings, env)
+    gpu = ALGORITHMS[algorithm].make_learner(settings, env, torch.device("cuda"))
+    assert np.array_equal(cpu.flat(), gpu.flat())
+    arrays = rollout(policy, env)
+    expected, found = cpu.step(on("cpu", arrays)), gpu.step(on("cuda", arrays))
+    assert expected.samples == found.samples
+    assert expected.statistics == pytest.approx(found.statistics, rel=1e-2, abs=1e-4)
+    gpu.set_live(1e-2, 0.0)
+    for seed in range(1, 4):
+        gpu.step(on("cuda", rollout(policy, env, seed=seed)))
+        policy.load(gpu.flat())
+    gpu.set_live(0.0, 0.0)
+    found = gpu.step(on("cuda", rollout(policy, env, seed=9)))
+    assert abs(found.statistics["kl"]) < 0.5e-10
+    assert found.statistics["clip_fraction"] == 0.0
+    resumed = ALGORITHMS[algorithm].make_learner(settings, env, torch.device("cuda"))
+    resumed.load_state_dict(gpu.state_dict())
+    same_state(gpu.state_dict(), resumed.state_dict())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -199,7 +200,8 @@ class ActorCriticLearner(ABC):
         before = self._remember()
         self.model.rewards.learn(arrays)
         samples = read_batch(arrays, reward=self.model.rewards(arrays["reward"]), discount=self._discount)
-        found = self.update(samples, should_stop)
+        with self._full_precision():
+            found = self.update(samples, should_stop)
         if found is None:
             self._restore(before)
             return StepResult(0, True, {})
@@ -262,6 +264,10 @@ class ActorCriticLearner(ABC):
         self.optimiser.steps = int(state["adam/steps"])
         self.generator.set_state(torch.tensor(state["generator"]))
         self.model.observations.refresh()
+
+    def _full_precision(self) -> AbstractContextManager[None]:
+        """cuDNN rounds to 19 bits by default, and the learner's log-probabilities would then differ from the actor's."""
+        return nullcontext() if self.device.type == "cpu" else torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
     def _remember(self) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
         optimiser = self.optimiser
