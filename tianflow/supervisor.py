@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
-
 
 from tianflow.errors import RunError
 from tianflow.ledger import State
 from tianflow.logs import logger
-from tianflow.program import HostSpec
+from tianflow.program import ComponentSpec, HostSpec
 
 TICK_S = 0.5
 """Between two looks at progress."""
@@ -57,6 +57,22 @@ class Patience:
     evaluation_s: float
 
 
+@dataclass(slots=True)
+class _Life:
+    """One life of a host, from its start to its end.
+
+    ``components``: all that it ever had, because one that was retired may still hold a ticket. ``leaving``: it was asked
+    to. ``unstarted_since``: on the watch's clock, while a component of it does not work yet.
+    """
+
+    handle: HostHandle
+    components: dict[str, ComponentSpec]
+    leaving: bool = False
+    killed_for: str = ""
+    ever_started: bool = False
+    unstarted_since: float | None = None
+
+
 class Supervisor:
     """Keeps the hosts of a run alive.
 
@@ -65,8 +81,8 @@ class Supervisor:
 
     Args:
         start: starts a host; its second argument counts how often this host was started before.
-        lost: told of every host that is gone, after it was reaped, with the reason.
-        failed: told when the budget of restarts is used up.
+        lost: told of every host that is gone, after it was reaped, with all components that it ever had, and the reason.
+        failed: told when the budget of restarts is used up, or a host cannot be started.
         open_tickets: (ticket, slot, holder, state) of tickets that somebody writes.
         progress: steps so far of a ticket in a slot.
         patience: see `Patience`.
@@ -93,8 +109,7 @@ class Supervisor:
         self._max_restarts, self._window_s, self._grace_s = max_restarts, window_s, grace_s
         self._specs: dict[str, HostSpec] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
-        self._handles: dict[str, HostHandle] = {}
-        self._killed_for: dict[str, str] = {}
+        self._lives: dict[str, _Life] = {}
         self._seen: dict[int, tuple[int, float]] = {}
         self._watched_s = 0.0
         self._restarts: deque[tuple[float, str]] = deque()
@@ -118,110 +133,143 @@ class Supervisor:
     @property
     def handles(self) -> Mapping[str, HostHandle]:
         """Hosts that live now."""
-        return self._handles
+        return {name: life.handle for name, life in self._lives.items()}
 
     def reconcile(self, specs: Sequence[HostSpec]) -> None:
         """These hosts, and no others, should live. Repeating it is harmless."""
         wanted = {spec.name: spec for spec in specs}
         for name in set(self._specs) - set(wanted):
             del self._specs[name]
-            if name in self._handles:
-                self._handles[name].ask_to_stop()
+            self._dismiss(name)
         for name, spec in wanted.items():
-            if name in self._handles and self._specs.get(name) != spec:
-                self._handles[name].reconcile(spec)
-            self._specs[name] = spec
+            if self._specs.get(name) != spec:
+                self._specs[name] = spec
+                self._tell(name)
             if name not in self._keepers or self._keepers[name].done():
                 self._keepers[name] = asyncio.get_running_loop().create_task(self._keep(name), name=f"keep {name}")
 
     def kill(self, host: str, reason: str) -> None:
         """End ``host`` now; it restarts."""
-        if host in self._handles:
-            self._killed_for.setdefault(host, reason)
-            self._handles[host].kill()
+        if host in self._lives:
+            self._lives[host].killed_for = self._lives[host].killed_for or reason
+            self._lives[host].handle.kill()
 
     async def stop(self) -> None:
         """Ask all hosts to leave, wait for the grace time, kill the rest, and wait until every one is reaped."""
-        self._stopping = True
-        for handle in self._handles.values():
-            handle.ask_to_stop()
+        for name in self._end_all():
+            self._dismiss(name)
         keepers = [task for task in self._keepers.values() if not task.done()]
         if not keepers:
             return
         _, late = await asyncio.wait(keepers, timeout=self._grace_s)
-        for name, handle in list(self._handles.items()):
+        for name, life in self._lives.items():
             log.warning("killing a host that did not leave in time", host=name, grace_s=self._grace_s)
-            handle.kill()
+            life.handle.kill()
         if late:
             await asyncio.wait(late)
 
     async def abandon(self) -> None:
         """Kill everything now, and wait until it is reaped."""
-        self._stopping = True
-        for handle in self._handles.values():
-            handle.kill()
+        for name in self._end_all():
+            self._lives[name].handle.kill()
         if self._keepers:
             await asyncio.wait(self._keepers.values())
 
+    def _end_all(self) -> Sequence[str]:
+        """No host is started any more. Those that live; the others need not be waited for."""
+        self._stopping = True
+        for name, keeper in self._keepers.items():
+            if name not in self._lives:
+                keeper.cancel()
+        return tuple(self._lives)
+
+    def _dismiss(self, name: str) -> None:
+        if name in self._lives:
+            self._lives[name].leaving = True
+            self._lives[name].handle.ask_to_stop()
+
+    def _tell(self, name: str) -> None:
+        """Tell a living host which components it should run; one that leaves learns it in its next life."""
+        life = self._lives.get(name)
+        if life is not None and not life.leaving:
+            life.components |= {component.name: component for component in self._specs[name].components}
+            life.handle.reconcile(self._specs[name])
+
     async def _keep(self, name: str) -> None:
-        """Start a host again and again, until it is no longer wanted or the budget is used up."""
+        """Keep a host alive. Nothing that goes wrong here may stay unsaid: the run would wait for the host for ever."""
+        try:
+            await self._live_again_and_again(name)
+        except RunError as error:
+            self._failed(error)
+        except Exception as error:  # noqa: BLE001 - a boundary: without its host a run cannot go on
+            self._failed(RunError(name, f"cannot be started: {error}", traceback.format_exc()))
+
+    async def _live_again_and_again(self, name: str) -> None:
+        """Until the host is no longer wanted, or the budget is used up."""
         failed_starts = 0
         while self._wanted(name):
             spec = self._specs[name]
-            try:
-                handle = await self._start(spec, self.starts[name])
-            except RunError as error:
-                self._failed(error)
-                return
+            life = _Life(await self._start(spec, self.starts[name]), {component.name: component for component in spec.components})
             self.starts[name] += 1
-            self._handles[name] = handle
+            self._lives[name] = life
             if not self._wanted(name):
-                handle.ask_to_stop()
-            ended = await handle.wait()
-            failed_starts = 0 if handle.started else failed_starts + 1
-            del self._handles[name]
-            if not self._wanted(name):
-                self._lost(spec, "stopped")
-                return
-            reason = self._killed_for.pop(name, "died")
-            self.restarts[name, reason] += 1
-            log.warning("a host is gone", host=name, reason=reason, ended=ended)
-            self._lost(spec, reason)
-            if failed_starts >= START_ATTEMPTS:
-                self._failed(RunError(name, f"never started: {failed_starts} attempts in a row ended by {reason} ({ended})"))
-                return
-            if not self._within_budget(name, ended, reason):
-                return
+                self._dismiss(name)
+            elif self._specs[name] != spec:
+                self._tell(name)
+            ended = await life.handle.wait()
+            del self._lives[name]
+            gone = replace(spec, components=tuple(life.components.values()))
+            if life.leaving or not self._wanted(name):
+                self._lost(gone, "stopped")
+                continue
+            reason = life.killed_for or "died"
+            failed_starts = 0 if life.ever_started or life.handle.started else failed_starts + 1
+            self._bury(gone, reason, ended, failed_starts)
             recent = sum(1 for _, host in self._restarts if host == name)
             await asyncio.sleep(BACKOFF_S[min(recent - 1, len(BACKOFF_S) - 1)])
 
     def _wanted(self, name: str) -> bool:
         return not self._stopping and name in self._specs
 
-    def _within_budget(self, name: str, ended: str, reason: str) -> bool:
+    def _bury(self, host: HostSpec, reason: str, ended: str, failed_starts: int) -> None:
+        """Tell of a host's unwanted end. RunError when it should not be tried again."""
+        name = host.name
+        self.restarts[name, reason] += 1
+        log.warning("a host is gone", host=name, reason=reason, ended=ended)
+        self._lost(host, reason)
+        if failed_starts >= START_ATTEMPTS:
+            raise RunError(name, f"never started: {failed_starts} attempts in a row ended by {reason} ({ended})")
         now = asyncio.get_running_loop().time()
         self._restarts.append((now, name))
         while self._restarts[0][0] < now - self._window_s:
             self._restarts.popleft()
-        if len(self._restarts) <= self._max_restarts:
-            return True
-        summary = f"{len(self._restarts)} hosts ended within {self._window_s:g} s, the last one by {reason} ({ended})"
-        self._failed(RunError(name, summary))
-        return False
+        if len(self._restarts) > self._max_restarts:
+            summary = f"{len(self._restarts)} hosts ended within {self._window_s:g} s, the last one by {reason} ({ended})"
+            raise RunError(name, summary)
 
     def _watch(self, now: float) -> None:
-        for name, handle in list(self._handles.items()):
-            role = self._specs[name].components[0].role if name in self._specs and self._specs[name].components else "actor"
-            if not handle.started:
-                limit, reason = self._patience.start_s, "start_timeout"
-            elif role == "learner":
-                continue  # a slow update is not a hang: readiness tells, a person decides
-            else:
-                limit = self._patience.evaluation_s if role == "evaluator" else max(self._patience.step_s, 10 * TICK_S)
-                reason = "silent"
-            if min(handle.silent_for, now) > limit:
+        for name, life in list(self._lives.items()):
+            if life.handle.started:
+                life.ever_started, life.unstarted_since = True, None
+            elif life.unstarted_since is None:
+                life.unstarted_since = now
+            limit, reason, shown_nothing_for = self._patience_with(life, now)
+            if shown_nothing_for > limit:
                 self.kill(name, reason)
         self._watch_progress(now)
+
+    def _patience_with(self, life: _Life, now: float) -> tuple[float, str, float]:
+        """(limit, reason, seconds) for the host: it may show nothing for so long, and has for so many seconds."""
+        if life.unstarted_since is not None:
+            # Whether it talks says nothing: a constructor that hangs leaves the host's loop free to report.
+            return self._patience.start_s, "start_timeout", now - life.unstarted_since
+        silent = min(life.handle.silent_for, now)
+        match next((component.role for component in life.components.values()), "actor"):
+            case "learner":
+                return float("inf"), "", silent  # a slow update is not a hang: readiness tells, a person decides
+            case "evaluator":
+                return self._patience.evaluation_s, "silent", silent
+        return max(self._patience.step_s, 10 * TICK_S), "silent", silent
 
     def _watch_progress(self, now: float) -> None:
         seen: dict[int, tuple[int, float]] = {}
@@ -232,8 +280,8 @@ class Supervisor:
             before = self._seen.get(ticket)
             seen[ticket] = before if before is not None and before[0] == steps else (steps, now)
             if now - seen[ticket][1] > self._patience.step_s:
-                host = next((name for name, spec in self._specs.items() if any(c.name == holder for c in spec.components)), None)
-                if host is not None:
+                host = next((name for name, life in self._lives.items() if holder in life.components), None)
+                if host is not None and not self._lives[host].killed_for:
                     log.warning("an environment hangs", component=holder, host=host, step=steps, after_s=self._patience.step_s)
                     self.kill(host, "env_hang")
         self._seen = seen

@@ -1,0 +1,306 @@
+"""A run as a user starts it: a process of its own, watched from outside through its files, its HTTP server and /proc."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tianflow.control_file import NAME, ControlFile
+from tianflow.launchers.fork_server import carries, processes
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[2]
+POLL_S = 0.02
+START_S = 40.0
+"""A machine that has other things to do takes this long to import PyTorch in the worst case."""
+SMALL: Mapping[str, object] = {
+    "env.id": "tests.environments:CounterEnv",
+    "env.num_envs": 2,
+    "algorithm.epochs": 1,
+    "algorithm.minibatch_size": 32,
+    "network.hidden": [8],
+    "actors.count": 2,
+    "actors.hosts": 2,
+    "actors.rollout_steps": 16,
+    "metrics.interval_s": 0.2,
+    "placement.affinity": "none",
+    "run.target_return": None,
+    "run.max_env_steps": None,
+    "run.grace_s": 5.0,
+}
+"""A run whose updates take milliseconds, and that never ends by itself."""
+
+
+class ImpatienceError(AssertionError):
+    """Something did not come true in time."""
+
+
+def until(what: str, condition: Callable[[], T | None], *, within_s: float = 20.0, tell: Callable[[], str] = str) -> T:
+    """Ask again and again until ``condition`` answers something true, and give it back."""
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise ImpatienceError(f"not within {within_s:g} s: {what}\n{tell()}")
+        time.sleep(POLL_S)
+    return found
+
+
+def assignment(path: str, value: object) -> str:
+    """One override as the command line takes it. JSON is TOML for all that tests set, but null and tables."""
+    if isinstance(value, Mapping):
+        return f"{path}={{ {', '.join(f'{key} = {json.dumps(item)}' for key, item in value.items())} }}"
+    return f"{path}={json.dumps(value)}"
+
+
+@dataclass
+class LiveRun:
+    """``tianflow train`` as a child process. Everything that descends from it carries ``mark`` in its environment."""
+
+    folder: Path
+    settings: Mapping[str, object]
+    arguments: tuple[str, ...] = ()
+    name: str = field(default_factory=lambda: f"run-{uuid.uuid4().hex[:12]}")
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._stdout, self._stderr = (self.folder / f"{stream}-{self.mark}" for stream in ("stdout", "stderr"))
+        overrides = [assignment(path, value) for path, value in {"run.name": self.name, **self.settings}.items()]
+        command = [
+            sys.executable,
+            "-m",
+            "tianflow.cli",
+            "train",
+            *self.arguments,
+            "--plain",
+            "--json",
+            "--runs-dir",
+            str(self.folder),
+            *overrides,
+        ]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "controllers"))),
+            "OMP_NUM_THREADS": "1",
+            "TIANFLOW_TEST": self.mark,
+        }
+        with self._stdout.open("w") as out, self._stderr.open("w") as err:
+            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+
+    # What it says ----------------------------------------------------------------------------------------------------
+
+    @property
+    def directory(self) -> Path:
+        return self.folder / self.name
+
+    @property
+    def stdout(self) -> str:
+        return self._stdout.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text()
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The line of JSON at its end."""
+        return json.loads(self.stdout.splitlines()[-1])  # type: ignore[no-any-return]  # our own output
+
+    def told(self) -> str:
+        """Everything it has said, for whoever has to find out why a test failed."""
+        return f"exit code {self.process.poll()}\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-6000:]}"
+
+    @property
+    def control(self) -> ControlFile | None:
+        found = ControlFile.read(self.directory)
+        return found if found is not None and found.pid == self.process.pid else None
+
+    def request(self, path: str, method: str = "GET", body: Mapping[str, object] | None = None) -> tuple[int, str]:
+        """Status and body of an answer; (0, "") when nobody answers."""
+        control = self.control
+        if control is None:
+            return 0, ""
+        headers = {"Authorization": f"Bearer {control.token}", "Content-Type": "application/merge-patch+json"}
+        data = None if body is None else json.dumps(body).encode()
+        wish = urllib.request.Request(control.address + path, data, headers, method=method)
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(wish, timeout=10.0) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def status(self) -> dict[str, Any]:
+        """The run's document; empty when nobody answers."""
+        code, body = self.request(f"/api/v1/runs/{self.name}")
+        return json.loads(body) if code == 200 else {}
+
+    def act(self, action: str) -> None:
+        assert 202 == self.request(f"/api/v1/runs/{self.name}/{action}", "POST")[0]
+
+    def patch(self, resource: str, **values: object) -> None:
+        code, body = self.request(f"/api/v1/runs/{self.name}/{resource}", "PATCH", values)
+        assert 200 == code, body
+
+    def ready(self) -> bool:
+        return self.request("/readyz")[0] == 200
+
+    def why_not_ready(self) -> str:
+        """The reasons; "" while it is ready or does not answer."""
+        code, body = self.request("/readyz")
+        return "; ".join(json.loads(body)["reasons"]) if code == 503 else ""
+
+    def metrics(self) -> dict[tuple[str, ...], float]:
+        """Samples by name and sorted label values (the run's own left out)."""
+        body = self.request("/metrics")[1]
+        return {
+            (sample.name.removeprefix("tianflow_"), *(value for key, value in sorted(sample.labels.items()) if key != "run")): sample.value
+            for family in text_string_to_metric_families(body)
+            for sample in family.samples
+        }
+
+    def metric(self, *key: str) -> float:
+        return self.metrics().get(key, 0.0)
+
+    def restarts(self) -> float:
+        return sum(value for key, value in self.metrics().items() if key[0] == "component_restarts_total")
+
+    def checkpoints(self) -> list[Path]:
+        """Those that have their name, oldest first."""
+        return sorted((self.directory / "checkpoints").glob("v*-*"))
+
+    # What it is made of ------------------------------------------------------------------------------------------------
+
+    def descendants(self) -> dict[int, str]:
+        """Whoever carries the run's id or this test's mark, but for the coordinator: pid and name."""
+        found = {}
+        for entry in processes():
+            mine = carries(entry.pid, "TIANFLOW_TEST", self.mark) or carries(entry.pid, "TIANFLOW_RUN", self.name)
+            if entry.pid != self.process.pid and entry.state not in "ZX" and mine:
+                found[entry.pid] = _command(entry.pid)
+        return found
+
+    def pid(self, host: str) -> int | None:
+        return next((pid for pid, name in self.descendants().items() if name == host), None)
+
+    def wait_for_pid(self, host: str) -> int:
+        return self.until(f"a process called {host}", lambda: self.pid(host))
+
+    def kill(self, host: str, number: int = signal.SIGKILL) -> int:
+        """Send a signal to the process of ``host``, as soon as there is one."""
+        pid = self.wait_for_pid(host)
+        os.kill(pid, number)
+        return pid
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))  # noqa: PTH208 - a count is wanted
+
+    # Waiting -----------------------------------------------------------------------------------------------------------
+
+    def until(self, what: str, condition: Callable[[], T | None], *, within_s: float = 20.0) -> T:
+        """As `until`; ends at once when the process has."""
+
+        def unless_ended() -> T | None:
+            found = condition()
+            if not found and self.process.poll() is not None:
+                raise ImpatienceError(f"the run ended before: {what}\n{self.told()}")
+            return found
+
+        return until(what, unless_ended, within_s=within_s, tell=self.told)
+
+    def until_training(self, *, more: int = 1, within_s: float = START_S) -> int:
+        """Until ``more`` updates have been settled than now; how many there are."""
+        before = self.status().get("progress", {}).get("updates", 0)
+
+        def updates() -> int:
+            return int(self.status().get("progress", {}).get("updates", 0))
+
+        self.until(f"{before + more} updates", lambda: updates() >= before + more, within_s=within_s)
+        return updates()
+
+    def until_checkpoint(self, more: int = 1) -> Path:
+        """Ask for a checkpoint and wait for a new one; where it is."""
+        before = set(self.checkpoints())
+        self.act("checkpoint")
+        return self.until("a new checkpoint", lambda: next(iter(set(self.checkpoints()) - before), None))
+
+    def end(self, within_s: float = 30.0) -> int:
+        """Wait until it has ended; its exit code."""
+        try:
+            return self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise ImpatienceError(f"it did not end within {within_s:g} s\n{self.told()}") from None
+
+    def interrupt(self, number: int = signal.SIGINT, within_s: float = 30.0) -> int:
+        self.process.send_signal(number)
+        return self.end(within_s)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def run(folder: Path, *arguments: str, **settings: object) -> Iterator[LiveRun]:
+    """A run with `SMALL` settings and ``settings`` (``env__id`` means ``env.id``); nothing of it may be left afterwards."""
+    before = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are wanted; this is the directory that must stay clean
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    live = LiveRun(folder, {**SMALL, **given}, arguments or ("cartpole_ppo",))
+    try:
+        yield live
+        if live.process.poll() is None:
+            live.interrupt()
+        nothing_left(live, before)
+    finally:
+        for pid in live.descendants():
+            os.kill(pid, signal.SIGKILL)
+        live.process.kill()
+        live.process.wait()
+
+
+def nothing_left(live: LiveRun, shared_before: set[str], within_s: float = 10.0) -> None:
+    """No process, no socket, no memory file, no half-written checkpoint."""
+    until("no process is left", lambda: not live.descendants(), within_s=within_s, tell=lambda: str(live.descendants()))
+    mine = {name for name in set(os.listdir("/dev/shm")) - shared_before if "tianflow" in name or "torch" in name}  # noqa: PTH208
+    assert set() == mine
+    control = ControlFile.read(live.directory)
+    if control is not None:  # only a coordinator that was killed leaves it
+        assert not control.alive
+        host, port = control.address.removeprefix("http://").rsplit(":", 1)
+        with socket.socket() as probe:
+            assert probe.connect_ex((host, int(port))) != 0
+    assert [] == list(Path(tempfile.gettempdir()).glob(f"*{live.mark}*"))
+
+
+def stop_now_and_then(live: LiveRun, host: str, *, pause_s: float, seed: int) -> None:
+    """Stop a host's process, and continue it after ``pause_s``."""
+    pid = live.wait_for_pid(host)
+    rng = random.Random(seed)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(pause_s * rng.random())  # how long it stands still is the experiment, nothing is waited for
+    os.kill(pid, signal.SIGCONT)
+
+
+CONTROL = NAME
