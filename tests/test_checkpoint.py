@@ -445,3 +445,11 @@ def test_the_module_needs_no_pytorch() -> None:
     command = "import sys, tianflow.checkpoint; raise SystemExit('torch' in sys.modules)"
     root = Path(__file__).parent.parent
     assert 0 == subprocess.run([sys.executable, "-c", command], check=False, cwd=root).returncode
+
+
+def test_the_last_lineage_counts_what_is_torn_too(store: CheckpointStore) -> None:
+    assert store.last_lineage() == 0
+    save(store, Version(2, 1))
+    torn = save(store, Version(3, 1))
+    (torn / "manifest.json").unlink()
+    assert store.last_lineage() == 3

@@ -21,10 +21,10 @@ from tianflow.coordinator import Run
 from tianflow.layout import make_layout
 from tianflow.errors import CheckpointError, RunError
 from tianflow.logs import configure
-from tianflow.memory import check_memory
 
 if TYPE_CHECKING:
     from tianflow.interfaces import RunControl
+    from tianflow.payloads import EnvironmentSpec, TrajectoryLayout
     from tianflow.playing import LoadedPolicy
 
 Overrides = Sequence[str] | Mapping[str, object]
@@ -220,6 +220,49 @@ class _Session:
 @contextlib.asynccontextmanager
 async def _opened(config: Config, *, resume: str | Path | None, runs_dir: Path, http: bool) -> AsyncIterator[_Session]:
     """Validate, make the run, serve it, launch it. Nothing is started before everything is checked."""
+    prepared = await asyncio.to_thread(_prepare, config, resume, runs_dir)
+    slots = prepared.launcher.slots(config=config, layout=prepared.layout)
+    run = Run(
+        run_id=prepared.run_id,
+        directory=prepared.directory,
+        config=config,
+        spec=prepared.spec,
+        layout=prepared.layout,
+        slots=slots,
+        resumed=prepared.checkpoint,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        address = ""
+        if http:
+            from tianflow.service.auth import Tokens
+            from tianflow.service.server import serve
+
+            address = (await stack.enter_async_context(serve(run, config.http, Tokens.make(), run.directory))).address
+        finished = asyncio.get_running_loop().create_task(prepared.launcher.launch(run, slots), name="run")
+        try:
+            yield _Session(run, finished, address)
+        finally:
+            if not finished.done():
+                finished.cancel()
+            await asyncio.gather(finished, return_exceptions=True)
+    if run.first_error is not None:
+        raise run.first_error
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What was checked and found before anything starts."""
+
+    checkpoint: Checkpoint | None
+    spec: EnvironmentSpec
+    layout: TrajectoryLayout
+    launcher: Any
+    run_id: str
+    directory: Path
+
+
+def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prepared:
+    """Everything that reads files, imports what the config names, or makes an environment: off the loop."""
     checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
     spec = validation.require_valid(config).spec
     assert spec is not None
@@ -229,28 +272,9 @@ async def _opened(config: Config, *, resume: str | Path | None, runs_dir: Path, 
         state_spec=network_rules.state_spec(config.network),
         return_accumulator=config.env.normalisation.returns,
     )
-    check_memory(config, layout)
     factory: Any = plugins.load("tianflow.launchers", config.placement.launcher, path="placement.launcher")
-    launcher = factory()
     run_id, directory = _directory(config, checkpoint, resume, runs_dir)
-    slots = launcher.slots(config=config, layout=layout)
-    run = Run(run_id=run_id, directory=directory, config=config, spec=spec, layout=layout, slots=slots, resumed=checkpoint)
-    async with contextlib.AsyncExitStack() as stack:
-        address = ""
-        if http:
-            from tianflow.service.auth import Tokens
-            from tianflow.service.server import serve
-
-            address = (await stack.enter_async_context(serve(run, config.http, Tokens.make(), directory))).address
-        finished = asyncio.get_running_loop().create_task(launcher.launch(run, slots), name="run")
-        try:
-            yield _Session(run, finished, address)
-        finally:
-            if not finished.done():
-                finished.cancel()
-            await asyncio.gather(finished, return_exceptions=True)
-    if run.first_error is not None:
-        raise run.first_error
+    return _Prepared(checkpoint, spec, layout, factory(), run_id, directory)
 
 
 def _directory(config: Config, checkpoint: Checkpoint | None, resume: str | Path | None, runs_dir: Path) -> tuple[str, Path]:

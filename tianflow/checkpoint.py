@@ -152,6 +152,10 @@ class CheckpointStore:
             for manifest in _whole(path)
         )
 
+    def last_lineage(self) -> int:
+        """The newest lineage of which anything lies here, whole or not; 0 if nothing does."""
+        return max((version.lineage for path in self._paths() if (version := _version_of(path)) is not None), default=0)
+
     def newest(self) -> Checkpoint | None:
         """The newest one that is whole; those that are not are skipped with a warning. None if there is none."""
         for path in self._paths():

@@ -123,6 +123,7 @@ class Run:
         self._began = time.monotonic()
         self._training_began: float | None = None
         self._to_target: float | None = None
+        self._ended_at: float | None = None
         self._last_update = 0.0
         self._last_tick = time.monotonic()
         self._evaluation: dict[str, float] = {}
@@ -130,6 +131,7 @@ class Run:
         self._checkpoint = CheckpointStatistics()
         self._checkpoint_seconds = Histogram()
         self._refused = 0
+        self._saved = False
         self._on_disk: Sequence[Mapping[str, object]] = ()
         self._saving = asyncio.Lock()
         self._judging = asyncio.Lock()
@@ -183,6 +185,7 @@ class Run:
             for task in (*watchers, *self._tasks):
                 task.cancel()
             await asyncio.gather(ending, *watchers, *self._tasks, return_exceptions=True)
+            self._ended_at = time.monotonic()
             await asyncio.get_running_loop().run_in_executor(self._disk, self._write_summary)
             self._disk.shutdown(wait=False)
 
@@ -274,9 +277,12 @@ class Run:
 
         The newest checkpoint that this process made, else the one it was resumed from.
         """
-        found = await asyncio.get_running_loop().run_in_executor(self._disk, self.store.newest)
-        if found is None or (self.resumed is not None and found.version.lineage <= self.resumed.version.lineage):
+        loop = asyncio.get_running_loop()
+        if self._saved:
+            found = await loop.run_in_executor(self._disk, self.store.newest)
+        else:
             found = self.resumed
+            self._lineage = max(self._lineage, await loop.run_in_executor(self._disk, self.store.last_lineage))
         self._lineage += 1
         if found is None:
             return Version(self._lineage, 0), 0, None
@@ -505,6 +511,7 @@ class Run:
                 self._checkpoint = replace(self._checkpoint, failures=self._checkpoint.failures + 1)
                 await loop.run_in_executor(self._disk, self.store.discard, staged)
                 raise
+            self._saved = True
             self._on_disk = await loop.run_in_executor(self._disk, self.store.list)
             self._checkpoint_seconds.add(time.monotonic() - began)
             self._checkpoint = replace(self._checkpoint, last_success=time.time(), seconds=self._checkpoint_seconds.read())
@@ -640,7 +647,8 @@ class Run:
         ledger = self.exchange.ledger.snapshot()
         staleness = sorted(value for value, count in ledger.staleness.items() for _ in range(count))
         returns = self._episodes.returns
-        training_s = None if self._training_began is None else time.monotonic() - self._training_began
+        now = time.monotonic() if self._ended_at is None else self._ended_at
+        training_s = None if self._training_began is None else now - self._training_began
         return {
             "run": self.id,
             "state": self._state,

@@ -1,0 +1,138 @@
+"""`train`, `open_run` and `load_policy`, with everything in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+
+import tianflow
+from tests.settings import cartpole
+from tianflow.errors import CheckpointError, ConfigError, RunError, StateConflictError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
+
+
+def run(tmp_path, *, resume=None, **sections):
+    return tianflow.train(cartpole(**sections), runs_dir=tmp_path, resume=resume)
+
+
+def test_a_run_ends_where_it_was_told_to_and_says_what_came_of_it(tmp_path):
+    finished = run(tmp_path)
+    summary = finished.summary
+    assert (summary["state"], summary["reason"], summary["updates"]) == ("done", "max_updates", 4)
+    assert summary["staleness"]["violations"] == 0
+    assert summary["evaluation"] == {**summary["evaluation"], "version": 4, "episodes": 4}
+    assert json.loads((finished.directory / "summary.json").read_text()) == summary
+
+
+def test_begun_is_trained_plus_dropped_at_the_end(tmp_path):
+    counts = run(tmp_path).summary["trajectories"]
+    assert counts["begun"] == counts["trained"] + sum(counts["dropped"].values())
+    assert counts["open"] == 0
+
+
+def test_a_resumed_run_goes_on_in_its_directory_at_its_version(tmp_path):
+    first = run(tmp_path, run={"name": "one"})
+    second = run(tmp_path, run={"max_updates": 6}, resume="one")
+    assert second.directory == first.directory
+    assert second.summary["updates"] == 6
+    assert second.summary["env_steps"] > first.summary["env_steps"]
+    assert {path.name for path in (second.directory / "checkpoints").iterdir()} == {"v1-0000000004", "v2-0000000006"}
+
+
+def test_an_older_checkpoint_is_resumed_when_it_is_the_one_named(tmp_path):
+    first = run(tmp_path, run={"name": "one"})
+    run(tmp_path, run={"max_updates": 6}, resume="one")
+    again = run(tmp_path, run={"max_updates": 5}, resume=first.directory / "checkpoints" / "v1-0000000004")
+    assert again.summary["updates"] == 5
+
+
+def test_a_run_never_overwrites_another(tmp_path):
+    run(tmp_path, run={"name": "one"})
+    with pytest.raises(CheckpointError, match="--resume one"):
+        run(tmp_path, run={"name": "one"})
+
+
+def test_the_policy_of_a_finished_run_acts_on_single_observations(tmp_path):
+    policy = run(tmp_path).policy
+    environment = gymnasium.make("CartPole-v1")
+    observation, _ = environment.reset(seed=3)
+    state = None
+    for _ in range(5):
+        action, state = policy.act(observation, state)
+        assert environment.action_space.contains(action)
+        observation, *_ = environment.step(action)
+    environment.close()
+
+
+def test_a_recurrent_policy_remembers_between_calls(tmp_path):
+    policy = run(tmp_path, network={"lstm": 8}).policy
+    observation = np.zeros(4, np.float32)
+    _, state = policy.act(observation)
+    assert {name: tuple(value.shape) for name, value in state.items()} == {"h": (1, 8), "c": (1, 8)}
+    assert any(bool(value.any()) for value in state.values())
+
+
+def test_a_config_that_cannot_be_used_starts_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="CartPole-v1"):
+        run(tmp_path, env={"id": "CartPol-v1"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_memory_limit_that_holds_no_batch_starts_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="memory_limit"):
+        run(tmp_path, balance={"memory_limit": 1000})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_environment_ends_the_run_with_the_first_error(tmp_path):
+    env = {"id": "tests.environments:RaisingEnv", "kwargs": {"at": 5}, "max_failures": 2}
+    with pytest.raises(RunError, match="failed 3 times"):
+        run(tmp_path, env=env)
+    [directory] = tmp_path.iterdir()
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["state"] == "failed"
+    assert "failed 3 times" in summary["error"]
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def test_a_run_is_steered_while_it_goes_on_and_stopped_by_leaving(tmp_path):
+    config = cartpole(run={"max_updates": None})
+    async with tianflow.open_run(config, runs_dir=tmp_path) as handle:
+        control = handle.control
+        await until(lambda: control.statistics().ledger.updates > 2)
+        assert await handle.balance.set(max_staleness=3) > 0
+        assert control.config.bound == 3
+        with pytest.raises(ConfigError, match="max_staleness"):
+            await handle.balance.set(max_staleness=-1)
+        assert control.config.bound == 3
+        assert control.pause(source="test") == "paused"
+        assert control.pause(source="test") == "paused"
+        settled = control.statistics().ledger.updates
+        await asyncio.sleep(0.2)
+        assert control.statistics().ledger.updates <= settled + 1
+        assert control.ready() == (True, ())
+        assert control.resume(source="test") == "running"
+        await until(lambda: control.statistics().ledger.updates > settled + 3)
+    assert control.state == "stopped"
+    with pytest.raises(StateConflictError):
+        control.pause(source="test")
+    actions = [record["action"] for record in control.audit()]
+    assert actions == ["change", "pause", "resume"]
+
+
+async def test_draining_trains_on_what_is_there_and_ends(tmp_path):
+    async with tianflow.open_run(cartpole(run={"max_updates": None}), runs_dir=tmp_path) as handle:
+        await until(lambda: handle.control.statistics().ledger.updates > 2)
+        assert handle.control.drain(source="test") == "draining"
+        summary = await handle.wait()
+    assert (summary["state"], summary["reason"]) == ("done", "drained")
+    assert summary["trajectories"]["dropped"] == {}
