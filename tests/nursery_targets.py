@@ -42,7 +42,7 @@ def look_around(payload: bytes, fds: list[int]) -> None:
 
 
 def _numpy_draw() -> float:
-    return float(sys.modules["numpy"].random.random()) if "numpy" in sys.modules else 0.0
+    return float(sys.modules["numpy.random"].random()) if "numpy.random" in sys.modules else 0.0
 
 
 def end(payload: bytes, fds: list[int]) -> int | None:
@@ -66,6 +66,15 @@ def end(payload: bytes, fds: list[int]) -> int | None:
 
 def sleep(payload: bytes, fds: list[int]) -> None:
     """Sleep for as long as nobody ends it."""
+    time.sleep(600)
+
+
+def with_daemon(payload: bytes, fds: list[int]) -> None:
+    """Start a process in a session of its own, whose parent ends at once; report its pid, and stay."""
+    command = "setsid sleep 600 >/dev/null & echo $!"
+    daemon = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=True, text=True).stdout
+    with socket.socket(fileno=fds[0]) as connection:
+        connection.send(json.dumps(int(daemon)).encode())
     time.sleep(600)
 
 

@@ -23,6 +23,7 @@ from tianflow.launchers.fork_server import carries, processes
 from tianflow.launchers.nursery import Child, Nursery
 
 ECHO, END, SLEEP, LOOK, FAMILY = (f"tests.nursery_targets:{name}" for name in ("echo", "end", "sleep", "look_around", "with_descendants"))
+DAEMON = "tests.nursery_targets:with_daemon"
 
 
 @pytest.fixture
@@ -190,6 +191,16 @@ async def test_descendants_of_a_living_host_outlive_the_end_of_another(nursery: 
     await keeper.wait()
 
 
+async def test_a_daemon_lives_as_long_as_the_host_that_started_it(nursery: Nursery) -> None:
+    keeper, daemon = await told_by(nursery, "keeper", DAEMON)
+    for index in range(3):
+        assert 0 == await (await nursery.spawn(f"host-{index}", END, b"return 0")).wait()
+        assert daemon in await table()
+    keeper.kill()
+    await keeper.wait()
+    assert daemon not in await table()
+
+
 async def test_a_child_inherits_nothing_but_what_it_was_given(nursery: Nursery, run_id: str) -> None:
     bystander, idle = await ask(nursery, "bystander", ECHO)
     child, seen = await told_by(nursery, "learner", LOOK, bytes(3_000_000))
@@ -204,7 +215,7 @@ async def test_a_child_inherits_nothing_but_what_it_was_given(nursery: Nursery, 
 
 
 async def test_preloaded_modules_are_there_and_hosts_draw_different_numbers(run_id: str) -> None:
-    async with Nursery(run_id=run_id, preload=("numpy", "no_such_module")) as nursery:
+    async with Nursery(run_id=run_id, preload=("numpy.random", "no_such_module")) as nursery:
         seen = [(await told_by(nursery, f"host-{index}", LOOK))[1] for index in range(2)]
         assert "numpy" in seen[0]["modules"]
         assert seen[0]["random"] != seen[1]["random"]

@@ -212,8 +212,8 @@ class ForkServer:
         for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *fds}:  # noqa: PTH208 - numbers are wanted
             with contextlib.suppress(OSError):  # the listing's own descriptor
                 os.close(fd)
-        if "numpy" in sys.modules:  # else every host would draw the same numbers from its global generator
-            sys.modules["numpy"].random.seed()
+        if "numpy.random" in sys.modules:  # else every host would draw the same numbers from its global generator
+            sys.modules["numpy.random"].seed()
 
     # Burial: exact, because only this process reaps what it forked or adopted ------------------------------------------
 
