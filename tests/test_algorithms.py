@@ -126,9 +126,10 @@ def test_learner_and_actor_agree_on_every_log_probability(kind: str, lstm: int, 
 
 @every_algorithm
 @pytest.mark.parametrize("lstm", [0, 5])
-def test_at_learning_rate_zero_without_staleness_nothing_diverges(algorithm: str, lstm: int) -> None:
+@pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "masked", "box"])
+def test_at_learning_rate_zero_without_staleness_nothing_diverges(algorithm: str, lstm: int, kind: str) -> None:
     expected = CASES["ppo_zero_learning_rate_invariant"]["expected"]
-    settings, env = config(algorithm, lstm=lstm, learning_rate=0.0), spec()
+    settings, env = config(algorithm, lstm=lstm, learning_rate=0.0), spec(ACTIONS.get(kind, DISCRETE), mask=kind == "masked")
     policy, learner = pair(settings, env)
     before = learner.flat().copy()
     found = learner.step(LearnerBatch(rollout(policy, env)))
