@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import json
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-
 
 from tianflow import config_loading, system
 from tianflow.channels.broadcast import Broadcast
@@ -20,7 +20,15 @@ from tianflow.channels.latest import LatestCell
 from tianflow.checkpoint import Checkpoint, CheckpointStore
 from tianflow.components.balancer import Balancer, make_laws
 from tianflow.config import Config
-from tianflow.errors import BrokenChannelError, CheckpointError, ConfigError, Problem, RunError, StateConflictError
+from tianflow.errors import (
+    BrokenChannelError,
+    CheckpointError,
+    ConfigError,
+    EnvironmentFailedError,
+    Problem,
+    RunError,
+    StateConflictError,
+)
 from tianflow.events import EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger import Ledger, Limits, State
@@ -108,12 +116,14 @@ class Run:
         self.exchange.seed_epoch = resumed.version.number if resumed and config.run.deterministic else 0
         self._lineage = resumed.version.lineage if resumed else 0
         self._components: dict[str, ComponentStatistics] = {}
+        self._waited = (0.0, 0.0)
         self._started: set[str] = set()
+        self._learner_works = False
         self.balancer = Balancer(
             exchange=self.exchange,
             settings=self.settings,
             set_bound=self._set_bound,
-            waiting_seconds=lambda: waiting_seconds(self._components.values(), time.monotonic()),
+            waiting_seconds=self._waiting_seconds,
             actors=lambda: self.config.actors.count,
         )
         self._episodes = EpisodeTally(count=self._base.episodes)
@@ -174,7 +184,8 @@ class Run:
         try:
             finished, _ = await asyncio.wait({ending, *watchers}, return_when=asyncio.FIRST_COMPLETED)
             for task in finished - {ending}:
-                self.fail(RunError(task.get_name(), f"ended: {task.exception()!r}"))
+                error = task.exception()
+                self.fail(RunError(task.get_name(), f"ended: {error!r}", "".join(traceback.format_exception(error)) if error else ""))
             await self._wind_down(supervisor)
         except asyncio.CancelledError:
             await supervisor.abandon()
@@ -193,14 +204,13 @@ class Run:
         """Drain or drop, save, judge, and send every host home."""
         failed = self._end_state == "failed"
         if self._state == "draining" and not failed:
-            await self._drained()
+            await self._while_the_learner_answers(self._drained())
         self._state = "stopping"
         self.exchange.hold_grants("ending")
         self.exchange.drop_open("stopped")
         self.exchange.close()
         if not failed:
-            with contextlib.suppress(BrokenChannelError, CheckpointError, TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(self._last_things(), self.config.evaluation.timeout_s)
+            await self._while_the_learner_answers(self._last_things())
         await supervisor.stop()
         self.exchange.drop_open("stopped")
         self._state = self._end_state
@@ -208,8 +218,28 @@ class Run:
     async def _last_things(self) -> None:
         """The final checkpoint; a run that ended by itself is judged at the version it ended with."""
         if not self._target_reached and self._end_state == "done":
-            await self._judge(hold=True)
-        await self.save()
+            await self._judge_quietly(hold=True)
+        await self._save_quietly()
+
+    async def _while_the_learner_answers(self, work: Coroutine[None, None, None]) -> None:
+        """Do ``work``, which waits for the learner, but let a learner that has been stopped not keep the run from ending."""
+        task = asyncio.get_running_loop().create_task(work)
+        deadline = time.monotonic() + self.config.evaluation.timeout_s
+        try:
+            while not task.done():
+                late = time.monotonic() > deadline
+                if late or self._learner_silent_for() > self.config.run.grace_s:
+                    log.warning("the run ends without its last things", reason="they take too long" if late else "the learner is silent")
+                    return
+                await asyncio.wait({task}, timeout=TICK_S)
+            task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _learner_silent_for(self) -> float:
+        handles = self._supervisor.handles if self._supervisor is not None else {}
+        return handles["learner"].silent_for if "learner" in handles else 0.0
 
     async def _drained(self) -> None:
         """Until what was begun is trained on, as far as it fills batches."""
@@ -250,7 +280,8 @@ class Run:
             self._check_ends(now)
             if now >= next_save and not self.config.run.deterministic:
                 next_save = now + self.config.checkpoint.every_s
-                self._background(self._save_quietly())
+                if not self._saving.locked():  # one that waits for a slow learner will do
+                    self._background(self._save_quietly())
             every = self.config.evaluation.every_s
             if every is not None and now >= next_evaluation and self._state == "running":
                 next_evaluation = now + every
@@ -268,7 +299,13 @@ class Run:
     def _background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._background_ended)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            details = "".join(traceback.format_exception(error))
+            self.fail(RunError("coordinator", f"{type(error).__name__}: {error}", details))
 
     # What hosts tell ------------------------------------------------------------------------------------------------
 
@@ -291,10 +328,27 @@ class Run:
     def component_started(self, name: str) -> None:
         """A component does its work."""
         self._started.add(name)
+        self._learner_works |= name == "learner"
         actors = any(other.startswith("actor-") for other in self._started)
         if self._state == "starting" and "learner" in self._started and (actors or not self.config.actors.count):
             self._state = "paused" if self.settings.value.paused else "running"
             self._training_began = time.monotonic()
+
+    def component_ended(self, name: str) -> None:
+        """A component has ended as it was asked to, while the run goes on without it."""
+        if not self._ending.is_set():
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """A component reports no more; what it waited before still counts, so that sums never go down."""
+        gone = self._components.pop(name, None)
+        if gone is not None:
+            learner, actors = waiting_seconds([gone], time.monotonic())
+            self._waited = (self._waited[0] + learner, self._waited[1] + actors)
+
+    def _waiting_seconds(self) -> tuple[float, float]:
+        learner, actors = waiting_seconds(self._components.values(), time.monotonic())
+        return self._waited[0] + learner, self._waited[1] + actors
 
     def was_started(self, name: str) -> bool:
         """True if the component called ``name`` has ever worked in this run."""
@@ -328,13 +382,13 @@ class Run:
         """A host is gone and reaped: what it held comes back."""
         for component in host.components:
             if component.role == "learner":
-                self.learner_port = None
+                self.learner_port, self._learner_works = None, False
                 self.exchange.learner_lost("stopped" if reason == "stopped" else "learner_lost")
             elif component.role == "evaluator":
                 self.evaluator_port = None
             else:
                 self.exchange.holder_lost(component.name, reason)
-            self._components.pop(component.name, None)
+            self._forget(component.name)
         self.publish(HostExited(host.name, reason))
 
     # Control --------------------------------------------------------------------------------------------------------
@@ -494,28 +548,34 @@ class Run:
             BrokenChannelError: there is no learner, or it was lost meanwhile.
         """
         async with self._saving:
-            if self.learner_port is None:
+            if self.learner_port is None or not self._learner_works:
                 raise BrokenChannelError("there is no learner to save")
             began = time.monotonic()
             self._checkpoint = replace(self._checkpoint, attempts=self._checkpoint.attempts + 1)
-            loop = asyncio.get_running_loop()
-            staged = await loop.run_in_executor(self._disk, self.store.stage)
             try:
-                saved = await self.learner_port.save(staged)
-                manifest = self._manifest(saved)
-                path = await loop.run_in_executor(
-                    self._disk, lambda: self.store.publish(staged, version=saved.version, state=saved.file, manifest=manifest)
-                )
+                path = await self._write(self.learner_port)
             except (CheckpointError, BrokenChannelError) as error:
                 log.warning("a checkpoint failed", error=str(error))
                 self._checkpoint = replace(self._checkpoint, failures=self._checkpoint.failures + 1)
-                await loop.run_in_executor(self._disk, self.store.discard, staged)
                 raise
             self._saved = True
-            self._on_disk = await loop.run_in_executor(self._disk, self.store.list)
+            self._on_disk = await asyncio.get_running_loop().run_in_executor(self._disk, self.store.list)
             self._checkpoint_seconds.add(time.monotonic() - began)
             self._checkpoint = replace(self._checkpoint, last_success=time.time(), seconds=self._checkpoint_seconds.read())
             return path
+
+    async def _write(self, learner: LearnerPort) -> Path:
+        loop = asyncio.get_running_loop()
+        staged = await loop.run_in_executor(self._disk, self.store.stage)
+        try:
+            saved = await learner.save(staged)
+            manifest = self._manifest(saved)
+            return await loop.run_in_executor(
+                self._disk, lambda: self.store.publish(staged, version=saved.version, state=saved.file, manifest=manifest)
+            )
+        except BaseException:  # a run that is ended at once leaves nothing half-written, either
+            self._disk.submit(self.store.discard, staged)
+            raise
 
     def _manifest(self, saved: SavedState) -> dict[str, object]:
         return {
@@ -530,8 +590,10 @@ class Run:
         }
 
     async def _judge_quietly(self, *, hold: bool) -> None:
-        with contextlib.suppress(BrokenChannelError, CheckpointError):
+        try:
             await self._judge(hold=hold)
+        except (BrokenChannelError, EnvironmentFailedError) as error:
+            log.warning("an evaluation failed", error=str(error))
 
     async def _judge(self, *, hold: bool) -> None:
         """Evaluate; with ``hold`` exactly the learner's newest version, which rests meanwhile. Ends the run at its target."""
@@ -543,8 +605,7 @@ class Run:
                 if hold:
                     self._put(replace(self.settings.value, hold_learner=True))
                     at_least = await self.learner_port.rest()
-                evaluation = await self.evaluator_port.evaluate(at_least)
-                self._record(evaluation)
+                self._record(await self._evaluated(self.evaluator_port, at_least))
                 target = self.config.run.target_return
                 if hold and target is not None and self._evaluation["mean_return"] >= target:
                     self._target_reached = True  # the learner goes on resting: what is saved is what was judged
@@ -552,6 +613,16 @@ class Run:
             finally:
                 if hold and not self._target_reached:
                     self._put(replace(self.settings.value, hold_learner=False))
+
+    async def _evaluated(self, evaluator: EvaluatorPort, at_least: Version) -> Evaluation:
+        limit = self.config.evaluation.timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                return await evaluator.evaluate(at_least)
+        except TimeoutError:
+            if self._supervisor is not None:
+                self._supervisor.kill("evaluator", "env_hang")
+            raise BrokenChannelError(f"it took longer than evaluation.timeout_s = {limit:g} s") from None
 
     def _record(self, evaluation: Evaluation) -> None:
         number, count = evaluation.version.number, len(evaluation.returns)
@@ -562,7 +633,10 @@ class Run:
 
     def _write_summary(self) -> None:
         text = json.dumps(self.summary(), indent=2)
-        (self.directory / "summary.json").write_text(text + "\n", encoding="utf-8")
+        try:
+            (self.directory / "summary.json").write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            log.warning("the summary cannot be written", error=str(error))
 
     # Looking --------------------------------------------------------------------------------------------------------
 
@@ -589,7 +663,7 @@ class Run:
         if self._state not in ("running", "paused", "draining"):
             return False, (f"the run is {self._state}",)
         reasons = []
-        if self.learner_port is None:
+        if not self._learner_works:
             reasons.append("the learner is gone and not yet back")
         handles = self._supervisor.handles if self._supervisor is not None else {}
         for name, handle in handles.items():

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
+from tianflow.logs import logger
 from tianflow.payloads import Episode
 from tianflow.statistics import ComponentStatistics
+
+log = logger("tallies")
 
 RECENT_EPISODES = 100
 """The customary window: CartPole and its like are solved when the mean over 100 episodes reaches the threshold."""
@@ -77,8 +80,11 @@ class Journal:
         self._executor.submit(self._append, json.dumps(record) + "\n")
 
     def _append(self, line: str) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(line)
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            log.warning("a line of the audit cannot be written", error=str(error), line=line.rstrip())
 
 
 def waiting_seconds(components: Iterable[ComponentStatistics], now: float) -> tuple[float, float]:
