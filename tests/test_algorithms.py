@@ -23,7 +23,7 @@ from tianflow.algorithms.ppo import PPO
 from tianflow.config import A2CSettings, Config, EnvSettings, ImpalaSettings, NetworkSettings, NormalisationSettings, PPOSettings
 from tianflow.errors import CheckpointError
 from tianflow.interfaces import LearnerBatch
-from tianflow.networks import make_network
+from tianflow.networks import Output, make_network
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "estimators.json").read_text())["cases"]}
@@ -318,6 +318,26 @@ def test_loading_weights_of_another_size_is_refused() -> None:
     policy, _ = pair(config(), spec())
     with pytest.raises(ValueError, match="3 bytes"):
         policy.load(np.zeros(3, np.uint8))
+
+
+class Bare(torch.nn.Module):
+    """A network of somebody's who knows `forward` only."""
+
+    def __init__(self, settings: Any, env: EnvironmentSpec) -> None:
+        super().__init__()
+        self.both = torch.nn.Linear(5, env.action.mask_size + 1)
+
+    def forward(self, observation: Any, state: Any, start: Tensor) -> Output:
+        both = self.both(observation[""])
+        return Output(both[..., 1:], both[..., 0], {})
+
+
+def test_an_own_module_with_a_forward_alone_acts_and_learns() -> None:
+    settings, env = config(network="tests.test_algorithms:Bare"), spec()
+    policy, learner = pair(settings, env)
+    found = learner.step(LearnerBatch(rollout(policy, env)))
+    assert found.finite
+    assert found.statistics["kl"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_no_noise_gives_the_most_probable_action_within_the_mask() -> None:

@@ -185,7 +185,7 @@ class Policy(Protocol):
         """Zero recurrent state, {name: [N, ...]}; empty for networks without memory."""
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> torch.Tensor:
-        """Sampling noise for ``steps`` steps, drawn at once: [steps, N, P]."""
+        """Sampling noise for ``steps`` steps, drawn at once: [steps, N, K], one number for each logit or component of an action."""
 
     def act(self, observation: Tree, state: Tree, noise: torch.Tensor | None, mask: torch.Tensor | None = None) -> ActorStep:
         """Choose actions. ``observation``: {leaf: [N, ...]} as stored (uint8 stays uint8). No noise: the most probable action."""

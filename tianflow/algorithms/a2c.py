@@ -42,7 +42,7 @@ class A2CLearner(SinglePassLearner):
 class A2C:
     """Entry point ``a2c``; `tianflow.interfaces.AlgorithmFactory`."""
 
-    settings = A2CSettings
+    settings: type = A2CSettings
 
     @staticmethod
     def make_policy(config: Config, spec: EnvironmentSpec) -> ActorCriticPolicy:

@@ -49,7 +49,7 @@ class ImpalaLearner(SinglePassLearner):
 class Impala:
     """Entry point ``impala``; `tianflow.interfaces.AlgorithmFactory`."""
 
-    settings = ImpalaSettings
+    settings: type = ImpalaSettings
 
     @staticmethod
     def make_policy(config: Config, spec: EnvironmentSpec) -> ActorCriticPolicy:

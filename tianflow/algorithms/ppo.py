@@ -175,7 +175,7 @@ class PPOLearner(ActorCriticLearner):
 class PPO:
     """Entry point ``ppo``; `tianflow.interfaces.AlgorithmFactory`."""
 
-    settings = PPOSettings
+    settings: type = PPOSettings
 
     @staticmethod
     def make_policy(config: Config, spec: EnvironmentSpec) -> ActorCriticPolicy:
