@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, ClassVar
 
 import pytest
@@ -121,15 +122,23 @@ class GrantsConform(Opens):
         source.copied(tickets(batch))
         assert batch.trajectories[0].slot == (await waiting).slot
 
-    async def test_the_compute_thread_may_say_that_it_has_copied(self, open_world: OpenWorld) -> None:
+    async def test_the_compute_thread_may_say_that_it_has_copied(self, open_world: OpenWorld, monkeypatch: pytest.MonkeyPatch) -> None:
         world = open_world(batch=2, bound=0, slots=2)
         sender, source = world.sender("a"), world.source()
         for _ in range(2):
             await world.committed(sender)
         batch = await source.next_batch(FIRST)
+        threads = list[int]()
+        copied = world.ledger.copied
+
+        def spy(numbers: Iterable[int]) -> None:
+            threads.append(threading.get_ident())
+            copied(numbers)
+
+        monkeypatch.setattr(world.ledger, "copied", spy)
         await asyncio.to_thread(source.copied, tickets(batch))
         await world.quiet()
-        assert 2 == world.seen.free_slots
+        assert (2, [threading.get_ident()]) == (world.seen.free_slots, threads), "the ledger belongs to the loop"
 
     async def test_a_dropped_ticket_returns_its_credit(self, open_world: OpenWorld) -> None:
         world = open_world(batch=1, bound=0)
@@ -268,6 +277,58 @@ class GrantsConform(Opens):
         with pytest.raises(ClosedChannelError, match="closed its end"):
             await sender.acquire()
 
+    async def test_closing_an_end_wakes_who_waits_in_it(self, open_world: OpenWorld) -> None:
+        world = open_world(batch=1, bound=0)
+        held, sender = world.sender("holder"), world.sender("a")
+        grant = await held.acquire()
+        waiting = asyncio.ensure_future(sender.acquire())
+        await world.quiet()
+        sender.close()
+        with pytest.raises(EndOfChannel):
+            await asyncio.wait_for(waiting, 10)
+        held.abort(grant, "done")
+        await world.quiet()
+        assert (0, 1) == (world.exchange.waiting_for_grant, world.seen.granted)
+        world.all_returned()
+
+    async def test_an_end_that_was_cancelled_is_closed_and_asks_for_nothing(self, open_world: OpenWorld) -> None:
+        world = open_world(batch=1, bound=0)
+        held, sender = world.sender("holder"), world.sender("a")
+        grant = await held.acquire()
+        waiting = asyncio.ensure_future(sender.acquire())
+        await world.quiet()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await world.quiet()
+        assert 0 == world.exchange.waiting_for_grant
+        with pytest.raises(ClosedChannelError):
+            await sender.acquire()
+        held.abort(grant, "done")
+        await world.quiet()
+        assert 1 == world.seen.granted
+
+    async def test_a_grant_that_comes_while_its_cancelled_asker_has_not_run_yet_goes_back(self, open_world: OpenWorld) -> None:
+        world = open_world(batch=1, bound=0)
+        held, sender = world.sender("holder"), world.sender("a")
+        grant = await held.acquire()
+        waiting = asyncio.ensure_future(sender.acquire())
+        await world.quiet()
+        waiting.cancel()
+        world.exchange.abort(grant.ticket, grant.slot, "freed")
+        await asyncio.wait([waiting])
+        await world.quiet()
+        world.all_returned()
+
+    async def test_a_lost_holder_makes_room_for_who_waits(self, open_world: OpenWorld) -> None:
+        world = open_world(batch=1, bound=0)
+        lost, sender = world.sender("lost"), world.sender("a")
+        await world.begun(lost)
+        waiting = asyncio.ensure_future(sender.acquire())
+        await world.quiet()
+        world.cut_off("lost")
+        world.exchange.holder_lost("lost", "host_lost")
+        assert 1 == (await asyncio.wait_for(waiting, 10)).ticket
+
     async def test_who_closes_its_end_may_commit_and_abort_what_is_out(self, open_world: OpenWorld) -> None:
         world = open_world()
         sender = world.sender("a")
@@ -403,6 +464,55 @@ class TrajectoriesConform(Opens):
         batch = await source.next_batch(FIRST)
         source.give_back(batch)
         assert batch == await source.next_batch(FIRST)
+
+    async def test_what_is_given_back_goes_to_the_pull_that_waits(self, open_world: OpenWorld) -> None:
+        world = open_world(batch=1, bound=1)
+        sender, source = world.sender("a"), world.source()
+        await world.committed(sender)
+        batch = await source.next_batch(FIRST)
+        ahead = asyncio.ensure_future(source.next_batch(Version(1, 1)))
+        await world.quiet()
+        source.give_back(batch)
+        assert batch.trajectories == (await asyncio.wait_for(ahead, 10)).trajectories
+
+    async def test_a_pull_for_a_lineage_that_is_not_open_waits_for_it(self, open_world: OpenWorld) -> None:
+        world = open_world(batch=1)
+        sender, source = world.sender("a"), world.source()
+        pulling = asyncio.ensure_future(source.next_batch(Version(2, 0)))
+        await world.committed(sender)
+        await world.quiet()
+        assert not pulling.done()
+        source.opened(Version(2, 0))
+        await world.quiet()
+        await world.committed(sender)
+        assert (1,) == tickets(await asyncio.wait_for(pulling, 10))
+        assert {"lineage": 1} == world.seen.dropped
+
+    async def test_a_batch_that_comes_while_its_cancelled_puller_has_not_run_yet_goes_back(self, open_world: OpenWorld) -> None:
+        world = open_world(batch=1)
+        sender, source = world.sender("a"), world.source()
+        grant = await world.begun(sender)
+        pulling = asyncio.ensure_future(source.next_batch(FIRST))
+        await world.quiet()
+        pulling.cancel()
+        world.exchange.commit(Trajectory(grant.ticket, grant.slot, STEPS, 1, FIRST))
+        await asyncio.wait([pulling])
+        await world.quiet()
+        assert [State.COMMITTED] == [ticket.state for ticket in world.ledger.live()]
+
+    async def test_a_learner_that_was_lost_while_it_pulled_does_not_stand_in_the_way(self, open_world: OpenWorld) -> None:
+        world = open_world(batch=1)
+        sender, source = world.sender("a"), world.source()
+        pulling = asyncio.ensure_future(source.next_batch(FIRST))
+        await world.quiet()
+        world.cut_off("learner")
+        world.exchange.learner_lost()
+        successor = world.source()
+        successor.opened(Version(2, 0))
+        pull = asyncio.ensure_future(successor.next_batch(Version(2, 0)))
+        await world.committed(sender)
+        assert (0,) == tickets(await asyncio.wait_for(pull, 10))
+        pulling.cancel()
 
     async def test_a_settlement_arrives_whole(self, open_world: OpenWorld) -> None:
         world = open_world(batch=1, bound=None, slots=4)

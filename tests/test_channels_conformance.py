@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tests.conformance import GrantsConform, Soak, TrajectoriesConform
-from tests.worlds import MemoryWorld, SharedWorld
+import asyncio
+
+from tests.conformance import GrantsConform, OpenWorld, Soak, TrajectoriesConform
+from tests.worlds import FIRST, MemoryWorld, SharedWorld, turns
+from tianflow.payloads import Version
 
 
 class TestGrantsInMemory(GrantsConform):
@@ -12,6 +15,16 @@ class TestGrantsInMemory(GrantsConform):
 
 class TestGrantsOverLinks(GrantsConform):
     form = SharedWorld
+
+    async def test_the_version_of_a_grant_is_announced_before_the_grant_is_there(self, open_world: OpenWorld) -> None:
+        world = open_world(bound=3)
+        assert isinstance(world, SharedWorld)
+        sender = world.sender("a")
+        asking = asyncio.ensure_future(sender.acquire())
+        asking.add_done_callback(lambda _: world.hosts["a"].announced.append(Version(9, 9)))
+        await asking
+        await turns(1)
+        assert [FIRST, Version(9, 9)] == world.hosts["a"].announced
 
 
 class TestTrajectoriesInMemory(TrajectoriesConform):

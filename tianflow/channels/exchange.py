@@ -196,7 +196,7 @@ class Exchange:
             self._wanting.popleft()[1](grant)
 
     def _take(self) -> None:
-        if self._pulling is None or self._ended:
+        if self._pulling is None:
             return
         for_version, deliver = self._pulling
         if for_version.lineage != self.ledger.version.lineage:
