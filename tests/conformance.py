@@ -9,13 +9,16 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from tests.worlds import FIRST, NUM_ENVS, STEPS, World, tickets, turns
-from tianflow.errors import ClosedChannelError, EndOfChannel
+from tests.worlds import FIRST, NUM_ENVS, STEPS, WEIGHTS_NBYTES, EventsLink, WeightsLink, World, tickets, turns
+from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel
+from tianflow.events import EnvironmentFailed, Event, SettingsChanged
 from tianflow.interfaces import BatchSource, TrajectorySender
 from tianflow.ledger import State
-from tianflow.payloads import Batch, Episode, Settlement, Trajectory, Version
+from tianflow.payloads import NO_VERSION, Batch, Episode, Settlement, Trajectory, Version
 
 OpenWorld = Callable[..., World]
 EVERY_AWAIT = range(12)
@@ -757,3 +760,166 @@ async def _learner(world: World, source: BatchSource, draw: random.Random, *, up
         source.copied(tickets(batch))
         await turns(draw.randrange(6))
         source.settle(Settlement(Version(1, number + 1), tickets(batch), bound, published=True))
+
+
+# Weights ----------------------------------------------------------------------------------------------------------------
+
+
+def flat(value: int, nbytes: int = WEIGHTS_NBYTES) -> NDArray[np.uint8]:
+    """Weights that say in every word which version they are."""
+    return np.full(nbytes // 8, value, np.int64).view(np.uint8)
+
+
+def said(weights: NDArray[np.uint8]) -> set[int]:
+    """What the words of ``weights`` say; more than one thing if they were torn."""
+    words = weights.view(np.int64)
+    return {int(words.min()), int(words.max())}
+
+
+class WeightsConform:
+    """Latest is overwritten: never older after newer, never torn, label and bytes always agree."""
+
+    form: ClassVar[Callable[[], WeightsLink]]
+
+    @pytest.fixture
+    async def weights(self) -> AsyncIterator[WeightsLink]:
+        link = type(self).form()
+        yield link
+        link.close()
+
+    def publish(self, weights: WeightsLink, *numbers: int, lineage: int = 1) -> None:
+        for number in numbers:
+            weights.writer.publish(Version(lineage, number), flat(number))
+            weights.deliver(Version(lineage, number))
+
+    def read(self, weights: WeightsLink) -> tuple[Version, set[int]]:
+        into = flat(-1)
+        return weights.reader.read_into(into), said(into)
+
+    async def test_before_anything_was_published_there_is_nothing_to_read(self, weights: WeightsLink) -> None:
+        assert weights.reader.version == NO_VERSION
+        with pytest.raises(BrokenChannelError, match="weights"):
+            self.read(weights)
+
+    async def test_the_newest_is_read_with_its_own_label(self, weights: WeightsLink) -> None:
+        for number in range(10):
+            self.publish(weights, number)
+            assert (Version(1, number), {number}) == self.read(weights)
+            assert Version(1, number) == weights.reader.version
+
+    async def test_a_slow_reader_skips(self, weights: WeightsLink) -> None:
+        self.publish(weights, *range(100))
+        assert (Version(1, 99), {99}) == self.read(weights)
+
+    async def test_an_older_version_that_comes_late_replaces_nothing(self, weights: WeightsLink) -> None:
+        self.publish(weights, 5, 7, 6)
+        assert (Version(1, 7), {7}, Version(1, 7)) == (*self.read(weights), weights.reader.version)
+        self.publish(weights, 6, 5, 4, 3, 2, 1)
+        assert (Version(1, 7), {7}, Version(1, 7)) == (*self.read(weights), weights.reader.version)
+
+    async def test_a_new_lineage_replaces_a_higher_number_of_the_old_one(self, weights: WeightsLink) -> None:
+        self.publish(weights, 136, 137)
+        self.publish(weights, 100, lineage=2)
+        assert (Version(2, 100), {100}) == self.read(weights)
+
+    async def test_what_was_published_is_a_copy(self, weights: WeightsLink) -> None:
+        mine = flat(1)
+        weights.writer.publish(Version(1, 1), mine)
+        weights.deliver(Version(1, 1))
+        mine[:] = 99
+        assert (Version(1, 1), {1}) == self.read(weights)
+
+    async def test_who_waits_for_newer_weights_is_woken_by_them_only(self, weights: WeightsLink) -> None:
+        self.publish(weights, 5)
+        waiting = asyncio.ensure_future(weights.reader.wait_newer_than(Version(1, 5)))
+        await turns(3)
+        self.publish(weights, 4)
+        self.publish(weights, 5)
+        await turns(3)
+        assert not waiting.done()
+        self.publish(weights, 6, 7)
+        assert Version(1, 7) == await asyncio.wait_for(waiting, 10)
+        assert Version(1, 7) == await weights.reader.wait_newer_than(Version(1, 6))
+
+    async def test_waiting_that_is_cancelled_leaves_the_others_waiting(self, weights: WeightsLink) -> None:
+        first, second = (asyncio.ensure_future(weights.reader.wait_newer_than(NO_VERSION)) for _ in range(2))
+        await turns(3)
+        first.cancel()
+        await asyncio.wait([first])
+        self.publish(weights, 1)
+        assert Version(1, 1) == await asyncio.wait_for(second, 10)
+
+    async def test_a_thread_that_reads_while_versions_are_published_sees_none_torn_and_none_twice(self, weights: WeightsLink) -> None:
+        self.publish(weights, 0)
+        done = threading.Event()
+        wrong: list[tuple[Version, set[int]]] = []
+        reads = [0]
+
+        def read_on() -> None:
+            into, newest = flat(-1), NO_VERSION
+            while not done.is_set():
+                version = weights.reader.read_into(into)
+                if said(into) != {version.number} or version < newest:
+                    wrong.append((version, said(into)))
+                newest = version
+                reads[0] += 1
+
+        reader = threading.Thread(target=read_on)
+        reader.start()
+        number = 0
+        while reads[0] < 2_000:
+            number += 1
+            self.publish(weights, number)
+            await turns(1)
+        done.set()
+        reader.join()
+        assert ([], True) == (wrong, number > 100)
+
+
+# Events -----------------------------------------------------------------------------------------------------------------
+
+
+class EventsConform:
+    """Events are dropped and counted: publishing never waits, and what arrives plus what was lost is what was published."""
+
+    form: ClassVar[Callable[[], EventsLink]]
+
+    @pytest.fixture
+    async def link(self) -> AsyncIterator[EventsLink]:
+        link = type(self).form()
+        yield link
+        link.close()
+
+    @staticmethod
+    def received(link: EventsLink) -> list[Event]:
+        return list(iter(link.subscription.receive_nowait, None))
+
+    async def test_a_reader_that_keeps_up_gets_every_event_in_order(self, link: EventsLink) -> None:
+        sent: list[Event] = [SettingsChanged(number, ("balance.max_staleness",)) for number in range(50)]
+        for event in sent:
+            link.publisher.publish(event)
+        await link.go_on()
+        assert (sent, 0) == (self.received(link), link.broadcast.dropped)
+
+    async def test_what_a_stopped_reader_misses_is_counted_exactly(self, link: EventsLink) -> None:
+        link.stop()
+        for number in range(3_000):
+            link.publisher.publish(EnvironmentFailed("actor-0", "env_error", f"{number} " + "x" * 10_000))
+            if number % 10 == 0:
+                await turns(1)
+        await link.go_on()
+        received = self.received(link)
+        assert 0 < link.broadcast.dropped
+        assert 3_000 == len(received) + link.broadcast.dropped
+        numbers = [int(event.message.split()[0]) for event in received if isinstance(event, EnvironmentFailed)]
+        assert sorted(numbers) == numbers
+
+    async def test_after_a_gap_events_arrive_again(self, link: EventsLink) -> None:
+        link.stop()
+        for _ in range(3_000):
+            link.publisher.publish(EnvironmentFailed("actor-0", "env_error", "x" * 10_000))
+        await link.go_on()
+        self.received(link)
+        link.publisher.publish(SettingsChanged(1, ()))
+        await link.go_on()
+        assert [SettingsChanged(1, ())] == self.received(link)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.conformance import GrantsConform, OpenWorld, Soak, TrajectoriesConform
-from tests.worlds import FIRST, MemoryWorld, SharedWorld, turns
+from tests.conformance import EventsConform, GrantsConform, OpenWorld, Soak, TrajectoriesConform, WeightsConform
+from tests.worlds import FIRST, MemoryEventsLink, MemoryWeightsLink, MemoryWorld, SharedEventsLink, SharedWeightsLink, SharedWorld, turns
 from tianflow.payloads import Version
 
 
@@ -41,3 +41,19 @@ class TestSoakInMemory(Soak):
 
 class TestSoakOverLinks(Soak):
     form = SharedWorld
+
+
+class TestWeightsInMemory(WeightsConform):
+    form = MemoryWeightsLink
+
+
+class TestWeightsInSharedMemory(WeightsConform):
+    form = SharedWeightsLink
+
+
+class TestEventsInMemory(EventsConform):
+    form = MemoryEventsLink
+
+
+class TestEventsOverLinks(EventsConform):
+    form = SharedEventsLink

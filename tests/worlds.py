@@ -9,16 +9,19 @@ import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tests.virtual_time import broken_identity
 from tianflow.channels.arena import Arena
+from tianflow.channels.broadcast import Broadcast, GapCounter, Subscription
+from tianflow.channels.codec import decode_event, encode_event
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, heap_arena
+from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, MemoryWeights, heap_arena
 from tianflow.channels.served import ServedExchange
-from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedArena, SharedMemory
-from tianflow.interfaces import BatchSource, TrajectorySender
+from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedArena, SharedMemory, SharedWeights
+from tianflow.events import Event
+from tianflow.interfaces import BatchSource, EventPublisher, TrajectorySender, WeightsReader, WeightsWriter
 from tianflow.layout import make_layout
 from tianflow.ledger import Ledger, LedgerSnapshot, Limits
 from tianflow.payloads import (
@@ -260,3 +263,117 @@ class SharedWorld(World):
         for host in self.hosts.values():
             host.close()
         self.shared.memory.close()
+
+
+# Weights ----------------------------------------------------------------------------------------------------------------
+
+WEIGHTS_NBYTES = 64 * 1024
+
+
+class WeightsLink(Protocol):
+    """Both ends of a weights channel."""
+
+    @property
+    def writer(self) -> WeightsWriter: ...
+    @property
+    def reader(self) -> WeightsReader: ...
+    def deliver(self, version: Version) -> None:
+        """The reader's side hears that ``version`` was published."""
+
+    def close(self) -> None: ...
+
+
+class MemoryWeightsLink:
+    """One store, which is both ends."""
+
+    def __init__(self) -> None:
+        self.writer = self.reader = MemoryWeights()
+
+    def deliver(self, version: Version) -> None:
+        """Publishing is hearing."""
+
+    def close(self) -> None: ...
+
+
+class SharedWeightsLink:
+    """Two mappings of one memory."""
+
+    def __init__(self) -> None:
+        fd = SharedMemory.create_unsized("tianflow-weights")
+        self._memories = [SharedMemory.attach(os.dup(fd), SharedWeights.nbytes_for(WEIGHTS_NBYTES)) for _ in range(2)]
+        os.close(fd)
+        self.writer, self.reader = (SharedWeights(memory=memory, nbytes=WEIGHTS_NBYTES) for memory in self._memories)
+
+    def deliver(self, version: Version) -> None:
+        self.reader.announce(version)
+
+    def close(self) -> None:
+        for memory in self._memories:
+            memory.close()
+
+
+# Events -----------------------------------------------------------------------------------------------------------------
+
+
+class EventsLink(Protocol):
+    """A publisher, and a reader that can stop."""
+
+    subscription: Subscription
+    broadcast: Broadcast
+
+    @property
+    def publisher(self) -> EventPublisher: ...
+    def stop(self) -> None: ...
+    async def go_on(self) -> None:
+        """Read again, until everything that was published has arrived or is lost."""
+
+    def close(self) -> None: ...
+
+
+class MemoryEventsLink:
+    """A subscription that nobody reads before the test does."""
+
+    def __init__(self) -> None:
+        self.publisher = self.broadcast = Broadcast()
+        self.subscription = self.broadcast.subscribe()
+
+    def stop(self) -> None: ...
+    async def go_on(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class SharedEventsLink:
+    """A link, and a coordinator at its end that may stop reading. Its observers keep up."""
+
+    def __init__(self) -> None:
+        self.broadcast, self.publisher = Broadcast(), self
+        self.subscription = self.broadcast.subscribe(100_000)
+        self._gaps = GapCounter()
+        self._ours, theirs = socket_pair()
+        self._link = Link(end=theirs, handle=lambda message: None, closed=lambda: None)
+        self._served = Link(end=self._ours, handle=self._serve, closed=lambda: None)
+        self._arrived = asyncio.Event()
+
+    def publish(self, event: Event) -> None:
+        self._link.send_event(*encode_event(event))
+
+    def _serve(self, message: Message) -> None:
+        if message[0] == "event":
+            self.broadcast.count_lost(self._gaps.lost(message[1]))
+            self.broadcast.publish(decode_event(*message[2:]))
+        else:
+            self._arrived.set()
+
+    def stop(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._ours.fileno())
+
+    async def go_on(self) -> None:
+        asyncio.get_running_loop().add_reader(self._ours.fileno(), self._served._readable)
+        await self._link.flush()
+        self._arrived.clear()
+        self._link.send("that was all")
+        await asyncio.wait_for(self._arrived.wait(), 10)
+
+    def close(self) -> None:
+        self._link.close()
+        self._served.close()

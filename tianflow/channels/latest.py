@@ -40,7 +40,7 @@ class LatestCell(Generic[T, K]):
             if not waiter.done():
                 waiter.set_result(None)
         self._waiters.clear()
-        for observe in self._observers:
+        for observe in tuple(self._observers):  # one may end its own observing
             observe()
         return True
 

@@ -13,7 +13,7 @@ from tianflow.channels.arena import Arena, ArenaSlot, arena_nbytes
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.waiting import uncollected
-from tianflow.errors import ClosedChannelError, EndOfChannel
+from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel
 from tianflow.payloads import NO_VERSION, Batch, Episode, Grant, Settlement, Trajectory, TrajectoryLayout, Version
 
 
@@ -154,8 +154,14 @@ class MemoryWeights:
         self._cell.put((version, flat.copy()), version)
 
     def read_into(self, flat: NDArray[np.uint8]) -> Version:
-        """Copy the newest weights out, and say which they are."""
+        """Copy the newest weights out, and say which they are.
+
+        Raises:
+            BrokenChannelError: nothing was published yet.
+        """
         version, value = self._cell.value
+        if version == NO_VERSION:
+            raise BrokenChannelError("no weights were published yet")
         flat[:] = value
         return version
 

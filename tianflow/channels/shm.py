@@ -27,7 +27,14 @@ from tianflow.payloads import NO_VERSION, Batch, Episode, Grant, Settlement, Tra
 BUFFERS = 4
 """Copies of the weights: a reader that copies one is overtaken only by a writer that is three publishes ahead."""
 _HEADER = 8  # int64 words in front of the buffers, and in front of each
-_PAGE = mmap.PAGESIZE
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def _allocate(fd: int, start: int, nbytes: int) -> None:
+    try:
+        os.posix_fallocate(fd, start, nbytes)
+    except OSError as error:
+        raise TianflowError(f"no room for {nbytes} bytes of shared memory: {error.strerror}") from error
 
 
 class SharedMemory:
@@ -49,7 +56,7 @@ class SharedMemory:
         fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             return cls(fd, nbytes)
         except BaseException:
             os.close(fd)
@@ -57,10 +64,14 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, fd: int, nbytes: int = 0) -> SharedMemory:
-        """Memory handed over by another process; ``fd`` becomes this object's. If it has no size yet, it gets ``nbytes``."""
+        """Memory handed over by another process; ``fd`` becomes this object's. If it has no size yet, it gets ``nbytes``, pages and all.
+
+        Raises:
+            TianflowError: the machine has no room.
+        """
         if os.fstat(fd).st_size == 0 and nbytes:
-            os.ftruncate(fd, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            _allocate(fd, 0, nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         return cls(fd, os.fstat(fd).st_size)
 
     def reserve(self, start: int, nbytes: int) -> None:
@@ -69,10 +80,7 @@ class SharedMemory:
         Raises:
             TianflowError: the machine has no room.
         """
-        try:
-            os.posix_fallocate(self.fd, start, nbytes)
-        except OSError as error:
-            raise TianflowError(f"no room for {nbytes} bytes of shared memory: {error.strerror}") from error
+        _allocate(self.fd, start, nbytes)
 
     def close(self) -> None:
         """Close the descriptor. The mapping goes when the last view does."""
@@ -90,7 +98,13 @@ class SharedArena:
         self._slots = 0
 
     def add_slots(self, count: int) -> None:
-        """Give ``count`` more slots their pages."""
+        """Give ``count`` more slots their pages.
+
+        Raises:
+            TianflowError: the machine has no room. Nothing changed.
+        """
+        if self._slots + count > self.arena.capacity:
+            raise ValueError(f"{self._slots + count} slots in an arena with room for {self.arena.capacity}")
         stride = aligned(self.arena.layout.nbytes)
         head = arena_nbytes(self.arena.layout, self.arena.capacity) - self.arena.capacity * stride
         start = head + self._slots * stride if self._slots else 0
