@@ -9,7 +9,8 @@ import json
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+import traceback
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,8 @@ from tianflow import config_loading, network_rules, plugins, validation
 from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
 from tianflow.config import Config
 from tianflow.coordinator import Run
-from tianflow.layout import make_layout
 from tianflow.errors import CheckpointError, RunError
+from tianflow.layout import make_layout
 from tianflow.logs import configure
 
 if TYPE_CHECKING:
@@ -67,13 +68,14 @@ def train(
     """
     settings = config if isinstance(config, Config) else config_loading.load_config(config, overrides)
 
+    prepared = _prepare(settings, resume, Path(runs_dir))
+
     async def whole() -> FinishedRun:
-        async with _opened(settings, resume=resume, runs_dir=Path(runs_dir), http=http) as session:
+        async with _opened(prepared, http=http) as session:
             await session.finished
             return FinishedRun(session.run.directory, session.run.summary())
 
-    finished = asyncio.run(whole())
-    return finished
+    return asyncio.run(whole())
 
 
 @contextlib.asynccontextmanager
@@ -87,7 +89,8 @@ async def open_run(
 ) -> AsyncIterator[RunHandle]:
     """A run that goes on while the context is open; leaving it stops the run. Arguments as for `train`."""
     settings = config if isinstance(config, Config) else config_loading.load_config(config, overrides)
-    async with _opened(settings, resume=resume, runs_dir=Path(runs_dir), http=http) as session:
+    prepared = await asyncio.to_thread(_prepare, settings, resume, Path(runs_dir))
+    async with _opened(prepared, http=http) as session:
         try:
             yield RunHandle(session)
         finally:
@@ -168,38 +171,41 @@ def train_cli(
 
     console = Console(stderr=json_line)  # the result line has standard output to itself
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
-    caught: list[int] = []
+    # Not inside the loop: there an interrupt would have to wait for an environment that does not come back.
+    prepared = _prepare(config, resume, runs_dir)
+    signals = _Signals(lambda text: console.print(text, highlight=False))
+    summary: dict[str, Any] = {}
 
-    async def whole() -> Mapping[str, Any]:
-        async with _opened(config, resume=resume, runs_dir=runs_dir, http=http) as session, _signals(session, caught):
-            if session.address:
-                console.print(f"run {session.run.id}, control and metrics at {session.address}", highlight=False)
-            screen = asyncio.create_task(make_screen(run=session.run, console=console, plain=plain).run(lambda: None))
-            try:
-                await asyncio.wait({session.finished})
-            finally:
-                screen.cancel()
-                await asyncio.gather(screen, return_exceptions=True)
-            if session.finished.cancelled():
-                return {**session.run.summary(), "state": "stopped"}
-            return session.run.summary() if session.run.first_error is None else {**session.run.summary(), "state": "failed"}
+    async def whole() -> None:
+        with signals:
+            async with _opened(prepared, http=http) as session:
+                signals.session = session
+                if session.address:
+                    console.print(f"run {session.run.id}, control and metrics at {session.address}", highlight=False)
+                screen = asyncio.create_task(make_screen(run=session.run, console=console, plain=plain).run(lambda: None))
+                try:
+                    await asyncio.wait({session.finished})
+                finally:
+                    screen.cancel()
+                    await asyncio.gather(screen, return_exceptions=True)
+                summary.update(session.run.summary())
 
     failure: RunError | None = None
-    summary: Mapping[str, Any] = {}
     try:
-        summary = asyncio.run(whole())
+        asyncio.run(whole())
     except RunError as error:
         failure = error
+        summary |= {"state": "failed", "error": str(error)} if summary else {}
     except asyncio.CancelledError:
-        pass
+        console.print("interrupted before anything was started", highlight=False)
     if summary:
         sys.stdout.write(json.dumps(summary) + "\n" if json_line else summary_text(summary) + "\n")
     sys.stdout.flush()
     if failure is not None:
         _show_failure(failure)
         return 1
-    if caught:
-        return 128 + caught[0]
+    if signals.caught:
+        return 128 + signals.caught[0]
     return 1 if require_target and not summary.get("target_reached") else 0
 
 
@@ -218,9 +224,9 @@ class _Session:
 
 
 @contextlib.asynccontextmanager
-async def _opened(config: Config, *, resume: str | Path | None, runs_dir: Path, http: bool) -> AsyncIterator[_Session]:
-    """Validate, make the run, serve it, launch it. Nothing is started before everything is checked."""
-    prepared = await asyncio.to_thread(_prepare, config, resume, runs_dir)
+async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]:
+    """Make the run, serve it, launch it. Raises RunError if it failed, whatever the failure was."""
+    config = prepared.config
     slots = prepared.launcher.slots(config=config, layout=prepared.layout)
     run = Run(
         run_id=prepared.run_id,
@@ -247,12 +253,21 @@ async def _opened(config: Config, *, resume: str | Path | None, runs_dir: Path, 
             await asyncio.gather(finished, return_exceptions=True)
     if run.first_error is not None:
         raise run.first_error
+    if not finished.cancelled() and (error := finished.exception()) is not None:
+        raise _as_run_error(error) from error
+
+
+def _as_run_error(error: BaseException) -> RunError:
+    if isinstance(error, RunError):
+        return error
+    return RunError("coordinator", f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """What was checked and found before anything starts."""
 
+    config: Config
     checkpoint: Checkpoint | None
     spec: EnvironmentSpec
     layout: TrajectoryLayout
@@ -262,7 +277,7 @@ class _Prepared:
 
 
 def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prepared:
-    """Everything that reads files, imports what the config names, or makes an environment: off the loop."""
+    """Everything that reads files, imports what the config names, or makes an environment. Blocks: not for a loop."""
     checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
     spec = validation.require_valid(config).spec
     assert spec is not None
@@ -274,7 +289,7 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
     )
     factory: Any = plugins.load("tianflow.launchers", config.placement.launcher, path="placement.launcher")
     run_id, directory = _directory(config, checkpoint, resume, runs_dir)
-    return _Prepared(checkpoint, spec, layout, factory(), run_id, directory)
+    return _Prepared(config, checkpoint, spec, layout, factory(), run_id, directory)
 
 
 def _directory(config: Config, checkpoint: Checkpoint | None, resume: str | Path | None, runs_dir: Path) -> tuple[str, Path]:
@@ -293,22 +308,34 @@ def _directory(config: Config, checkpoint: Checkpoint | None, resume: str | Path
     return run_id, directory
 
 
-@contextlib.asynccontextmanager
-async def _signals(session: _Session, caught: list[int]) -> AsyncIterator[None]:
-    """One SIGINT or SIGTERM stops cleanly with a checkpoint, a second one at once."""
-    loop = asyncio.get_running_loop()
+class _Signals:
+    """One SIGINT or SIGTERM ends a run cleanly, with a checkpoint; a second one at once. Before there is a run, one is enough.
 
-    def handle(number: int) -> None:
-        caught.append(number)
-        if len(caught) == 1:
-            session.run.end("stopped", signal.Signals(number).name)
-        else:
-            session.finished.cancel()
+    Args:
+        say: shows a line to whoever pressed Ctrl-C.
+    """
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, handle, number)
-    try:
-        yield
-    finally:
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.caught: list[int] = []
+        self.session: _Session | None = None
+
+    def __enter__(self) -> None:
+        loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, self._handle, number)
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _handle(self, number: int) -> None:
+        self.caught.append(number)
+        if self.session is None:
+            assert self._main is not None
+            self._main.cancel()
+        elif len(self.caught) == 1:
+            self._say(f"{signal.Signals(number).name}: stopping with a last checkpoint; once more stops at once")
+            self.session.run.end("stopped", signal.Signals(number).name)
+        else:
+            self.session.finished.cancel()

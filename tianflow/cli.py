@@ -50,6 +50,9 @@ def _exit_codes() -> Iterator[None]:
     """Errors that were raised on purpose become lines on stderr and an exit code; everything else is a bug and shows its trace."""
     try:
         yield
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        raise typer.Exit(130) from None
     except ConfigError as error:
         for problem in error.problems:
             _complain(" ".join(str(problem).split("\n")))

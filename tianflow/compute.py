@@ -40,14 +40,14 @@ class Compute:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
-        def finish(result: T | None, error: BaseException | None) -> None:
+        def finish(result: Any, error: BaseException | None) -> None:
             if future.done():
                 if error is not None:
                     self._on_orphan(error)
             elif error is not None:
                 future.set_exception(error)
             else:
-                future.set_result(result)  # type: ignore[arg-type]  # None only where T is None
+                future.set_result(result)
 
         def deliver(result: object, error: BaseException | None) -> None:
             try:
