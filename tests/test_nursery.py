@@ -269,6 +269,17 @@ async def test_leaving_kills_everybody_and_costs_no_descriptor(run_id: str) -> N
         os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
 
 
+async def test_leaving_does_not_wait_for_imports(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with asyncio.timeout(10.0):
+        async with Nursery(run_id=run_id, preload=("slow_module",), end_timeout_s=60.0) as nursery:
+            spawning = asyncio.create_task(nursery.spawn("host", SLEEP, b""))
+            await asyncio.sleep(0)
+            spawning.cancel()
+    assert [] == await of_run(run_id)
+
+
 async def test_leaving_ends_in_time_when_the_fork_server_is_stopped(run_id: str) -> None:
     async with Nursery(run_id=run_id, end_timeout_s=0.2) as nursery:
         child = await nursery.spawn("host", SLEEP, b"")
@@ -305,15 +316,17 @@ async def test_a_coordinator_that_does_not_read_stops_nobody(nursery: Nursery) -
     loop, fd = asyncio.get_running_loop(), nursery._server.connection.fileno()
     children = [await nursery.spawn(f"host-{index}", SLEEP, b"") for index in range(5)]
     loop.remove_reader(fd)
-    for _ in range(1000):
-        nursery._post({"preload": []})  # each is answered
-        await asyncio.sleep(0)
-    for child in children:
-        child.kill()
-    await eventually(lambda: is_empty(nursery._outbox))
-    for child in children:
-        await eventually(partial(is_in, child.pid, None))
-    loop.add_reader(fd, nursery._receive, nursery._server)
+    try:
+        for _ in range(1000):
+            nursery._post({"preload": []})  # each is answered
+            await asyncio.sleep(0)
+        for child in children:
+            child.kill()
+        await eventually(lambda: is_empty(nursery._outbox))
+        for child in children:
+            await eventually(partial(is_in, child.pid, None))
+    finally:
+        loop.add_reader(fd, nursery._receive, nursery._server)
     assert [-9] * 5 == [await child.wait() for child in children]
 
 

@@ -110,7 +110,7 @@ class Nursery:
         self._starting = asyncio.Lock()
         self._server: _Server | None = None
         self._burial: asyncio.Task[None] | None = None
-        self._open = False
+        self._open = self._ready = False
 
     @property
     def alive(self) -> bool:
@@ -132,6 +132,8 @@ class Nursery:
         if (server := self._server) is not None:
             with contextlib.suppress(OSError):  # it died a moment ago
                 server.connection.shutdown(socket.SHUT_WR)
+            if not self._ready:
+                server.kill()  # it still imports and has no host: there is nothing to end in order
             try:
                 async with asyncio.timeout(self._end_timeout_s):
                     await server.gone.wait()
@@ -197,6 +199,7 @@ class Nursery:
             if self._burial is not None:
                 await asyncio.shield(self._burial)
             if self._server is None:
+                self._ready = False
                 self._server = await self._start_server()
                 self._post({"preload": self._preload})
 
@@ -271,9 +274,9 @@ class Nursery:
     def _hear(self, report: Mapping[str, object]) -> None:
         match report:
             case {"ready": dict(failures)}:
-                self.preload_failures = failures
+                self._ready, self.preload_failures = True, failures
                 for module, reason in failures.items():
-                    _log.warning("preload failed, every host imports for itself", module=module, reason=reason)
+                    _log.warning("preload failed, every host imports for itself", preload=module, reason=reason)
             case {"spawned": int(number), "pid": int(pid)}:
                 name, answer = self._pending.pop(number)
                 self._children[number] = child = Child(nursery=self, number=number, name=name, pid=pid)
@@ -293,7 +296,7 @@ class Nursery:
         await server.process.wait()
         children, self._children = self._children, {}
         pending, self._pending = self._pending, {}
-        if self._open or children or pending:
+        if self._open or children or any(not answer.done() for _, answer in pending.values()):
             _log.error("fork server died, its children are killed", pid=server.process.pid, status=server.process.returncode)
             left = await asyncio.to_thread(_hunt, server.token, {child.pid for child in children.values()}, self._end_timeout_s)
             if left:  # with a SIGKILL pending they can run no instruction of their own
