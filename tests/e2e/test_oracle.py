@@ -1,0 +1,129 @@
+"""Data that prove their own age agree with the ledger, exactly, in runs of many processes, through kills and live changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.oracle import Witness, oracle_config, until, uses
+from tianflow import api
+from tianflow.control_file import ControlFile
+from tianflow.coordinator import Run
+from tianflow.launchers.processes import ProcessHost
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+
+def pid_of(run: Run, host: str) -> int:
+    assert run._supervisor is not None
+    handle = run._supervisor.handles.get(host)
+    return handle.pid if isinstance(handle, ProcessHost) else 0
+
+
+class Scraper:
+    """Reads ``/metrics`` again and again, and checks at every look what must hold."""
+
+    def __init__(self, run: Run) -> None:
+        control = ControlFile.read(run.directory)
+        assert control is not None
+        self._url = f"{control.address}/metrics"
+        self.looks = 0
+
+    async def run(self) -> None:
+        while True:
+            body = await asyncio.to_thread(lambda: urllib.request.urlopen(self._url, timeout=10).read().decode())
+            self.check(body)
+            self.looks += 1
+
+    def check(self, body: str) -> None:
+        values: dict[str, float] = {}
+        dropped = 0.0
+        for family in text_string_to_metric_families(body):
+            for sample in family.samples:
+                name = sample.name.removeprefix("tianflow_")
+                dropped += sample.value if name == "trajectories_dropped_total" else 0.0
+                values[name] = sample.value
+        get = values.__getitem__
+        assert get("trajectories_begun_total") == get("trajectories_trained_total") + dropped + get("trajectories_open")
+        assert get("trajectories_granted_total") >= get("trajectories_begun_total") + get("trajectories_returned_total")
+        assert get("staleness_updates_count") == get("trajectories_trained_total")
+        assert 0 == get("staleness_violations_total")
+
+
+async def kill(run: Run, host: str) -> None:
+    """SIGKILL as soon as it lives, and wait until it is reaped."""
+    victim = await until_true(lambda: pid_of(run, host))
+    os.kill(victim, signal.SIGKILL)
+    await until_true(lambda: pid_of(run, host) != victim)
+
+
+async def until_true(look: Callable[[], int]) -> int:
+    """Look at what no event tells, until it is something; what it is."""
+    while not (found := look()):  # noqa: ASYNC110 - the supervisor tells nobody
+        await asyncio.sleep(0.01)
+    return found
+
+
+def change(run: Run, dice: random.Random) -> None:
+    options: list[Mapping[str, Mapping[str, object]]] = [
+        {"balance": {"max_staleness": dice.choice([0, 1, 2, 8])}},
+        {"weights": {"publish_interval_updates": dice.choice([1, 2, 5])}},
+        {"balance": {"min_fragment_steps": dice.choice([1, 4])}},
+        {"algorithm": {"batch_trajectories": dice.choice([1, 2, 4])}},
+    ]
+    run.change(dice.choice(options), source="test")
+
+
+def test_oracle_and_ledger_agree_over_kills_cuts_and_live_changes(tmp_path: Path) -> None:
+    dice = random.Random(1)
+    config = oracle_config(
+        tmp_path / "record",
+        env={"seconds": 0.001, "slow_share": 0.05, "factor": 20.0, "length": 12},
+        algorithm={"update_s": 0.004},
+        actors={"count": 4, "hosts": 2, "rollout_steps": 8, "refresh": "step"},
+        balance={"max_staleness": 2, "min_fragment_steps": 1},
+        placement={"launcher": "processes", "affinity": "none"},
+        checkpoint={"every_s": 1.0},
+        run={"max_restarts": 100},
+    )
+    victims = ["actors-0", "learner", "actors-1", "learner"]
+
+    async def whole() -> Run:
+        async with api.open_run(config, runs_dir=tmp_path, http=True) as handle:
+            run = handle.control
+            witness = Witness(run, lambda: pid_of(run, "learner"))
+            await until(run, 5)
+            scraper = Scraper(run)
+            scraping = asyncio.create_task(scraper.run())
+            for victim in victims:
+                for _ in range(3):
+                    await until(run, run.exchange.ledger.snapshot().updates + dice.randrange(25))
+                    change(run, dice)
+                await asyncio.sleep(dice.random() * 0.05)  # the moment of the kill is the experiment
+                await kill(run, victim)
+            await until(run, run.exchange.ledger.snapshot().updates + 50)
+            if scraping.done():
+                scraping.result()
+            scraping.cancel()
+            assert scraper.looks > 10
+            run.end("done", "test")
+            await handle.wait()
+            histogram = witness.check(tmp_path / "record", kills=victims.count("learner"))
+            assert min(histogram) >= 0
+            return run
+
+    run = asyncio.run(whole())
+    ledger = run.exchange.ledger.snapshot()
+    assert 0 == ledger.violations
+    assert ledger.cuts > 0
+    assert ledger.dropped["learner_lost"] > 0
+    assert ledger.dropped["died"] > 0
+    assert 1 + victims.count("learner") == len({use.pid for use in uses(tmp_path / "record")})
