@@ -65,6 +65,7 @@ class Nursery:
         self.failures: list[RunError] = []
         self.tickets: list[tuple[int, int, str, State]] = []
         self.steps: dict[int, int] = {}
+        self.rebuilding: list[tuple[str, float]] = []
 
     async def start(self, spec: HostSpec, incarnation: int) -> FakeHost:
         await self.hold.wait()
@@ -81,6 +82,7 @@ class Nursery:
             failed=self.failures.append,
             open_tickets=lambda: self.tickets,
             progress=lambda _slot, ticket: self.steps[ticket],
+            rebuilding=lambda: self.rebuilding,
             patience=Patience(step_s, start_s, 100.0),
             max_restarts=max_restarts,
             window_s=300.0,
@@ -297,6 +299,19 @@ async def test_an_environment_that_takes_no_step_is_hung_and_a_slow_one_is_not(n
         await settle()
         assert {("actors-1", ("actor-1",), "env_hang")} == set(nursery.lost)
         assert 0 == nursery.hosts["actors-0"].killed
+
+
+async def test_environments_that_are_made_anew_for_too_long_are_hung(nursery: Nursery, clock: Clock) -> None:
+    """No ticket is open then, so no progress word tells."""
+    async with keeping(nursery.supervisor(start_s=10.0), host("actors-0", "actor-0")) as supervisor:
+        nursery.rebuilding = [("actor-0", 123.0)]
+        clock(supervisor, 9.0)
+        nursery.rebuilding = [("actor-0", 132.0)]
+        clock(supervisor, 9.0)
+        assert 0 == nursery.hosts["actors-0"].killed
+        clock(supervisor, 2.0)
+        await settle()
+        assert [("actors-0", ("actor-0",), "env_hang")] == nursery.lost
 
 
 async def test_the_hung_environment_of_a_retired_actor_is_noticed(nursery: Nursery, clock: Clock) -> None:

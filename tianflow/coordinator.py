@@ -166,6 +166,7 @@ class Run:
             failed=self.fail,
             open_tickets=lambda: [(t.number, t.slot, t.holder, t.state) for t in self.exchange.ledger.live(State.BEGUN)],
             progress=self.exchange.arena.progress,
+            rebuilding=lambda: [(c.name, c.time.since) for c in self._components.values() if c.time.current == "rebuilding"],
             patience=Patience(config.env.step_timeout_s, config.env.start_timeout_s, config.evaluation.timeout_s),
             max_restarts=config.run.max_restarts,
             window_s=config.run.restart_window_s,

@@ -25,9 +25,9 @@ from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
 from tianflow.compute import Compute
 from tianflow.config import Config
-from tianflow.layout import layout_from_wire, spec_from_wire
 from tianflow.errors import CheckpointError, ConfigError, EnvironmentFailedError, PoisonedTrajectoryError, RunError
 from tianflow.interfaces import LiveSettings
+from tianflow.layout import layout_from_wire, spec_from_wire
 from tianflow.payloads import Grant, SavedState, Version
 from tianflow.program import ComponentSpec
 
@@ -99,6 +99,8 @@ class HostProcess:
         self._source: LinkBatchSource | None = None
         self._components: dict[str, Actor | Learner | Evaluator] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wanted: dict[str, ComponentSpec] = {}
+        self._retired: set[str] = set()
         self._leave: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._errands: set[asyncio.Task[None]] = set()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
@@ -130,18 +132,22 @@ class HostProcess:
 
     def reconcile(self, wanted: list[ComponentSpec]) -> None:
         """Run exactly these components."""
-        names = {component.name for component in wanted}
-        for name in set(self._tasks) - names:
+        self._wanted = {component.name: component for component in wanted}
+        for name in set(self._tasks) - set(self._wanted):
             retired = self._components[name]
             if isinstance(retired, Actor):
+                self._retired.add(name)
                 retired.retire()
         for component in wanted:
             if component.name not in self._tasks:
-                made = self._builder.build(component)
-                self._components[component.name] = made
-                task = asyncio.create_task(made.run(lambda name=component.name: self._link.send("started", name)), name=component.name)  # type: ignore[misc]  # mypy does not infer lambda defaults
-                self._tasks[component.name] = task
-                task.add_done_callback(self._component_ended)
+                self._add(component)
+
+    def _add(self, component: ComponentSpec) -> None:
+        made = self._builder.build(component)
+        self._components[component.name] = made
+        task = asyncio.create_task(made.run(lambda: self._link.send("started", component.name)), name=component.name)
+        self._tasks[component.name] = task
+        task.add_done_callback(self._component_ended)
 
     # Ends -----------------------------------------------------------------------------------------------------------
 
@@ -221,7 +227,11 @@ class HostProcess:
 
         evaluator = self._components["evaluator"]
         assert isinstance(evaluator, Evaluator)
-        evaluation = await evaluator.evaluate(at_least)
+        try:
+            evaluation = await evaluator.evaluate(at_least)
+        except EnvironmentFailedError as error:
+            self._link.send("not_evaluated", number, error.summary, error.details)
+            return
         self._link.send("evaluated", number, list(evaluation.version), list(evaluation.returns), list(evaluation.lengths))
 
     def _errand(self, work: Any) -> None:
@@ -246,6 +256,12 @@ class HostProcess:
             return
         if (error := task.exception()) is not None:
             self._fail(name, error)
+            return
+        self._link.send("ended", name)
+        if name in self._retired:
+            self._retired.discard(name)
+            if name in self._wanted:  # again, by now
+                self._add(self._wanted[name])
 
     def _orphan(self, error: BaseException) -> None:
         self._link.send_threadsafe("failed", *describe(self.name, error))

@@ -85,6 +85,7 @@ class Supervisor:
         failed: told when the budget of restarts is used up, or a host cannot be started.
         open_tickets: (ticket, slot, holder, state) of tickets that somebody writes.
         progress: steps so far of a ticket in a slot.
+        rebuilding: (component, since when) of those that make their environments anew.
         patience: see `Patience`.
         max_restarts: more than this in ``window_s`` seconds end the run.
         grace_s: between asking hosts to stop and killing them.
@@ -98,6 +99,7 @@ class Supervisor:
         failed: Callable[[RunError], None],
         open_tickets: Callable[[], Sequence[tuple[int, int, str, State]]],
         progress: Callable[[int, int], int],
+        rebuilding: Callable[[], Sequence[tuple[str, float]]],
         patience: Patience,
         max_restarts: int,
         window_s: float,
@@ -105,12 +107,13 @@ class Supervisor:
     ) -> None:
         self.name = "supervisor"
         self._start, self._lost, self._failed = start, lost, failed
-        self._open_tickets, self._progress, self._patience = open_tickets, progress, patience
+        self._open_tickets, self._progress, self._rebuilding, self._patience = open_tickets, progress, rebuilding, patience
         self._max_restarts, self._window_s, self._grace_s = max_restarts, window_s, grace_s
         self._specs: dict[str, HostSpec] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._lives: dict[str, _Life] = {}
         self._seen: dict[int, tuple[int, float]] = {}
+        self._rebuilds: dict[tuple[str, float], float] = {}
         self._watched_s = 0.0
         self._restarts: deque[tuple[float, str]] = deque()
         self._stopping = False
@@ -257,6 +260,10 @@ class Supervisor:
             if shown_nothing_for > limit:
                 self.kill(name, reason)
         self._watch_progress(now)
+        self._rebuilds = {rebuild: self._rebuilds.get(rebuild, now) for rebuild in self._rebuilding()}
+        for (component, _), since in self._rebuilds.items():
+            if now - since > self._patience.start_s:
+                self._hung(component, after_s=self._patience.start_s)
 
     def _patience_with(self, life: _Life, now: float) -> tuple[float, str, float]:
         """(limit, reason, seconds) for the host: it may show nothing for so long, and has for so many seconds."""
@@ -280,8 +287,11 @@ class Supervisor:
             before = self._seen.get(ticket)
             seen[ticket] = before if before is not None and before[0] == steps else (steps, now)
             if now - seen[ticket][1] > self._patience.step_s:
-                host = next((name for name, life in self._lives.items() if holder in life.components), None)
-                if host is not None and not self._lives[host].killed_for:
-                    log.warning("an environment hangs", component=holder, host=host, step=steps, after_s=self._patience.step_s)
-                    self.kill(host, "env_hang")
+                self._hung(holder, after_s=self._patience.step_s, step=steps)
         self._seen = seen
+
+    def _hung(self, component: str, **details: float) -> None:
+        host = next((name for name, life in self._lives.items() if component in life.components), None)
+        if host is not None and not self._lives[host].killed_for:
+            log.warning("an environment hangs", component=component, host=host, **details)
+            self.kill(host, "env_hang")

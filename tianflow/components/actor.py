@@ -55,6 +55,7 @@ class Actor:
         self._failures: deque[float] = deque()
         self._loop = asyncio.get_running_loop()
         self._rollout: Rollout | None = None
+        self._retired = False
 
     async def run(self, started: Callable[[], None]) -> None:
         """Until cancelled, or the run wants no more trajectories."""
@@ -62,15 +63,17 @@ class Actor:
         started()
         forget = self._settings.on_change(self._rest_or_wait)
         try:
-            while True:
+            while not self._retired:
                 self._clock.enter("paused" if self._settings.value.paused else "waiting:grant")
                 grant = await self._sender.acquire()
                 self._clock.enter("waiting:turn")
                 await self._fill(rollout, grant)
         except EndOfChannel:
-            self._clock.enter("ended")
+            pass
         finally:
             forget()
+        self._clock.enter("ended")
+        await self._compute.run(rollout.close)
 
     def statistics(self) -> ComponentStatistics:
         """Where its time goes, and how many trajectories it has made."""
@@ -86,6 +89,7 @@ class Actor:
 
     def retire(self) -> None:
         """End: the trajectory now rolling out is given back, and no other is asked for."""
+        self._retired = True
         self._sender.close()
         if self._rollout is not None:
             self._rollout.stop()
@@ -99,11 +103,9 @@ class Actor:
         began = time.monotonic()
         try:
             result = await self._compute.run(lambda: rollout.run(view, grant, minimum, begun))
-        except EnvironmentFailedError as error:
-            await self._rebuild(rollout, grant, "env_error", error)
-        except PoisonedTrajectoryError as error:
-            self._counters["poisoned"] += 1
-            await self._rebuild(rollout, grant, "poisoned", error)
+        except (EnvironmentFailedError, PoisonedTrajectoryError) as error:
+            self._sender.abort(grant, _reason(error))
+            await self._rebuild(rollout, error)
         else:
             self._seconds.add(time.monotonic() - began)
             self._commit(grant, result)
@@ -120,10 +122,25 @@ class Actor:
         self._clock.enter("busy")
         self._sender.begin(grant, version)
 
-    async def _rebuild(self, rollout: Rollout, grant: Grant, reason: str, error: EnvironmentFailedError | PoisonedTrajectoryError) -> None:
-        """The open ticket is dropped, the vector is made anew; too many failures in the window end the run."""
-        self._sender.abort(grant, reason)
+    async def _rebuild(self, rollout: Rollout, error: EnvironmentFailedError | PoisonedTrajectoryError) -> None:
+        """The vector is made anew, as often as that fails, too; too many failures in the window end the run."""
+        failure: EnvironmentFailedError | PoisonedTrajectoryError | None = error
+        while failure is not None:
+            self._count(failure)
+            self._clock.enter("rebuilding")
+            await asyncio.sleep(min(2.0, 0.01 * 2 ** len(self._failures)))  # back-off: what fails at once would fill the log
+            try:
+                await self._compute.run(rollout.rebuild)
+            except (EnvironmentFailedError, PoisonedTrajectoryError) as again:
+                failure = again
+            else:
+                failure = None
+
+    def _count(self, error: EnvironmentFailedError | PoisonedTrajectoryError) -> None:
+        """Tell of a failure. Raises RunError when there were too many."""
+        reason = _reason(error)
         self._counters["env_failures"] += 1
+        self._counters["poisoned"] += reason == "poisoned"
         self._events.publish(EnvironmentFailed(self.name, reason, str(error)))
         env = self._settings.value.config.env
         now = time.monotonic()
@@ -131,12 +148,14 @@ class Actor:
         while self._failures[0] < now - env.failure_window_s:
             self._failures.popleft()
         if len(self._failures) > env.max_failures:
-            details = error.details if isinstance(error, EnvironmentFailedError) else str(error)
+            details = error.details if isinstance(error, EnvironmentFailedError) else ""
             raise RunError(self.name, f"the environment failed {len(self._failures)} times in {env.failure_window_s:g} s: {error}", details)
-        self._clock.enter("rebuilding")
-        await asyncio.sleep(min(2.0, 0.01 * 2 ** len(self._failures)))  # back-off: what fails at once would fill the log
-        await self._compute.run(rollout.rebuild)
 
     def _rest_or_wait(self) -> None:
         if self._clock.state in ("waiting:grant", "paused"):
             self._clock.enter("paused" if self._settings.value.paused else "waiting:grant")
+
+
+def _reason(error: EnvironmentFailedError | PoisonedTrajectoryError) -> str:
+    """What a ticket is dropped for."""
+    return "env_error" if isinstance(error, EnvironmentFailedError) else "poisoned"

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tianflow.envs.vector import StepRow, VectorEnvironment
+from tianflow.errors import EnvironmentFailedError
 from tianflow.payloads import Evaluation, Version
 from tianflow.statistics import ComponentStatistics, StateClock
 
@@ -122,7 +123,12 @@ class Evaluator:
             at_least, answer = await self._asked.get()
             self._clock.enter("busy")
             await self._newest(at_least)
-            evaluation = await self._compute.run(self._play)
+            try:
+                evaluation = await self._compute.run(self._play)
+            except EnvironmentFailedError as error:  # whoever asked decides: training may go on without an evaluation
+                if not answer.done():
+                    answer.set_exception(error)
+                continue
             if evaluation is None:
                 return
             self._counters["evaluations"] += 1
@@ -131,7 +137,7 @@ class Evaluator:
                 answer.set_result(evaluation)
 
     def evaluate(self, at_least: Version) -> asyncio.Future[Evaluation]:
-        """Judge the newest version, once ``at_least`` can be read."""
+        """Judge the newest version, once ``at_least`` can be read. EnvironmentFailedError if an environment fails meanwhile."""
         answer: asyncio.Future[Evaluation] = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((at_least, answer))
         return answer
@@ -166,4 +172,7 @@ class Evaluator:
             environment.close()
         if episodes is None:
             return None
-        return Evaluation(version, tuple(e.episode_return for e in episodes), tuple(e.length for e in episodes))
+        returns = tuple(episode.episode_return for episode in episodes)
+        if not np.isfinite(returns).all():
+            raise EnvironmentFailedError(f"an episode's return is not finite: {returns}")
+        return Evaluation(version, returns, tuple(episode.length for episode in episodes))

@@ -76,6 +76,8 @@ class InlineHost:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._pending: set[str] = {component.name for component in host.components}
+        self._wanted: dict[str, ComponentSpec] = {}
+        self._retired: set[str] = set()
         self.reconcile(host)
         self._reporter = asyncio.get_running_loop().create_task(self._report())
 
@@ -115,10 +117,11 @@ class InlineHost:
 
     def reconcile(self, host: HostSpec) -> None:
         """Run exactly the components of ``host``."""
-        names = {component.name for component in host.components}
-        for name in set(self._tasks) - names:
+        self._wanted = {component.name: component for component in host.components}
+        for name in set(self._tasks) - set(self._wanted):
             retired = self._components[name]
             if isinstance(retired, Actor):
+                self._retired.add(name)
                 retired.retire()
         for component in host.components:
             if component.name not in self._tasks:
@@ -208,8 +211,16 @@ class InlineHost:
         name = task.get_name()
         self._tasks.pop(name, None)
         self._components.pop(name, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
             self._fail(describe(name, error))
+            return
+        self._run.component_ended(name)
+        if name in self._retired:
+            self._retired.discard(name)
+            if name in self._wanted:  # again, by now
+                self._add(self._wanted[name])
 
     def _orphan(self, error: BaseException) -> None:
         self._fail(describe("compute", error))

@@ -19,9 +19,9 @@ from tianflow.channels.codec import decode_event, decode_statistics
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import SharedArena, SharedMemory
-from tianflow.layout import layout_to_wire, spec_to_wire
-from tianflow.errors import BrokenChannelError, CheckpointError, RunError
+from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError
 from tianflow.launchers.nursery import Child, Nursery
+from tianflow.layout import layout_to_wire, spec_to_wire
 from tianflow.memory import slots_capacity
 from tianflow.payloads import Evaluation, SavedState, StateFile, Version
 
@@ -105,10 +105,12 @@ class ProcessHost:
             "event": self._event,
             "stats": self._stats,
             "started": self._started,
+            "ended": self._run.component_ended,
             "failed": self._failed,
             "saved": self._saved,
             "not_saved": lambda number, text: self._answer(number, CheckpointError(text)),
             "rested": lambda number, lineage, version: self._answer(number, Version(lineage, version)),
+            "not_evaluated": lambda number, summary, details: self._answer(number, EnvironmentFailedError(summary, details)),
             "evaluated": lambda number, v, returns, lengths: self._answer(number, Evaluation(Version(*v), tuple(returns), tuple(lengths))),
         }
 
@@ -171,9 +173,9 @@ class ProcessHost:
 
     def reconcile(self, host: HostSpec) -> None:
         """Run exactly the components of ``host``."""
-        self._host = host
+        before, self._host = set(self._roles), host
         self._roles = {component.name: component.role for component in host.components}
-        self._pending &= set(self._roles)
+        self._pending = self._pending & set(self._roles) | set(self._roles) - before
         self._link.send("components", [[c.name, c.role, c.index] for c in host.components])
 
     # Ports ----------------------------------------------------------------------------------------------------------
