@@ -180,6 +180,21 @@ def test_freshest_does_not_probe_below_its_last_raise_for_hold_updates() -> None
     assert [10] * 49 + [9] == loop.run(50, actors=0.5)
 
 
+def test_freshest_changes_at_most_once_per_turnover() -> None:
+    """At C = 32 it takes four updates until all that holds a credit has been used."""
+    loop = Loop(Freshest(window_updates=1, quiet_updates=1, hold_updates=1))
+    loop.run(80, learner=0.5, actors=0.5)
+    assert 32 == loop.credits
+    steps = [len(list(same)) for _, same in itertools.groupby(loop.run(20, actors=0.5))]
+    assert {4} == set(steps[1:-1])
+
+
+def test_freshest_sees_actors_wait_by_their_share_not_by_their_sum() -> None:
+    """Each of four waits 0.02 of the time: 0.08 actor-seconds a second, below the threshold of 0.03 a head."""
+    assert {8} == set(Loop(Freshest(actors_waiting=0.03)).run(50, learner=0.5, actors=0.02))
+    assert 8 < max(Loop(Freshest(actors_waiting=0.03)).run(50, learner=0.5, actors=0.04))
+
+
 def test_freshest_counts_quiet_updates_anew_after_the_learner_waited() -> None:
     loop = Loop(Freshest(window_updates=1, quiet_updates=6, hold_updates=6))
     loop.run(4, learner=0.5, actors=0.5)

@@ -459,6 +459,17 @@ def test_a_ticket_that_stands_in_the_way_is_cut_once_and_waited_for() -> None:
     assert 1 == bench.ledger.snapshot().cuts
 
 
+def test_the_next_look_is_due_when_the_first_of_several_stragglers_runs_out_of_patience() -> None:
+    bench, slow = straggling()
+    bench.take(now=5.0)
+    bench.limit(max_staleness=2)
+    second = bench.begun(0, "second")
+    bench.limit(max_staleness=1)
+    assert Blocked((slow.ticket, second.ticket), 15.0) == bench.take(now=9.0)
+    assert isinstance(bench.take(now=20.0), Batch)
+    assert {"straggler": 2} == bench.ledger.snapshot().dropped
+
+
 def test_what_was_cut_is_trained_on() -> None:
     bench, slow = straggling()
     bench.take(now=5.0)

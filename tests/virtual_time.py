@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -516,24 +516,22 @@ class World:
         return self.ledger.snapshot().shares[actor.name].trained_steps / actor.steps_begun
 
 
+def _total(histogram: Mapping[int, int]) -> int:
+    return sum(value * count for value, count in histogram.items())
+
+
 def broken_identity(ledger: Ledger) -> str:
     """The first identity that does not hold now; "" when all do."""
-    seen = ledger.snapshot()
-    slots = sorted(
-        [
-            *ledger._free,
-            *ledger._quarantine,
-            *ledger._held_by_learner.values(),
-            *(ticket.slot for ticket in ledger.live(State.GRANTED, State.BEGUN, State.COMMITTED)),
-        ]
-    )
+    seen, live = ledger.snapshot(), ledger.live()
+    unbegun = sum(ticket.state is State.GRANTED for ticket in live)
+    slots = [*ledger._free, *ledger._quarantine, *ledger._held_by_learner.values()]
+    slots += [ticket.slot for ticket in live if ticket.state is not State.TAKEN]
     identities = {
         "begun = trained + dropped + open": seen.begun == seen.trained + sum(seen.dropped.values()) + seen.open,
-        "granted = begun + returned + not yet begun": seen.granted == seen.begun + seen.returned + len(ledger.live(State.GRANTED)),
-        "in use = open + not yet begun": seen.in_use == seen.open + len(ledger.live(State.GRANTED)),
-        "every slot is in exactly one place": slots == list(range(seen.slots)),
+        "granted = begun + returned + not yet begun": seen.granted == seen.begun + seen.returned + unbegun,
+        "in use = open + not yet begun": seen.in_use == seen.open + unbegun,
+        "every slot is in exactly one place": len(slots) == len(set(slots)) == seen.slots,
         "every trained one has a staleness": seen.trained == sum(seen.staleness.values()),
-        "in flight and in queue make up staleness": sum(k * n for k, n in seen.staleness.items())
-        == sum(k * n for k, n in seen.in_flight.items()) + sum(k * n for k, n in seen.in_queue.items()),
+        "in flight and in queue make up staleness": _total(seen.staleness) == _total(seen.in_flight) + _total(seen.in_queue),
     }
     return next((name for name, holds in identities.items() if not holds), "")

@@ -487,11 +487,13 @@ class Ledger:
                 self._drop(ticket.number, "expired")
 
     def _stragglers(self, committed: Sequence[Ticket], for_version: int, now: float) -> Blocked | None:
-        """Open tickets that this batch must not pass over: cut them, and drop those that do not answer in time."""
+        """Open tickets that this batch must not pass over: cut them, and drop those that do not answer in time.
+
+        At bound 0 all have the same deadline, so none is ever cut: synchronous training waits for whole fragments.
+        """
         limits = self._limits
         bound = limits.max_staleness
-        # At bound 0 all have the same deadline, none is more urgent than another: whole fragments are waited for.
-        if bound is None or bound == 0:
+        if bound is None:
             return None
         waiting = [t.version.number + bound - for_version for t in committed]
         while True:
