@@ -10,7 +10,7 @@ import pytest
 
 import tianflow
 
-COMPUTES = ("tianflow.ops", "tianflow.networks", "tianflow.algorithms", "tianflow.components", "tianflow.building")
+COMPUTES = ("tianflow.ops", "tianflow.networks", "tianflow.algorithms", "tianflow.components", "tianflow.building", "tianflow.playing")
 """What may be made of PyTorch. Everything else, the coordinator first, imports it at most inside a function that computes."""
 
 COMMAND = """
