@@ -95,7 +95,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryLayout:
-    """Where the arrays of one trajectory lie in a slot. Made once per run, by `tianflow.envs.layout`.
+    """Where the arrays of one trajectory lie in a slot. Made once per run, by `tianflow.layout`.
 
     With T steps, N environments, the fields are (time first):
 

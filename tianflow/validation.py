@@ -50,7 +50,7 @@ def _probe(config: Config) -> EnvironmentSpec:
 
 
 def _check_against(config: Config, spec: EnvironmentSpec) -> list[Problem]:
-    from tianflow.envs.layout import make_layout
+    from tianflow.layout import make_layout
     from tianflow.memory import check_memory
     from tianflow.network_rules import check_network, state_spec
 
