@@ -44,6 +44,8 @@ class Compute:
             if future.done():
                 if error is not None:
                     self._on_orphan(error)
+            elif isinstance(error, StopIteration):  # no future can hold one
+                future.set_exception(RuntimeError("a compute function raised StopIteration").with_traceback(error.__traceback__))
             elif error is not None:
                 future.set_exception(error)
             else:
@@ -57,7 +59,13 @@ class Compute:
                     self._on_orphan(error)
 
         self._jobs.put((function, deliver))
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Cancelled in the turn in which the answer came: nobody will ever look at it.
+            if future.done() and not future.cancelled() and (error := future.exception()) is not None:
+                self._on_orphan(error)
+            raise
 
     def close(self) -> None:
         """Ask what runs to stop, and let the thread end after it. Does not wait."""
