@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tianflow import config_loading, network_rules, plugins, validation
+from tianflow import config_loading, loops, network_rules, plugins, validation
 from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
 from tianflow.config import Config
 from tianflow.coordinator import Run
@@ -75,7 +75,7 @@ def train(
             await session.finished
             return FinishedRun(session.run.directory, session.run.summary())
 
-    return asyncio.run(whole())
+    return loops.run(whole())
 
 
 @contextlib.asynccontextmanager
@@ -192,7 +192,7 @@ def train_cli(
 
     failure: RunError | None = None
     try:
-        asyncio.run(whole())
+        loops.run(whole())
     except RunError as error:
         failure = error
         summary |= {"state": "failed", "error": str(error)} if summary else {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from tianflow import checkpoint
+from tianflow import checkpoint, loops
 from tianflow.building import Blueprint, Builder
 from tianflow.channels.arena import Arena
 from tianflow.channels.codec import encode_event, encode_statistics
@@ -294,4 +294,4 @@ def main(payload: bytes, fds: list[int]) -> int:
     async def live() -> int:
         return await HostProcess(order, end, slots, fds[2]).run()
 
-    return asyncio.run(live())
+    return loops.run(live())
