@@ -113,7 +113,7 @@ class OracleLearner:
 
     def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = lambda: False) -> StepResult:
         found = [self._number - oldest if pid == self._me else f"of {pid}" for pid, oldest in self._oldest(batch)]
-        os.write(self._record, f"{self._me} {self._number} {','.join(map(str, found))}\n".encode())
+        os.write(self._record, f"{self._me} {self._number} {time.monotonic()} {','.join(map(str, found))}\n".encode())
         if self._settings.update_s:
             time.sleep(self._random.exponential(self._settings.update_s))
         self._number += 1
@@ -170,17 +170,18 @@ def oracle_config(record: Path, *, env: Mapping[str, object] | None = None, **se
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One update as its learner saw it: its own number of updates before, and each trajectory's age by its actions."""
+    """One update as its learner saw it: its own number of updates before, when, and each trajectory's age by its actions."""
 
     pid: int
     number: int
+    at: float
     ages: tuple[int, ...]
 
 
 def uses(record: Path) -> list[Use]:
     """Everything written down. Fails if anything was of another learner."""
     lines = [line.split() for line in record.read_text().splitlines()]
-    return [Use(int(pid), int(number), tuple(int(age) for age in ages.split(","))) for pid, number, ages in lines]
+    return [Use(int(pid), int(number), float(at), tuple(int(age) for age in ages.split(","))) for pid, number, at, ages in lines]
 
 
 async def until(run: Run, updates: int) -> None:

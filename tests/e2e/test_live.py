@@ -1,0 +1,163 @@
+"""Everything that may change while a run goes on is changed by the command line, and the run goes on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.harness import ROOT, LiveRun, run
+from tests.oracle import Use, uses
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+IN_FORCE_S = 2.0
+COMPONENTS = 6
+"""Learner, evaluator and four actors."""
+
+
+@pytest.fixture(name="live", scope="module")
+def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
+    """A run of the oracle with updates of 30 ms, training already. Every test leaves it with bound 4 and four actors."""
+    folder = tmp_path_factory.mktemp("live")
+    settings: dict[str, object] = {
+        "env__id": "tests.oracle:EchoEnv",
+        "env__kwargs": {"seconds": 0.002},
+        "algorithm__name": "tests.oracle:Oracle",
+        "algorithm__record": str(folder / "record"),
+        "algorithm__update_s": 0.03,
+        "algorithm__batch_trajectories": 2,
+        "actors__count": 4,
+        "actors__rollout_steps": 8,
+        "balance__min_fragment_steps": 1,
+        "balance__max_staleness": 4,
+        "evaluation__episodes": 1,
+        "evaluation__num_envs": 1,
+    }
+    config = folder / "oracle.toml"
+    config.write_text("[env]\nid = 'tests.oracle:EchoEnv'\n[algorithm]\nname = 'tests.oracle:Oracle'\n")
+    with run(folder / "runs", str(config), algorithm__epochs=None, algorithm__minibatch_size=None, **settings) as live:
+        live.until("it is ready", live.ready, within_s=60.0)
+        live.until_training(more=10)
+        yield live
+
+
+def recorded(live: LiveRun) -> list[Use]:
+    return uses(live.folder.parent / "record")
+
+
+def tianflow(live: LiveRun, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line, in a process of its own, as a person calls it."""
+    command = [sys.executable, "-m", "tianflow.cli", *arguments, "--runs-dir", str(live.folder)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "controllers")))}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def wait_until_in_force(live: LiveRun, components: int = COMPONENTS) -> float:
+    """Seconds from now until every component has the newest generation in force."""
+    began, wanted = time.monotonic(), live.metric("balance_settings_generation")
+
+    def everywhere() -> bool:
+        found = [value for key, value in live.metrics().items() if key[0] == "component_settings_generation"]
+        return len(found) == components and min(found) >= wanted
+
+    live.until(f"generation {wanted} is in force everywhere", everywhere)
+    return time.monotonic() - began
+
+
+def set_live(live: LiveRun, *assignments: str, components: int = COMPONENTS) -> None:
+    """Change settings by the command line; in force everywhere in time, and training goes on with them."""
+    before = live.metric("balance_settings_generation")
+    answer = tianflow(live, "set", live.name, *assignments)
+    assert 0 == answer.returncode, answer.stderr
+    assert before < live.metric("balance_settings_generation")
+    assert IN_FORCE_S > wait_until_in_force(live, components)
+    live.until_training(more=5)
+
+
+def longest_standstill(seen: list[Use], began: float, ended: float) -> float:
+    """The longest time between two updates in units of the median one."""
+    moments = [use.at for use in seen if began <= use.at <= ended]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
+    return max(gaps) / statistics.median(gaps)
+
+
+def test_the_bound_goes_to_0_to_8_and_to_0_and_updates_never_stand_still(live: LiveRun) -> None:
+    began = time.monotonic()
+    for bound in (0, 8, 0):
+        set_live(live, f"balance.max_staleness={bound}")
+        assert bound == live.metric("staleness_bound_updates")
+        at = len(recorded(live))
+        live.until_training(more=12)
+        ages = [age for use in recorded(live)[at:] for age in use.ages]
+        assert max(ages) <= bound
+    set_live(live, "balance.max_staleness=4")
+    assert longest_standstill(recorded(live), began, time.monotonic()) < 10.0
+    assert 0 == live.metric("staleness_violations_total")
+
+
+def test_everything_else_that_may_change_does_and_the_oracle_sees_no_violation(live: LiveRun) -> None:
+    began = time.monotonic()
+    set_live(live, "algorithm.batch_trajectories=4")
+    assert {4} == {len(use.ages) for use in recorded(live)[-3:]}
+    set_live(live, "algorithm.batch_trajectories=2", "algorithm.learning_rate=1e-4")
+    set_live(live, "balance.credits=3")
+    assert 3 >= live.metric("credits_limit")
+    set_live(live, "balance.credits=null", "balance.straggler_patience=1.5", "balance.min_fragment_steps=1")
+    for law in ("freshest", "open_loop", "lockstep", "staleness"):
+        set_live(live, f"balance.controller={law}")
+        assert 1 == live.metric("balance_law_winning", law)
+    assert 4 == live.metric("staleness_bound_updates")
+    set_live(live, "weights.publish_interval_updates=2")
+    assert longest_standstill(recorded(live), began, time.monotonic()) < 10.0
+    assert 0 == tianflow(live, "scale", live.name, "actors=2").returncode
+    wait_until_in_force(live, COMPONENTS - 2)
+    assert 0 == tianflow(live, "scale", live.name, "actors=5").returncode
+    wait_until_in_force(live, COMPONENTS + 1)
+    live.until_training(more=5)
+    assert 0 == tianflow(live, "scale", live.name, "actors=4").returncode
+    wait_until_in_force(live)
+    assert 0 == live.metric("staleness_violations_total")
+    assert 0 <= min(age for use in recorded(live) for age in use.ages)
+
+
+def test_a_paused_run_stands_still_and_goes_on_where_it_was(live: LiveRun) -> None:
+    assert 0 == tianflow(live, "pause", live.name).returncode
+    live.until("everyone rests", lambda: wait_until_in_force(live) < IN_FORCE_S)
+    before = len(recorded(live))
+    time.sleep(0.5)  # that nothing happens meanwhile is what is to be seen
+    assert before == len(recorded(live))
+    assert live.ready()
+    assert "paused" == live.status()["state"]
+    assert 0 == tianflow(live, "resume", live.name).returncode
+    live.until_training(more=10)
+    seen = recorded(live)
+    assert [use.number for use in seen] == list(range(len(seen)))
+    assert max(age for use in seen[before:] for age in use.ages) <= 4
+
+
+def test_a_bad_value_is_a_422_that_names_the_field_and_changes_nothing(live: LiveRun) -> None:
+    for resource, field, value in (
+        ("balance", "balance.max_staleness", -1),
+        ("balance", "balance.controller", "nobody"),
+        ("balance", "balance.credits", 1),
+        ("learner", "algorithm.batch_trajectories", 0),
+        ("learner", "algorithm.learning_rate", "fast"),
+        ("actors", "actors.count", -3),
+    ):
+        before, document = live.metric("balance_settings_generation"), live.request(f"/api/v1/runs/{live.name}/{resource}")
+        code, body = live.request(f"/api/v1/runs/{live.name}/{resource}", "PATCH", {field.partition(".")[2]: value})
+        assert 422 == code, body
+        assert [field] == [error["path"] for error in json.loads(body)["errors"]]
+        assert before == live.metric("balance_settings_generation")
+        assert document == live.request(f"/api/v1/runs/{live.name}/{resource}")
+    answer = tianflow(live, "set", live.name, "balance.max_staleness=-1")
+    assert 2 == answer.returncode
+    assert "balance.max_staleness" in answer.stderr
+    live.until_training(more=5)
