@@ -74,11 +74,14 @@ class Compute:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            function, deliver = job
-            try:
-                result = function()
-            except BaseException as error:  # noqa: BLE001 - a boundary: whatever it is belongs to the caller
-                deliver(None, error)
-            else:
-                deliver(result, None)
-            del job, function, deliver  # a waiting thread must not keep the last result alive
+            _call(*job)
+            del job  # a waiting thread must not keep the last result alive
+
+
+def _call(function: Callable[[], Any], deliver: Callable[[object, BaseException | None], None]) -> None:
+    try:
+        result = function()
+    except BaseException as error:  # noqa: BLE001 - a boundary: whatever it is belongs to the caller
+        deliver(None, error)
+    else:
+        deliver(result, None)
