@@ -1,0 +1,74 @@
+"""Two rules for all that moves or waits: nothing is pickled, and no wall clock decides when something expires."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tianflow
+from tests.worlds import FIRST, SharedWorld, tickets
+from tianflow.payloads import Version
+
+PACKAGE = Path(tianflow.__file__).parent
+MOVING = sorted([*(PACKAGE / "channels").glob("*.py"), *(PACKAGE / "launchers").glob("*.py"), PACKAGE / "host.py"])
+WAITING = sorted(
+    [
+        *MOVING,
+        *(PACKAGE / "components").glob("*.py"),
+        *(PACKAGE / f"{name}.py" for name in ("compute", "ledger", "supervisor", "statistics", "rates")),
+    ]
+)
+PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "multiprocessing", "joblib"}
+WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def attributes(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield ".".join(ast.unparse(node).split(".")[-2:])
+
+
+@pytest.mark.parametrize("path", MOVING, ids=lambda path: path.stem)
+def test_nothing_that_moves_between_processes_is_pickled(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not PICKLES & set(imports(tree))
+    assert not {name for name in attributes(tree) if name.endswith((".allow_pickle", ".__reduce__"))}
+    assert "allow_pickle" not in path.read_text()
+
+
+@pytest.mark.parametrize("path", WAITING, ids=lambda path: path.stem)
+def test_no_wall_clock_decides_when_something_expires(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not WALL_CLOCKS & {*imports(tree), *attributes(tree)}
+
+
+async def test_a_wall_clock_that_jumps_a_day_ahead_expires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SharedWorld(batch=1, bound=1, slots=4, patience=3600.0)
+    slow, fast, source = world.sender("slow"), world.sender("fast"), world.source()
+    wanted = await world.begun(slow)
+    await world.committed(fast)
+    await world.update(source)
+    await world.committed(fast)
+    pulling = asyncio.ensure_future(source.next_batch(Version(1, 1)))
+    await world.quiet()
+    wall = time.time()
+    monkeypatch.setattr(time, "time", lambda: wall + 86400)
+    await world.quiet()
+    assert (False, {}) == (pulling.done(), world.seen.dropped)
+    world.commit(slow, wanted, FIRST)
+    assert (wanted.ticket,) == tickets(await asyncio.wait_for(pulling, 10))
+    world.close()
