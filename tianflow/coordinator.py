@@ -29,7 +29,7 @@ from tianflow.errors import (
     RunError,
     StateConflictError,
 )
-from tianflow.events import EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged
+from tianflow.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger import Ledger, Limits, State
 from tianflow.logs import logger
@@ -377,6 +377,8 @@ class Run:
 
     def publish(self, event: Event) -> None:
         """Tell observers."""
+        if isinstance(event, EnvironmentFailed):
+            log.warning("an environment failed", component=event.component, reason=event.reason, error=event.message)
         self.events.publish(event)
 
     def host_lost(self, host: HostSpec, reason: str) -> None:

@@ -1,0 +1,127 @@
+"""Environments and an algorithm that make trouble, for runs in processes: ``tests.e2e.troubles:Name``.
+
+A ``folder`` remembers, across processes and restarts, what has happened already.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tests.environments import Array, CounterEnv, EnvironmentBrokeError, Info
+from tianflow.algorithms.ppo import PPO, PPOLearner
+from tianflow.config import Config, PPOSettings
+from tianflow.interfaces import LearnerBatch, StepResult
+from tianflow.payloads import EnvironmentSpec
+
+
+def claim(folder: str, name: str) -> bool:
+    """True for the first process that asks for ``name``, and for nobody after it."""
+    try:
+        (Path(folder) / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def in_a_host() -> bool:
+    """False where the config is only checked."""
+    return "TIANFLOW_HOST" in os.environ
+
+
+class HostsOnlyEnv(CounterEnv):
+    """Is well as long as it is only looked at; in a host its constructor or its first reset raises."""
+
+    def __init__(self, where: Literal["constructor", "reset"] = "constructor", **counter: Any) -> None:
+        super().__init__(**counter)
+        self._where = where
+        if where == "constructor" and in_a_host():
+            raise EnvironmentBrokeError("no display in this process")
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
+        if self._where == "reset" and in_a_host():
+            raise EnvironmentBrokeError("no level in this process")
+        return super().reset(seed=seed)
+
+
+class LateEnv(CounterEnv):
+    """In a host, the first constructor of all never comes back."""
+
+    def __init__(self, folder: str, **counter: Any) -> None:
+        super().__init__(**counter)
+        if in_a_host() and claim(folder, "constructor"):
+            threading.Event().wait()
+
+
+class TroubleEnv(CounterEnv):
+    """Each of ``ways`` happens once in the run, each after ``every`` more steps of some environment."""
+
+    def __init__(self, folder: str, ways: tuple[str, ...], every: int = 40, **counter: Any) -> None:
+        super().__init__(**counter)
+        self._folder, self._ways, self._every, self._steps = folder, ways, every, 0
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
+        self._steps += 1
+        observation, reward, terminated, truncated, info = super().step(action)
+        way = self._due()
+        if way == "raise":
+            raise EnvironmentBrokeError("once in a thousand")
+        if way == "exit 0":
+            os._exit(0)
+        if way == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if way == "hang":
+            threading.Event().wait()
+        if way == "nan observation":
+            observation[0] = np.nan
+        if way == "infinite reward":
+            reward = float("inf")
+        return observation, reward, terminated, truncated, info
+
+    def _due(self) -> str:
+        if self._steps % self._every:
+            return ""
+        return next((way for way in self._ways if claim(self._folder, way)), "")
+
+
+class TroubledSettings(PPOSettings):
+    """PPO's, and the trouble."""
+
+    name: str  # type: ignore[assignment]  # any name that leads to a class of this module
+    trouble: Literal["none", "refuses", "nan", "slow to save"] = "none"
+
+
+class TroubledLearner(PPOLearner):
+    """PPO that does not work in one of several ways."""
+
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
+        super().__init__(config, spec, device)
+        assert isinstance(config.algorithm, TroubledSettings)
+        self._trouble = config.algorithm.trouble
+
+    def step(self, batch: LearnerBatch, should_stop: Any = lambda: False) -> StepResult:
+        assert self._trouble != "refuses", "a minibatch of 7 does not divide 32"
+        result = super().step(batch, should_stop)
+        return StepResult(result.samples, self._trouble != "nan", result.statistics)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._trouble == "slow to save":
+            time.sleep(1.5)
+        return super().state_dict()
+
+
+class TroubledPPO(PPO):
+    """The plug-in."""
+
+    settings = TroubledSettings
+
+    @staticmethod
+    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> TroubledLearner:
+        return TroubledLearner(config, spec, device)
