@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# What `make bench` is told, e.g. BENCH="--quick channels"; nothing runs everything.
+BENCH ?=
 # Children load the numerical libraries once each: one thread a process is what the placement assumes.
 export OMP_NUM_THREADS ?= 1
 
@@ -24,7 +26,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/installed-bench
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

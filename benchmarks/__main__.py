@@ -1,0 +1,69 @@
+"""``python -m benchmarks [NAME ...]``: run benchmarks, print their tables, write their results."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import importlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import machine, results
+from benchmarks.harness import BenchmarkError, Plan, alternate
+
+NAMES = ("time_to_target", "impala_cartpole", "cost_of_balance", "channels")
+
+
+def arguments(given: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; all of them when none is named")
+    parser.add_argument("--quick", action="store_true", help="prove that they run; the numbers mean nothing and go to names of their own")
+    parser.add_argument("--rounds", type=int, help="samples of each side; 5, or 1 with --quick")
+    parser.add_argument(
+        "--patience", type=float, default=None, help="seconds to wait before each sample for others to be quiet; 60, or 0 with --quick"
+    )
+    parser.add_argument("--results", type=Path, default=results.RESULTS, help="where JSON and tables go")
+    chosen = parser.parse_args(given)
+    unknown = [name for name in chosen.names if name not in NAMES]
+    if unknown:
+        parser.error(f"there is no {unknown[0]!r}; known are {', '.join(NAMES)}")
+    chosen.names = chosen.names or list(NAMES)
+    chosen.rounds = chosen.rounds or (1 if chosen.quick else 5)
+    if chosen.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    chosen.patience = (0.0 if chosen.quick else 60.0) if chosen.patience is None else chosen.patience
+    return chosen
+
+
+def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
+    """Run one benchmark, print its table, write its results."""
+    plan = Plan(quick=chosen.quick, rounds=chosen.rounds, scratch=scratch)
+    benchmark = importlib.import_module(f"benchmarks.{name}").make(plan)
+    began = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    outcome = alternate(benchmark, plan.rounds, patience_s=chosen.patience, say=lambda text: print(text, file=sys.stderr, flush=True))
+    found = results.document(outcome, machine=machine.describe(), began=began, quick=plan.quick)
+    results.write(found, chosen.results)
+    print(results.table(found), flush=True)
+
+
+def main() -> int:
+    """Run what the command line asks for; 1 if a benchmark could not be run."""
+    chosen = arguments(sys.argv[1:])
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="tianflow-bench-") as scratch:
+        for name in chosen.names:
+            try:
+                run(name, chosen, Path(scratch))
+            except BenchmarkError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                failed = True
+    return int(failed)
+
+
+if __name__ == "__main__":
+    if any(name in os.environ for name in machine.UNSET):  # libraries read them when they load
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]], machine.clean_environment(os.environ))
+    sys.exit(main())

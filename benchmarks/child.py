@@ -1,0 +1,155 @@
+"""Child processes of benchmarks: started clean, together if need be, watched, and gone afterwards whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from benchmarks.harness import BenchmarkError
+from benchmarks.machine import ROOT, clean_environment
+
+READY = "ready"
+MEMORY_LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a child said last, and what it cost. ``peak_mib``: of its whole tree, shared pages divided; None if not asked for."""
+
+    answer: dict[str, Any]
+    wall_s: float
+    cpu_s: float
+    peak_mib: float | None
+
+
+def run(module: str, *arguments: object, timeout_s: float, watch_memory: bool = False) -> Finished:
+    """``python -m module arguments``, to its end; its last line of output is JSON.
+
+    Watching memory costs the child time, so a run that is timed does without.
+
+    Raises:
+        BenchmarkError: it failed, took longer, or said nothing; with what it wrote to stderr.
+    """
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    process = _start(module, arguments)
+    with _ended(process), _MemoryWatch(process.pid if watch_memory else None) as watch:
+        answer = _last_words(process, module, timeout_s)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Finished(answer, time.monotonic() - began, cpu_s, watch.peak_mib)
+
+
+def run_together(commands: Sequence[tuple[str, Sequence[object]]], *, timeout_s: float) -> list[dict[str, Any]]:
+    """Start all (module, arguments), wait until each has said that it is ready, let all go at once; what each said last."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for module, arguments in commands:
+            process = _start(module, arguments)
+            stack.enter_context(_ended(process))
+            processes.append((process, module))
+        for process, module in processes:
+            assert process.stdout is not None
+            if process.stdout.readline().strip() != READY:
+                raise BenchmarkError(f"{module} did not get ready: {_last_words(process, module, timeout_s)}")
+        for process, _ in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        return [_last_words(process, module, timeout_s) for process, module in processes]
+
+
+def wait_for_go() -> None:
+    """In a child that `run_together` started: say that everything is made, and wait for the others."""
+    sys.stdout.write(READY + "\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+
+
+def say(answer: dict[str, Any]) -> None:
+    """In a child: its last words."""
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def _start(module: str, arguments: Sequence[object]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        cwd=ROOT,
+        env=clean_environment(os.environ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[str]) -> Any:
+    """Leaves neither the process nor its group behind."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _last_words(process: subprocess.Popen[str], module: str, timeout_s: float) -> dict[str, Any]:
+    try:
+        said, complaint = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise BenchmarkError(f"{module} took longer than {timeout_s:.0f} s") from None
+    lines = said.strip().splitlines()
+    if process.returncode != 0 or not lines:
+        raise BenchmarkError(f"{module} ended with {process.returncode}:\n{complaint.strip()[-4000:]}")
+    answer = json.loads(lines[-1])
+    assert isinstance(answer, dict)
+    return answer
+
+
+class _MemoryWatch:
+    """Looks at the proportional set size of a process and all its descendants while it is open."""
+
+    def __init__(self, pid: int | None) -> None:
+        self._pid = pid
+        self.peak_mib: float | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._pid is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._pid is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        import psutil
+
+        assert self._pid is not None
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self._pid)
+            while not self._over.wait(MEMORY_LOOK_S):
+                total = 0
+                for process in (root, *root.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error):
+                        total += process.memory_full_info().pss
+                self.peak_mib = max(self.peak_mib or 0.0, total / 2**20)

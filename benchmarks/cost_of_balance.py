@@ -1,0 +1,106 @@
+"""What the staleness bound costs: throughput under the law over throughput with no balance at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks import training
+from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Side, Values, quotient
+
+PACED, FREE = "paced.toml", "impala_cartpole.toml"
+UPDATE_S, STEPS = 0.04, 32
+"""As in ``paced.toml``: an update takes as long as T steps of one actor alone do."""
+OPEN_LOOP = ("balance.controller=open_loop", "balance.max_staleness=unbounded")
+
+
+PACING = (
+    "Paced: the environment's step and the learner's update rest until a set time has passed, so that A actors together make "
+    "one trajectory in the time of one update: both halves are equally fast, where the law costs most, and nothing else limits "
+    "the run, not even a shared core. Free: the same without rests, limited by this machine."
+)
+SHOWN = ("trained_per_s", "return", "staleness_mean", "staleness_max", "dropped")
+
+
+def paced(actors: int) -> tuple[str, ...]:
+    """Settings with which ``actors`` actors together make one trajectory in the time of one update, each in a process of its own."""
+    return (f"actors.count={actors}", f"actors.hosts={actors}", f"env.kwargs.seconds={UPDATE_S * actors / STEPS}")
+
+
+def bound(value: int) -> tuple[str, ...]:
+    """Settings of the default law with that bound."""
+    return ("balance.controller=staleness", f"balance.max_staleness={value}")
+
+
+def foretold(actors: int, batch: int, max_staleness: int) -> float:
+    """min(1, C/(A + B)): of C = (max_staleness + 1) B credits B sit in the update, so C - B trajectories roll out meanwhile."""
+    return min(1.0, (max_staleness + 1) * batch / (actors + batch))
+
+
+CASES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "paced, A = 1, open loop": (PACED, (*paced(1), *OPEN_LOOP)),
+    "paced, A = 1, η = 1": (PACED, (*paced(1), *bound(1))),
+    "paced, A = 1, η = 0": (PACED, (*paced(1), *bound(0))),
+    "paced, A = 4, open loop": (PACED, (*paced(4), *OPEN_LOOP)),
+    "paced, A = 4, η = 4": (PACED, (*paced(4), *bound(4))),
+    "paced, A = 4, η = 1": (PACED, (*paced(4), *bound(1))),
+    "free, A = 1, open loop": (FREE, OPEN_LOOP),
+    "free, A = 1, η = 1": (FREE, bound(1)),
+}
+"""B = 1 throughout. Config and what differs from it, by side."""
+
+
+def make(plan: Plan) -> Benchmark:
+    """The benchmark, sized by ``plan``."""
+    window = training.Window(0.3, 1.5) if plan.quick else training.Window(2.0, 8.0)
+    seeds = tuple(range(1, plan.rounds + 1))
+
+    def measure(case: str, seed: int) -> Values:
+        config, overrides = CASES[case]
+        return training.measure(config, (f"run.seed={seed}", *overrides), window, plan.scratch)
+
+    def side(case: str) -> Side:
+        return Side(case, lambda number: measure(case, seeds[number]))
+
+    return Benchmark(
+        name="cost_of_balance",
+        title="trained steps/s under a staleness bound over open loop",
+        sides=tuple(side(case) for case in CASES),
+        ratios=(
+            Ratio(
+                "η = 1, A = B: nothing is lost (A ≤ η·B)", _over("paced, A = 1, η = 1", "paced, A = 1, open loop"), 0.95, foretold(1, 1, 1)
+            ),
+            Ratio(
+                "η = 4, A = 4·B: nothing is lost (A ≤ η·B)",
+                _over("paced, A = 4, η = 4", "paced, A = 4, open loop"),
+                0.95,
+                foretold(4, 1, 4),
+            ),
+            Ratio("η = 1, A = 4·B: actors idle by law", _over("paced, A = 4, η = 1", "paced, A = 4, open loop"), None, foretold(4, 1, 1)),
+            Ratio("η = 0, A = B: synchronous", _over("paced, A = 1, η = 0", "paced, A = 1, open loop"), None, foretold(1, 1, 0)),
+            Ratio("η = 1, A = B, as fast as it goes", _over("free, A = 1, η = 1", "free, A = 1, open loop"), 0.95),
+        ),
+        units={name: training.UNITS[name] for name in SHOWN},
+        settings={
+            "paced": f"benchmarks/configs/{PACED}: CartPole and IMPALA, B = 1, T = {STEPS}, 8 environments an actor, "
+            f"update {1000 * UPDATE_S:g} ms, step {1000 * UPDATE_S / STEPS:g} ms × A",
+            "free": f"benchmarks/configs/{FREE}: CartPole and IMPALA unpaced, 64 environments, B = 1, T = 32",
+            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training",
+            "cores": "learner on one, actors on the others; a host process for each actor",
+            "threads": "1 a process",
+        },
+        seeds=seeds,
+        notes=(
+            PACING,
+            "Open loop: no bound, credits for all slots, batches in order of arrival; 32 slots push back.",
+            "Foretold: min(1, C/(A + B)) with C = (η + 1)·B.",
+        ),
+    )
+
+
+def _over(case: str, base: str) -> Callable[[RoundValues], float | None]:
+    return partial(_quotient_of, case=case, base=base)
+
+
+def _quotient_of(values: RoundValues, *, case: str, base: str) -> float | None:
+    return quotient(values[case]["trained_per_s"], values[base]["trained_per_s"])

@@ -1,0 +1,119 @@
+"""On what something was measured: the machine, the versions, and how much of it others were using meanwhile."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("tianflow", "torch", "numpy", "gymnasium", "stable-baselines3", "psutil")
+UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+"""They make a numerical library take another machine for this one."""
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""One thread a role: two on networks this small are slower, and far less steady."""
+
+_BUSY = (0, 1, 2, 5, 6)  # user, nice, system, irq, softirq of the first line of /proc/stat
+_STOLEN = 7
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` for a benchmark process: nothing that misleads numerical libraries, one thread, this checkout first."""
+    path = os.pathsep.join(part for part in (str(ROOT), str(ROOT / "controllers"), environment.get("PYTHONPATH", "")) if part)
+    return {name: value for name, value in environment.items() if name not in UNSET} | THREADS | {"PYTHONPATH": path}
+
+
+def describe() -> dict[str, object]:
+    """Names and numbers only: nothing in it tells whose machine it was."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "revision": _git("rev-parse", "--short=12", "HEAD") or "unknown",
+        "modified": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")),
+        "threads": dict(THREADS),
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=30, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Cores used by other processes, and taken away by the hypervisor, on average over a time."""
+
+    foreign_cores: float
+    stolen_cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """CPU seconds so far: of everybody, taken away, and of this process with all descendants that were reaped."""
+
+    at: float
+    busy: float
+    stolen: float
+    own: float
+
+
+def read_cpu() -> Reading:
+    """Counters now."""
+    fields = [int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").partition("\n")[0].split()[1:]]
+    ticks = os.sysconf("SC_CLK_TCK")
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    return Reading(time.monotonic(), sum(fields[i] for i in _BUSY) / ticks, fields[_STOLEN] / ticks, own)
+
+
+def load_between(before: Reading, after: Reading) -> Load:
+    """What others used from ``before`` to ``after``."""
+    seconds = max(1e-9, after.at - before.at)
+    foreign = (after.busy - before.busy - (after.own - before.own)) / seconds
+    return Load(round(max(0.0, foreign), 3), round(max(0.0, after.stolen - before.stolen) / seconds, 3))
+
+
+def wait_until_quiet(
+    patience_s: float,
+    *,
+    most_cores: float = 0.1,
+    look_s: float = 1.0,
+    read: Callable[[], Reading] = read_cpu,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float:
+    """Wait until others use less than ``most_cores``, for at most ``patience_s`` seconds. What they used when last looked at."""
+    end = read().at + patience_s
+    while True:
+        before = read()
+        if before.at >= end:
+            return float("nan")
+        sleep(look_s)
+        foreign = load_between(before, read()).foreign_cores
+        if foreign < most_cores or read().at >= end:
+            return foreign

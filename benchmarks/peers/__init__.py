@@ -1,0 +1,1 @@
+"""What others do with the same task, each in a process of its own, at settings its own project publishes."""

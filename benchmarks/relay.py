@@ -1,0 +1,175 @@
+"""The shared-memory channels with nothing behind them: an actor's end, the exchange and a learner's end, a process each.
+
+Time is that from an actor's commit to the learner's batch, through the coordinator, with everybody asleep before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import socket
+import statistics
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from multiprocessing.connection import Connection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import child
+from tianflow.channels.exchange import Exchange
+from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.served import ServedExchange
+from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedArena, SharedMemory, SharedWeights
+from tianflow.errors import ClosedChannelError, EndOfChannel
+from tianflow.ledger import Ledger, Limits
+from tianflow.payloads import Field, Grant, Settlement, Trajectory, TrajectoryLayout, Version
+
+STAMP = 8  # bytes at the start of a slot: when it was committed, in monotonic nanoseconds
+
+
+def layout_of(nbytes: int) -> TrajectoryLayout:
+    """One array of so many bytes."""
+    return TrajectoryLayout(1, 1, (Field("data", (nbytes,), "uint8", 0, nbytes),), nbytes)
+
+
+async def send(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
+    """The actor's end: fill each granted slot, stamp it, commit it."""
+    source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+
+    def handle(message: Message) -> None:
+        if message[0] == "grant":
+            ticket, slot, lineage, number, epoch = message[2:]
+            sender.grant(Grant(ticket, slot, Version(lineage, number), epoch))
+        else:
+            sender.grant(None)
+
+    link = Link(end=end, handle=handle, closed=lambda: sender.close())  # noqa: PLW0108 - there is no sender yet
+    sender = LinkTrajectorySender(link=link, arena=shared.arena, holder="actor-0", announce=lambda _: None)
+    try:
+        while True:
+            grant = await sender.acquire()
+            data = sender.view(grant).arrays["data"]
+            np.copyto(data, source)
+            sender.begin(grant, grant.version)
+            await asyncio.sleep(0.0005)  # the learner waits by now
+            data[:STAMP].view(np.int64)[0] = time.monotonic_ns()
+            sender.commit(Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), ())
+    except (EndOfChannel, ClosedChannelError):
+        link.close()
+
+
+async def receive(end: socket.socket, shared: SharedArena, nbytes: int, count: int, results: Connection) -> None:
+    """The learner's end: take ``count`` batches of one, copy each out, and time both, and a plain copy beside them."""
+    link = Link(end=end, handle=lambda message: source.batch(message[1]), closed=lambda: None)
+    source = LinkBatchSource(link=link, arena=shared.arena)
+    source.opened(Version(1, 0))
+    target, private = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    latency, copy, memcpy = [], [], []
+    for number in range(count):
+        batch = await source.next_batch(Version(1, number))
+        arrived = time.monotonic_ns()
+        data = source.view(batch.trajectories[0])["data"]
+        latency.append(arrived - int(data[:STAMP].view(np.int64)[0]))
+        copy.append(_timed(target, data))
+        memcpy.append(_timed(target, private))
+        tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
+        source.copied(tickets)
+        source.settle(Settlement(Version(1, number + 1), tickets, 0, True))
+    await link.flush()
+    results.send({"latency": latency, "copy": copy, "memcpy": memcpy})
+    link.close()
+
+
+def _timed(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> int:
+    began = time.monotonic_ns()
+    np.copyto(target, source)
+    return time.monotonic_ns() - began
+
+
+def _serve_one(exchange: Exchange, end: socket.socket, closed: Callable[[], None]) -> Link:
+    served = ServedExchange(exchange=exchange, send=lambda *message: link.send(*message), on_episodes=lambda *_: None)  # noqa: PLW0108 - there is no link yet
+    link = Link(end=end, handle=lambda message: served.handlers[message[0]](*message[1:]), closed=closed)
+    return link
+
+
+async def serve(ends: list[socket.socket], shared: SharedArena) -> None:
+    """The coordinator's end, until the learner's has gone."""
+    exchange = Exchange(ledger=Ledger(limits=Limits(batch=1, max_staleness=0, credits=1), slots=2), arena=shared.arena)
+    over = asyncio.Event()
+    links = [_serve_one(exchange, end, closed) for end, closed in zip(ends, (lambda: None, over.set), strict=True)]
+    await over.wait()
+    exchange.close()
+    await links[0].flush()
+    for link in links:
+        link.close()
+
+
+def _in_child(others: Iterable[socket.socket], work: Coroutine[None, None, None]) -> None:
+    """Do ``work`` in a forked child, without the ends of others: a link ends when nobody has its other end."""
+    for end in others:
+        end.close()
+    asyncio.run(work)
+
+
+def relay(nbytes: int, count: int) -> dict[str, float]:
+    """Send ``count`` slots of ``nbytes`` bytes through; times of the later three quarters."""
+    shared = SharedArena(layout=layout_of(nbytes), capacity=2)
+    shared.add_slots(2)
+    context = multiprocessing.get_context("fork")  # nothing that a fork could break has been started
+    pairs = [socket_pair(), socket_pair()]
+    ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    results, told = context.Pipe(duplex=False)
+    actor = context.Process(target=lambda: _in_child([*ours, theirs[1]], send(theirs[0], shared, nbytes)))
+    learner = context.Process(target=lambda: _in_child([*ours, theirs[0]], receive(theirs[1], shared, nbytes, count, told)))
+    for process in (actor, learner):
+        process.start()
+    for end in theirs:
+        end.close()
+    asyncio.run(serve(ours, shared))
+    times = {name: values[count // 4 :] for name, values in results.recv().items()}
+    for process in (actor, learner):
+        process.join()
+    latency = sorted(times["latency"])
+    return {
+        "commit_to_receive_p50": latency[len(latency) // 2] / 1e3,
+        "commit_to_receive_p99": latency[int(0.99 * (len(latency) - 1))] / 1e3,
+        "copy_out": statistics.median(times["copy"]) / 1e3,
+        "memcpy": statistics.median(times["memcpy"]) / 1e3,
+    }
+
+
+def weights(nbytes: int, count: int) -> dict[str, float]:
+    """Publish and read weights of ``nbytes`` bytes, ``count`` times, and copy as much beside it; medians."""
+    memory = SharedMemory.create("weights", SharedWeights.nbytes_for(nbytes))
+    channel = SharedWeights(memory=memory, nbytes=nbytes)
+    flat, target = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    publish, read, memcpy = [], [], []
+    for number in range(count):
+        version, began = Version(1, number), time.monotonic_ns()
+        channel.publish(version, flat)
+        published = time.monotonic_ns()
+        channel.announce(version)
+        announced = time.monotonic_ns()
+        channel.read_into(target)
+        publish.append(published - began)
+        read.append(time.monotonic_ns() - announced)
+        memcpy.append(_timed(target, flat))
+    memory.close()
+    named = {"publish": publish, "read": read, "memcpy": memcpy}
+    return {name: statistics.median(values[count // 4 :]) / 1e3 for name, values in named.items()}
+
+
+def main() -> None:
+    """``trajectories|weights NBYTES COUNT``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("channel", choices=("trajectories", "weights"))
+    parser.add_argument("nbytes", type=int)
+    parser.add_argument("count", type=int)
+    given = parser.parse_args()
+    child.say((relay if given.channel == "trajectories" else weights)(given.nbytes, given.count))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""What the benchmark harness promises: sides alternate, every sample is kept, and what is written has a fixed shape."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as command_line
+from benchmarks import channels, child, cost_of_balance, impala_cartpole, machine, results, time_to_target, training
+from benchmarks.harness import Benchmark, BenchmarkError, Outcome, Plan, Ratio, Side, Values, alternate, quotient, spread
+from benchmarks.machine import Load, Reading
+from benchmarks.paced import Pace
+from tianflow.config_loading import load_config
+
+MACHINE = {
+    "cpu": "abacus",
+    "cores": 2,
+    "memory_gib": 7.5,
+    "system": "Linux 6",
+    "python": "3.11.0",
+    "packages": {"numpy": "2.0.0", "torch": "not installed"},
+    "revision": "0123456789ab",
+    "modified": False,
+    "threads": {"OMP_NUM_THREADS": "1"},
+}
+
+
+class Clock:
+    """CPU readings one second apart; others use a quarter of a core."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> Reading:
+        self.now += 1.0
+        return Reading(self.now, busy=0.75 * self.now, stolen=0.0, own=0.5 * self.now)
+
+
+def side(name: str, log: list[str], values: Callable[[int], Values]) -> Side:
+    def measure(number: int) -> Values:
+        log.append(f"{name}{number}")
+        return values(number)
+
+    return Side(name, measure)
+
+
+def benchmark(log: list[str], **parts: Any) -> Benchmark:
+    ours, theirs = side("ours", log, lambda n: {"s": 1.0 + n}), side("theirs", log, lambda n: {"s": None if n == 1 else 4.0 + 4.0 * n})
+    ratio = Ratio("theirs over ours", lambda v: quotient(v["theirs"]["s"], v["ours"]["s"]), aim=3.0, foretold=4.0)
+    given = {
+        "sides": (ours, theirs),
+        "ratios": (ratio,),
+        "units": {"s": "s"},
+        "settings": {"target": 1},
+        "seeds": (1, 2, 3),
+        "notes": ("a note",),
+    }
+    return Benchmark(name="race", title="who is first", **{**given, **parts})
+
+
+def run(rounds: int = 3, **parts: Any) -> tuple[Outcome, list[str], list[str]]:
+    log: list[str] = []
+    said: list[str] = []
+    outcome = alternate(benchmark(log, **parts), rounds, patience_s=0.0, say=said.append, read=Clock())
+    return outcome, log, said
+
+
+def document(**parts: Any) -> dict[str, Any]:
+    return results.document(run(**parts)[0], machine=MACHINE, began="2030-01-01T00:00:00+00:00", quick=False)
+
+
+# Statistics ------------------------------------------------------------------------------------------------------------
+
+
+def test_spread_is_median_and_range() -> None:
+    found = spread([3.0, 1.0, 9.0, 2.0, 5.0])
+    assert (3.0, 1.0, 9.0, 5, 5) == (found.median, found.low, found.high, found.count, found.asked)
+
+
+def test_a_sample_that_did_not_come_about_counts_as_endless_in_the_median_and_not_in_the_range() -> None:
+    found = spread([3.0, None, 1.0])
+    assert (3.0, 1.0, 3.0, 2, 3) == (found.median, found.low, found.high, found.count, found.asked)
+
+
+@pytest.mark.parametrize("samples", [[None, None, 1.0], [None, 1.0], [], [None]])
+def test_there_is_no_median_when_half_of_the_samples_did_not_come_about(samples: list[float | None]) -> None:
+    assert spread(samples).median is None
+
+
+@pytest.mark.parametrize(
+    ("numerator", "denominator", "expected"), [(6.0, 3.0, 2.0), (None, 3.0, None), (6.0, None, None), (6.0, 0.0, None)]
+)
+def test_a_quotient_needs_both_its_parts(numerator: float | None, denominator: float | None, expected: float | None) -> None:
+    assert expected == quotient(numerator, denominator)
+
+
+# Alternation -----------------------------------------------------------------------------------------------------------
+
+
+def test_sides_alternate() -> None:
+    _, log, _ = run(rounds=3)
+    assert ["ours0", "theirs0", "ours1", "theirs1", "ours2", "theirs2"] == log
+
+
+def test_warm_ups_come_first_and_are_no_samples() -> None:
+    log: list[str] = []
+
+    def warm_up() -> Values:
+        log.append("warm")
+        return {"s": 100.0}
+
+    outcome, rest, _ = run(rounds=1, sides=(Side("ours", lambda n: {"s": 1.0}, warm_up), side("theirs", log, lambda n: {"s": 2.0})))
+    assert ["warm", "theirs0"] == log
+    assert [] == rest
+    assert [1.0] == outcome.values("ours", "s")
+    assert [-1] == [sample.round for sample in outcome.warm_ups]
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    outcome, _, _ = run(rounds=3)
+    assert [{"ours": {"s": 1.0 + n}, "theirs": {"s": theirs}} for n, theirs in enumerate((4.0, None, 12.0))] == list(outcome.rounds())
+    (ratio,) = results.document(outcome, machine=MACHINE, began="now", quick=False)["ratios"]
+    assert [4.0, None, 4.0] == ratio["samples"]
+    assert (4.0, 4.0, 4.0, 2, 3) == (ratio["median"], ratio["low"], ratio["high"], ratio["count"], ratio["asked"])
+
+
+def test_each_sample_has_the_load_of_others_beside_it() -> None:
+    outcome, _, said = run(rounds=1)
+    assert [Load(0.25, 0.0)] * 2 == [sample.load for sample in outcome.samples]
+    assert [1.0, 1.0] == [sample.seconds for sample in outcome.samples]
+    assert said[0].endswith("round 1 of 1  ours: s 1  (others: 0.25 cores)")
+
+
+def test_others_are_waited_for_before_every_sample() -> None:
+    asked: list[float] = []
+
+    def quiet(patience_s: float) -> float:
+        asked.append(patience_s)
+        return 0.0
+
+    alternate(benchmark([]), 2, patience_s=7.0, say=lambda _: None, read=Clock(), quiet=quiet)
+    assert [7.0] * 4 == asked
+
+
+def test_waiting_ends_when_others_are_quiet() -> None:
+    readings = iter(
+        [Reading(0, 0, 0, 0), Reading(0, 0, 0, 0), Reading(1, 1, 0, 0), Reading(1, 1, 0, 0), Reading(1, 1, 0, 0), Reading(2, 1.05, 0, 0)]
+    )
+    slept: list[float] = []
+    found = machine.wait_until_quiet(10.0, read=lambda: next(readings), sleep=slept.append)
+    assert pytest.approx(0.05) == found
+    assert [1.0, 1.0] == slept
+
+
+def test_waiting_ends_with_patience() -> None:
+    clock = Clock()
+    assert 0.25 == machine.wait_until_quiet(5.0, read=clock, sleep=lambda _: None)
+    assert clock.now < 12.0
+
+
+def test_what_this_process_uses_is_not_the_load_of_others() -> None:
+    assert Load(0.5, 0.25) == machine.load_between(Reading(0.0, 10.0, 1.0, 5.0), Reading(2.0, 14.0, 1.5, 8.0))
+
+
+# Documents and tables --------------------------------------------------------------------------------------------------
+
+
+def test_a_document_has_every_sample_and_fits_its_shape() -> None:
+    found = document()
+    results.check(found)
+    assert [("ours", 0), ("theirs", 0), ("ours", 1), ("theirs", 1), ("ours", 2), ("theirs", 2)] == [
+        (sample["side"], sample["round"]) for sample in found["samples"]
+    ]
+    assert [1, 2, 3] == found["seeds"]
+    assert {"foreign_cores_median": 0.25, "foreign_cores_highest": 0.25, "stolen_cores_highest": 0.0} == found["load"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        ("seconds", "long", "seconds is 'long'"),
+        ("quick", 1, "quick is 1"),
+        ("schema", True, "schema is True"),
+        ("seeds", ["one"], r"seeds\[0\] is 'one'"),
+        ("ratios", [{}], r"ratios\[0\] has \[\]"),
+        ("load", {"foreign_cores_median": 1.0}, "load has"),
+        ("samples", None, "samples is no list"),
+    ],
+)
+def test_a_document_of_another_shape_is_refused(path: str, value: object, complaint: str) -> None:
+    with pytest.raises(BenchmarkError, match=complaint):
+        results.check({**document(), path: value})
+
+
+def test_a_document_with_a_key_too_many_is_refused() -> None:
+    with pytest.raises(BenchmarkError, match="extra"):
+        results.check({**document(), "extra": 1})
+
+
+def test_json_and_table_lie_side_by_side(tmp_path: Path) -> None:
+    written = results.write(document(), tmp_path / "results")
+    assert tmp_path / "results" / "race.json" == written
+    assert document()["samples"] == json.loads(written.read_text(encoding="utf-8"))["samples"]
+    assert results.table(document()).splitlines()[0] == (tmp_path / "results" / "race.md").read_text(encoding="utf-8").splitlines()[0]
+
+
+def test_a_quick_run_never_replaces_a_real_one(tmp_path: Path) -> None:
+    assert "race-quick.json" == results.write({**document(), "quick": True}, tmp_path).name
+    assert "numbers mean nothing" in (tmp_path / "race-quick.md").read_text(encoding="utf-8")
+
+
+def test_the_table_says_what_was_compared_and_whether_the_aim_was_met() -> None:
+    lines = results.table(document()).splitlines()
+    assert "# race: who is first" == lines[0]
+    assert "abacus, 2 cores" in lines[2]
+    assert "numpy 2.0.0;" in lines[2]
+    assert "torch" not in lines[2]
+    (ratio,) = [line for line in lines if line.startswith("| theirs over ours")]
+    assert ["theirs over ours", "4", "4 – 4", "≥ 3 foretold 4", "met"] == [cell.strip() for cell in ratio.strip("|").split("|")]
+    assert ["theirs", "s [s]", "12", "4 – 12", "2 of 3"] == [cell.strip() for cell in lines[-4].strip("|").split("|")]
+    assert "- a note" == lines[-2]
+    assert 1 == len({len(line) for line in lines if line.startswith(("| ours", "| theirs  "))})
+
+
+def test_an_aim_that_no_sample_reached_is_missed() -> None:
+    never = Ratio("never", lambda _: None, aim=1.0)
+    (line,) = [line for line in results.table(document(ratios=(never,))).splitlines() if line.startswith("| never")]
+    assert ["never", "–", "–", "≥ 1", "missed"] == [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_what_only_the_warm_up_measured_is_marked() -> None:
+    sides = (Side("ours", lambda n: {"s": 1.0}, lambda: {"mib": 12.0}),)
+    found = document(sides=sides, ratios=(), units={"s": "s", "mib": "MiB"})["values"]
+    assert [("s", 1.0, False, 3), ("mib", 12.0, True, 1)] == [(v["name"], v["median"], v["warm_up"], v["count"]) for v in found]
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.12345, "0.123"), (999.4, "999"), (1234.5, "1,234"), (1e6, "1,000,000")])
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert text == results.number(value)
+
+
+# Machine and children --------------------------------------------------------------------------------------------------
+
+
+def test_the_machine_is_told_by_names_and_numbers_alone() -> None:
+    found = machine.describe()
+    results.check({**document(), "machine": found})
+    assert str(machine.ROOT) not in json.dumps(found)
+
+
+def test_what_misleads_numerical_libraries_is_unset_for_children() -> None:
+    found = machine.clean_environment({"OPENBLAS_CORETYPE": "X", "OPENBLAS_L2_SIZE": "1", "HOME": "here", "OMP_NUM_THREADS": "8"})
+    assert {"HOME", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH"} == set(found)
+    assert "1" == found["OMP_NUM_THREADS"]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """A module of the given text that a child can run, by name."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def write(text: str) -> str:
+        (tmp_path / "some_child.py").write_text(text, encoding="utf-8")
+        return "some_child"
+
+    return write
+
+
+def test_the_last_line_of_a_child_is_its_answer(module: Callable[[str], str]) -> None:
+    found = child.run(module("import json, sys; print('hello'); print(json.dumps({'given': sys.argv[1:]}))"), 1, "two", timeout_s=30.0)
+    assert {"given": ["1", "two"]} == found.answer
+    assert found.peak_mib is None
+
+
+def test_a_child_that_fails_is_told_with_what_it_said(module: Callable[[str], str]) -> None:
+    with pytest.raises(BenchmarkError, match="no such luck"):
+        child.run(module("raise SystemExit('no such luck')"), timeout_s=30.0)
+
+
+def test_a_child_that_takes_too_long_is_gone_afterwards(module: Callable[[str], str], tmp_path: Path) -> None:
+    name = module("import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)")
+    with pytest.raises(BenchmarkError, match="took longer than 1 s"):
+        child.run(name, tmp_path / "pid", timeout_s=1.0)
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text(encoding='utf-8')}").exists()
+
+
+def test_children_that_run_together_wait_for_one_another(module: Callable[[str], str], tmp_path: Path) -> None:
+    text = """
+import pathlib, sys, time
+from benchmarks import child
+time.sleep(0.3 if sys.argv[1].endswith("b") else 0.0)  # the other one has to wait for it
+pathlib.Path(sys.argv[1]).touch()
+child.wait_for_go()
+child.say({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
+"""
+    name, a, b = module(text), tmp_path / "a", tmp_path / "b"
+    assert [{"others": [True]}, {"others": [True]}] == child.run_together([(name, (a, b)), (name, (b, a))], timeout_s=30.0)
+
+
+# The benchmarks themselves ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [impala_cartpole, cost_of_balance, channels])
+def test_every_benchmark_can_be_made_and_says_how_to_repeat_it(module: Any, tmp_path: Path) -> None:
+    made = module.make(Plan(quick=True, rounds=2, scratch=tmp_path))
+    assert len(made.sides) == len({side.name for side in made.sides})
+    assert made.settings
+    assert made.name in command_line.NAMES
+
+
+def test_without_its_peer_a_comparison_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_to_target.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
+        time_to_target.make(Plan(quick=True, rounds=1, scratch=tmp_path))
+
+
+@pytest.mark.parametrize("case", cost_of_balance.CASES)
+def test_every_case_of_balance_is_a_config(case: str) -> None:
+    file, overrides = cost_of_balance.CASES[case]
+    config = load_config(training.CONFIGS / file, overrides)
+    assert 1 == config.algorithm.batch_trajectories
+    assert ("open loop" in case) == (config.bound is None) == (config.balance.controller == "open_loop")
+
+
+@pytest.mark.parametrize("actors", [1, 4])
+def test_paced_halves_are_equally_fast(actors: int) -> None:
+    config = load_config(training.CONFIGS / cost_of_balance.PACED, cost_of_balance.paced(actors))
+    a_trajectory = config.env.kwargs["seconds"] * config.actors.rollout_steps
+    assert pytest.approx(config.algorithm.update_seconds) == a_trajectory / config.actors.count  # type: ignore[attr-defined]
+    assert actors == config.actors.hosts == config.actors.count
+
+
+def test_the_law_foretells_throughput() -> None:
+    assert [1.0, 1.0, 0.4, 0.5, 0.2] == [
+        cost_of_balance.foretold(*case) for case in ((1, 1, 1), (4, 1, 4), (4, 1, 1), (1, 1, 0), (4, 1, 0))
+    ]
+
+
+def test_a_paced_step_counts_what_its_actor_computed_but_not_what_it_waited() -> None:
+    pace = Pace(1.0)
+    assert [11.0, 12.0, 13.0, 14.5] == [pace.due(now) for now in (10.0, 11.1, 12.25, 13.5)]
+
+
+def test_nothing_named_means_all() -> None:
+    chosen = command_line.arguments([])
+    assert (list(command_line.NAMES), 5, 60.0) == (chosen.names, chosen.rounds, chosen.patience)
+
+
+def test_quick_is_one_round_without_waiting() -> None:
+    chosen = command_line.arguments(["channels", "--quick"])
+    assert (["channels"], 1, 0.0) == (chosen.names, chosen.rounds, chosen.patience)
+
+
+def test_an_unknown_benchmark_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command_line.arguments(["chanels"])
+    assert "cost_of_balance, channels" in capsys.readouterr().err
+
+
+def test_a_benchmark_that_cannot_run_fails_the_command_and_not_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    def run_one(name: str, *_: object) -> None:
+        ran.append(name)
+        if name == "channels":
+            raise BenchmarkError("no such luck")
+
+    monkeypatch.setattr(command_line, "run", run_one)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "channels", "impala_cartpole"])
+    assert 1 == command_line.main()
+    assert ["channels", "impala_cartpole"] == ran
+    assert "channels: no such luck" in capsys.readouterr().err
