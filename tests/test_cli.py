@@ -8,13 +8,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 import tianflow
 from tianflow import cli, client
-from tianflow.config_loading import load_config, to_toml
+from tianflow.checkpoint import CheckpointStore, write_state
+from tianflow.config_loading import load_config, to_toml, with_changes
 from tianflow.errors import CheckpointError, RunError, StateConflictError
+from tianflow.payloads import Version
 
 
 def run(*arguments: str) -> Result:
@@ -100,10 +103,15 @@ def test_every_problem_of_a_config_is_one_line_and_nothing_is_started(api: Api) 
 
 
 def saved_run(folder: Path) -> Path:
-    checkpoint = folder / "a-run" / "checkpoints" / "000010"
-    checkpoint.mkdir(parents=True)
-    (folder / "a-run" / "config.toml").write_text(to_toml(load_config("cartpole_ppo", ["run.seed=5"])))
-    return checkpoint
+    """A run that was started with seed 5 and bound 1, whose bound was 3 when the checkpoint was written."""
+    (folder / "a-run" / "checkpoints").mkdir(parents=True)
+    config = load_config("cartpole_ppo", ["run.seed=5"])
+    (folder / "a-run" / "config.toml").write_text(to_toml(config))
+    config = with_changes(config, {"balance": {"max_staleness": 3}})
+    store = CheckpointStore(folder / "a-run" / "checkpoints", keep=1)
+    staged = store.stage()
+    state = write_state(staged, {"x": np.zeros(1, np.float32)})
+    return store.publish(staged, version=Version(1, 10), state=state, manifest={"config": json.loads(config.model_dump_json())})
 
 
 def test_a_resumed_run_needs_no_config(api: Api, tmp_path: Path) -> None:
@@ -111,6 +119,12 @@ def test_a_resumed_run_needs_no_config(api: Api, tmp_path: Path) -> None:
     for wish in ("a-run", str(checkpoint), str(tmp_path / "a-run")):
         assert 0 == run("train", "--resume", wish, "--runs-dir", str(tmp_path)).exit_code
     assert [5, 5, 5] == [config.run.seed for config, _ in api.asked]
+
+
+def test_a_resumed_run_keeps_what_was_changed_while_it_went_on(api: Api, tmp_path: Path) -> None:
+    saved_run(tmp_path)
+    run("train", "--resume", "a-run", "--runs-dir", str(tmp_path))
+    assert 3 == api.asked[0][0].bound
 
 
 def test_a_resumed_run_may_be_given_other_settings(api: Api, tmp_path: Path) -> None:

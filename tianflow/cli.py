@@ -115,15 +115,15 @@ def _training_config(config: str | None, overrides: list[str], resume: str | Non
     if config is not None and "=" in config and not Path(config).exists():
         overrides = [config, *overrides]
         config = None
-    if config is None:
-        if resume is None:
-            raise typer.BadParameter("is required, unless --resume names a run", param_hint="CONFIG")
-        candidates = [folder / "config.toml" for folder in (runs_dir / resume, Path(resume), *Path(resume).parents[:2])]
-        found = next((path for path in candidates if path.is_file()), None)
-        if found is None:
-            raise typer.BadParameter(f"{resume!r} is no run in {str(runs_dir)!r} and no checkpoint of a run", param_hint="--resume")
-        config = str(found)
-    return _load(config, overrides)
+    if config is not None:
+        return _load(config, overrides)
+    if resume is None:
+        raise typer.BadParameter("is required, unless --resume names a run", param_hint="CONFIG")
+    from tianflow.checkpoint import CheckpointStore, resolve
+    from tianflow.config_loading import load_config
+
+    # the checkpoint holds what was in force, live changes included; the run's config.toml only what it was started with
+    return load_config(CheckpointStore.load(resolve(resume, runs_dir)).manifest["config"], overrides)
 
 
 @app.command()
