@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,26 +16,26 @@ from tianflow import config_loading, system
 from tianflow.channels.broadcast import Broadcast
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
-from tianflow.checkpoint import Checkpoint, CheckpointStore
+from tianflow.checkpoint import Checkpoint
 from tianflow.components.balancer import Balancer, make_laws
 from tianflow.config import Config
 from tianflow.errors import (
-    BrokenChannelError,
-    CheckpointError,
     ConfigError,
-    EnvironmentFailedError,
     Problem,
     RunError,
     StateConflictError,
 )
 from tianflow.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged
 from tianflow.interfaces import LiveSettings
+from tianflow.judge import EvaluatorPort, Judge
+from tianflow.keeper import Base, Keeper, LearnerPort
 from tianflow.ledger import Ledger, Limits, State
 from tianflow.logs import logger
 from tianflow.memory import slots_capacity, slots_wanted
-from tianflow.payloads import EnvironmentSpec, Episode, Evaluation, SavedState, TrajectoryLayout, Version
+from tianflow.payloads import EnvironmentSpec, Episode, Evaluation, SavedState, TrajectoryLayout
 from tianflow.program import HostSpec
-from tianflow.statistics import CheckpointStatistics, ComponentStatistics, Histogram, RunStatistics
+from tianflow.statistics import ComponentStatistics, Histogram, RunStatistics
+from tianflow.summary import summarise
 from tianflow.supervisor import HostHandle, Patience, Supervisor
 from tianflow.tallies import ActiveClock, Bottleneck, EpisodeTally, Journal, waiting_seconds
 
@@ -56,22 +55,6 @@ class SlotOwner(Protocol):
     @property
     def arena(self) -> Arena: ...
     def add_slots(self, count: int) -> None: ...
-
-
-class LearnerPort(Protocol):
-    """The way to the learner, wherever it runs."""
-
-    async def save(self, staged: Path) -> SavedState:
-        """Write the whole state, as of the next boundary, into ``staged``."""
-
-    async def rest(self) -> Version:
-        """Publish the newest version, once the learner is at a boundary; it is held there."""
-
-
-class EvaluatorPort(Protocol):
-    """The way to the evaluator, wherever it runs."""
-
-    async def evaluate(self, at_least: Version) -> Evaluation: ...
 
 
 class Run:
@@ -101,8 +84,6 @@ class Run:
         self.id, self.directory, self.spec, self.layout = run_id, directory, spec, layout
         self.settings: LatestCell[LiveSettings, int] = LatestCell(LiveSettings(config, config.bound), 0)
         self.events = Broadcast()
-        self.store = CheckpointStore(directory / "checkpoints", keep=config.checkpoint.keep)
-        self.resumed = resumed
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._journal = Journal(path=directory / "audit.jsonl", executor=self._disk)
         self._slots = slots
@@ -112,9 +93,8 @@ class Run:
         batch = config.algorithm.batch_trajectories
         limits = Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted))
         self.exchange = Exchange(ledger=Ledger(limits=limits, slots=wanted), arena=slots.arena, clock=self._active)
-        self._base = _Base.of(resumed)
+        self._base = Base.of(resumed)
         self.exchange.seed_epoch = resumed.version.number if resumed and config.run.deterministic else 0
-        self._lineage = resumed.version.lineage if resumed else 0
         self._components: dict[str, ComponentStatistics] = {}
         self._waited = (0.0, 0.0)
         self._started: set[str] = set()
@@ -136,15 +116,24 @@ class Run:
         self._ended_at: float | None = None
         self._last_update = 0.0
         self._last_tick = time.monotonic()
-        self._evaluation: dict[str, float] = {}
         self._evaluated_at = self._base.episodes
-        self._checkpoint = CheckpointStatistics()
-        self._checkpoint_seconds = Histogram()
         self._refused = 0
-        self._saved = False
-        self._on_disk: Sequence[Mapping[str, object]] = ()
-        self._saving = asyncio.Lock()
-        self._judging = asyncio.Lock()
+        self.keeper = Keeper(
+            directory=directory,
+            keep=config.checkpoint.keep,
+            disk=self._disk,
+            resumed=resumed,
+            learner=lambda: self.learner_port if self._learner_works else None,
+            manifest=self._manifest,
+        )
+        self.judge = Judge(
+            ports=lambda: (self.learner_port, self.evaluator_port),
+            hold=lambda hold: self._put(replace(self.settings.value, hold_learner=hold)),
+            published=lambda: self.exchange.ledger.published,
+            timeout_s=config.evaluation.timeout_s,
+            give_up=self._give_up_evaluator,
+            judged=self._judged,
+        )
         self._ending = asyncio.Event()
         self._end_state, self._end_reason = "done", ""
         self.first_error: RunError | None = None
@@ -152,7 +141,7 @@ class Run:
         self.learner_port: LearnerPort | None = None
         self.evaluator_port: EvaluatorPort | None = None
         self._supervisor: Supervisor | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self.exchange.on_settled(self._settled)
 
     # The run itself -------------------------------------------------------------------------------------------------
@@ -173,8 +162,7 @@ class Run:
             grace_s=config.run.grace_s,
         )
         self._supervisor = supervisor
-        self._disk.submit(self.store.sweep)
-        self._on_disk = await asyncio.get_running_loop().run_in_executor(self._disk, self.store.list)
+        await self.keeper.open()
         watchers = [
             asyncio.create_task(supervisor.run(_nothing), name="supervisor"),
             asyncio.create_task(self.balancer.run(_nothing), name="balancer"),
@@ -194,8 +182,8 @@ class Run:
             raise
         finally:
             ending.cancel()
-            for task in (*watchers, *self._tasks):
-                task.cancel()
+            for running in (*watchers, *self._tasks):
+                running.cancel()
             await asyncio.gather(ending, *watchers, *self._tasks, return_exceptions=True)
             self._ended_at = time.monotonic()
             await asyncio.get_running_loop().run_in_executor(self._disk, self._write_summary)
@@ -219,10 +207,10 @@ class Run:
     async def _last_things(self) -> None:
         """The final checkpoint; a run that ended by itself is judged at the version it ended with."""
         if not self._target_reached and self._end_state == "done":
-            await self._judge_quietly(hold=True)
-        await self._save_quietly()
+            self._target_reached = await self.judge.judge(target=self.config.run.target_return, hold=True)
+        await self.keeper.save()
 
-    async def _while_the_learner_answers(self, work: Coroutine[None, None, None]) -> None:
+    async def _while_the_learner_answers(self, work: Coroutine[None, None, object]) -> None:
         """Do ``work``, which waits for the learner, but let a learner that has been stopped not keep the run from ending."""
         task = asyncio.get_running_loop().create_task(work)
         deadline = time.monotonic() + self.config.evaluation.timeout_s
@@ -281,12 +269,12 @@ class Run:
             self._check_ends(now)
             if now >= next_save and not self.config.run.deterministic:
                 next_save = now + self.config.checkpoint.every_s
-                if not self._saving.locked():  # one that waits for a slow learner will do
-                    self._background(self._save_quietly())
+                if not self.keeper.busy:  # one that waits for a slow learner will do
+                    self._background(self.keeper.save())
             every = self.config.evaluation.every_s
             if every is not None and now >= next_evaluation and self._state == "running":
                 next_evaluation = now + every
-                self._background(self._judge_quietly(hold=False))
+                self._background(self.judge.judge())
 
     def _check_ends(self, now: float) -> None:
         limits = self.config.run
@@ -297,34 +285,18 @@ class Run:
         elif limits.max_seconds is not None and self._training_began is not None and now - self._training_began >= limits.max_seconds:
             self.end("done", "max_seconds")
 
-    def _background(self, work: Coroutine[None, None, None]) -> None:
+    def _background(self, work: Coroutine[None, None, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._background_ended)
 
-    def _background_ended(self, task: asyncio.Task[None]) -> None:
+    def _background_ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             details = "".join(traceback.format_exception(error))
             self.fail(RunError("coordinator", f"{type(error).__name__}: {error}", details))
 
     # What hosts tell ------------------------------------------------------------------------------------------------
-
-    async def next_start(self) -> tuple[Version, int, Path | None]:
-        """Where a learner that starts now begins: version of a new lineage, samples trained, and the checkpoint, if any.
-
-        The newest checkpoint that this process made, else the one it was resumed from.
-        """
-        loop = asyncio.get_running_loop()
-        if self._saved:
-            found = await loop.run_in_executor(self._disk, self.store.newest)
-        else:
-            found = self.resumed
-            self._lineage = max(self._lineage, await loop.run_in_executor(self._disk, self.store.last_lineage))
-        self._lineage += 1
-        if found is None:
-            return Version(self._lineage, 0), 0, None
-        return Version(self._lineage, found.version.number), int(found.manifest["samples"]), found.path
 
     def component_started(self, name: str) -> None:
         """A component does its work."""
@@ -371,9 +343,9 @@ class Run:
         if self._to_target is None and self._training_began is not None:
             self._to_target = time.monotonic() - self._training_began
         fresh = self._episodes.count - self._evaluated_at
-        if not self._judging.locked() and fresh >= len(self._episodes.returns):
+        if not self.judge.busy and fresh >= len(self._episodes.returns):
             self._evaluated_at = self._episodes.count
-            self._background(self._judge_quietly(hold=True))
+            self._background(self._confirm(target))
 
     def publish(self, event: Event) -> None:
         """Tell observers."""
@@ -485,7 +457,7 @@ class Run:
         """Write one as soon as the learner is at a boundary."""
         self._require_going()
         self._journal.add(source, "checkpoint")
-        self._background(self._save_quietly())
+        self._background(self.keeper.save())
         return self._state
 
     def audit(self) -> Sequence[Mapping[str, object]]:
@@ -494,7 +466,7 @@ class Run:
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
         """Checkpoints on disk, newest first, as of the last one written."""
-        return self._on_disk
+        return self.keeper.listing
 
     def _require_going(self) -> None:
         if self._state in ENDED or self._state == "stopping" or self._ending.is_set():
@@ -535,50 +507,23 @@ class Run:
 
     async def _barrier(self, number: int) -> None:
         """Deterministic mode: everything is drained already (bound 0, nothing granted); save, re-seed, go on."""
-        await self._save_quietly()
+        await self.keeper.save()
         self.exchange.seed_epoch = number
         self.exchange.release_grants("barrier")
 
-    async def _save_quietly(self) -> None:
-        with contextlib.suppress(BrokenChannelError, CheckpointError):
-            await self.save()
+    async def _confirm(self, target: float) -> None:
+        """Training seems to have reached the target: judge exactly the newest version, and end if it has."""
+        if await self.judge.judge(target=target, hold=True):
+            self._target_reached = True
+            self.end("done", "target_return")
 
-    async def save(self) -> Path:
-        """Write a checkpoint. A failure is counted and logged, and leaves the checkpoints before it alone.
+    def _judged(self, evaluation: Evaluation) -> None:
+        newest = self.judge.newest
+        self.publish(EvaluationFinished(evaluation.version.number, len(evaluation.returns), newest["mean_return"], evaluation.returns))
 
-        Raises:
-            CheckpointError: it could not be written.
-            BrokenChannelError: there is no learner, or it was lost meanwhile.
-        """
-        async with self._saving:
-            if self.learner_port is None or not self._learner_works:
-                raise BrokenChannelError("there is no learner to save")
-            began = time.monotonic()
-            self._checkpoint = replace(self._checkpoint, attempts=self._checkpoint.attempts + 1)
-            try:
-                path = await self._write(self.learner_port)
-            except (CheckpointError, BrokenChannelError) as error:
-                log.warning("a checkpoint failed", error=str(error))
-                self._checkpoint = replace(self._checkpoint, failures=self._checkpoint.failures + 1)
-                raise
-            self._saved = True
-            self._on_disk = await asyncio.get_running_loop().run_in_executor(self._disk, self.store.list)
-            self._checkpoint_seconds.add(time.monotonic() - began)
-            self._checkpoint = replace(self._checkpoint, last_success=time.time(), seconds=self._checkpoint_seconds.read())
-            return path
-
-    async def _write(self, learner: LearnerPort) -> Path:
-        loop = asyncio.get_running_loop()
-        staged = await loop.run_in_executor(self._disk, self.store.stage)
-        try:
-            saved = await learner.save(staged)
-            manifest = self._manifest(saved)
-            return await loop.run_in_executor(
-                self._disk, lambda: self.store.publish(staged, version=saved.version, state=saved.file, manifest=manifest)
-            )
-        except BaseException:  # a run that is ended at once leaves nothing half-written, either
-            self._disk.submit(self.store.discard, staged)
-            raise
+    def _give_up_evaluator(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.kill("evaluator", "env_hang")
 
     def _manifest(self, saved: SavedState) -> dict[str, object]:
         return {
@@ -589,50 +534,8 @@ class Run:
             "elapsed_s": self._base.elapsed_s + time.monotonic() - self._began,
             "config": json.loads(self.config.model_dump_json()),
             "recent_returns": list(self._episodes.returns),
-            "evaluation": self._evaluation,
+            "evaluation": self.judge.newest,
         }
-
-    async def _judge_quietly(self, *, hold: bool) -> None:
-        try:
-            await self._judge(hold=hold)
-        except (BrokenChannelError, EnvironmentFailedError) as error:
-            log.warning("an evaluation failed", error=str(error))
-
-    async def _judge(self, *, hold: bool) -> None:
-        """Evaluate; with ``hold`` exactly the learner's newest version, which rests meanwhile. Ends the run at its target."""
-        async with self._judging:
-            if self.evaluator_port is None or self.learner_port is None:
-                raise BrokenChannelError("evaluator or learner is not there")
-            at_least = self.exchange.ledger.published
-            try:
-                if hold:
-                    self._put(replace(self.settings.value, hold_learner=True))
-                    at_least = await self.learner_port.rest()
-                self._record(await self._evaluated(self.evaluator_port, at_least))
-                target = self.config.run.target_return
-                if hold and target is not None and self._evaluation["mean_return"] >= target:
-                    self._target_reached = True  # the learner goes on resting: what is saved is what was judged
-                    self.end("done", "target_return")
-            finally:
-                if hold and not self._target_reached:
-                    self._put(replace(self.settings.value, hold_learner=False))
-
-    async def _evaluated(self, evaluator: EvaluatorPort, at_least: Version) -> Evaluation:
-        limit = self.config.evaluation.timeout_s
-        try:
-            async with asyncio.timeout(limit):
-                return await evaluator.evaluate(at_least)
-        except TimeoutError:
-            if self._supervisor is not None:
-                self._supervisor.kill("evaluator", "env_hang")
-            raise BrokenChannelError(f"it took longer than evaluation.timeout_s = {limit:g} s") from None
-
-    def _record(self, evaluation: Evaluation) -> None:
-        number, count = evaluation.version.number, len(evaluation.returns)
-        mean = sum(evaluation.returns) / count
-        self._evaluation = {"version": number, "mean_return": mean, "episodes": count}
-        self.publish(EvaluationFinished(number, count, mean, evaluation.returns))
-        log.info("evaluated", version=number, mean_return=round(mean, 2), episodes=count)
 
     def _write_summary(self) -> None:
         text = json.dumps(self.summary(), indent=2)
@@ -702,7 +605,7 @@ class Run:
             episodes=self._episodes.count,
             recent_returns=tuple(self._episodes.returns),
             recent_lengths=tuple(self._episodes.lengths),
-            evaluation=dict(self._evaluation),
+            evaluation=dict(self.judge.newest),
             restarts=dict(supervisor.restarts) if supervisor else {},
             starts=dict(supervisor.starts) if supervisor else {},
             events_dropped=self.events.dropped,
@@ -710,7 +613,7 @@ class Run:
             generation=self.generation,
             settings_changes=self.generation,
             settings_refused=self._refused,
-            checkpoint=self._checkpoint,
+            checkpoint=self.keeper.statistics,
             loop_lag=self._loop_lag.read(),
             last_update_timestamp=self._last_update,
             actors_wanted=self.config.actors.count,
@@ -721,53 +624,15 @@ class Run:
 
     def summary(self) -> dict[str, object]:
         """What ``summary.json`` and ``--json`` say of the run."""
-        ledger = self.exchange.ledger.snapshot()
-        staleness = sorted(value for value, count in ledger.staleness.items() for _ in range(count))
-        returns = self._episodes.returns
         now = time.monotonic() if self._ended_at is None else self._ended_at
-        training_s = None if self._training_began is None else now - self._training_began
-        return {
-            "run": self.id,
-            "state": self._state,
-            "reason": self._end_reason,
-            "target_return": self.config.run.target_return,
-            "target_reached": self._target_reached,
-            "evaluation": self._evaluation,
-            "time_to_target_s": self._to_target,
-            "training_s": training_s,
-            "env_steps": self.env_steps,
-            "steps_per_s": None if not training_s else ledger.steps_committed / training_s,
-            "updates": ledger.version.number,
-            "episodes": self._episodes.count,
-            "mean_return": sum(returns) / len(returns) if returns else None,
-            "staleness": {
-                "bound": "unbounded" if ledger.max_staleness is None else ledger.max_staleness,
-                "mean": sum(staleness) / len(staleness) if staleness else None,
-                "p99": staleness[min(len(staleness) - 1, int(0.99 * len(staleness)))] if staleness else None,
-                "max": staleness[-1] if staleness else None,
-                "violations": ledger.violations,
-            },
-            "trajectories": {"begun": ledger.begun, "trained": ledger.trained, "dropped": ledger.dropped, "open": ledger.open},
-            "seed": self.config.run.seed,
-            "error": str(self.first_error) if self.first_error else None,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """Counts that a resumed run goes on from."""
-
-    env_steps: int = 0
-    episodes: int = 0
-    elapsed_s: float = 0.0
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint | None) -> _Base:
-        """Those of ``checkpoint``."""
-        if checkpoint is None:
-            return cls()
-        manifest = checkpoint.manifest
-        return cls(int(manifest["env_steps"]), int(manifest["episodes"]), float(manifest["elapsed_s"]))
+        return summarise(
+            self.statistics(),
+            reason=self._end_reason,
+            target_reached=self._target_reached,
+            training_s=None if self._training_began is None else now - self._training_began,
+            seed=self.config.run.seed,
+            error=str(self.first_error) if self.first_error else None,
+        )
 
 
 def _at(config: Config, path: str) -> object:

@@ -48,7 +48,7 @@ class InlineLauncher:
         """Until the run has ended."""
 
         async def start(host: HostSpec, incarnation: int) -> InlineHost:
-            return InlineHost(run=run, host=host, incarnation=incarnation, start=await run.next_start())
+            return InlineHost(run=run, host=host, incarnation=incarnation, start=await run.keeper.next_start())
 
         await run.run(start)
 

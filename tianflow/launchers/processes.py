@@ -218,7 +218,7 @@ class ProcessHost:
     async def _order(self, capacity: int) -> dict[str, Any]:
         run, live = self._run, self._run.settings.value
         learner = any(component.role == "learner" for component in self._host.components)
-        version, samples, found = await run.next_start() if learner else (run.exchange.ledger.version, 0, None)
+        version, samples, found = await run.keeper.next_start() if learner else (run.exchange.ledger.version, 0, None)
         return {
             "host": self._host.name,
             "components": [[c.name, c.role, c.index] for c in self._host.components],

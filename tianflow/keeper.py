@@ -1,0 +1,139 @@
+"""Keeping: checkpoints of a run, where a learner goes on from, and how often writing one failed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, Self
+
+from tianflow.checkpoint import Checkpoint, CheckpointStore
+from tianflow.errors import BrokenChannelError, CheckpointError
+from tianflow.logs import logger
+from tianflow.payloads import SavedState, Version
+from tianflow.statistics import CheckpointStatistics, Histogram
+
+log = logger("keeper")
+
+
+class LearnerPort(Protocol):
+    """The way to the learner, wherever it runs."""
+
+    async def save(self, staged: Path) -> SavedState:
+        """Write the whole state, as of the next boundary, into ``staged``."""
+
+    async def rest(self) -> Version:
+        """Publish the newest version, once the learner is at a boundary; it is held there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Counts that a resumed run goes on from."""
+
+    env_steps: int = 0
+    episodes: int = 0
+    elapsed_s: float = 0.0
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint | None) -> Self:
+        """Those of ``checkpoint``; zeros without one."""
+        if checkpoint is None:
+            return cls()
+        manifest = checkpoint.manifest
+        return cls(int(manifest["env_steps"]), int(manifest["episodes"]), float(manifest["elapsed_s"]))
+
+
+class Keeper:
+    """Writes checkpoints, one at a time, and knows where a learner that starts now begins.
+
+    Args:
+        directory: of the run.
+        keep: how many checkpoints stay.
+        disk: what blocks on the disk runs here.
+        resumed: the checkpoint that the run goes on from.
+        learner: the way to a learner that works, or None.
+        manifest: what goes into the manifest beside a saved state.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        keep: int,
+        disk: Executor,
+        resumed: Checkpoint | None,
+        learner: Callable[[], LearnerPort | None],
+        manifest: Callable[[SavedState], Mapping[str, object]],
+    ) -> None:
+        self._store = CheckpointStore(directory / "checkpoints", keep=keep)
+        self._disk, self._resumed, self._learner, self._manifest = disk, resumed, learner, manifest
+        self._lineage = resumed.version.lineage if resumed else 0
+        self._writing = asyncio.Lock()
+        self._written = False
+        self._seconds = Histogram()
+        self.statistics = CheckpointStatistics()
+        self.listing: Sequence[Mapping[str, object]] = ()
+        """Checkpoints on disk, newest first, as of the last one written."""
+
+    @property
+    def busy(self) -> bool:
+        """True while one is being written, or waits for the learner's next boundary."""
+        return self._writing.locked()
+
+    async def open(self) -> None:
+        """Sweep away what a crashed writer left, and look at what is there."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._disk, self._store.sweep)
+        self.listing = await loop.run_in_executor(self._disk, self._store.list)
+
+    async def next_start(self) -> tuple[Version, int, Path | None]:
+        """Where a learner that starts now begins: version of a new lineage, samples trained, and the checkpoint, if any.
+
+        The newest checkpoint that this process made, else the one it was resumed from.
+        """
+        loop = asyncio.get_running_loop()
+        if self._written:
+            found = await loop.run_in_executor(self._disk, self._store.newest)
+        else:
+            found = self._resumed
+            self._lineage = max(self._lineage, await loop.run_in_executor(self._disk, self._store.last_lineage))
+        self._lineage += 1
+        if found is None:
+            return Version(self._lineage, 0), 0, None
+        return Version(self._lineage, found.version.number), int(found.manifest["samples"]), found.path
+
+    async def save(self) -> bool:
+        """Write a checkpoint. A failure is counted and logged, and leaves the checkpoints before it alone; False then."""
+        async with self._writing:
+            learner = self._learner()
+            if learner is None:
+                return False
+            began = time.monotonic()
+            self.statistics = replace(self.statistics, attempts=self.statistics.attempts + 1)
+            try:
+                await self._write(learner)
+            except (CheckpointError, BrokenChannelError) as error:
+                log.warning("a checkpoint failed", error=str(error))
+                self.statistics = replace(self.statistics, failures=self.statistics.failures + 1)
+                return False
+            self._written = True
+            self.listing = await asyncio.get_running_loop().run_in_executor(self._disk, self._store.list)
+            self._seconds.add(time.monotonic() - began)
+            self.statistics = replace(self.statistics, last_success=time.time(), seconds=self._seconds.read())
+            return True
+
+    async def _write(self, learner: LearnerPort) -> None:
+        loop = asyncio.get_running_loop()
+        staged = await loop.run_in_executor(self._disk, self._store.stage)
+        try:
+            saved = await learner.save(staged)
+            manifest = self._manifest(saved)
+            await loop.run_in_executor(
+                self._disk, lambda: self._store.publish(staged, version=saved.version, state=saved.file, manifest=manifest)
+            )
+        except BaseException:  # a run that is ended at once leaves nothing half-written, either
+            self._disk.submit(self._store.discard, staged)
+            raise

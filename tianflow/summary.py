@@ -1,0 +1,54 @@
+"""What is left of a run when it has ended: the record that ``summary.json`` holds and ``--json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tianflow.statistics import RunStatistics
+
+
+def summarise(
+    statistics: RunStatistics, *, reason: str, target_reached: bool, training_s: float | None, seed: int, error: str | None
+) -> dict[str, object]:
+    """The record, JSON-able.
+
+    ``reason``: why the run ended. ``training_s``: seconds since learner and actors were first at work. ``error``: the first one.
+    """
+    ledger, returns = statistics.ledger, statistics.recent_returns
+    return {
+        "run": statistics.run,
+        "state": statistics.state,
+        "reason": reason,
+        "target_return": statistics.target_return,
+        "target_reached": target_reached,
+        "evaluation": dict(statistics.evaluation),
+        "time_to_target_s": statistics.time_to_target_s,
+        "training_s": training_s,
+        "env_steps": statistics.env_steps,
+        "steps_per_s": ledger.steps_committed / training_s if training_s else None,
+        "updates": ledger.version.number,
+        "episodes": statistics.episodes,
+        "mean_return": sum(returns) / len(returns) if returns else None,
+        "staleness": {
+            "bound": "unbounded" if ledger.max_staleness is None else ledger.max_staleness,
+            **_moments(ledger.staleness),
+            "violations": ledger.violations,
+        },
+        "trajectories": {"begun": ledger.begun, "trained": ledger.trained, "dropped": dict(ledger.dropped), "open": ledger.open},
+        "seed": seed,
+        "error": error,
+    }
+
+
+def _moments(counts: Mapping[int, int]) -> dict[str, float | None]:
+    """Mean, 99th percentile and maximum of a histogram of integers."""
+    total = sum(counts.values())
+    if not total:
+        return {"mean": None, "p99": None, "max": None}
+    seen, p99 = 0, max(counts)
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen > 0.99 * total:
+            p99 = value
+            break
+    return {"mean": sum(value * count for value, count in counts.items()) / total, "p99": p99, "max": max(counts)}
