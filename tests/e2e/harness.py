@@ -128,6 +128,10 @@ class LiveRun:
         return f"exit code {self.process.poll()}\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-6000:]}"
 
     @property
+    def control_file(self) -> Path:
+        return self.directory / NAME
+
+    @property
     def control(self) -> ControlFile | None:
         found = ControlFile.read(self.directory)
         return found if found is not None and found.pid == self.process.pid else None
@@ -187,6 +191,10 @@ class LiveRun:
     def checkpoints(self) -> list[Path]:
         """Those that have their name, oldest first."""
         return sorted((self.directory / "checkpoints").glob("v*-*"))
+
+    def staged(self) -> list[Path]:
+        """Checkpoints that are being written."""
+        return sorted((self.directory / "checkpoints").glob(".tmp-*"))
 
     # What it is made of ------------------------------------------------------------------------------------------------
 
@@ -301,6 +309,3 @@ def stop_now_and_then(live: LiveRun, host: str, *, pause_s: float, seed: int) ->
     os.kill(pid, signal.SIGSTOP)
     time.sleep(pause_s * rng.random())  # how long it stands still is the experiment, nothing is waited for
     os.kill(pid, signal.SIGCONT)
-
-
-CONTROL = NAME

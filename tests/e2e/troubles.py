@@ -60,6 +60,16 @@ class LateEnv(CounterEnv):
             threading.Event().wait()
 
 
+class NeverEnv(CounterEnv):
+    """No constructor ever comes back."""
+
+    def __init__(self, folder: str, **counter: Any) -> None:
+        super().__init__(**counter)
+        claim(folder, "constructor")
+        while True:
+            time.sleep(60.0)
+
+
 class TroubleEnv(CounterEnv):
     """Each of ``ways`` happens once in the run, each after ``every`` more steps of some environment."""
 

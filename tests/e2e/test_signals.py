@@ -1,0 +1,107 @@
+"""Ctrl-C once and twice, and SIGTERM, at start-up, in the middle of a checkpoint and in the middle of training."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+from tests.e2e.harness import LiveRun
+from tianflow.checkpoint import CheckpointStore
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+GONE_WITHIN_S = 10.0
+SLOW_TO_SAVE = {"algorithm__name": "tests.e2e.troubles:TroubledPPO", "algorithm__trouble": "slow to save"}
+
+
+def calm(live: LiveRun) -> None:
+    """No traceback, and nothing that looks like an error."""
+    assert "Traceback" not in live.stderr + live.stdout
+    assert '"level": "error"' not in live.stderr
+
+
+def saved_anew(live: LiveRun, before: list[Path]) -> bool:
+    """A whole checkpoint was written; the last one holds what the run ended with."""
+    new = set(live.checkpoints()) - set(before)
+    return any(CheckpointStore.load(path).version.number == live.result["updates"] for path in new)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_amid_training_ends_it_with_a_checkpoint_and_one_line(tmp_path: Path, number: signal.Signals) -> None:
+    with harness.run(tmp_path) as live:
+        live.until_training(more=5)
+        assert 128 + number == live.interrupt(number, GONE_WITHIN_S)
+        assert saved_anew(live, [])
+        assert 1 == live.stderr.count(f"{number.name}: stopping with a last checkpoint")
+        assert ("stopped", number.name) == (live.result["state"], live.result["reason"])
+        assert not live.control_file.exists()
+        calm(live)
+
+
+def test_two_signals_amid_training_end_it_at_once(tmp_path: Path) -> None:
+    with harness.run(tmp_path, **SLOW_TO_SAVE) as live:
+        live.until_training(more=5)
+        live.process.send_signal(signal.SIGINT)
+        live.until("the first is heard", lambda: "SIGINT: stopping" in live.stderr)
+        assert 130 == live.interrupt(signal.SIGINT, GONE_WITHIN_S)
+        assert "stopped" == live.result["state"]
+        assert [] == live.checkpoints()
+        assert [] == live.staged()
+        calm(live)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_amid_a_checkpoint_leaves_whole_ones_only(tmp_path: Path, number: signal.Signals) -> None:
+    with harness.run(tmp_path, **SLOW_TO_SAVE) as live:
+        live.until_training(more=5)
+        first = live.until_checkpoint()
+        live.act("checkpoint")
+        live.until("a checkpoint is being written", live.staged)
+        assert 128 + number == live.interrupt(number, GONE_WITHIN_S)
+        assert saved_anew(live, [first])
+        assert [] == live.staged()
+        calm(live)
+
+
+def test_two_signals_amid_a_checkpoint_keep_the_one_before(tmp_path: Path) -> None:
+    with harness.run(tmp_path, **SLOW_TO_SAVE) as live:
+        live.until_training(more=5)
+        first = live.until_checkpoint()
+        live.act("checkpoint")
+        live.until("a checkpoint is being written", live.staged)
+        live.process.send_signal(signal.SIGTERM)
+        live.until("the first is heard", lambda: "SIGTERM: stopping" in live.stderr)
+        assert 143 == live.interrupt(signal.SIGINT, GONE_WITHIN_S)
+        assert [first] == live.checkpoints()
+        assert [] == live.staged()
+        calm(live)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["served", "learner", "actors-0"])
+def test_one_signal_at_start_up_is_enough(tmp_path: Path, when: str, number: signal.Signals) -> None:
+    """As soon as the server answers, and as soon as there is a learner, or an actor host."""
+    with harness.run(tmp_path) as live:
+        live.until(when, lambda: live.control if when == "served" else live.pid(when), within_s=harness.START_S)
+        assert 128 + number == live.interrupt(number, GONE_WITHIN_S)
+        assert not live.control_file.exists()
+        calm(live)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_check_of_an_environment_that_does_not_come_back(tmp_path: Path, number: signal.Signals) -> None:
+    with harness.run(tmp_path, env__id="tests.e2e.troubles:NeverEnv", env__kwargs={"folder": str(tmp_path)}) as live:
+        live.until("the constructor", (tmp_path / "constructor").exists, within_s=harness.START_S)
+        code = live.interrupt(number, GONE_WITHIN_S)
+        assert code in (128 + number, -number)  # a shell makes the same of both
+        calm(live)
+
+
+def test_a_hangup_of_the_parents_terminal_reaches_nobody_but_the_coordinator(tmp_path: Path) -> None:
+    """Hosts live in sessions of their own: Ctrl-C in a terminal signals the foreground group only."""
+    with harness.run(tmp_path) as live:
+        live.until_training()
+        assert {os.getsid(pid) for pid in live.descendants()}.isdisjoint({os.getsid(live.process.pid)})
