@@ -278,6 +278,24 @@ def test_a_reader_is_overtaken_only_by_a_writer_that_is_as_many_publishes_ahead_
         assert (1 if ahead <= survived else 2) == torn.copies
 
 
+def test_a_torn_copy_whose_sum_happens_to_be_right_is_convicted_by_the_label() -> None:
+    def ordered(number: int) -> NDArray[np.uint8]:
+        return np.roll(np.arange(SMALL // 8).reshape(2, -1), number, axis=1).reshape(-1).view(np.uint8)
+
+    def publish_ordered(writer: SharedWeights, *numbers: int) -> None:
+        for number in numbers:
+            writer.publish(Version(1, number), ordered(number))
+
+    reader = open_weights()
+    writer = open_weights(reader.memory)
+    publish_ordered(writer, *range(1, 11))
+    index = newest(writer)
+    reader._buffers[index] = Overtaken(reader._buffers[index], partial(publish_ordered, writer, *range(11, 15)))  # type: ignore[call-overload]  # as above
+    into = flat(0)
+    assert Version(1, 14) == reader.read_into(into)
+    assert (into == ordered(14)).all()
+
+
 def test_twenty_thousand_reads_beside_a_writer_in_another_process_are_whole_and_never_go_back() -> None:
     nbytes = 16 * 1024
     reader = open_weights(nbytes=nbytes)
