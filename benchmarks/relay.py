@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import child
+from tianflow import loops
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.served import ServedExchange
@@ -110,7 +111,7 @@ def _in_child(others: Iterable[socket.socket], work: Coroutine[None, None, None]
     """Do ``work`` in a forked child, without the ends of others: a link ends when nobody has its other end."""
     for end in others:
         end.close()
-    asyncio.run(work)
+    loops.run(work)
 
 
 def relay(nbytes: int, count: int) -> dict[str, float]:
@@ -127,7 +128,7 @@ def relay(nbytes: int, count: int) -> dict[str, float]:
         process.start()
     for end in theirs:
         end.close()
-    asyncio.run(serve(ours, shared))
+    loops.run(serve(ours, shared))
     times = {name: values[count // 4 :] for name, values in results.recv().items()}
     for process in (actor, learner):
         process.join()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import child
 from benchmarks.harness import Values
-from tianflow import open_run
+from tianflow import loops, open_run
 from tianflow.coordinator import ENDED
 from tianflow.statistics import RunStatistics
 from tianflow.tallies import waiting_seconds
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
-    child.say(asyncio.run(watch(given.config, given.overrides, Window(given.warm_s, given.seconds), given.runs)))
+    child.say(loops.run(watch(given.config, given.overrides, Window(given.warm_s, given.seconds), given.runs)))
 
 
 if __name__ == "__main__":
