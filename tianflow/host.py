@@ -121,6 +121,7 @@ class HostProcess:
         """Until told to stop, the coordinator is gone, or a component fails; the exit status."""
         self.reconcile([ComponentSpec(*item) for item in self._order["components"]])
         reporter = asyncio.create_task(self._report())
+        reporter.add_done_callback(self._errand_ended)
         status = await self._leave
         self._compute.close()
         reporter.cancel()
@@ -192,7 +193,10 @@ class HostProcess:
     # Messages -------------------------------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
-        self._handlers[message[0]](*message[1:])
+        try:
+            self._handlers[message[0]](*message[1:])
+        except Exception as error:  # noqa: BLE001 - a boundary: the loop would only log it, and the run wait for what was asked
+            self._fail(self.name, error)
 
     def _on_grant(self, holder: str, ticket: int, slot: int, lineage: int, number: int, seed_epoch: int) -> None:
         self._senders[holder].grant(Grant(ticket, slot, Version(lineage, number), seed_epoch))

@@ -80,6 +80,7 @@ class InlineHost:
         self._retired: set[str] = set()
         self.reconcile(host)
         self._reporter = asyncio.get_running_loop().create_task(self._report())
+        self._reporter.add_done_callback(self._reporter_ended)
 
     # Handle ---------------------------------------------------------------------------------------------------------
 
@@ -221,6 +222,10 @@ class InlineHost:
             self._retired.discard(name)
             if name in self._wanted:  # again, by now
                 self._add(self._wanted[name])
+
+    def _reporter_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(describe("host", error))
 
     def _orphan(self, error: BaseException) -> None:
         self._fail(describe("compute", error))

@@ -16,7 +16,20 @@ from tianflow.status import credits_target, staleness_summary
 STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 STATES = ("starting", "running", "paused", "draining", "stopping", "done", "failed", "stopped")
 BOTTLENECKS = ("sampling-bound", "learning-bound", "transport-bound", "balance-bound", "balanced", "starting", "paused", "stalled")
-DROP_REASONS = ("expired", "straggler", "lineage", "learner_lost", "env_error", "env_hang", "poisoned", "died", "stopped")
+DROP_REASONS = (
+    "expired",
+    "straggler",
+    "lineage",
+    "learner_lost",
+    "given_back",
+    "env_error",
+    "env_hang",
+    "poisoned",
+    "died",
+    "silent",
+    "start_timeout",
+    "stopped",
+)
 """Reasons shown at 0 before they first occur, so that the first increase is seen; others appear when they do."""
 
 Kind = Literal["counter", "gauge", "histogram"]
