@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+import uvloop
 
 from tianflow.channels.broadcast import GapCounter
 from tianflow.channels.link import EVENT_BACKLOG, PACKET, Link, Message, socket_pair
@@ -45,8 +48,8 @@ class End:
                 await self._changed.wait()
 
 
-@pytest.fixture
-async def ends() -> AsyncIterator[tuple[End, End]]:
+@asynccontextmanager
+async def opened() -> AsyncIterator[tuple[End, End]]:
     mishaps: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(context))
     ours, theirs = socket_pair()
@@ -56,6 +59,12 @@ async def ends() -> AsyncIterator[tuple[End, End]]:
         end.link.close()
     await turn()
     assert [] == mishaps
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[End, End]]:
+    async with opened() as pair:
+        yield pair
 
 
 Pair = tuple[End, End]
@@ -378,3 +387,31 @@ async def test_sending_never_waits_for_a_reader_that_stopped(ends: Pair) -> None
         us.link.send_event("Event", bytes(PACKET - 100))
         await turn()
     assert EVENT_BACKLOG == len(us.link._backlog)
+
+
+# Loops --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        test_a_hundred_thousand_messages_arrive_in_order_over_a_full_socket,
+        test_both_directions_can_be_full_at_once,
+        test_a_lost_peer_is_noticed_once,
+        test_closing_ones_own_end_is_no_loss,
+        test_nothing_is_handled_after_close,
+        test_last_words_are_heard_although_we_spoke_to_a_dead_peer_first,
+        test_last_words_are_heard_although_the_peer_left_without_reading_ours,
+        test_flush_waits_for_the_kernel_to_take_everything,
+        test_flush_returns_when_the_peer_dies,
+        test_the_last_event_of_a_burst_tells_of_the_gap_before_it,
+    ],
+    ids=lambda fact: fact.__name__,
+)
+def test_on_the_loop_that_runs_use_the_same_holds(fact: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+    async def hold() -> None:
+        async with opened() as pair:
+            await fact(pair)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(hold())
