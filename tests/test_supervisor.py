@@ -146,7 +146,29 @@ async def test_a_host_that_never_starts_is_given_up_after_three_attempts(nursery
             nursery.hosts["learner"].end("exit status 1")
             await settle()
         assert 3 == len(nursery.started_hosts)
-        assert "learner: never started" in str(nursery.failures[0])
+        assert "learner: does not start" in str(nursery.failures[0])
+
+
+async def test_a_host_that_has_worked_may_be_killed_often_while_it_starts_again(nursery: Nursery) -> None:
+    async with keeping(nursery.supervisor(), host("actors-0")):
+        nursery.started = False
+        for _ in range(5):
+            nursery.hosts["actors-0"].end("signal 9")
+            await settle()
+        assert [] == nursery.failures
+        assert 6 == len(nursery.started_hosts)
+
+
+async def test_a_host_that_has_worked_and_then_hangs_at_every_start_is_given_up(nursery: Nursery, clock: Clock) -> None:
+    async with keeping(nursery.supervisor(start_s=10.0), host("actors-0")) as supervisor:
+        nursery.started = False
+        nursery.hosts["actors-0"].end()
+        for _ in range(3):
+            assert [] == nursery.failures
+            await settle()
+            clock(supervisor, 12.0)
+            await settle()
+        assert "actors-0: does not start: 3 attempts" in str(nursery.failures[0])
 
 
 @pytest.mark.parametrize("error", [RunError("nursery", "no more processes"), OSError("too many open files"), ValueError("a bug")])

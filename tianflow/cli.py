@@ -70,6 +70,13 @@ def _complain(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def _show_warnings() -> None:
+    """What is worth knowing before a run has a screen: that its newest checkpoint is skipped, say."""
+    from tianflow.logs import configure
+
+    configure(level="WARNING")
+
+
 def _load(source: str, overrides: list[str] | None) -> Config:
     from tianflow.config_loading import load_config
 
@@ -92,6 +99,7 @@ def train(
 ) -> None:
     """Train a policy as CONFIG says."""
     with _exit_codes():
+        _show_warnings()
         settings = _training_config(config, overrides or [], resume, runs_dir)
         from tianflow import api, config_rules
 
@@ -166,6 +174,7 @@ def evaluate(
 ) -> None:
     """Play whole episodes with the policy of CHECKPOINT, and print its returns."""
     with _exit_codes():
+        _show_warnings()
         from tianflow import api
 
         code = api.evaluate_cli(checkpoint, episodes=episodes, json_line=json_line, runs_dir=runs_dir)

@@ -17,7 +17,7 @@ from tianflow.program import ComponentSpec, HostSpec
 TICK_S = 0.5
 """Between two looks at progress."""
 START_ATTEMPTS = 3
-"""A host that never started so often in a row will not: the run ends instead of idling."""
+"""A host that could not be started so often in a row will not be: the run ends instead of idling."""
 BACKOFF_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Waited before a restart, by how many restarts of this host lie in the window."""
 
@@ -209,7 +209,7 @@ class Supervisor:
 
     async def _live_again_and_again(self, name: str) -> None:
         """Until the host is no longer wanted, or the budget is used up."""
-        failed_starts = 0
+        failed_starts, able = 0, False
         while self._wanted(name):
             spec = self._specs[name]
             life = _Life(await self._start(spec, self.starts[name]), {component.name: component for component in spec.components})
@@ -226,7 +226,9 @@ class Supervisor:
                 self._lost(gone, "stopped")
                 continue
             reason = life.killed_for or "died"
-            failed_starts = 0 if life.ever_started or life.handle.started else failed_starts + 1
+            able = able or life.ever_started or life.handle.started
+            # One that has worked in this run and dies while it starts was ended from outside; the budget counts that.
+            failed_starts = failed_starts + 1 if not able or reason == "start_timeout" else 0
             self._bury(gone, reason, ended, failed_starts)
             recent = sum(1 for _, host in self._restarts if host == name)
             await asyncio.sleep(BACKOFF_S[min(recent - 1, len(BACKOFF_S) - 1)])
@@ -241,7 +243,7 @@ class Supervisor:
         log.warning("a host is gone", host=name, reason=reason, ended=ended)
         self._lost(host, reason)
         if failed_starts >= START_ATTEMPTS:
-            raise RunError(name, f"never started: {failed_starts} attempts in a row ended by {reason} ({ended})")
+            raise RunError(name, f"does not start: {failed_starts} attempts in a row ended by {reason} ({ended})")
         now = asyncio.get_running_loop().time()
         self._restarts.append((now, name))
         while self._restarts[0][0] < now - self._window_s:
