@@ -100,7 +100,7 @@ def test_a_failing_environment_ends_the_run_with_the_first_error(tmp_path):
 
 
 async def until(condition):
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
         await asyncio.sleep(0.01)
 
 

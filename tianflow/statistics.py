@@ -126,8 +126,7 @@ class RunStatistics:
     """Everything about a run at one moment; what metrics, screen and API read.
 
     ``state`` is one of starting, running, paused, draining, stopping, done, failed, stopped. ``now`` is monotonic.
-    ``restarts`` counts by (host, reason), ``exits`` by host (every attempt to keep one alive). ``generations`` maps a component to the settings generation in force there;
-    ``generation`` is the newest.
+    ``restarts`` counts by (host, reason), ``starts`` by host. ``generation`` is that of the newest settings.
     """
 
     run: str

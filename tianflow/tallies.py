@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import time
 from collections import deque
@@ -74,7 +74,7 @@ class Journal:
 
     def add(self, source: str, action: str, **details: object) -> None:
         """Record that ``source`` did ``action``, now."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         record = {"time": now, "source": source, "action": action, **details}
         self.records.append(record)
         self._executor.submit(self._append, json.dumps(record) + "\n")
