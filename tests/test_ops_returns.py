@@ -199,6 +199,30 @@ def test_extreme_ratios_give_finite_float32_results(log_rho: float) -> None:
     assert found.advantage_t.isfinite().all()
 
 
+@pytest.mark.parametrize("rho_bar", [1.0, 1.5, math.inf])
+@pytest.mark.parametrize("c_bar", [0.2, 0.7, 1.0])
+def test_the_ratio_limit_sets_the_fixed_point_and_the_trace_limit_does_not(rho_bar: float, c_bar: float) -> None:
+    """One state, three actions: the expected target is V where V is the value of pi_rho, proportional to min(rho_bar * mu, pi)."""
+    gamma, steps = 0.9, 3
+    mu, pi, reward = tensor([0.6, 0.3, 0.1]), tensor([0.1, 0.3, 0.6]), tensor([1.0, 0.0, 5.0])
+    limited = torch.minimum(rho_bar * mu, pi) if math.isfinite(rho_bar) else pi
+    value = (limited / limited.sum() * reward).sum() / (1 - gamma)
+    action = torch.cartesian_prod(*[torch.arange(3)] * steps).T
+    v_t = value.expand(action.shape)
+    found = vtrace(
+        r_t=reward[action],
+        discount_t=torch.full_like(v_t, gamma),
+        v_t=v_t,
+        v_tp1=v_t,
+        done_t=torch.zeros_like(action, dtype=torch.bool),
+        valid_t=torch.ones_like(action, dtype=torch.bool),
+        log_rho_t=(pi / mu).log()[action],
+        rho_bar=rho_bar,
+        c_bar=c_bar,
+    )
+    same(value, (mu[action].prod(0) * found.target_t[0]).sum())
+
+
 def test_an_infinite_limit_is_no_limit() -> None:
     given = random_transitions(seed=5)
     found = vtrace(**given, log_rho_t=torch.full_like(given["r_t"], 3.0), rho_bar=math.inf, pg_rho_bar=1.0)
