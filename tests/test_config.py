@@ -147,6 +147,7 @@ def test_assignments_become_a_merge_patch() -> None:
         ("balance.parameters.x=y", "balance.parameters.x", "a number", ""),
         ("algorithm.learning_rate=nan", "algorithm.learning_rate", "a finite number", ""),
         ("run.name=../up", "run.name", "a string like", ""),
+        ("learner.device=gpu", "learner.device", "auto|cpu|cuda", ""),
         ("env.id=null", "env.id", "", ""),
     ],
 )

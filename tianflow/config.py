@@ -189,7 +189,8 @@ class BalanceSettings(Section):
 class LearnerSettings(Section):
     """Where and how the learner computes."""
 
-    device: str = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """auto: a GPU where there is one."""
     precision: Literal["fp32"] = "fp32"
     ranks: Annotated[int, Field(ge=1, le=1)] = 1
     threads: PositiveInt = 1
