@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -14,8 +13,8 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,14 +74,14 @@ class LiveRun:
 
     folder: Path
     settings: Mapping[str, object]
-    arguments: tuple[str, ...] = ()
-    name: str = field(default_factory=lambda: f"run-{uuid.uuid4().hex[:12]}")
+    arguments: tuple[str, ...]
+    name: str
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._stdout, self._stderr = (self.folder / f"{stream}-{self.mark}" for stream in ("stdout", "stderr"))
-        overrides = [assignment(path, value) for path, value in {"run.name": self.name, **self.settings}.items()]
+        overrides = [assignment(path, value) for path, value in self.settings.items()]
         command = [
             sys.executable,
             "-m",
@@ -152,6 +151,18 @@ class LiveRun:
                 return error.code, error.read().decode()
         except OSError:
             return 0, ""
+
+    def post_bytes(self, action: str, data: bytes) -> int:
+        """Status of the answer to ``data``, whatever it is."""
+        control = self.control
+        assert control is not None
+        wish = urllib.request.Request(f"{control.address}/api/v1/runs/{self.name}/{action}", data, method="POST")
+        try:
+            with urllib.request.urlopen(wish, timeout=10.0) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
 
     def status(self) -> dict[str, Any]:
         """The run's document; empty when nobody answers."""
@@ -245,7 +256,7 @@ class LiveRun:
         self.until(f"{before + more} updates", lambda: updates() >= before + more, within_s=within_s)
         return updates()
 
-    def until_checkpoint(self, more: int = 1) -> Path:
+    def until_checkpoint(self) -> Path:
         """Ask for a checkpoint and wait for a new one; where it is."""
         before = set(self.checkpoints())
         self.act("checkpoint")
@@ -275,7 +286,20 @@ def run(folder: Path, *arguments: str, **settings: object) -> Iterator[LiveRun]:
     """A run with `SMALL` settings and ``settings`` (``env__id`` means ``env.id``); nothing of it may be left afterwards."""
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are wanted; this is the directory that must stay clean
     given = {key.replace("__", "."): value for key, value in settings.items()}
-    live = LiveRun(folder, {**SMALL, **given}, arguments or ("cartpole_ppo",))
+    name = f"run-{uuid.uuid4().hex[:12]}"
+    with _watched(LiveRun(folder, {**SMALL, **given, "run.name": name}, arguments or ("cartpole_ppo",), name), before) as live:
+        yield live
+
+
+@contextmanager
+def resumed(live: LiveRun) -> Iterator[LiveRun]:
+    """``train --resume`` of a run that has ended."""
+    with _watched(LiveRun(live.folder, {}, ("--resume", live.name), live.name), set()) as again:
+        yield again
+
+
+@contextmanager
+def _watched(live: LiveRun, before: set[str]) -> Iterator[LiveRun]:
     try:
         yield live
         if live.process.poll() is None:
@@ -302,10 +326,27 @@ def nothing_left(live: LiveRun, shared_before: set[str], within_s: float = 10.0)
     assert [] == list(Path(tempfile.gettempdir()).glob(f"*{live.mark}*"))
 
 
-def stop_now_and_then(live: LiveRun, host: str, *, pause_s: float, seed: int) -> None:
-    """Stop a host's process, and continue it after ``pause_s``."""
-    pid = live.wait_for_pid(host)
-    rng = random.Random(seed)
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(pause_s * rng.random())  # how long it stands still is the experiment, nothing is waited for
+def stop_and_continue(live: LiveRun, host: str, *, seconds: float) -> None:
+    """Stop a host's process, and continue it after so many ``seconds``."""
+    pid = live.kill(host, signal.SIGSTOP)
+    time.sleep(seconds)  # how long it stands still is the experiment, nothing is waited for
     os.kill(pid, signal.SIGCONT)
+
+
+def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
+    """Addresses (IPv4; "" for others) and ports on which one of ``pids`` accepts connections."""
+    sockets = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                address, port = fields[1].split(":")
+                host = socket.inet_ntoa(bytes.fromhex(address)[::-1]) if table == "tcp" else ""
+                sockets[f"socket:[{fields[9]}]"] = (host, int(port, 16))
+    return {sockets[target] for pid in pids for target in _open_files(pid) if target in sockets}
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            yield str(path.readlink())

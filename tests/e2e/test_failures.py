@@ -1,0 +1,305 @@
+"""Processes are killed and stopped, disks fill, ports are taken: what the failure table promises, seen from outside."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import resource
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+from tests.e2e.harness import LiveRun
+from tianflow.checkpoint import STATE, CheckpointStore
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+KILLS = int(os.environ.get("TIANFLOW_KILLS", "6"))
+"""How often each kind of process is killed in one run; more of them for a long look."""
+MANY = {"run__max_restarts": 1000, "run__restart_window_s": 0.5, "checkpoint__every_s": 1.0, "checkpoint__keep": 2}
+"""Restarts are not counted for long, so there is neither an end of the budget nor a back-off to wait for."""
+
+
+def random_moment(rng: random.Random) -> None:
+    """Let a part of a few trajectories and updates pass."""
+    time.sleep(rng.random() * 0.1)
+
+
+def sound(live: LiveRun) -> dict[tuple[str, ...], float]:
+    """The identities of the ledger hold at this scrape, and the bound was never broken."""
+    metrics = live.metrics()
+    dropped = sum(value for key, value in metrics.items() if key[0] == "trajectories_dropped_total")
+    begun, trained, open_ = (metrics[f"trajectories_{key}",] for key in ("begun_total", "trained_total", "open"))
+    assert begun == trained + dropped + open_
+    assert 0.0 == metrics["staleness_violations_total",]
+    assert metrics["credits_in_use",] <= metrics["slots",]
+    return metrics
+
+
+def kill_again_and_again(live: LiveRun, host: str, times: int, rng: random.Random) -> None:
+    for _ in range(times):
+        pid = live.wait_for_pid(host)
+        random_moment(rng)
+        os.kill(pid, signal.SIGKILL)
+        live.until(f"{host} is reaped", lambda pid=pid: pid not in live.descendants())
+        sound(live)
+    live.until("everyone is back", lambda: live.pid(host) and live.ready() and 2.0 == live.metric("actors"))
+
+
+def test_killed_and_stopped_hosts_come_back_and_the_ledger_stays_sound(tmp_path: Path) -> None:
+    """Actor hosts, the evaluator, the learner and the fork server, again and again in one run."""
+    rng = random.Random(KILLS)
+    with harness.run(tmp_path, balance__max_staleness=2, **MANY) as live:
+        live.until_training(more=20)
+        descriptors = live.descriptors()
+        for _ in range(KILLS):
+            harness.stop_and_continue(live, rng.choice(["actors-0", "actors-1"]), seconds=0.2 * rng.random())
+            random_moment(rng)
+            sound(live)
+        assert 0.0 == live.restarts()
+        for host, times in {"actors-0": KILLS // 2, "actors-1": KILLS - KILLS // 2, "evaluator": KILLS // 3}.items():
+            kill_again_and_again(live, host, times, rng)
+        live.until_training(more=20)
+        live.until_checkpoint()
+        kill_again_and_again(live, "learner", KILLS, rng)
+        live.until_training(more=20)
+        for _ in range(KILLS // 3):  # one that dies three times before it has forked anybody ends the run
+            kill_again_and_again(live, "tianflow-forks", 1, rng)
+            live.until_training(more=20)
+        metrics = sound(live)
+        assert metrics["trajectories_dropped_total", "learner_lost"] > 0
+        assert metrics["trajectories_dropped_total", "died"] > 0
+        live.until("no descriptor is lost", lambda: live.descriptors() <= descriptors)
+        assert 130 == live.interrupt(within_s=10.0)
+        assert 0 == live.result["trajectories"]["open"]
+
+
+def test_a_lost_learner_goes_on_in_a_new_lineage_from_the_last_checkpoint(tmp_path: Path) -> None:
+    with harness.run(tmp_path, **MANY | {"checkpoint__every_s": 3600.0}) as live:
+        live.until_training(more=5)
+        saved = CheckpointStore.load(live.until_checkpoint()).version
+        live.until_training(more=30)
+        before = live.status()["versions"]["learner"]
+        assert (saved.lineage, 1) == (before["lineage"], 1)
+        live.kill("learner")
+        live.until("a new lineage", lambda: live.status()["versions"]["learner"]["lineage"] == 2)
+        assert saved.number <= live.status()["versions"]["learner"]["number"]
+        live.until_training(more=10)
+        assert 2 == CheckpointStore.load(live.until_checkpoint()).version.lineage
+        sound(live)
+
+
+def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume(tmp_path: Path) -> None:
+    rng = random.Random(KILLS)
+    with harness.run(tmp_path, **MANY) as first:
+        first.until_training(more=5)
+        first.until_checkpoint()
+        first.patch("balance", max_staleness=3)
+        first.until_training(more=20)
+        first.until_checkpoint()
+        kill_coordinator(first)
+    for _ in range(KILLS // 3):
+        with harness.resumed(first) as live:
+            live.until("it is on its way", lambda live=live: live.pid(rng.choice(["learner", "actors-0"])), within_s=harness.START_S)
+            random_moment(rng)
+            kill_coordinator(live)
+    newest = CheckpointStore.load(first.checkpoints()[-1])
+    with harness.resumed(first) as again:
+        again.until_training(more=20)
+        status = again.status()
+        assert newest.version.lineage < status["versions"]["learner"]["lineage"]
+        assert newest.version.number < status["versions"]["learner"]["number"]
+        assert newest.manifest["env_steps"] < status["progress"]["env_steps"]
+        assert 3 == status["staleness"]["bound"]
+        assert status["staleness"]["max"] <= 3
+        sound(again)
+        assert 130 == again.interrupt(within_s=10.0)
+
+
+def test_a_coordinator_killed_before_anything_works_leaves_nothing(tmp_path: Path) -> None:
+    with harness.run(tmp_path) as live:
+        live.until("a fork server", lambda: live.pid("tianflow-forks"), within_s=harness.START_S)
+        kill_coordinator(live)
+
+
+def kill_coordinator(live: LiveRun) -> None:
+    live.process.kill()
+    live.process.wait()
+    harness.nothing_left(live, set(), within_s=5.0)
+
+
+def test_a_corrupt_newest_checkpoint_is_skipped_at_resume_with_a_warning(tmp_path: Path) -> None:
+    with harness.run(tmp_path, **MANY | {"checkpoint__every_s": 3600.0}) as live:
+        live.until_training(more=5)
+        good = live.until_checkpoint()
+        live.until_training(more=5)
+        torn = live.until_checkpoint()
+        kill_coordinator(live)
+    state = torn / STATE
+    state.write_bytes(bytes([*state.read_bytes()[:-1], state.read_bytes()[-1] ^ 1]))
+    with harness.resumed(live) as again:
+        again.until_training(more=5)
+        assert torn.name in again.stderr
+        assert "a checkpoint is skipped" in again.stderr
+        assert CheckpointStore.load(good).version.number < again.status()["versions"]["learner"]["number"]
+        assert 130 == again.interrupt()
+
+
+# Standing still ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_learner_paces_the_actors_and_readiness_says_why(tmp_path: Path) -> None:
+    with harness.run(tmp_path, balance__max_staleness=2, run__grace_s=2.0) as live:
+        live.until_training(more=10)
+        pid = live.kill("learner", signal.SIGSTOP)
+        reason = live.until("readiness says why", live.why_not_ready)
+        assert "host 'learner' has said nothing" in reason
+        stuck = sound(live)
+        memory = resident(live)
+        time.sleep(2.0)  # nothing is waited for: that nothing happens meanwhile is the fact
+        later = sound(live)
+        assert stuck["trajectories_begun_total",] == later["trajectories_begun_total",]
+        assert later["credits_in_use",] <= later["credits_limit",]
+        assert resident(live) - memory < 8 * 2**20
+        assert 0.0 == live.restarts()
+        os.kill(pid, signal.SIGCONT)
+        live.until("it is ready again", live.ready)
+        live.until_training(more=10)
+        live.kill("learner", signal.SIGSTOP)
+        live.until("the queue is full", lambda: live.metric("credits_in_use") == live.metric("credits_limit"))
+        assert 130 == live.interrupt(within_s=15.0)  # the grace time for its last checkpoint, and for leaving
+        assert 1 == live.stderr.count("the run ends without its last things")
+
+
+def test_a_drain_does_not_wait_for_a_stopped_learner(tmp_path: Path) -> None:
+    with harness.run(tmp_path, balance__max_staleness=2, run__grace_s=2.0) as live:
+        live.until_training(more=10)
+        live.kill("learner", signal.SIGSTOP)
+        live.until("the queue is full", lambda: live.metric("credits_in_use") == live.metric("credits_limit"))
+        live.act("drain")
+        assert 0 == live.end(20.0)
+        assert ("done", "drained") == (live.result["state"], live.result["reason"])
+
+
+def test_a_drain_trains_on_what_was_begun_and_ends_with_a_checkpoint(tmp_path: Path) -> None:
+    with harness.run(tmp_path, balance__max_staleness=4, learner__slowdown=20.0, evaluation__episodes=2) as live:
+        live.until("a queue", lambda: live.metric("queue_trajectories") >= 2, within_s=harness.START_S)
+        live.act("drain")
+        assert 0 == live.end(30.0)
+        kept = live.result["trajectories"]
+        assert (kept["begun"], 0, {}) == (kept["trained"], kept["open"], kept["dropped"])
+        assert live.result["updates"] == CheckpointStore.load(live.checkpoints()[-1]).version.number
+
+
+def test_a_stopped_actor_host_is_replaced_and_its_late_words_change_nothing(tmp_path: Path) -> None:
+    with harness.run(tmp_path, env__step_timeout_s=1.0, balance__max_staleness=2) as live:
+        live.until_training(more=10)
+        pid = live.kill("actors-0", signal.SIGSTOP)
+        live.until("a restart", lambda: live.restarts() == 1.0)
+        assert pid not in live.descendants()
+        live.until_training(more=20)
+        assert 2.0 == live.metric("actors")
+        sound(live)
+
+
+def test_the_learner_idles_while_every_actor_is_dead_and_goes_on_when_they_return(tmp_path: Path) -> None:
+    with harness.run(tmp_path) as live:
+        live.until_training(more=10)
+        for _ in range(4):  # by then the back-off is a second
+            for host in ("actors-0", "actors-1"):
+                live.kill(host)
+        reason = live.until("readiness says why", live.why_not_ready)
+        assert "no actor is alive" in reason
+        live.until("it is ready again", live.ready)
+        live.until_training(more=10)
+        sound(live)
+
+
+def test_actors_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
+    with harness.run(tmp_path, balance__max_staleness=8) as live:
+        live.until_training(more=5)
+        for count in (6, 1, 0, 2, 6, 0, 6, 3):
+            live.patch("actors", count=count)
+            if count in (0, 6, 3):
+                live.until(f"{count} actors", lambda count=count: live.metric("actors") == count)
+            if count == 0:
+                assert "actors.count is 0" in live.until("readiness says why", live.why_not_ready)
+        live.until("it is ready again", live.ready)
+        live.until_training(more=20)
+        assert 0.0 == live.restarts()
+        assert {"actor-0", "actor-1", "actor-2"} == {c["name"] for c in live.status()["components"] if c["role"] == "actor"}
+        sound(live)
+
+
+# Disk and network ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
+    with harness.run(tmp_path, **MANY | {"checkpoint__every_s": 3600.0}) as live:
+        live.until_training(more=5)
+        good = live.until_checkpoint()
+        live.until_training(more=5)
+        learner = live.wait_for_pid("learner")
+        unlimited = resource.prlimit(learner, resource.RLIMIT_FSIZE, (1024, resource.RLIM_INFINITY))
+        live.act("checkpoint")
+        live.until("a failure is counted", lambda: live.metric("checkpoint_failures_total") == 1.0)
+        assert "a checkpoint failed" in live.stderr
+        assert "File too large" in live.stderr
+        live.until_training(more=10)
+        assert [good] == live.checkpoints()
+        assert [] == live.staged()
+        resource.prlimit(learner, resource.RLIMIT_FSIZE, unlimited)
+        assert good != live.until_checkpoint()
+        shutil.rmtree(live.directory / "checkpoints")
+        (live.directory / "checkpoints").touch()  # nobody, not even root, can write into that
+        live.act("checkpoint")
+        live.until("another failure is counted", lambda: live.metric("checkpoint_failures_total") == 2.0)
+        live.until_training(more=10)
+        assert 130 == live.interrupt()
+        assert "Traceback" not in live.stderr
+
+
+def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, harness.run(tmp_path, http__port=taken.getsockname()[1]) as live:
+        assert 2 == live.end(harness.START_S)
+        assert f"http.port = {taken.getsockname()[1]}: is taken on 127.0.0.1" in live.stderr
+        assert "Traceback" not in live.stderr
+
+
+class Bomb:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self._path),)
+
+
+def test_a_pickle_sent_to_the_only_open_port_runs_nothing(tmp_path: Path) -> None:
+    with harness.run(tmp_path) as live:
+        live.until_training()
+        control = live.control
+        assert control is not None
+        port = int(control.address.rsplit(":", 1)[1])
+        assert {("127.0.0.1", port)} == harness.listening({live.process.pid, *live.descendants()})
+        with socket.create_connection(("127.0.0.1", port), timeout=5.0) as connection:
+            connection.sendall(pickle.dumps(Bomb(tmp_path / "exploded")) + b"\r\n\r\n")
+            assert connection.recv(4096).startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+        assert 400 <= live.post_bytes("pause", pickle.dumps(Bomb(tmp_path / "exploded"))) < 500
+        live.until_training(more=5)
+        assert not (tmp_path / "exploded").exists()
+
+
+# Looking -------------------------------------------------------------------------------------------------------------------
+
+
+def resident(live: LiveRun) -> int:
+    """Bytes of memory that the coordinator has to itself."""
+    fields = Path(f"/proc/{live.process.pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in fields if line.startswith("Private"))
