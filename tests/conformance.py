@@ -58,6 +58,12 @@ class GrantsConform(Opens):
         await world.update(source)
         assert Version(1, 1) == (await sender.acquire()).version
 
+    async def test_a_grant_says_whether_everyone_may_hold_two(self, open_world: OpenWorld) -> None:
+        """Beside the batch that is trained on; a second holder halves what there is for each."""
+        world = open_world(bound=2, batch=1)
+        assert (await world.sender("a").acquire()).plenty
+        assert not (await world.sender("b").acquire()).plenty
+
     async def test_a_grant_carries_the_seed_epoch(self, open_world: OpenWorld) -> None:
         world = open_world()
         world.exchange.seed_epoch = 7

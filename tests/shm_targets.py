@@ -12,10 +12,11 @@ import numpy as np
 
 from tests.worlds import NUM_ENVS, STEPS, small_layout
 from tianflow.channels.arena import Arena
+from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message
 from tianflow.channels.shm import LinkTrajectorySender, SharedMemory, SharedWeights
 from tianflow.errors import EndOfChannel
-from tianflow.payloads import Episode, Grant, Trajectory, Version
+from tianflow.payloads import Episode, Trajectory, Version
 
 
 def hammer(fd: int, nbytes: int) -> None:
@@ -39,7 +40,7 @@ async def _act(fd: int, capacity: int, link_fd: int) -> None:
     arena = Arena(layout=small_layout(), buffer=SharedMemory.attach(fd).buffer, capacity=capacity)
 
     def handle(message: Message) -> None:
-        sender.grant(Grant(message[2], message[3], Version(*message[4:6]), message[6]) if message[0] == "grant" else None)
+        sender.grant(decode_grant(message[2]) if message[0] == "grant" else None)
 
     link = Link(end=socket.socket(fileno=link_fd), handle=handle, closed=lambda: sender.grant(None))
     sender = LinkTrajectorySender(link=link, arena=arena, holder="child", announce=lambda version: None)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from tests.virtual_time import broken_identity
 from tianflow.channels.arena import Arena
 from tianflow.channels.broadcast import Broadcast, GapCounter, Subscription
-from tianflow.channels.codec import decode_event, encode_event
+from tianflow.channels.codec import decode_event, decode_grant, encode_event
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, MemoryWeights, heap_arena
@@ -185,10 +185,7 @@ class SharedHost:
     def sender(self, holder: str) -> TrajectorySender:
         sender = LinkTrajectorySender(link=self.link, arena=self.arena, holder=holder, announce=self.announced.append)
 
-        def grant(_: str, ticket: int, slot: int, lineage: int, number: int, epoch: int) -> None:
-            sender.grant(Grant(ticket, slot, Version(lineage, number), epoch))
-
-        self._hearing |= {"grant": grant, "end": lambda _: sender.grant(None)}
+        self._hearing |= {"grant": lambda _, fields: sender.grant(decode_grant(fields)), "end": lambda _: sender.grant(None)}
         return sender
 
     def source(self) -> BatchSource:

@@ -17,7 +17,7 @@ import msgpack
 from tianflow import checkpoint, loops
 from tianflow.building import Blueprint, Builder
 from tianflow.channels.arena import Arena
-from tianflow.channels.codec import encode_event, encode_statistics
+from tianflow.channels.codec import decode_grant, encode_event, encode_statistics
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.link import Link, Message
 from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedMemory, SharedWeights
@@ -28,7 +28,7 @@ from tianflow.config import Config
 from tianflow.errors import CheckpointError, ConfigError, EnvironmentFailedError, PoisonedTrajectoryError, RunError
 from tianflow.interfaces import LiveSettings
 from tianflow.layout import layout_from_wire, spec_from_wire
-from tianflow.payloads import Grant, SavedState, Version
+from tianflow.payloads import SavedState, Version
 from tianflow.program import ComponentSpec
 
 if TYPE_CHECKING:
@@ -198,8 +198,8 @@ class HostProcess:
         except Exception as error:  # noqa: BLE001 - a boundary: the loop would only log it, and the run wait for what was asked
             self._fail(self.name, error)
 
-    def _on_grant(self, holder: str, ticket: int, slot: int, lineage: int, number: int, seed_epoch: int) -> None:
-        self._senders[holder].grant(Grant(ticket, slot, Version(lineage, number), seed_epoch))
+    def _on_grant(self, holder: str, fields: list[Any]) -> None:
+        self._senders[holder].grant(decode_grant(fields))
 
     def _on_end(self, holder: str) -> None:
         self._senders[holder].grant(None)

@@ -236,7 +236,7 @@ class Ledger:
 
     # Actors ---------------------------------------------------------------------------------------------------------
 
-    def grant(self, holder: str, *, seed_epoch: int = 0) -> Grant | None:
+    def grant(self, holder: str, *, seed_epoch: int = 0, plenty: bool = False) -> Grant | None:
         """A credit and a slot for ``holder``, or None if it has to wait for either."""
         if not self._learning or self._grants_held or not self._free or len(self._tickets) >= self.credits_limit:
             return None
@@ -244,7 +244,7 @@ class Ledger:
         self._next_ticket += 1
         self._tickets[ticket.number] = ticket
         self._counts.granted += 1
-        return Grant(ticket.number, ticket.slot, self._published, seed_epoch)
+        return Grant(ticket.number, ticket.slot, self._published, seed_epoch, plenty)
 
     def begin(self, number: int, version: Version) -> bool:
         """The holder begins with ``version``. False when the ticket was given up meanwhile."""

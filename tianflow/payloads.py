@@ -141,6 +141,8 @@ class Grant:
     version: Version
     seed_epoch: int = 0
     """Deterministic mode: when it differs from the last one seen, the actor re-seeds environments and noise from it."""
+    plenty: bool = False
+    """There are credits enough for every actor to hold two: the next may be asked for before this trajectory is done."""
 
 
 @dataclass(frozen=True, slots=True)

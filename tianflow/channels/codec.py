@@ -8,7 +8,7 @@ from typing import Any
 
 from tianflow import events
 from tianflow.errors import BrokenChannelError
-from tianflow.payloads import Batch, Trajectory, Version
+from tianflow.payloads import Batch, Grant, Trajectory, Version
 from tianflow.statistics import ComponentStatistics, Distribution, TimeShares
 
 _EVENTS: dict[str, type[events.Event]] = {
@@ -16,6 +16,17 @@ _EVENTS: dict[str, type[events.Event]] = {
     for cls in vars(events).values()
     if isinstance(cls, type) and issubclass(cls, events.Event) and cls is not events.Event
 }
+
+
+def encode_grant(grant: Grant) -> list[Any]:
+    """All fields in order."""
+    return [grant.ticket, grant.slot, *grant.version, grant.seed_epoch, grant.plenty]
+
+
+def decode_grant(values: Sequence[Any]) -> Grant:
+    """The inverse of `encode_grant`."""
+    ticket, slot, lineage, number, seed_epoch, plenty = values
+    return Grant(ticket, slot, Version(lineage, number), seed_epoch, plenty)
 
 
 def encode_trajectory(trajectory: Trajectory) -> list[int]:

@@ -36,6 +36,7 @@ class Exchange:
         self.arena = arena
         self._clock = clock
         self._wanting: deque[tuple[str, DeliverGrant]] = deque()  # at most one entry an actor
+        self._holders: set[str] = set()
         self._pulling: tuple[Version, DeliverBatch] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
@@ -51,11 +52,13 @@ class Exchange:
         if self._ended:
             deliver(None)
             return
+        self._holders.add(holder)
         self._wanting.append((holder, deliver))
         self._grant()
 
     def cancel_request(self, holder: str) -> None:
-        """``holder`` no longer waits."""
+        """``holder`` no longer waits, and may be gone."""
+        self._holders.discard(holder)
         self._wanting = deque(entry for entry in self._wanting if entry[0] != holder)
 
     def begin(self, ticket: int, version: Version) -> None:
@@ -190,10 +193,15 @@ class Exchange:
 
     def _grant(self) -> None:
         while self._wanting:
-            grant = self.ledger.grant(self._wanting[0][0], seed_epoch=self.seed_epoch)
+            grant = self.ledger.grant(self._wanting[0][0], seed_epoch=self.seed_epoch, plenty=self._plenty())
             if grant is None:
                 return
             self._wanting.popleft()[1](grant)
+
+    def _plenty(self) -> bool:
+        """Two for every actor beside the batch that is trained on: asking ahead then takes nothing from anybody."""
+        ledger = self.ledger
+        return ledger.credits_limit - ledger.limits.batch >= 2 * len(self._holders)
 
     def _take(self) -> None:
         if self._pulling is None:

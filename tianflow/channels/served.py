@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tianflow.channels.codec import decode_trajectory, encode_batch
+from tianflow.channels.codec import decode_trajectory, encode_batch, encode_grant
 from tianflow.channels.exchange import Exchange
 from tianflow.payloads import Batch, Episode, Grant, Settlement, Version
 
@@ -44,7 +44,7 @@ class ServedExchange:
             if grant is None:
                 self._send("end", holder)
             else:
-                self._send("grant", holder, grant.ticket, grant.slot, *grant.version, grant.seed_epoch)
+                self._send("grant", holder, encode_grant(grant))
 
         self._exchange.request_grant(holder, deliver)
 

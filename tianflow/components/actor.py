@@ -1,8 +1,9 @@
-"""grants, weights, settings -> Actor -> trajectories, episode counts"""
+"""grants, weights, settings -> Actor -> trajectories, episode counts."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -56,6 +57,8 @@ class Actor:
         self._loop = asyncio.get_running_loop()
         self._rollout: Rollout | None = None
         self._retired = False
+        self._mending = False
+        self._in_hand = 0
 
     async def run(self, started: Callable[[], None]) -> None:
         """Until cancelled, or the run wants no more trajectories."""
@@ -63,17 +66,29 @@ class Actor:
         started()
         forget = self._settings.on_change(self._rest_or_wait)
         try:
-            while not self._retired:
-                self._clock.enter("paused" if self._settings.value.paused else "waiting:grant")
-                grant = await self._sender.acquire()
-                self._clock.enter("waiting:turn")
-                await self._fill(rollout, grant)
-        except EndOfChannel:
-            pass
+            async with asyncio.TaskGroup() as fills:
+                await self._keep_filling(rollout, fills)
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
         finally:
             forget()
         self._clock.enter("ended")
         await self._compute.run(rollout.close)
+
+    async def _keep_filling(self, rollout: Rollout, fills: asyncio.TaskGroup) -> None:
+        """One trajectory after the other. Where credits are plenty the next one waits on the compute thread already."""
+        running: deque[asyncio.Task[None]] = deque()
+        with contextlib.suppress(EndOfChannel):
+            while not self._retired:
+                self._rest_or_wait()
+                grant = await self._sender.acquire()
+                self._in_hand += 1
+                if self._in_hand == 1:
+                    self._clock.enter("waiting:turn")
+                running.append(fills.create_task(self._fill(rollout, grant)))
+                while len(running) > (1 if grant.plenty else 0):
+                    await asyncio.wait({running[0]})
+                    running.popleft()
 
     def statistics(self) -> ComponentStatistics:
         """Where its time goes, and how many trajectories it has made."""
@@ -98,20 +113,32 @@ class Actor:
         def begun(version: Version) -> None:
             self._loop.call_soon_threadsafe(self._begun, grant, version)
 
+        def roll() -> RolloutResult | None:
+            if self._mending:
+                return None
+            try:
+                return rollout.run(view, grant, minimum, begun)
+            except (EnvironmentFailedError, PoisonedTrajectoryError):
+                self._mending = True  # here, on the thread: a trajectory already in line must not begin before the back-off
+                raise
+
         view = self._sender.view(grant)
         minimum = self._settings.value.config.balance.min_fragment_steps
         began = time.monotonic()
         try:
-            result = await self._compute.run(lambda: rollout.run(view, grant, minimum, begun))
+            result = await self._compute.run(roll)
         except (EnvironmentFailedError, PoisonedTrajectoryError) as error:
             self._sender.abort(grant, _reason(error))
             await self._rebuild(rollout, error)
+            self._mending = False
         else:
             self._seconds.add(time.monotonic() - began)
             self._commit(grant, result)
+        self._in_hand -= 1
+        self._rest_or_wait()
 
-    def _commit(self, grant: Grant, result: RolloutResult) -> None:
-        if result.length == 0:
+    def _commit(self, grant: Grant, result: RolloutResult | None) -> None:
+        if result is None or result.length == 0:
             self._sender.abort(grant, "stopped")
             return
         trajectory = Trajectory(grant.ticket, grant.slot, result.length, result.env_steps, result.version)
@@ -152,7 +179,7 @@ class Actor:
             raise RunError(self.name, f"the environment failed {len(self._failures)} times in {env.failure_window_s:g} s: {error}", details)
 
     def _rest_or_wait(self) -> None:
-        if self._clock.state in ("waiting:grant", "paused"):
+        if self._in_hand == 0:
             self._clock.enter("paused" if self._settings.value.paused else "waiting:grant")
 
 

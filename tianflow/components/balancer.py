@@ -1,4 +1,4 @@
-"""ledger snapshots, settings, ticks -> Balancer -> limits in force (through laws)"""
+"""ledger snapshots, settings, ticks -> Balancer -> limits in force (through laws)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""weights -> Evaluator -> returns of exactly one version"""
+"""weights -> Evaluator -> returns of exactly one version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""batches (pulled), settings -> Learner -> weights, settled versions"""
+"""batches (pulled), settings -> Learner -> weights, settled versions."""
 
 from __future__ import annotations
 

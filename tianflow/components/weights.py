@@ -1,4 +1,4 @@
-"""learner's weights -> WeightPublisher -> newest weights for every reader; and a policy's own copy of them"""
+"""learner's weights -> WeightPublisher -> newest weights for every reader; and a policy's own copy of them."""
 
 from __future__ import annotations
 
