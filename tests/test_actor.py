@@ -1,0 +1,187 @@
+"""An actor over channels in memory, with a rollout that does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.settings import cartpole
+from tests.worlds import FIRST, MemoryWorld, small_layout
+from tianflow.channels.latest import LatestCell
+from tianflow.components.actor import Actor
+from tianflow.components.rollout import RolloutResult
+from tianflow.compute import Compute
+from tianflow.errors import EnvironmentFailedError, RunError
+from tianflow.interfaces import LiveSettings
+
+STEPS = small_layout().steps
+CONFIG = cartpole(env={"max_failures": 2})
+
+
+class StagedRollout:
+    """Rolls out when it is told to; fails when it is told to."""
+
+    def __init__(self):
+        self.begun = []
+        self.rebuilt = 0
+        self.closed = False
+        self.failures = 0
+        self.turn = threading.Semaphore(0)
+        self._stopped = False
+
+    def run(self, slot, grant, min_fragment_steps, begun):
+        begun(FIRST)
+        self.begun.append(grant.ticket)
+        self.turn.acquire()
+        if self._stopped:
+            return RolloutResult(0, 0, FIRST, ())
+        if self.failures:
+            self.failures -= 1
+            raise EnvironmentFailedError("it broke", "Traceback: it broke")
+        return RolloutResult(STEPS, STEPS, FIRST, ())
+
+    def rebuild(self):
+        self.rebuilt += 1
+
+    def stop(self):
+        self._stopped = True
+        self.turn.release()
+
+    def close(self):
+        self.closed = True
+
+
+class Stage:
+    """An actor, its world, and its rollout."""
+
+    def __init__(self, **limits):
+        self.world = MemoryWorld(**limits)
+        self.settings = LatestCell(LiveSettings(CONFIG, CONFIG.bound), 0)
+        self.rollout = StagedRollout()
+        self.events = []
+        self.compute = Compute(name="compute", on_orphan=self.events.append)
+        self.actor = Actor(
+            name="actor-0",
+            host="host",
+            sender=self.world.sender("actor-0"),
+            settings=self.settings,
+            events=self,
+            compute=self.compute,
+            make_rollout=lambda: self.rollout,
+        )
+
+    def publish(self, event):
+        self.events.append(event)
+
+    @property
+    def state(self):
+        return self.actor.statistics().time.current
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def acting(**limits):
+    stage = Stage(**limits)
+    task = asyncio.create_task(stage.actor.run(lambda: None))
+    try:
+        yield stage, task
+    finally:
+        stage.rollout.stop()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        stage.compute.close()
+        stage.world.close()
+
+
+async def test_trajectories_are_committed_one_after_the_other():
+    async with acting(batch=1, bound=1) as (stage, _):
+        await until(lambda: stage.rollout.begun == [0])
+        stage.rollout.turn.release()
+        await until(lambda: stage.world.ledger.snapshot().committed == 1)
+        await until(lambda: stage.rollout.begun == [0, 1])
+        assert stage.world.ledger.credits_in_use == 2
+
+
+async def test_where_credits_are_scarce_one_ticket_is_held_at_a_time():
+    async with acting(batch=1, bound=1) as (stage, _):
+        await until(lambda: stage.rollout.begun == [0])
+        await asyncio.sleep(0.02)
+        assert stage.world.ledger.credits_in_use == 1
+
+
+async def test_where_credits_are_plenty_the_next_one_is_in_line_before_this_one_is_done():
+    async with acting(batch=1, bound=4) as (stage, _):
+        await until(lambda: stage.world.ledger.credits_in_use == 2)
+        await asyncio.sleep(0.02)
+        assert stage.world.ledger.credits_in_use == 2
+        assert stage.rollout.begun == [0]
+        stage.rollout.turn.release()
+        await until(lambda: stage.rollout.begun == [0, 1])
+
+
+async def test_time_is_busy_while_anything_is_in_hand_and_waiting_when_nothing_is():
+    async with acting(batch=1, bound=1, opened=False) as (stage, _):
+        await until(lambda: stage.state == "waiting:grant")
+        stage.world.exchange.open_lineage(FIRST)
+        await until(lambda: stage.state == "busy")
+        stage.world.exchange.hold_grants("paused")
+        stage.rollout.turn.release()
+        await until(lambda: stage.state == "waiting:grant")
+        stage.settings.put(LiveSettings(stage.settings.value.config, 1, paused=True), 1)
+        assert stage.state == "paused"
+
+
+async def test_a_failed_environment_costs_its_ticket_and_is_made_anew():
+    async with acting(batch=1, bound=1) as (stage, _):
+        stage.rollout.failures = 1
+        stage.rollout.turn.release()
+        await until(lambda: stage.rollout.begun == [0, 1])
+        assert stage.world.ledger.snapshot().dropped == {"env_error": 1}
+        assert stage.rollout.rebuilt == 1
+        assert [event.reason for event in stage.events] == ["env_error"]
+
+
+async def test_one_in_line_behind_a_failure_goes_back_unbegun():
+    async with acting(batch=1, bound=4) as (stage, _):
+        await until(lambda: stage.world.ledger.credits_in_use == 2)
+        stage.rollout.failures = 1
+        stage.rollout.turn.release()
+        await until(lambda: stage.rollout.rebuilt == 1)
+        await until(lambda: len(stage.rollout.begun) == 2)
+        assert 1 not in stage.rollout.begun
+        snapshot = stage.world.ledger.snapshot()
+        assert (snapshot.dropped, snapshot.returned) == ({"env_error": 1}, 1)
+
+
+async def test_too_many_failures_end_it_with_the_environment_s_own_words():
+    async with acting(batch=1, bound=1) as (stage, task):
+        stage.rollout.failures = 10
+        stage.rollout.turn.release(10)
+        with pytest.raises(RunError, match="failed 3 times") as caught:
+            await task
+        assert caught.value.details == "Traceback: it broke"
+
+
+async def test_retired_it_gives_back_what_is_rolling_out_and_closes_its_environments():
+    async with acting(batch=1, bound=1) as (stage, task):
+        await until(lambda: stage.rollout.begun == [0])
+        stage.actor.retire()
+        await task
+        assert stage.rollout.closed
+        assert stage.world.ledger.snapshot().dropped == {"stopped": 1}
+        assert stage.world.ledger.credits_in_use == 0
+
+
+async def test_the_end_of_the_run_ends_it():
+    async with acting(batch=1, bound=1, opened=False) as (stage, task):
+        await until(lambda: stage.state == "waiting:grant")
+        stage.world.exchange.close()
+        await task
+        assert stage.state == "ended"
