@@ -82,7 +82,7 @@ class Stage:
 
 
 async def until(condition):
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
         await asyncio.sleep(0.001)
 
 

@@ -9,11 +9,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-import tianflow
+import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
 from tests.settings import cartpole
 from tianflow.errors import CheckpointError, ConfigError, RunError, StateConflictError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
+
+ENDLESS = cartpole(run={"max_updates": None})
+NARROW = cartpole(run={"max_updates": None}, balance={"memory_limit": 100_000})
 
 
 def run(tmp_path, *, resume=None, **sections):
@@ -105,8 +108,7 @@ async def until(condition):
 
 
 async def test_a_run_is_steered_while_it_goes_on_and_stopped_by_leaving(tmp_path):
-    config = cartpole(run={"max_updates": None})
-    async with tianflow.open_run(config, runs_dir=tmp_path) as handle:
+    async with tianflow.open_run(ENDLESS, runs_dir=tmp_path) as handle:
         control = handle.control
         await until(lambda: control.statistics().ledger.updates > 2)
         assert await handle.balance.set(max_staleness=3) > 0
@@ -130,9 +132,21 @@ async def test_a_run_is_steered_while_it_goes_on_and_stopped_by_leaving(tmp_path
 
 
 async def test_draining_trains_on_what_is_there_and_ends(tmp_path):
-    async with tianflow.open_run(cartpole(run={"max_updates": None}), runs_dir=tmp_path) as handle:
+    async with tianflow.open_run(ENDLESS, runs_dir=tmp_path) as handle:
         await until(lambda: handle.control.statistics().ledger.updates > 2)
         assert handle.control.drain(source="test") == "draining"
         summary = await handle.wait()
     assert (summary["state"], summary["reason"]) == ("done", "drained")
     assert summary["trajectories"]["dropped"] == {}
+
+
+async def test_a_live_bound_wider_than_the_slots_have_room_for_is_bounded_by_them(tmp_path):
+    """Slots of one process lie in one piece of memory, made at the start; more of them do not exist."""
+    async with tianflow.open_run(NARROW, runs_dir=tmp_path) as handle:
+        control = handle.control
+        await until(lambda: control.statistics().ledger.updates > 2)
+        await handle.balance.set(max_staleness=5000)
+        before = control.statistics().ledger
+        assert before.credits_limit <= before.slots <= 100_000 / 1000
+        await until(lambda: control.statistics().ledger.updates > before.updates + 200 or control.state == "failed")
+        assert control.state == "running"

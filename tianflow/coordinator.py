@@ -24,6 +24,7 @@ from tianflow.errors import (
     Problem,
     RunError,
     StateConflictError,
+    TianflowError,
 )
 from tianflow.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged
 from tianflow.interfaces import LiveSettings
@@ -395,6 +396,7 @@ class Run:
         try:
             config = config_loading.with_changes(before, changes)
             self._check_change(config)
+            self._grow(config)
         except ConfigError:
             self._refused += 1
             raise
@@ -402,7 +404,6 @@ class Run:
         old = {path: _at(before, path) for path in sorted(paths)}
         new = {path: _at(config, path) for path in sorted(paths)}
         self._journal.add(source, "change", old=old, new=new)
-        self._grow(config)
         self._put(replace(self.settings.value, config=config, bound=self.balancer.bound_with(config)))
         if config.actors.count != before.actors.count and self._supervisor is not None:
             self._supervisor.reconcile(system.build(config).placement.hosts)
@@ -481,10 +482,16 @@ class Run:
             raise ConfigError([Problem("algorithm.batch_trajectories", batch, message, f"at most {capacity}")])
 
     def _grow(self, config: Config) -> None:
-        more = min(slots_wanted(config), slots_capacity(config, self.layout)) - self.exchange.ledger.slots
-        if more > 0:
+        """Make the slots that ``config`` wants exist. Raises ConfigError, and nothing changes, when the machine has no room."""
+        room = min(slots_capacity(config, self.layout), self.exchange.arena.capacity)
+        more = min(slots_wanted(config), room) - self.exchange.ledger.slots
+        if more <= 0:
+            return
+        try:
             self._slots.add_slots(more)
-            self.exchange.add_slots(more)
+        except TianflowError as error:
+            raise ConfigError([Problem("balance.memory_limit", config.balance.memory_limit, str(error))]) from error
+        self.exchange.add_slots(more)
 
     def _put(self, live: LiveSettings) -> None:
         self.settings.put(live, self.settings.key + 1)
