@@ -1,0 +1,438 @@
+"""What the learner does between batches: the guarantee at use, pulling ahead, publishing, resting, states for checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.settings import cartpole
+from tianflow.channels.broadcast import Broadcast
+from tianflow.channels.exchange import Exchange
+from tianflow.channels.latest import LatestCell
+from tianflow.channels.memory import MemoryBatchSource, MemoryWeights, heap_arena
+from tianflow.components.learner import Learner, admissible
+from tianflow.config import Config
+from tianflow.errors import RunError
+from tianflow.interfaces import LearnerBatch, LiveSettings, StepResult
+from tianflow.layout import make_layout
+from tianflow.ledger import Ledger, Limits, State
+from tianflow.payloads import ActionSpec, Batch, EnvironmentSpec, LeafSpec, Trajectory, Version
+
+SPEC = EnvironmentSpec("Small-v0", (LeafSpec("", (3,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")
+STEPS, FIRST = 4, Version(1, 0)
+Settings = LatestCell[LiveSettings, int]
+BASE = cartpole(run={"max_updates": None})  # outside a loop: whoever makes one looks for plug-ins
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    """`BASE` with single settings of sections replaced."""
+    return BASE.model_copy(update={name: getattr(BASE, name).model_copy(update=values) for name, values in sections.items()})
+
+
+class FakeCompute:
+    """A compute thread on the loop: a test closes ``gate`` to stand in the middle of an update."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.stopping = asyncio.Event()
+        self.waiting = 0
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        self.waiting += 1
+        await self.gate.wait()
+        self.waiting -= 1
+        return function()
+
+
+class FakeAlgorithm:
+    """Its weights are the number of its steps; ``used`` has the version of every row that it was given."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.finite = True
+        self.error: Exception | None = None
+        self.used: list[int] = []
+
+    def flat(self) -> NDArray[np.uint8]:
+        return np.array([self.steps], np.int64).view(np.uint8)
+
+    def set_live(self, learning_rate: float, entropy_cost: float) -> None:
+        self.rate = learning_rate
+
+    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool]) -> StepResult:
+        if self.error is not None:
+            raise self.error
+        self.used += [int(version) for version in batch.arrays["version"][0]]  # type: ignore[union-attr]  # the fake's own arrays
+        self.steps += self.finite
+        return StepResult(STEPS * 2, self.finite, {"loss": 1.0})
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        return {"steps": np.array(self.steps)}
+
+
+class FakeStacker:
+    """Keeps the version column of each trajectory; one that is not what its label says fails the test."""
+
+    def __init__(self, trajectories: int) -> None:
+        self.trajectories = trajectories
+        self._columns = np.zeros((STEPS, trajectories), np.int64)
+
+    def fill(self, index: int, views: Any, length: int) -> None:
+        self._columns[:, index] = views["version"]
+
+    def batch(self) -> LearnerBatch:
+        return LearnerBatch({"version": self._columns.copy()})  # type: ignore[dict-item]  # arrays will do
+
+
+class World:
+    """A learner with everything around it, in one loop. Actors are played by the test."""
+
+    def __init__(self, *, bound: int | None = 1, batch: int = 1, start: Version = FIRST, **sections: Any) -> None:
+        layout = make_layout(SPEC, steps=STEPS, state_spec={}, return_accumulator=False)
+        self.ledger = Ledger(limits=Limits(batch=batch, max_staleness=bound, credits=16), slots=16)
+        self.exchange = Exchange(ledger=self.ledger, arena=heap_arena(layout, 16))
+        self.settings: Settings = LatestCell(LiveSettings(config(algorithm={"batch_trajectories": batch}, **sections), bound), 0)
+        self.weights = MemoryWeights()
+        self.compute = FakeCompute()
+        self.algorithm = FakeAlgorithm(start.number)
+        self.learner = Learner(
+            name="learner",
+            host="learner",
+            source=MemoryBatchSource(exchange=self.exchange),
+            settings=self.settings,
+            events=Broadcast(),
+            compute=self.compute,  # type: ignore[arg-type]  # a fake
+            start=(start, 0),
+            make_algorithm=lambda: self.algorithm,  # type: ignore[arg-type, return-value]  # a fake
+            make_stacker=FakeStacker,  # type: ignore[arg-type]  # a fake
+            open_weights=lambda nbytes: self.weights,
+        )
+
+    def set(self, **live: Any) -> None:
+        """Change live settings; a changed bound is the ledger's, too, as the balancer sees to."""
+        self.settings.put(replace(self.settings.value, **live), self.settings.key + 1)
+        self.exchange.set_limits(replace(self.ledger.limits, max_staleness=self.settings.value.bound))
+
+    def commit(self, version: int | None = None, *, lineage: int | None = None) -> int:
+        """One trajectory made with ``version`` (the newest published one); its ticket."""
+        given = []
+        self.exchange.request_grant("actor-0", given.append)
+        (grant,) = given
+        assert grant is not None, "no credit is left"
+        made = Version(lineage or grant.version.lineage, grant.version.number if version is None else version)
+        self.exchange.arena.views(grant.slot)["version"][:] = made.number
+        self.exchange.begin(grant.ticket, made)
+        self.exchange.commit(Trajectory(grant.ticket, grant.slot, STEPS, 2 * STEPS, made))
+        return grant.ticket
+
+    @property
+    def trained(self) -> int:
+        return self.ledger.snapshot().trained
+
+    @property
+    def doing(self) -> str:
+        return self.learner.statistics().time.current
+
+
+async def settle() -> None:
+    """Let everything that is ready run."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def running(world: World) -> AsyncIterator[World]:
+    task = asyncio.create_task(world.learner.run(lambda: None))
+    try:
+        await settle()
+        yield world
+        await settle()
+        assert not task.done() or task.result() is None
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def batch(*versions: tuple[int, int]) -> Batch:
+    return Batch(Version(1, 10), tuple(Trajectory(i, i, STEPS, 8, Version(*version)) for i, version in enumerate(versions)))
+
+
+# The guarantee ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "bound", "versions"),
+    [
+        (True, 0, [(1, 10), (1, 10)]),
+        (False, 0, [(1, 10), (1, 9)]),
+        (True, 3, [(1, 7), (1, 10)]),
+        (False, 3, [(1, 10), (1, 6)]),
+        (True, None, [(1, 0)]),
+        (False, None, [(2, 10)]),
+        (False, 3, [(0, 10)]),
+    ],
+)
+def test_a_batch_is_admissible_if_its_oldest_is_young_enough_and_of_this_lineage(
+    expected: bool, bound: int | None, versions: list[tuple[int, int]]
+) -> None:
+    assert expected == admissible(batch(*versions), Version(1, 10), bound)
+
+
+async def test_a_batch_pulled_ahead_that_a_lowered_bound_has_made_too_old_is_given_back_and_never_used() -> None:
+    async with running(World(bound=2)) as world:
+        world.compute.gate.clear()
+        world.commit()
+        await settle()  # it is in the middle of its first update
+        stale = world.commit()
+        await settle()
+        assert [stale] == [ticket.number for ticket in world.ledger.live(State.TAKEN)][1:]
+        world.set(bound=0)
+        world.compute.gate.set()
+        await settle()
+        assert [0] == world.algorithm.used
+        assert 1.0 == world.learner.statistics().counters["given_back"]
+        assert {"expired": 1} == world.ledger.snapshot().dropped
+        world.commit()
+        await settle()
+        assert [0, 1] == world.algorithm.used
+        assert 0 == world.ledger.snapshot().violations
+
+
+async def test_what_was_given_back_and_is_still_young_enough_is_used_later() -> None:
+    """A whole batch goes back for its oldest trajectory; the other one is not lost."""
+    async with running(World(bound=2, batch=2)) as world:
+        world.commit(), world.commit()
+        await settle()
+        world.compute.gate.clear()
+        world.commit(1), world.commit(1)
+        await settle()  # it is in the middle of its second update, at version 1
+        world.commit(0), world.commit(1)
+        await settle()
+        assert 4 == len(world.ledger.live(State.TAKEN))
+        world.set(bound=1)
+        world.compute.gate.set()
+        await settle()
+        assert [0, 0, 1, 1] == world.algorithm.used
+        world.commit(2)
+        await settle()
+        assert [0, 0, 1, 1, 1, 2] == world.algorithm.used
+        assert {"expired": 1} == world.ledger.snapshot().dropped
+
+
+# Pulling ahead ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "bound", "sections"),
+    [
+        (True, 1, {}),
+        (True, None, {}),
+        (False, 0, {}),
+        (False, 1, {"learner": {"prefetch": 0}}),
+        (False, 1, {"run": {"max_updates": 1}}),
+    ],
+)
+async def test_the_next_batch_is_pulled_during_an_update_where_the_bound_has_room_for_it(
+    expected: bool, bound: int | None, sections: dict[str, Any]
+) -> None:
+    async with running(World(bound=bound, **sections)) as world:
+        world.compute.gate.clear()
+        world.commit()
+        await settle()
+        assert "busy" == world.doing
+        assert expected == world.exchange.pulling
+
+
+async def test_slots_are_free_as_soon_as_they_are_copied_and_credits_when_the_version_is_settled() -> None:
+    async with running(World(bound=1)) as world:
+        free = world.ledger.snapshot().free_slots
+        copied = asyncio.Event()
+        world.algorithm.step = lambda batch, stop: (copied.set(), StepResult(8, True, {}))[1]  # type: ignore[method-assign]
+        world.commit()
+        assert free - 1 == world.ledger.snapshot().free_slots
+        await settle()
+        assert copied.is_set()
+        assert (free, 0) == (world.ledger.snapshot().free_slots, world.ledger.credits_in_use)
+
+
+# Publishing ------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_version_is_published_before_anything_is_granted() -> None:
+    world = World(start=Version(3, 70))
+    given: list[Any] = []
+    world.exchange.request_grant("actor-0", given.append)
+    async with running(world):
+        assert Version(3, 70) == world.weights.version
+        assert [Version(3, 70)] == [grant.version for grant in given]
+
+
+async def test_every_nth_version_is_published_and_the_others_are_settled_unpublished() -> None:
+    async with running(World(bound=4, weights={"publish_interval_updates": 3})) as world:
+        published = []
+        for _ in range(6):
+            world.commit()
+            await settle()
+            published.append(world.weights.version.number)
+        assert [0, 0, 3, 3, 3, 6] == published
+        assert (6, 4) == (world.ledger.snapshot().updates, world.ledger.snapshot().unpublished_updates)
+
+
+async def test_a_lowered_bound_that_breaks_the_invariant_publishes_at_once_without_an_update() -> None:
+    """Else everything would be born too stale, nothing trained, nothing published: a livelock."""
+    async with running(World(bound=4, weights={"publish_interval_updates": 8})) as world:
+        for _ in range(2):
+            world.commit()
+            await settle()
+        assert (0, 2) == (world.weights.version.number, world.ledger.publish_lag)
+        world.set(bound=1)
+        await settle()
+        assert (2, 0, 2) == (world.weights.version.number, world.ledger.publish_lag, world.ledger.snapshot().updates)
+        world.commit()
+        await settle()
+        assert 3 == world.trained
+
+
+# Not finite ------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_update_that_is_not_finite_is_settled_as_skipped_and_leaves_the_weights() -> None:
+    async with running(World()) as world:
+        world.algorithm.finite = False
+        world.commit()
+        await settle()
+        assert (1, 1) == (world.ledger.version.number, world.ledger.snapshot().skipped_updates)
+        weights = np.zeros(8, np.uint8)
+        assert Version(1, 1) == world.weights.read_into(weights)
+        assert 0 == weights.view(np.int64)[0]
+
+
+async def test_more_updates_in_a_row_that_are_not_finite_than_allowed_end_the_run() -> None:
+    world = World(learner={"max_nonfinite_updates": 1})
+    living = asyncio.create_task(world.learner.run(lambda: None))
+    await settle()
+    for finite in (False, True, False, True, False):
+        world.algorithm.finite = finite
+        world.commit()
+        await settle()
+    assert (3, False) == (world.ledger.snapshot().skipped_updates, living.done())
+    world.commit()
+    with pytest.raises(RunError, match="learner: 2 updates in a row were not finite"):
+        await asyncio.wait_for(living, 5.0)
+
+
+async def test_what_an_update_raises_ends_the_learner() -> None:
+    world = World()
+    world.algorithm.error = AssertionError("a minibatch of 7 does not divide 32")
+    living = asyncio.create_task(world.learner.run(lambda: None))
+    await settle()
+    world.commit()
+    with pytest.raises(AssertionError, match="a minibatch of 7"):
+        await asyncio.wait_for(living, 5.0)
+
+
+# Boundaries ------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_state_for_a_checkpoint_is_taken_while_the_learner_waits_for_a_batch() -> None:
+    async with running(World()) as world:
+        world.commit()
+        await settle()
+        state = await asyncio.wait_for(world.learner.state(), 5.0)
+        assert (Version(1, 1), 1, 8) == (state.version, int(state.arrays["steps"]), state.samples)
+        assert "waiting:batch" == world.doing
+
+
+async def test_the_state_for_a_checkpoint_is_never_that_of_half_an_update() -> None:
+    async with running(World()) as world:
+        world.compute.gate.clear()
+        world.commit()
+        await settle()
+        asked = world.learner.state()
+        await settle()
+        assert not asked.done()
+        world.compute.gate.set()
+        state = await asyncio.wait_for(asked, 5.0)
+        assert state.version.number == int(state.arrays["steps"]) == 1
+
+
+@pytest.mark.parametrize("rest", ["paused", "hold_learner"])
+async def test_a_learner_that_rests_begins_no_update_and_goes_on_with_what_it_had_pulled(rest: str) -> None:
+    async with running(World(bound=2)) as world:
+        world.set(**{rest: True})
+        await settle()
+        world.commit()
+        await settle()
+        assert ("paused", 0) == (world.doing, world.trained)
+        assert 0 == (await asyncio.wait_for(world.learner.state(), 5.0)).version.number
+        world.set(**{rest: False})
+        await settle()
+        assert ("waiting:batch", 1) == (world.doing, world.trained)
+
+
+async def test_a_pause_takes_effect_at_the_next_boundary() -> None:
+    async with running(World(bound=2)) as world:
+        world.compute.gate.clear()
+        world.commit()
+        await settle()
+        world.commit()
+        world.set(paused=True)
+        world.compute.gate.set()
+        await settle()
+        assert ("paused", 1) == (world.doing, world.trained)
+
+
+async def test_who_asks_it_to_rest_is_told_the_newest_version_which_is_published() -> None:
+    async with running(World(bound=4, weights={"publish_interval_updates": 8})) as world:
+        world.commit()
+        await settle()
+        assert 0 == world.weights.version.number
+        world.set(hold_learner=True)
+        assert Version(1, 1) == await asyncio.wait_for(world.learner.rest(), 5.0)
+        assert Version(1, 1) == world.weights.version == world.ledger.published
+
+
+async def test_after_its_last_update_it_pulls_nothing_more_and_still_gives_its_state() -> None:
+    async with running(World(run={"max_updates": 1})) as world:
+        world.commit()
+        await settle()
+        world.commit()
+        await settle()
+        assert ("ended", 1, False) == (world.doing, world.trained, world.exchange.pulling)
+        assert 1 == (await asyncio.wait_for(world.learner.state(), 5.0)).version.number
+
+
+async def test_at_the_end_of_the_channel_it_stays_for_the_last_checkpoint() -> None:
+    async with running(World()) as world:
+        world.exchange.close()
+        await settle()
+        assert "ended" == world.doing
+        assert 0 == (await asyncio.wait_for(world.learner.state(), 5.0)).version.number
+
+
+async def test_a_changed_batch_size_is_in_force_for_the_pull_that_is_out() -> None:
+    async with running(World(bound=4)) as world:
+        world.exchange.set_limits(replace(world.ledger.limits, batch=3))
+        for _ in range(3):
+            world.commit()
+        await settle()
+        assert (1, 3) == (world.ledger.snapshot().updates, world.trained)
+        assert [0, 0, 0] == world.algorithm.used
+
+
+async def test_cancelled_amid_an_update_it_settles_nothing() -> None:
+    world = World()
+    async with running(world):
+        world.compute.gate.clear()
+        world.commit()
+        await settle()
+    assert (0, 1) == (world.ledger.version.number, len(world.ledger.live(State.TAKEN)))
