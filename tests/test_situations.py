@@ -18,6 +18,7 @@ import torch
 
 import tianflow
 import tianflow.service.server  # reads files on import, which no loop may
+from tests import environments
 from tests.settings import cartpole
 from tianflow import supervisor, validation
 from tianflow.algorithms.actor_critic import read_batch
@@ -109,6 +110,49 @@ def test_stale_data_is_told_from_fresh_by_its_log_probabilities(tmp_path: Path) 
     algorithm = {"name": "tests.test_situations:WatchedPPO", "learning_rate": 1e-2}
     tianflow.train(cartpole(algorithm=algorithm, balance={"max_staleness": 1}, run={"max_updates": 12}), runs_dir=tmp_path)
     assert max(WatchedLearner.log_ratios) > 1e-3
+
+
+# Spaces ---------------------------------------------------------------------------------------------------------------
+
+SPACES = [
+    "DiscreteStartEnv",
+    "MultiDiscreteEnv",
+    "MultiBinaryEnv",
+    "BoxActionEnv",
+    "UnboundedBoxActionEnv",
+    "MaskedEnv",
+    "MaskedMultiDiscreteEnv",
+    "DictEnv",
+    "TupleEnv",
+]
+VECTORS = itertools.cycle(["NextStepVector", "SameStepVector", "DisabledVector"])
+
+
+@pytest.mark.parametrize(("algorithm", "lstm"), [("ppo", 8), ("impala", 0), ("a2c", 8)])
+@pytest.mark.parametrize(("name", "vector"), list(zip(SPACES, VECTORS, strict=False)))
+def test_every_space_is_trained_in_and_then_played_in(tmp_path: Path, name: str, vector: str, algorithm: str, lstm: int) -> None:
+    """The environments refuse every action outside their space, or that they forbade."""
+    config = cartpole(
+        env={
+            "id": f"tests.environments:{vector}",
+            "kwargs": {"env": name},
+            "normalisation": {"observations": True, "returns": True},
+        },
+        network={"lstm": lstm},
+        evaluation={"episodes": 2},
+        run={"max_updates": 2},
+    )
+    if algorithm != "ppo":
+        config = load_config({**config.model_dump(mode="json"), "algorithm": {"name": algorithm}})
+    policy = tianflow.train(config, runs_dir=tmp_path).policy
+    environment = getattr(environments, name)()
+    (observation, info), state = environment.reset(seed=1), None
+    for _ in range(3):
+        action, state = policy.act(observation, state, mask=info.get("action_mask"))
+        assert environment.action_space.contains(action)
+        observation, _, terminated, truncated, info = environment.step(action)
+        if terminated or truncated:
+            break
 
 
 # The knob is what counts ----------------------------------------------------------------------------------------------
@@ -235,7 +279,7 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
     link = Link(end=ours, handle=heard.append, closed=lambda: None)
     weights_fd = SharedMemory.create_unsized("weights")
     host = HostProcess(msgpack.unpackb(msgpack.packb(order)), theirs, slots.memory, weights_fd)
-    link.send("grant", "actor-9", 0, 0, 1, 0, 0)
+    link.send("grant", "actor-9", [0, 0, 1, 0, 0, False])
     assert FAILED == await asyncio.wait_for(host.run(), 10.0)
     await until(lambda: any(message[0] == "failed" for message in heard))
     [(_, component, summary, _)] = [message for message in heard if message[0] == "failed"]

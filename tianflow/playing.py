@@ -14,6 +14,7 @@ from tianflow.components.evaluator import play
 from tianflow.config import Config
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import ActionCodec
+from tianflow.envs.vector import flat_mask
 from tianflow.payloads import EnvironmentSpec
 
 
@@ -38,17 +39,19 @@ class LoadedPolicy:
         self._observations = environment.observations
         environment.close()
 
-    def act(self, observation: Any, state: Any = None, *, mask: NDArray[np.bool_] | None = None) -> tuple[Any, Any]:
+    def act(self, observation: Any, state: Any = None, *, mask: Any = None) -> tuple[Any, Any]:
         """The most probable action for one ``observation`` of the environment's own space, and the next state.
 
-        ``state`` is what the last call returned; None at the first observation of an episode.
+        ``state`` is what the last call returned; None at the first observation of an episode. ``mask``: the environment's
+        own ``info["action_mask"]``, an array or a tuple of one for each choice, of any dtype; None allows everything.
         """
         arrays = {leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.spec.observation}
         self._observations.encode_single(observation, 0, arrays)
         leaves = {name: torch.from_numpy(array) for name, array in arrays.items()}
         state = self.policy.initial_state(1) if state is None else state
+        allowed = None if mask is None else torch.from_numpy(flat_mask(mask).astype(np.bool_)[None])
         with torch.inference_mode():
-            step = self.policy.act(leaves, state, None, None if mask is None else torch.from_numpy(np.asarray(mask)[None]))
+            step = self.policy.act(leaves, state, None, allowed)
         return self._actions.decode(step.action.numpy())[0], step.state
 
 

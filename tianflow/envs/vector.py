@@ -212,14 +212,14 @@ class VectorEnvironment:
             raise UnexpectedShapeError("info['action_mask'] was there at the first reset and is missing now")
         present = np.asarray(info.get("_action_mask", np.ones(self.num_envs, np.bool_)))
         for index in np.flatnonzero(present).tolist():
-            flat = _flat_mask(given[index])
+            flat = flat_mask(given[index])
             if flat.shape != mask.shape[1:]:
                 raise UnexpectedShapeError(f"info['action_mask'] of environment {index} has shape {flat.shape} instead of {mask.shape[1:]}")
             mask[index] = flat
         mask[self._over] = True
 
 
-def _flat_mask(mask: Any) -> Array:
+def flat_mask(mask: Any) -> Array:
     """One environment's mask, an array or a tuple of one array for each choice, as [mask_size]."""
     parts = mask if isinstance(mask, tuple | list) else (mask,)
     return np.concatenate([np.ravel(part) for part in parts])
