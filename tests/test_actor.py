@@ -14,8 +14,9 @@ from tianflow.channels.latest import LatestCell
 from tianflow.components.actor import Actor
 from tianflow.components.rollout import RolloutResult
 from tianflow.compute import Compute
-from tianflow.errors import EnvironmentFailedError, RunError
+from tianflow.errors import EnvironmentFailedError, PoisonedTrajectoryError, RunError
 from tianflow.interfaces import LiveSettings
+from tianflow.ledger import State
 
 STEPS = small_layout().steps
 CONFIG = cartpole(env={"max_failures": 2})
@@ -29,6 +30,8 @@ class StagedRollout:
         self.rebuilt = 0
         self.closed = False
         self.failures = 0
+        self.error = EnvironmentFailedError("it broke", "Traceback: it broke")
+        self.rebuild_errors = []
         self.turn = threading.Semaphore(0)
         self._stopped = False
 
@@ -40,11 +43,14 @@ class StagedRollout:
             return RolloutResult(0, 0, FIRST, ())
         if self.failures:
             self.failures -= 1
-            raise EnvironmentFailedError("it broke", "Traceback: it broke")
+            raise self.error
         return RolloutResult(STEPS, STEPS, FIRST, ())
 
     def rebuild(self):
         self.rebuilt += 1
+        error = self.rebuild_errors.pop(0) if self.rebuild_errors else None
+        if error is not None:
+            raise error
 
     def stop(self):
         self._stopped = True
@@ -185,3 +191,92 @@ async def test_the_end_of_the_run_ends_it():
         stage.world.exchange.close()
         await task
         assert stage.state == "ended"
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """No back-off between two failures."""
+    real = asyncio.sleep
+    monkeypatch.setattr("tianflow.components.actor.asyncio.sleep", lambda _seconds: real(0))
+
+
+async def test_making_environments_anew_is_tried_again_when_that_fails_too(soon):
+    async with acting(batch=1, bound=1) as (stage, _):
+        stage.rollout.rebuild_errors = [EnvironmentFailedError("no display"), None]
+        stage.rollout.failures = 1
+        stage.rollout.turn.release()
+        await until(lambda: stage.rollout.begun == [0, 1])
+        assert stage.rollout.rebuilt == 2
+        assert stage.actor.statistics().counters["env_failures"] == 2
+        assert stage.world.ledger.snapshot().dropped == {"env_error": 1}
+
+
+async def test_environments_that_cannot_be_made_anew_end_it_with_their_own_words(soon):
+    async with acting(batch=1, bound=1) as (stage, task):
+        stage.rollout.rebuild_errors = [EnvironmentFailedError("no display", "Traceback: no display")] * 5
+        stage.rollout.failures = 1
+        stage.rollout.turn.release()
+        with pytest.raises(RunError, match="failed 3 times in 60 s: no display") as caught:
+            await task
+        assert caught.value.details == "Traceback: no display"
+
+
+async def test_what_is_not_finite_is_dropped_counted_and_told_with_environment_and_step(soon):
+    async with acting(batch=1, bound=1) as (stage, _):
+        stage.rollout.error = PoisonedTrajectoryError("reward of environment 1 is nan after step 3", environment=1, step=3)
+        stage.rollout.failures = 1
+        stage.rollout.turn.release()
+        await until(lambda: stage.rollout.begun == [0, 1])
+        assert stage.world.ledger.snapshot().dropped == {"poisoned": 1}
+        assert stage.actor.statistics().counters["poisoned"] == 1
+        assert [event.message for event in stage.events] == ["reward of environment 1 is nan after step 3"]
+
+
+async def test_failures_that_lie_far_apart_do_not_add_up(soon, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("tianflow.components.actor.time.monotonic", lambda: now[0])
+    async with acting(batch=1, bound=1) as (stage, task):
+        stage.rollout.failures = 4
+        for count in range(4):
+            await until(lambda: len(stage.rollout.begun) == count + 1)  # noqa: B023 - awaited in this very turn
+            now[0] += 31.0
+            stage.rollout.turn.release()
+        await until(lambda: stage.rollout.rebuilt == 4)
+        assert not task.done()
+
+
+async def test_whatever_else_a_rollout_raises_is_its_own_end():
+    async with acting(batch=1, bound=4) as (stage, task):
+        stage.rollout.error = ZeroDivisionError("a bug")
+        stage.rollout.failures = 1
+        stage.rollout.turn.release()
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            await task
+
+
+async def test_retired_while_it_waits_it_leaves_no_request():
+    async with acting(batch=1, bound=1, opened=False) as (stage, task):
+        await until(lambda: stage.world.exchange.waiting_for_grant == 1)
+        stage.actor.retire()
+        await task
+        assert stage.world.exchange.waiting_for_grant == 0
+        assert stage.rollout.closed
+
+
+async def test_retired_before_its_environments_are_made_it_begins_nothing():
+    async with acting(batch=1, bound=1) as (stage, task):
+        stage.actor.retire()
+        await task
+        assert stage.rollout.begun == []
+        assert stage.world.ledger.credits_in_use == 0
+
+
+async def test_a_commit_after_its_ticket_was_given_up_is_refused_and_it_goes_on():
+    async with acting(batch=1, bound=1) as (stage, _):
+        await until(lambda: stage.world.ledger.live(State.BEGUN))
+        stage.world.exchange.drop_open("straggler")
+        assert stage.world.ledger.snapshot().quarantined_slots == 1
+        stage.rollout.turn.release()
+        await until(lambda: stage.world.ledger.snapshot().late_commits == 1)
+        await until(lambda: stage.rollout.begun == [0, 1])
+        assert stage.world.ledger.snapshot().quarantined_slots == 0
