@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -28,6 +28,7 @@ from tianflow.coordinator import Run
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.payloads import EnvironmentSpec, WeightsTable
 
+T = TypeVar("T")
 NBYTES = 64
 """Of the weights: one number and padding to a cache line."""
 PER_LEARNER = 2**24
@@ -184,12 +185,18 @@ def uses(record: Path) -> list[Use]:
     return [Use(int(pid), int(number), float(at), tuple(int(age) for age in ages.split(","))) for pid, number, at, ages in lines]
 
 
-async def until(run: Run, updates: int) -> None:
-    """Wait for so many settled updates in all. Raises what the run failed with."""
-    while run.exchange.ledger.snapshot().updates < updates:
+async def until_true(run: Run, look: Callable[[], T], *, every_s: float = 0.01) -> T:
+    """Look again and again until it is something; what it is. Raises what the run failed with."""
+    while not (found := look()):
         if run.first_error is not None:
             raise run.first_error
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(every_s)
+    return found
+
+
+async def until(run: Run, updates: int) -> None:
+    """Wait for so many settled updates in all. Raises what the run failed with."""
+    await until_true(run, lambda: run.exchange.ledger.snapshot().updates >= updates, every_s=0.005)
 
 
 class Witness:

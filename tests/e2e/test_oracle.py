@@ -7,13 +7,13 @@ import os
 import random
 import signal
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.oracle import Witness, oracle_config, until, uses
+from tests.oracle import Witness, oracle_config, until, until_true, uses
 from tianflow import api
 from tianflow.control_file import ControlFile
 from tianflow.coordinator import Run
@@ -60,16 +60,9 @@ class Scraper:
 
 async def kill(run: Run, host: str) -> None:
     """SIGKILL as soon as it lives, and wait until it is reaped."""
-    victim = await until_true(lambda: pid_of(run, host))
+    victim = await until_true(run, lambda: pid_of(run, host))
     os.kill(victim, signal.SIGKILL)
-    await until_true(lambda: pid_of(run, host) != victim)
-
-
-async def until_true(look: Callable[[], int]) -> int:
-    """Look at what no event tells, until it is something; what it is."""
-    while not (found := look()):  # noqa: ASYNC110 - the supervisor tells nobody
-        await asyncio.sleep(0.01)
-    return found
+    await until_true(run, lambda: pid_of(run, host) != victim)
 
 
 def change(run: Run, dice: random.Random) -> None:

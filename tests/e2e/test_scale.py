@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.oracle import Witness, oracle_config
+from tests.oracle import Witness, oracle_config, until_true
 from tianflow import api
 from tianflow.coordinator import Run
 from tianflow.launchers.processes import ProcessHost
@@ -57,14 +57,12 @@ def commits(run: Run) -> dict[str, int]:
 
 async def until_everyone_has(run: Run, before: dict[str, int], more: int) -> dict[str, int]:
     """Wait for ``more`` trajectories of every actor; how many each has made since ``before``."""
-    while True:
-        if run.first_error is not None:
-            raise run.first_error
-        now = commits(run)
-        made = {holder: count - before.get(holder, 0) for holder, count in now.items()}
-        if len(made) == ACTORS and min(made.values()) >= more:
-            return made
-        await asyncio.sleep(0.25)
+
+    def made() -> dict[str, int]:
+        since = {holder: count - before.get(holder, 0) for holder, count in commits(run).items()}
+        return since if len(since) == ACTORS and min(since.values()) >= more else {}
+
+    return await until_true(run, made, every_s=0.25)
 
 
 def test_128_actors_in_8_hosts_share_fairly_and_leave_the_coordinator_free(tmp_path: Path) -> None:

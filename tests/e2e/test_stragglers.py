@@ -1,0 +1,104 @@
+"""A slow environment keeps its share, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.oracle import oracle_config, until_true
+from tianflow import api
+from tianflow.coordinator import Run
+from tianflow.envs.make import environment_seed
+from tianflow.ledger import LedgerSnapshot
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+STEPS, SEED = 32, 1
+SLOW = "actor-3"
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Actors, each in a process of its own; one environment of `SLOW` is ``factor`` times slower than all others."""
+
+    actors: int
+    num_envs: int
+    factor: float
+    step_s: float
+
+    @property
+    def pace(self) -> float:
+        """How many times slower the whole vector of `SLOW` is: its environments take their steps one after the other."""
+        return (self.num_envs - 1 + self.factor) / self.num_envs
+
+    def config(self, record: Path, *, cutting: bool) -> dict[str, object]:
+        """Bound 1, and as many actors as it can keep busy."""
+        slow = environment_seed(SEED, int(SLOW.removeprefix("actor-")), self.num_envs)
+        tables = oracle_config(
+            record,
+            env={"seconds": self.step_s, "jitter": False, "slow_seeds": [slow], "factor": self.factor},
+            algorithm={"batch_trajectories": self.actors},
+            actors={"count": self.actors, "hosts": self.actors, "rollout_steps": STEPS},
+            balance={"max_staleness": 1, "min_fragment_steps": 1 if cutting else STEPS, "straggler_patience": 60.0},
+            placement={"launcher": "processes", "affinity": "none"},
+            run={"seed": SEED},
+        )
+        tables["env"]["num_envs"] = self.num_envs
+        return tables
+
+
+def commits(run: Run) -> int:
+    """Of the slow actor."""
+    shares = run.exchange.ledger.snapshot().shares
+    return shares[SLOW].trajectories if SLOW in shares else 0
+
+
+async def watch(run: Run, crowd: Crowd, more: int) -> float:
+    """Trained steps a second, from one commit of the slow actor to the one that is ``more`` later."""
+
+    async def mark(wanted: int) -> tuple[int, float]:
+        await until_true(run, lambda: commits(run) >= wanted)
+        return run.exchange.ledger.snapshot().steps_trained, time.monotonic()
+
+    await until_true(run, lambda: len(run.exchange.ledger.snapshot().shares) == crowd.actors)
+    now = commits(run)
+    first, began = await mark(now + 1)
+    last, ended = await mark(now + 1 + more)
+    return (last - first) / (ended - began)
+
+
+def measured(folder: Path, crowd: Crowd, *, cutting: bool, more: int) -> tuple[float, LedgerSnapshot]:
+    """Steps a second, and the ledger at the end."""
+    folder.mkdir()
+
+    async def whole() -> tuple[float, LedgerSnapshot]:
+        async with api.open_run(crowd.config(folder / "record", cutting=cutting), runs_dir=folder) as handle:
+            speed = await watch(handle.control, crowd, more)
+            return speed, handle.control.exchange.ledger.snapshot()
+
+    return asyncio.run(whole())
+
+
+@pytest.mark.parametrize(
+    ("crowd", "cut_commits"),
+    [
+        pytest.param(Crowd(actors=8, num_envs=1, factor=10.0, step_s=0.010), 8, id="one of 8 environments 10 times slower"),
+        pytest.param(Crowd(actors=12, num_envs=4, factor=60.0, step_s=0.0025), 6, id="one of 48 environments 60 times slower"),
+    ],
+)
+def test_a_slow_environment_keeps_its_share_and_nobody_waits_for_it(tmp_path: Path, crowd: Crowd, cut_commits: int) -> None:
+    cutting, ledger = measured(tmp_path / "cutting", crowd, cutting=True, more=cut_commits)
+    waiting, _ = measured(tmp_path / "waiting", crowd, cutting=False, more=2)
+    assert cutting >= 3.0 * waiting
+    assert 0 == ledger.late_commits  # steps that were begun and never committed
+    kept = {holder: share.trained_steps / (share.trained_steps + share.dropped_steps) for holder, share in ledger.shares.items()}
+    slow, others = kept.pop(SLOW), statistics.mean(kept.values())
+    assert slow == pytest.approx(others, rel=0.1)
+    trained = {holder: share.trained_steps for holder, share in ledger.shares.items()}
+    slow_steps, fast_steps = trained.pop(SLOW), statistics.mean(trained.values())
+    assert slow_steps >= 0.66 * fast_steps / crowd.pace
+    assert 0 == ledger.violations
