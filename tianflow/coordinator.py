@@ -203,7 +203,7 @@ class Run:
             await self._while_the_learner_answers(self._last_things())
         await supervisor.stop()
         self.exchange.drop_open("stopped")
-        self._state = self._end_state
+        self._state = self._end_state if self.first_error is None else "failed"
 
     async def _last_things(self) -> None:
         """The final checkpoint; a run that ended by itself is judged at the version it ended with."""
@@ -413,9 +413,9 @@ class Run:
     def pause(self, *, source: str) -> str:
         """Nobody begins anything until `resume`."""
         self._require_going()
-        if self._state == "running":
+        if not self.settings.value.paused:
             self._journal.add(source, "pause")
-            self._state = "paused"
+            self._state = "paused" if self._state == "running" else self._state
             self._active.pause()
             self.exchange.hold_grants("paused")
             self._put(replace(self.settings.value, paused=True))
@@ -424,9 +424,9 @@ class Run:
     def resume(self, *, source: str) -> str:
         """Go on after `pause`."""
         self._require_going()
-        if self._state == "paused":
+        if self.settings.value.paused:
             self._journal.add(source, "resume")
-            self._state = "running"
+            self._state = "running" if self._state == "paused" else self._state
             self._active.resume()
             self._put(replace(self.settings.value, paused=False))
             self.exchange.release_grants("paused")
@@ -435,8 +435,7 @@ class Run:
     def drain(self, *, source: str) -> str:
         """Begin nothing new, train on what is there as far as it fills batches, then end."""
         self._require_going()
-        if self._state == "paused":
-            self.resume(source=source)
+        self.resume(source=source)
         self._journal.add(source, "drain")
         self._state = "draining"
         self.exchange.hold_grants("draining")

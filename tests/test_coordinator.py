@@ -1,0 +1,531 @@
+"""A run with hosts that do what the test says: how it starts, loses, keeps, judges and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.settings import cartpole
+from tests.worlds import turns
+from tianflow import supervisor as supervising
+from tianflow.checkpoint import CheckpointStore, write_state
+from tianflow.components.balancer import make_laws
+from tianflow.config import Config
+from tianflow.coordinator import Run
+from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError, StateConflictError
+from tianflow.launchers.inline import HeapSlots
+from tianflow.layout import make_layout
+from tianflow.payloads import Episode, Evaluation, SavedState, Trajectory, Version
+from tianflow.program import HostSpec
+from tianflow.statistics import ComponentStatistics, StateClock
+from tianflow.validation import require_valid
+
+BASE = cartpole(
+    run={"max_updates": None, "grace_s": 0.2},
+    placement={"launcher": "processes", "affinity": "none"},
+    actors={"count": 2, "hosts": 2},
+    evaluation={"timeout_s": 5.0},
+)
+SPEC = require_valid(BASE).spec
+make_laws(BASE)  # outside a loop: plug-ins are looked for on disk
+FIRST = Version(1, 0)
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    """`BASE` with single settings of sections replaced."""
+    return BASE.model_copy(update={name: getattr(BASE, name).model_copy(update=values) for name, values in sections.items()})
+
+
+@dataclass
+class FakeHost:
+    """A handle. It leaves when asked to, unless it is ``stopped``, as by SIGSTOP."""
+
+    spec: HostSpec
+    started: bool = True
+    silent_for: float = 0.0
+    stopped: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: str = "exit status 0"
+
+    async def wait(self) -> str:
+        await self.gone.wait()
+        return self.ended
+
+    def ask_to_stop(self) -> None:
+        if not self.stopped:
+            self.gone.set()
+
+    def kill(self) -> None:
+        self.ended = "signal 9"
+        self.gone.set()
+
+    def reconcile(self, spec: HostSpec) -> None:
+        self.spec = spec
+
+
+class FakeLearner:
+    """The port to a learner: saves ``version``, rests at it; raises ``error``, stands still while ``answers`` is not set."""
+
+    def __init__(self) -> None:
+        self.version = FIRST
+        self.error: Exception | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.saves = 0
+
+    async def save(self, staged: Path) -> SavedState:
+        self.saves += 1
+        await self.answers.wait()
+        if self.error is not None:
+            raise self.error
+        state = await asyncio.to_thread(write_state, staged, {"w": np.zeros(2)})
+        return SavedState(self.version, 7, state)
+
+    async def rest(self) -> Version:
+        await self.answers.wait()
+        return self.version
+
+
+class FakeEvaluator:
+    """The port to an evaluator."""
+
+    def __init__(self) -> None:
+        self.returns = (10.0, 20.0)
+        self.error: Exception | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.held: list[bool] = []
+        self.asked: list[Version] = []
+
+    async def evaluate(self, at_least: Version) -> Evaluation:
+        self.asked.append(at_least)
+        await self.answers.wait()
+        if self.error is not None:
+            raise self.error
+        return Evaluation(at_least, self.returns, (1,) * len(self.returns))
+
+
+class World:
+    """A run, its hosts and their ports."""
+
+    def __init__(self, directory: Path, config: Config = BASE, **options: Any) -> None:
+        assert SPEC is not None
+        layout = make_layout(SPEC, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=False)
+        slots = HeapSlots(config=config, layout=layout)
+        self.run = Run(run_id="run", directory=directory, config=config, spec=SPEC, layout=layout, slots=slots, **options)
+        self.hosts: dict[str, FakeHost] = {}
+        self.learner, self.evaluator = FakeLearner(), FakeEvaluator()
+        self.working = True
+        self.starts: list[tuple[Version, int, Path | None]] = []
+
+    async def start(self, spec: HostSpec, incarnation: int) -> FakeHost:
+        host = self.hosts[spec.name] = FakeHost(spec)
+        if spec.name == "learner":
+            version, *rest = await self.run.keeper.next_start()
+            self.starts.append((version, *rest))  # type: ignore[arg-type]  # as the keeper gives it
+            self.learner.version, self.run.learner_port = version, self.learner
+        elif spec.name == "evaluator":
+            self.run.evaluator_port = self.evaluator
+        if self.working:
+            asyncio.get_running_loop().call_soon(self.work, spec)
+        return host
+
+    def work(self, spec: HostSpec) -> None:
+        """Every component of the host does its work."""
+        for component in spec.components:
+            if component.name == "learner":
+                self.run.exchange.open_lineage(self.learner.version)
+            self.run.component_started(component.name)
+            statistics = ComponentStatistics(component.name, component.role, spec.name, StateClock("waiting:grant").read())
+            self.run.report(statistics)
+
+    def commit(self) -> None:
+        """An actor commits one trajectory of 16 steps, with one episode."""
+        given: list[Any] = []
+        self.run.exchange.request_grant("actor-0", given.append)
+        (grant,) = given
+        self.run.exchange.begin(grant.ticket, grant.version)
+        self.run.exchange.commit(Trajectory(grant.ticket, grant.slot, 4, 16, grant.version))
+        self.run.episodes_finished("actor-0", [Episode(9.0, 16)])
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return [str(entry["name"]) for entry in self.run.checkpoints()]
+
+
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0.002)
+
+
+async def soon(awaitable: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(10.0):
+        return await awaitable
+
+
+@asynccontextmanager
+async def going(world: World, state: str = "running") -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(world.run.run(world.start))
+    try:
+        await until(lambda: world.run.state == state or task.done())
+        yield task
+    finally:
+        for host in world.hosts.values():
+            host.stopped = False
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture(autouse=True)
+def _no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervising, "BACKOFF_S", (0.0,))
+
+
+# Starting --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_is_running_once_its_learner_and_an_actor_work(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.working = False
+    async with going(world, "starting"):
+        await until(lambda: len(world.hosts) == 4)
+        assert (False, ("starting: waiting for learner and an actor",)) == world.run.ready()
+        world.work(world.hosts["learner"].spec)
+        assert (False, ("starting: waiting for an actor",)) == world.run.ready()
+        world.work(world.hosts["actors-1"].spec)
+        assert ("running", (True, ())) == (world.run.state, world.run.ready())
+
+
+async def test_a_pause_before_anything_works_holds_from_the_beginning(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.working = False
+    async with going(world, "starting"):
+        await until(lambda: len(world.hosts) == 4)
+        assert "paused" == world.run.pause(source="test")
+        for name in ("learner", "actors-0"):
+            world.work(world.hosts[name].spec)
+        assert "paused" == world.run.state
+        given: list[Any] = []
+        world.run.exchange.request_grant("actor-0", given.append)
+        assert [] == given
+        assert "running" == world.run.resume(source="test")
+        assert ("running", 1) == (world.run.state, len(given))
+
+
+# Losing ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_lost_actor_host_gives_its_tickets_back_and_sums_of_waiting_never_go_down(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        given: list[Any] = []
+        world.run.exchange.request_grant("actor-1", given.append)
+        world.run.exchange.begin(given[0].ticket, FIRST)
+        waited = world.run._waiting_seconds()
+        world.hosts["actors-1"].kill()
+        await until(lambda: world.run.statistics().restarts)
+        assert {"died": 1} == world.run.statistics().ledger.dropped
+        assert (0, 0) == (world.run.exchange.ledger.credits_in_use, world.run.statistics().ledger.quarantined_slots)
+        assert all(after >= before for after, before in zip(world.run._waiting_seconds(), waited, strict=True))
+
+
+async def test_a_lost_learner_is_a_new_lineage_from_the_newest_checkpoint_and_not_ready_until_it_works(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.learner.version = Version(1, 40)
+        assert await soon(world.run.keeper.save())
+        world.learner.version = Version(1, 55)
+        world.working = False
+        world.hosts["learner"].kill()
+        await until(lambda: len(world.starts) == 2)
+        version, samples, path = world.starts[1]
+        assert (Version(2, 40), 7) == (version, samples)
+        assert path is not None
+        assert "v1-0000000040" == path.name
+        assert (False, ("the learner is gone and not yet back",)) == world.run.ready()
+        assert not await soon(world.run.keeper.save())  # nothing was learned since
+        world.work(world.hosts["learner"].spec)
+        assert (True, ()) == world.run.ready()
+
+
+@pytest.mark.parametrize(("silent_for", "ready"), [(2.0, True), (9.0, False)])
+async def test_a_silent_host_makes_a_run_unready(tmp_path: Path, silent_for: float, ready: bool) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.hosts["learner"].silent_for = silent_for
+        assert (ready, () if ready else ("host 'learner' has said nothing for 9 s",)) == world.run.ready()
+
+
+async def test_a_run_without_a_living_actor_is_not_ready(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        for name in ("actor-0", "actor-1"):
+            world.run.component_ended(name)
+        assert (False, ("no actor is alive",)) == world.run.ready()
+        world.run.change({"actors": {"count": 0}}, source="test")
+        assert (False, ("there are no actors: actors.count is 0",)) == world.run.ready()
+
+
+# No failure is lost ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["a task", "the balancer", "the supervisor", "starting a host"])
+async def test_whatever_the_coordinator_itself_raises_ends_the_run_with_it(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    if what == "the supervisor":
+        monkeypatch.setattr(supervising.Supervisor, "_watch", lambda *_: 1 / 0)
+    elif what == "starting a host":
+        world.start = broken  # type: ignore[method-assign, assignment]  # that is the point
+    async with going(world, "running" if what != "starting a host" else "failed") as task:
+        if what == "a task":
+            world.run._background(broken())
+        elif what == "the balancer":
+            monkeypatch.setattr(world.run.balancer, "_observe", lambda _config: 1 / 0)
+        await soon(task)
+    assert "failed" == world.run.state
+    assert world.run.first_error is not None
+    assert "ZeroDivision" in world.run.first_error.details
+    assert "failed" == json.loads((tmp_path / "summary.json").read_text())["state"]
+
+
+async def test_the_first_error_is_the_one_that_stays(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world) as task:
+        world.run.fail(RunError("actor-0", "the first"))
+        world.run.fail(RunError("actor-1", "the second"))
+        await soon(task)
+    assert "actor-0: the first" == str(world.run.first_error) == world.run.end_reason
+
+
+async def test_an_error_amid_the_last_things_is_the_end_of_the_run(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world) as task:
+        world.learner.answers.clear()
+        world.run.stop(source="test")
+        await until(lambda: world.learner.saves)
+        world.run.fail(RunError("learner", "out of memory"))
+        world.learner.error = BrokenChannelError("gone")
+        world.learner.answers.set()
+        await soon(task)
+    assert ("failed", "learner: out of memory") == (world.run.state, str(world.run.first_error))
+
+
+# Keeping ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [CheckpointError("the disk is full"), BrokenChannelError("the learner is gone")])
+async def test_a_checkpoint_that_fails_is_counted_leaves_nothing_and_the_run_goes_on(tmp_path: Path, error: Exception) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        assert await soon(world.run.keeper.save())
+        world.learner.error, world.learner.version = error, Version(1, 9)
+        assert not await soon(world.run.keeper.save())
+        statistics = world.run.statistics().checkpoint
+        assert (2, 1) == (statistics.attempts, statistics.failures)
+        assert (["v1-0000000000"], "running") == (world.checkpoints, world.run.state)
+        await asyncio.to_thread(until_empty, tmp_path / "checkpoints")
+
+
+def until_empty(folder: Path) -> None:
+    while list(folder.glob(".tmp-*")):
+        pass
+
+
+async def test_a_directory_that_cannot_be_written_into_is_a_failed_checkpoint(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    (tmp_path / "checkpoints").touch()
+    async with going(world):
+        assert not await soon(world.run.keeper.save())
+        assert 1 == world.run.statistics().checkpoint.failures
+        assert "running" == world.run.state
+
+
+async def test_nothing_that_cannot_be_written_keeps_a_run_from_ending(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for name in ("summary.json", "audit.jsonl"):
+        (tmp_path / name).mkdir()
+    async with going(world) as task:
+        world.run.stop(source="test")
+        await soon(task)
+    assert ("stopped", None) == (world.run.state, world.run.first_error)
+
+
+async def test_checkpoints_that_a_slow_learner_keeps_waiting_do_not_pile_up(tmp_path: Path) -> None:
+    world = World(tmp_path, config(checkpoint={"every_s": 0.05}))
+    async with going(world):
+        world.learner.answers.clear()
+        await until(lambda: world.learner.saves)
+        await until(lambda: world.run._last_tick)
+        for _ in range(5):
+            tick = world.run._last_tick
+            await until(lambda tick=tick: world.run._last_tick != tick)
+        assert 1 == len(world.run._tasks)
+
+
+# Judging ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_learner_rests_while_its_newest_version_is_judged(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.learner.version = Version(1, 30)
+        world.evaluator.answers.clear()
+        judging = asyncio.create_task(world.run.judge.judge(hold=True))
+        await until(lambda: world.evaluator.asked)
+        assert ([Version(1, 30)], True) == (world.evaluator.asked, world.run.settings.value.hold_learner)
+        world.evaluator.answers.set()
+        assert not await soon(judging)
+        assert not world.run.settings.value.hold_learner
+        assert {"version": 30, "mean_return": 15.0, "episodes": 2} == world.run.judge.newest
+
+
+@pytest.mark.parametrize("error", [EnvironmentFailedError("step broke"), BrokenChannelError("the evaluator is gone")])
+async def test_an_evaluation_that_fails_lets_the_learner_go_on(tmp_path: Path, error: Exception) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.evaluator.error = error
+        assert not await soon(world.run.judge.judge(hold=True, target=1.0))
+        assert (False, "running", {}) == (world.run.settings.value.hold_learner, world.run.state, world.run.judge.newest)
+
+
+async def test_an_evaluation_that_hangs_costs_the_evaluator_and_lets_the_learner_go_on(tmp_path: Path) -> None:
+    world = World(tmp_path, config(evaluation={"timeout_s": 0.05}))
+    async with going(world):
+        world.evaluator.answers.clear()
+        assert not await soon(world.run.judge.judge(hold=True))
+        assert not world.run.settings.value.hold_learner
+        await until(lambda: world.run.statistics().restarts)
+        assert {("evaluator", "env_hang"): 1} == world.run.statistics().restarts
+
+
+async def test_a_target_is_confirmed_by_an_evaluation_and_the_confirmed_version_is_what_is_saved(tmp_path: Path) -> None:
+    world = World(tmp_path, config(run={"target_return": 15.0}))
+    async with going(world) as task:
+        world.learner.version = Version(1, 30)
+        world.run.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
+        await soon(task)
+    assert ("done", "target_return", True) == (world.run.state, world.run.end_reason, world.run.target_reached)
+    assert ([Version(1, 30)], ["v1-0000000030"]) == (world.evaluator.asked, world.checkpoints)
+    assert world.run.settings.value.hold_learner
+
+
+async def test_a_target_that_only_training_reaches_ends_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, config(run={"target_return": 15.5}))
+    async with going(world):
+        world.run.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
+        await until(lambda: world.evaluator.asked and not world.run.judge.busy)
+        assert ("running", False) == (world.run.state, world.run.target_reached)
+
+
+# Ending ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stop_drops_what_is_open_saves_and_sends_everyone_home(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world) as task:
+        world.commit()
+        assert "stopping" == world.run.stop(source="test")
+        await soon(task)
+    assert ("stopped", "test") == (world.run.state, world.run.end_reason)
+    assert ({"stopped": 1}, 0) == (world.run.statistics().ledger.dropped, world.run.statistics().ledger.open)
+    assert (["v1-0000000000"], []) == (world.checkpoints, world.evaluator.asked)
+    assert all(host.gone.is_set() for host in world.hosts.values())
+    with pytest.raises(StateConflictError, match="the run is stopped"):
+        world.run.stop(source="test")
+    with pytest.raises(StateConflictError, match="the run is stopped"):
+        world.run.change({"balance": {"max_staleness": 3}}, source="test")
+
+
+async def test_a_run_that_ends_by_itself_is_judged_and_saved_at_its_last_version(tmp_path: Path) -> None:
+    world = World(tmp_path, config(run={"max_env_steps": 16}))
+    async with going(world) as task:
+        world.commit()
+        await soon(task)
+    assert ("done", "max_env_steps") == (world.run.state, world.run.end_reason)
+    assert ([FIRST], ["v1-0000000000"]) == (world.evaluator.asked, world.checkpoints)
+
+
+async def test_an_evaluator_that_is_gone_at_the_end_costs_the_evaluation_and_not_the_checkpoint(tmp_path: Path) -> None:
+    world = World(tmp_path, config(run={"max_env_steps": 16}))
+    async with going(world) as task:
+        world.evaluator.error = BrokenChannelError("the evaluator is gone")
+        world.commit()
+        await soon(task)
+    assert ("done", {}, ["v1-0000000000"]) == (world.run.state, world.run.judge.newest, world.checkpoints)
+
+
+@pytest.mark.parametrize("how", ["stop", "drain"])
+async def test_a_stopped_learner_keeps_no_run_from_ending(tmp_path: Path, how: str) -> None:
+    world = World(tmp_path)
+    async with going(world) as task:
+        world.commit()
+        world.learner.answers.clear()
+        world.hosts["learner"].stopped, world.hosts["learner"].silent_for = True, 9.0
+        getattr(world.run, how)(source="test")
+        await soon(task)
+    assert ("stopped" if how == "stop" else "done", []) == (world.run.state, world.checkpoints)
+    assert "signal 9" == world.hosts["learner"].ended
+
+
+async def test_a_drain_waits_for_what_was_begun(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world) as task:
+        given: list[Any] = []
+        world.run.exchange.request_grant("actor-0", given.append)
+        world.run.exchange.begin(given[0].ticket, FIRST)
+        assert "draining" == world.run.drain(source="test")
+        await until(lambda: world.run.state == "draining")
+        await turns(20)
+        assert not task.done()
+        world.run.exchange.abort(given[0].ticket, given[0].slot, "env_error")
+        await soon(task)
+    assert ("done", "drained", {"env_error": 1}) == (world.run.state, world.run.end_reason, world.run.statistics().ledger.dropped)
+
+
+async def test_a_cancelled_run_kills_everyone_and_waits_for_nobodys_checkpoint(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world) as task:
+        world.learner.answers.clear()
+        world.run.stop(source="test")
+        await until(lambda: world.learner.saves)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await soon(task)
+    assert ("stopped", []) == (world.run.state, world.checkpoints)
+    assert {"signal 9"} == {host.ended for host in world.hosts.values()}
+
+
+# Resuming --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_resumed_run_goes_on_counting_in_a_new_lineage(tmp_path: Path) -> None:
+    first = World(tmp_path)
+    async with going(first) as task:
+        first.learner.version = Version(1, 40)
+        first.commit()
+        first.run.stop(source="test")
+        await soon(task)
+    checkpoint = await asyncio.to_thread(CheckpointStore(tmp_path / "checkpoints", keep=1).newest)
+    assert checkpoint is not None
+    second = World(tmp_path, resumed=checkpoint)
+    async with going(second):
+        assert [(Version(2, 40), 7, checkpoint.path)] == second.starts
+        assert (16, 1) == (second.run.env_steps, second.run.statistics().episodes)
+        second.commit()
+        assert (32, 2) == (second.run.env_steps, second.run.statistics().episodes)
