@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from blockbuster import blockbuster_ctx
 from hypothesis import settings
 
@@ -26,6 +28,17 @@ def _a_blocked_loop_fails(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with blockbuster_ctx(["tianflow", "tianflow_controllers"]):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Commands set logging up for their process, which here is that of all tests."""
+    root = logging.getLogger("tianflow")
+    handlers, level, propagate = list(root.handlers), root.level, root.propagate
+    yield
+    root.handlers[:], root.propagate = handlers, propagate
+    root.setLevel(level)
+    structlog.reset_defaults()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -241,17 +240,6 @@ def test_skipped_publishes_show_as_lag(run: FakeRun) -> None:
 # Log lines ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _logging_as_before() -> Iterator[None]:
-    root = logging.getLogger("tianflow")
-    before = (list(root.handlers), root.level, root.propagate)
-    yield
-    root.handlers[:], root.propagate = before[0], before[2]
-    root.setLevel(before[1])
-    structlog.reset_defaults()
-
-
-@pytest.mark.usefixtures("_logging_as_before")
 def test_json_lines_hold_what_is_bound_and_the_exception() -> None:
     out = io.StringIO()
     logs.configure(stream=out)
@@ -266,7 +254,6 @@ def test_json_lines_hold_what_is_bound_and_the_exception() -> None:
     assert line["timestamp"].endswith("Z")
 
 
-@pytest.mark.usefixtures("_logging_as_before")
 def test_a_terminal_gets_lines_for_people() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -281,7 +268,6 @@ def test_a_terminal_gets_lines_for_people() -> None:
         json.loads(out.getvalue())
 
 
-@pytest.mark.usefixtures("_logging_as_before")
 def test_the_root_logger_is_never_touched() -> None:
     root = logging.getLogger()
     before = (list(root.handlers), root.level)
@@ -297,7 +283,6 @@ def test_the_root_logger_is_never_touched() -> None:
     assert 1 == sum(isinstance(handler, logs._TianflowHandler) for handler in logging.getLogger("tianflow").handlers)
 
 
-@pytest.mark.usefixtures("_logging_as_before")
 def test_levels_are_obeyed_and_loggers_made_before_follow() -> None:
     early, asked = logs.logger("early"), structlog.get_logger("tianflow.asked")
     out = io.StringIO()
