@@ -172,6 +172,14 @@ def test_config_show_resolved_prints_the_defaults_too() -> None:
     assert "straggler_patience" not in run("config", "show", "cartpole_ppo").stdout
 
 
+def test_config_show_resolved_names_every_setting_also_those_that_are_not_set() -> None:
+    told = run("config", "show", "cartpole_ppo", "--resolved").stdout
+    assert "# credits is not set" in told
+    config = load_config("cartpole_ppo")
+    settings = [key for section in config.model_dump().values() for key in section if key != "name"]
+    assert [] == [key for key in settings if f"\n{key} = " not in told and f"\n# {key} is not set" not in told]
+
+
 # Control ------------------------------------------------------------------------------------------------------------
 
 

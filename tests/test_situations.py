@@ -93,11 +93,11 @@ class WatchedPPO(PPO):
         return WatchedLearner(config, spec, device)
 
 
-@pytest.mark.parametrize(("lstm", "rate"), [(0, 0.0), (8, 0.0), (8, 1e-2)])
-def test_in_a_run_without_staleness_actors_and_learner_agree_on_every_log_probability(tmp_path: Path, lstm: int, rate: float) -> None:
-    """|log ratio| < 1e-5 over whole runs: at learning rate 0, and also where every update moves the policy."""
+@pytest.mark.parametrize("lstm", [0, 8])
+def test_in_a_run_without_staleness_actors_and_learner_agree_on_every_log_probability(tmp_path: Path, lstm: int) -> None:
+    """|log ratio| < 1e-5 over a whole run, also where every update moves the policy."""
     WatchedLearner.log_ratios.clear()
-    algorithm = {"name": "tests.test_situations:WatchedPPO", "learning_rate": rate}
+    algorithm = {"name": "tests.test_situations:WatchedPPO", "learning_rate": 1e-2}
     config = cartpole(algorithm=algorithm, network={"lstm": lstm}, balance={"max_staleness": 0}, run={"max_updates": 12})
     tianflow.train(config, runs_dir=tmp_path)
     assert 12 == len(WatchedLearner.log_ratios)

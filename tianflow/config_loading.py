@@ -82,14 +82,16 @@ def live_settings() -> str:
 
 
 def to_toml(config: Config, *, only_changed: bool = False) -> str:
-    """The config as TOML that `load_config` reads back to an equal one. What is None is left out.
+    """The config as TOML that `load_config` reads back to an equal one. TOML has no null: what is None is a comment.
 
     ``only_changed``: without what equals its default.
     """
     parts = []
     for section, values in config.model_dump(mode="json", exclude_defaults=only_changed).items():
         named = {"name": config.algorithm.name} if section == "algorithm" else {}
-        lines = [f"{_key(key)} = {toml_value(value)}" for key, value in (named | values).items() if value is not None]
+        lines = [
+            f"# {key} is not set" if value is None else f"{_key(key)} = {toml_value(value)}" for key, value in (named | values).items()
+        ]
         parts.append("\n".join([f"[{section}]", *lines]))
     return "\n\n".join(parts) + "\n"
 
