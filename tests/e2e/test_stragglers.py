@@ -41,7 +41,7 @@ class Crowd:
         tables = oracle_config(
             record,
             env={"seconds": self.step_s, "jitter": False, "slow_seeds": [slow], "factor": self.factor},
-            algorithm={"batch_trajectories": self.actors},
+            algorithm={"batch_trajectories": self.actors, "update_s": 0.05},
             actors={"count": self.actors, "hosts": self.actors, "rollout_steps": STEPS},
             balance={"max_staleness": 1, "min_fragment_steps": 1 if cutting else STEPS, "straggler_patience": 60.0},
             placement={"launcher": "processes", "affinity": "none"},
@@ -92,7 +92,7 @@ def measured(folder: Path, crowd: Crowd, *, cutting: bool, more: int) -> tuple[f
 )
 def test_a_slow_environment_keeps_its_share_and_nobody_waits_for_it(tmp_path: Path, crowd: Crowd, cut_commits: int) -> None:
     cutting, ledger = measured(tmp_path / "cutting", crowd, cutting=True, more=cut_commits)
-    waiting, _ = measured(tmp_path / "waiting", crowd, cutting=False, more=2)
+    waiting, _ = measured(tmp_path / "waiting", crowd, cutting=False, more=3)
     assert cutting >= 3.0 * waiting
     assert 0 == ledger.late_commits  # steps that were begun and never committed
     kept = {holder: share.trained_steps / (share.trained_steps + share.dropped_steps) for holder, share in ledger.shares.items()}
