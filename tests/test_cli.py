@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -178,6 +180,27 @@ def test_config_show_resolved_names_every_setting_also_those_that_are_not_set() 
     config = load_config("cartpole_ppo")
     settings = [key for section in config.model_dump().values() for key in section if key != "name"]
     assert [] == [key for key in settings if f"\n{key} = " not in told and f"\n# {key} is not set" not in told]
+
+
+OWN = """
+from tests.environments import CounterEnv
+
+class MyEnv(CounterEnv):
+    pass
+"""
+
+
+def test_a_config_may_name_a_module_of_the_folder_that_the_command_is_called_in(tmp_path: Path) -> None:
+    """A script's own folder is on the path of Python, the folder it is called in is not."""
+    (tmp_path / "my_env.py").write_text(OWN)
+    (tmp_path / "typer.py").write_text("raise ImportError('a module of that folder hides an installed one')")
+    script = [sys.executable, "-P", "-c", "from tianflow.cli import main; main()"]
+    root = Path(cli.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers")))}
+    command = [*script, "validate", "cartpole_ppo", "env.id=my_env:MyEnv"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "environment: my_env:MyEnv, 32 of them" in done.stdout
 
 
 # Control ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +41,9 @@ RUNS = Path("runs")
 
 
 def main() -> None:
-    """Entry point of the ``tianflow`` script."""
+    """Entry point of the ``tianflow`` script. Configs may name modules of the folder that it is called in."""
+    with suppress(FileNotFoundError):  # the folder may be gone
+        sys.path.append(str(Path.cwd()))  # last, so that it hides nothing
     app()
 
 
