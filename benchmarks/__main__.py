@@ -6,6 +6,7 @@ import argparse
 import datetime as dt
 import importlib
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -52,6 +53,7 @@ def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
 def main() -> int:
     """Run what the command line asks for; 1 if a benchmark could not be run."""
     chosen = arguments(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended on the way out
     failed = False
     with tempfile.TemporaryDirectory(prefix="tianflow-bench-") as scratch:
         for name in chosen.names:

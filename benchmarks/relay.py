@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
+import os
 import socket
 import statistics
 import time
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 
 from benchmarks import child
 from tianflow import loops
+from tianflow.channels.codec import decode_grant
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedArena, SharedMemory, SharedWeights
 from tianflow.errors import ClosedChannelError, EndOfChannel
 from tianflow.ledger import Ledger, Limits
-from tianflow.payloads import Field, Grant, Settlement, Trajectory, TrajectoryLayout, Version
+from tianflow.payloads import Field, Settlement, Trajectory, TrajectoryLayout, Version
 
 STAMP = 8  # bytes at the start of a slot: when it was committed, in monotonic nanoseconds
 
@@ -35,14 +37,24 @@ def layout_of(nbytes: int) -> TrajectoryLayout:
     return TrajectoryLayout(1, 1, (Field("data", (nbytes,), "uint8", 0, nbytes),), nbytes)
 
 
+async def failing(work: Coroutine[None, None, None]) -> None:
+    """Do ``work``, and end this process if a message breaks a callback: nobody would ever hear of it."""
+
+    def fail(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        loop.default_exception_handler(context)
+        os._exit(1)
+
+    asyncio.get_running_loop().set_exception_handler(fail)
+    await work
+
+
 async def send(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
     """The actor's end: fill each granted slot, stamp it, commit it."""
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
 
     def handle(message: Message) -> None:
         if message[0] == "grant":
-            ticket, slot, lineage, number, epoch = message[2:]
-            sender.grant(Grant(ticket, slot, Version(lineage, number), epoch))
+            sender.grant(decode_grant(message[2]))
         else:
             sender.grant(None)
 
@@ -63,7 +75,7 @@ async def send(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
 
 async def receive(end: socket.socket, shared: SharedArena, nbytes: int, count: int, results: Connection) -> None:
     """The learner's end: take ``count`` batches of one, copy each out, and time both, and a plain copy beside them."""
-    link = Link(end=end, handle=lambda message: source.batch(message[1]), closed=lambda: None)
+    link = Link(end=end, handle=lambda message: source.batch(message[1]), closed=lambda: source.batch(None))
     source = LinkBatchSource(link=link, arena=shared.arena)
     source.opened(Version(1, 0))
     target, private = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
@@ -96,10 +108,10 @@ def _serve_one(exchange: Exchange, end: socket.socket, closed: Callable[[], None
 
 
 async def serve(ends: list[socket.socket], shared: SharedArena) -> None:
-    """The coordinator's end, until the learner's has gone."""
+    """The coordinator's end, until one of the others has gone."""
     exchange = Exchange(ledger=Ledger(limits=Limits(batch=1, max_staleness=0, credits=1), slots=2), arena=shared.arena)
     over = asyncio.Event()
-    links = [_serve_one(exchange, end, closed) for end, closed in zip(ends, (lambda: None, over.set), strict=True)]
+    links = [_serve_one(exchange, end, over.set) for end in ends]
     await over.wait()
     exchange.close()
     await links[0].flush()
@@ -111,7 +123,7 @@ def _in_child(others: Iterable[socket.socket], work: Coroutine[None, None, None]
     """Do ``work`` in a forked child, without the ends of others: a link ends when nobody has its other end."""
     for end in others:
         end.close()
-    loops.run(work)
+    loops.run(failing(work))
 
 
 def relay(nbytes: int, count: int) -> dict[str, float]:
@@ -128,7 +140,8 @@ def relay(nbytes: int, count: int) -> dict[str, float]:
         process.start()
     for end in theirs:
         end.close()
-    loops.run(serve(ours, shared))
+    told.close()  # so that a learner that ended early is noticed
+    loops.run(failing(serve(ours, shared)))
     times = {name: values[count // 4 :] for name, values in results.recv().items()}
     for process in (actor, learner):
         process.join()
