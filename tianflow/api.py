@@ -227,17 +227,18 @@ class _Session:
 async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]:
     """Make the run, serve it, launch it. Raises RunError if it failed, whatever the failure was."""
     config = prepared.config
-    slots = prepared.launcher.slots(config=config, layout=prepared.layout)
-    run = Run(
-        run_id=prepared.run_id,
-        directory=prepared.directory,
-        config=config,
-        spec=prepared.spec,
-        layout=prepared.layout,
-        slots=slots,
-        resumed=prepared.checkpoint,
-    )
     async with contextlib.AsyncExitStack() as stack:
+        slots = prepared.launcher.slots(config=config, layout=prepared.layout)
+        stack.callback(slots.close)
+        run = Run(
+            run_id=prepared.run_id,
+            directory=prepared.directory,
+            config=config,
+            spec=prepared.spec,
+            layout=prepared.layout,
+            slots=slots,
+            resumed=prepared.checkpoint,
+        )
         address = ""
         if http:
             from tianflow.service.auth import Tokens

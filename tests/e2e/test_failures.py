@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -9,14 +10,18 @@ import resource
 import shutil
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import tianflow
 from tests.e2e import harness
 from tests.e2e.harness import LiveRun
+from tests.settings import cartpole
 from tianflow.checkpoint import STATE, CheckpointStore
+from tianflow.errors import ConfigError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 KILLS = int(os.environ.get("TIANFLOW_KILLS", "6"))
@@ -294,6 +299,20 @@ def test_a_pickle_sent_to_the_only_open_port_runs_nothing(tmp_path: Path) -> Non
         assert 400 <= live.post_bytes("pause", pickle.dumps(Bomb(tmp_path / "exploded"))) < 500
         live.until_training(more=5)
         assert not (tmp_path / "exploded").exists()
+
+
+def test_run_after_run_in_one_process_costs_no_descriptor_and_no_thread(tmp_path: Path) -> None:
+    """Runs that end well, and runs that cannot start because their port is taken."""
+    few = {"placement": {"launcher": "processes", "affinity": "none"}, "run": {"max_updates": 2}, "evaluation": {"episodes": 1}}
+    seen = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for _ in range(3):
+            tianflow.train(cartpole(**few), runs_dir=tmp_path, http=True)
+            with pytest.raises(ConfigError, match="is taken"):
+                tianflow.train(cartpole(**few, http={"port": taken.getsockname()[1]}), runs_dir=tmp_path, http=True)
+            gc.collect()
+            seen.append((len(os.listdir("/proc/self/fd")), threading.active_count()))  # noqa: PTH208 - a count is wanted
+    assert 1 == len(set(seen)), seen
 
 
 # Looking -------------------------------------------------------------------------------------------------------------------

@@ -38,6 +38,9 @@ class HeapSlots:
     def add_slots(self, count: int) -> None:
         """Nothing to do: the pages come when they are touched."""
 
+    def close(self) -> None:
+        """Nothing to do: the memory goes with its last view."""
+
 
 class InlineLauncher:
     """Runs the one host of an ``inline`` program in the coordinator's own loop."""

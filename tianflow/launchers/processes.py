@@ -58,6 +58,10 @@ class SharedSlots:
         """Give ``count`` more slots their pages."""
         self._shared.add_slots(count)
 
+    def close(self) -> None:
+        """Let go of the memory. Idempotent."""
+        self._shared.memory.close()
+
 
 class ProcessLauncher:
     """Runs each host of a program as a child process of its own."""
@@ -81,7 +85,6 @@ class ProcessLauncher:
                 await run.run(start)
         finally:
             os.close(weights_fd)
-            slots.memory.close()
 
 
 class ProcessHost:
