@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import structlog
 from blockbuster import blockbuster_ctx
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 REQUIRE_ALL = "TIANFLOW_REQUIRE_ALL"
 
 # no deadline: how long an example takes says more of the machine than of the code
-settings.register_profile("tianflow", deadline=None, derandomize="CI" in os.environ, print_blob=True)
+settings.register_profile(
+    "tianflow", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ, print_blob=True
+)
 settings.load_profile("tianflow")
 
 
