@@ -345,6 +345,17 @@ async def test_the_hung_environment_of_a_retired_actor_is_noticed(nursery: Nurse
         assert [("actors-0", ("actor-0", "actor-2"), "env_hang")] == nursery.lost
 
 
+async def test_a_host_that_was_heard_of_is_not_silent_however_long_the_coordinator_stood_still(nursery: Nursery, clock: Clock) -> None:
+    """After a minute in which the coordinator was stopped, it may look at hosts before it reads what they have sent."""
+    async with keeping(nursery.supervisor(step_s=6.0), host("actors-0")) as supervisor:
+        clock(supervisor, 100.0)
+        nursery.hosts["actors-0"].silent_for = 60.0
+        clock(supervisor, 1.0)
+        nursery.hosts["actors-0"].silent_for = 0.0
+        clock(supervisor, 5.5)
+        assert 0 == nursery.hosts["actors-0"].killed
+
+
 async def test_a_gap_in_the_coordinators_own_time_is_nobodys_silence(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator was stopped for a minute: everyone looks silent, and nobody is killed."""
     supervisor = nursery.supervisor(step_s=6.0)

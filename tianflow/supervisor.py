@@ -1,12 +1,13 @@
-"""host exits, silence, progress words -> Supervisor -> restarts, returned tickets, or the end of the run"""
+"""host exits, silence, progress words -> Supervisor -> restarts, returned tickets, or the end of the run."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tianflow.errors import RunError
@@ -62,7 +63,8 @@ class _Life:
     """One life of a host, from its start to its end.
 
     ``components``: all that it ever had, because one that was retired may still hold a ticket. ``leaving``: it was asked
-    to. ``unstarted_since``: on the watch's clock, while a component of it does not work yet.
+    to. ``unstarted_since``: on the watch's clock, while a component of it does not work yet. ``looked`` (by the
+    machine's clock) and ``heard`` (by the watch's): when it was last looked at, and found to have been heard of.
     """
 
     handle: HostHandle
@@ -71,6 +73,15 @@ class _Life:
     killed_for: str = ""
     ever_started: bool = False
     unstarted_since: float | None = None
+    looked: float = field(default_factory=time.monotonic)
+    heard: float = 0.0
+
+    def silent_for(self, now: float) -> float:
+        """Seconds of silence by the watch's clock: a gap in the coordinator's own time makes nobody silent."""
+        looked, self.looked = self.looked, time.monotonic()
+        if self.handle.silent_for <= self.looked - looked:
+            self.heard = now
+        return now - self.heard
 
 
 class Supervisor:
@@ -212,7 +223,8 @@ class Supervisor:
         failed_starts, able = 0, False
         while self._wanted(name):
             spec = self._specs[name]
-            life = _Life(await self._start(spec, self.starts[name]), {component.name: component for component in spec.components})
+            handle = await self._start(spec, self.starts[name])
+            life = _Life(handle, {component.name: component for component in spec.components}, heard=self._watched_s)
             self.starts[name] += 1
             self._lives[name] = life
             if not self._wanted(name):
@@ -272,7 +284,7 @@ class Supervisor:
         if life.unstarted_since is not None:
             # Whether it talks says nothing: a constructor that hangs leaves the host's loop free to report.
             return self._patience.start_s, "start_timeout", now - life.unstarted_since
-        silent = min(life.handle.silent_for, now)
+        silent = life.silent_for(now)
         match next((component.role for component in life.components.values()), "actor"):
             case "learner":
                 return float("inf"), "", silent  # a slow update is not a hang: readiness tells, a person decides
