@@ -205,6 +205,19 @@ async def test_a_stop_does_not_wait_for_a_host_that_is_still_being_started(nurse
     assert [] == nursery.started_hosts
 
 
+@pytest.mark.parametrize("how", ["stop", "abandon"])
+async def test_a_host_that_cannot_even_be_killed_keeps_no_run_from_ending(nursery: Nursery, how: str) -> None:
+    """Who would kill it is stopped itself; the launcher ends both."""
+    supervisor = nursery.supervisor(grace_s=0.02)
+    supervisor.reconcile([host("actors-0")])
+    await settle()
+    nursery.hosts["actors-0"].end = lambda how="": None  # type: ignore[method-assign]
+    async with asyncio.timeout(5.0):
+        await getattr(supervisor, how)()
+    assert 1 == nursery.hosts["actors-0"].killed
+    assert [("actors-0", ("actors-0",), "stopped")] == nursery.lost
+
+
 async def test_a_stop_does_not_wait_for_a_back_off(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFF_S", (3600.0,))
     supervisor = nursery.supervisor(grace_s=60.0)

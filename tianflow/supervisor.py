@@ -169,25 +169,34 @@ class Supervisor:
             self._lives[host].handle.kill()
 
     async def stop(self) -> None:
-        """Ask all hosts to leave, wait for the grace time, kill the rest, and wait until every one is reaped."""
+        """Ask all hosts to leave, wait for the grace time, kill the rest, and wait as long again until every one is reaped."""
         for name in self._end_all():
             self._dismiss(name)
-        keepers = [task for task in self._keepers.values() if not task.done()]
-        if not keepers:
-            return
-        _, late = await asyncio.wait(keepers, timeout=self._grace_s)
+        await self._reaped()
         for name, life in self._lives.items():
             log.warning("killing a host that did not leave in time", host=name, grace_s=self._grace_s)
             life.handle.kill()
-        if late:
-            await asyncio.wait(late)
+        await self._last_reaped()
 
     async def abandon(self) -> None:
-        """Kill everything now, and wait until it is reaped."""
+        """Kill everything now, and wait for the grace time until it is reaped."""
         for name in self._end_all():
             self._lives[name].handle.kill()
-        if self._keepers:
-            await asyncio.wait(self._keepers.values())
+        await self._last_reaped()
+
+    async def _reaped(self) -> None:
+        """Until every host is gone, or the grace time is over."""
+        keepers = [task for task in self._keepers.values() if not task.done()]
+        if keepers:
+            await asyncio.wait(keepers, timeout=self._grace_s)
+
+    async def _last_reaped(self) -> None:
+        """As `_reaped`. Whoever is left then, because who would kill it is stopped itself, is left to the launcher."""
+        await self._reaped()
+        for name, life in self._lives.items():
+            log.error("a host cannot be killed, the launcher has to", host=name, grace_s=self._grace_s)
+            self._keepers[name].cancel()
+            self._lost(HostSpec(name, tuple(life.components.values())), "stopped")
 
     def _end_all(self) -> Sequence[str]:
         """No host is started any more. Those that live; the others need not be waited for."""

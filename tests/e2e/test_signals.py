@@ -100,6 +100,15 @@ def test_a_signal_ends_the_check_of_an_environment_that_does_not_come_back(tmp_p
         calm(live)
 
 
+def test_a_stopped_fork_server_keeps_no_run_from_ending(tmp_path: Path) -> None:
+    with harness.run(tmp_path, run__grace_s=1.0) as live:
+        live.until_training(more=5)
+        live.kill("tianflow-forks", signal.SIGSTOP)
+        live.kill("actors-0", signal.SIGSTOP)
+        assert 130 == live.interrupt(signal.SIGINT, 15.0)
+        assert saved_anew(live, [])
+
+
 def test_a_hangup_of_the_parents_terminal_reaches_nobody_but_the_coordinator(tmp_path: Path) -> None:
     """Hosts live in sessions of their own: Ctrl-C in a terminal signals the foreground group only."""
     with harness.run(tmp_path) as live:
