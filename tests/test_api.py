@@ -148,5 +148,12 @@ async def test_a_live_bound_wider_than_the_slots_have_room_for_is_bounded_by_the
         await handle.balance.set(max_staleness=5000)
         before = control.statistics().ledger
         assert before.credits_limit <= before.slots <= 100_000 / 1000
-        await until(lambda: control.statistics().ledger.updates > before.updates + 200 or control.state == "failed")
+        await until(lambda: control.statistics().ledger.updates > before.updates + 60 or control.state == "failed")
         assert control.state == "running"
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("tianflow.api.GPU_NODES", ())
+    with pytest.raises(ConfigError, match="learner.device"):
+        run(tmp_path, learner={"device": "cuda"})
+    assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ from tianflow import config_loading, loops, network_rules, plugins, validation
 from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
 from tianflow.config import Config
 from tianflow.coordinator import Run
-from tianflow.errors import CheckpointError, RunError
+from tianflow.errors import ConfigError, Problem, CheckpointError, RunError
 from tianflow.layout import make_layout
 from tianflow.logs import configure
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Overrides = Sequence[str] | Mapping[str, object]
 RUNS = Path("runs")
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
+"""Device files of the driver: looking for them costs nothing, where asking PyTorch would import it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,7 @@ class _Prepared:
 def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prepared:
     """Everything that reads files, imports what the config names, or makes an environment. Blocks: not for a loop."""
     checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
+    _require_device(config.learner.device)
     spec = validation.require_valid(config).spec
     assert spec is not None
     layout = make_layout(
@@ -291,6 +294,13 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
     factory: Any = plugins.load("tianflow.launchers", config.placement.launcher, path="placement.launcher")
     run_id, directory = _directory(config, checkpoint, resume, runs_dir)
     return _Prepared(config, checkpoint, spec, layout, factory(), run_id, directory)
+
+
+def _require_device(device: str) -> None:
+    """Refuse a GPU that this machine does not have. (A checkpoint of one may still be played here, so this is no rule of configs.)"""
+    if device.startswith("cuda") and not any(Path(node).exists() for node in GPU_NODES):
+        message = "this machine has no NVIDIA GPU to compute on"
+        raise ConfigError([Problem("learner.device", device, message, "auto, cpu, or a machine that has one")])
 
 
 def _directory(config: Config, checkpoint: Checkpoint | None, resume: str | Path | None, runs_dir: Path) -> tuple[str, Path]:
