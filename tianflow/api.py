@@ -19,7 +19,7 @@ from tianflow import config_loading, loops, network_rules, plugins, validation
 from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
 from tianflow.config import Config
 from tianflow.coordinator import Run
-from tianflow.errors import ConfigError, Problem, CheckpointError, RunError
+from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.layout import make_layout
 from tianflow.logs import configure
 
@@ -291,9 +291,14 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
         state_spec=network_rules.state_spec(config.network),
         return_accumulator=config.env.normalisation.returns,
     )
+    for law in plugins.names("tianflow.controllers"):  # one that is asked for later must not be imported on the loop
+        with contextlib.suppress(ConfigError):
+            plugins.load("tianflow.controllers", law, path="balance.controller")
     factory: Any = plugins.load("tianflow.launchers", config.placement.launcher, path="placement.launcher")
+    launcher = factory()
+    launcher.prepare()
     run_id, directory = _directory(config, checkpoint, resume, runs_dir)
-    return _Prepared(config, checkpoint, spec, layout, factory(), run_id, directory)
+    return _Prepared(config, checkpoint, spec, layout, launcher, run_id, directory)
 
 
 def _require_device(device: str) -> None:

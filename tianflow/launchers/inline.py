@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from tianflow.program import ComponentSpec, HostSpec
 
 
+COMPUTES = ("tianflow.components.rollout", "tianflow.components.evaluator", "tianflow.components.stacking")
+
+
 class HeapSlots:
     """Slots in ordinary memory. The pages of slots nobody uses do not exist yet."""
 
@@ -46,6 +50,11 @@ class InlineLauncher:
     """Runs the one host of an ``inline`` program in the coordinator's own loop."""
 
     slots = HeapSlots
+
+    def prepare(self) -> None:
+        """Import what components import, PyTorch first: it takes a second, which is not for the loop."""
+        for module in COMPUTES:
+            importlib.import_module(module)
 
     async def launch(self, run: Run, slots: HeapSlots) -> None:  # noqa: ARG002 - slots live as long as this process
         """Until the run has ended."""

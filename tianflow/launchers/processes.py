@@ -68,6 +68,9 @@ class ProcessLauncher:
 
     slots = SharedSlots
 
+    def prepare(self) -> None:
+        """Nothing: children import what they need."""
+
     async def launch(self, run: Run, slots: SharedSlots) -> None:
         """Until the run has ended; no process, socket or memory is left."""
         weights_fd = SharedMemory.create_unsized("tianflow-weights")
