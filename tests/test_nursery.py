@@ -353,9 +353,12 @@ async def test_nobody_outlives_the_coordinator(run_id: str, number: int) -> None
     with subprocess.Popen(  # noqa: ASYNC220 - the processes under test have a loop of their own
         [sys.executable, "-c", COORDINATOR, run_id], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root, env=environment
     ) as coordinator:
-        assert coordinator.stdout is not None
-        assert 3 == len(json.loads(await asyncio.to_thread(coordinator.stdout.readline)))
-        assert 6 == len(await of_run(run_id))
-        coordinator.send_signal(number)
-        await asyncio.to_thread(coordinator.wait)
-        await eventually(lambda: numbers(run_id, 0), within_s=5.0)
+        try:
+            assert coordinator.stdout is not None
+            assert 3 == len(json.loads(await asyncio.to_thread(coordinator.stdout.readline)))
+            assert 6 == len(await of_run(run_id))
+            coordinator.send_signal(number)
+            await asyncio.to_thread(coordinator.wait)
+            await eventually(lambda: numbers(run_id, 0), within_s=5.0)
+        finally:
+            coordinator.kill()  # also when an assertion failed: leaving the context waits for it
