@@ -116,6 +116,7 @@ def settings_of(case: Case, seed: int) -> str:
 
 def train(case: Case, seed: int) -> Record:
     """One run in processes of its own; CalledProcessError if it failed."""
+    settings = settings_of(case, seed)  # before the run: somebody may edit the config meanwhile
     with tempfile.TemporaryDirectory() as runs:
         overrides = [f"{path}={toml_value(value)}" for path, value in case.settings(seed).items()]
         options = ["--plain", "--json", "--no-http", "--runs-dir", runs, "placement.affinity=none"]
@@ -125,7 +126,7 @@ def train(case: Case, seed: int) -> Record:
     if done.returncode:
         sys.stderr.write(done.stderr)
         done.check_returncode()
-    return Record(case.name, seed, settings_of(case, seed), json.loads(done.stdout.splitlines()[-1]))
+    return Record(case.name, seed, settings, json.loads(done.stdout.splitlines()[-1]))
 
 
 def read(path: Path) -> list[Record]:

@@ -146,7 +146,9 @@ ONE_STATE: dict[str, object] = {
 def test_a_state_whose_episodes_are_cut_off_is_worth_the_endless_sum_and_one_that_ends_the_finite_one(
     algorithm: str, ending: str, value: float, tmp_path: Path
 ) -> None:
-    own = {"ppo": {"algorithm.gae_lambda": 1.0, "algorithm.minibatch_size": 48}, "impala": {"env.normalisation.returns": False}, "a2c": {}}
+    raw = {"env.normalisation.returns": False}
+    ppo_own = {"algorithm.gae_lambda": 1.0, "algorithm.minibatch_size": 48, "run.max_updates": 200}
+    own = {"ppo": ppo_own, "impala": raw, "a2c": raw}
     settings = {**ONE_STATE, **own[algorithm], "env.kwargs": {"length": 2, "ending": ending}}
     finished = tianflow.train(f"cartpole_{algorithm}", settings, runs_dir=tmp_path)
     learner = restored(finished.directory)
@@ -167,7 +169,7 @@ def restored(directory: Path) -> actor_critic.ActorCriticLearner:
 
 
 def test_the_normaliser_lies_in_the_checkpoint_and_is_the_one_that_the_run_was_judged_with(tmp_path: Path) -> None:
-    settings = {"run.max_updates": 12, "run.target_return": None, "evaluation.episodes": 32, "placement.affinity": "none"}
+    settings = {"run.max_updates": 12, "run.target_return": None, "evaluation.episodes": 32, "placement.launcher": "inline"}
     finished = tianflow.train("pendulum_ppo", settings, runs_dir=tmp_path)
     judged = finished.summary["evaluation"]
     assert 12 == judged["version"]
