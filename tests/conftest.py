@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
 REQUIRE_ALL = "TIANFLOW_REQUIRE_ALL"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts the tests in the background has them ignore SIGINT, and every process they start would, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # no deadline: how long an example takes says more of the machine than of the code
 settings.register_profile(
