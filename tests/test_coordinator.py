@@ -81,9 +81,12 @@ class FakeLearner:
         self.answers = asyncio.Event()
         self.answers.set()
         self.saves = 0
+        self.held: list[bool] = []
+        self.is_held: Callable[[], bool] = lambda: False
 
     async def save(self, staged: Path) -> SavedState:
         self.saves += 1
+        self.held.append(self.is_held())
         await self.answers.wait()
         if self.error is not None:
             raise self.error
@@ -103,7 +106,6 @@ class FakeEvaluator:
         self.error: Exception | None = None
         self.answers = asyncio.Event()
         self.answers.set()
-        self.held: list[bool] = []
         self.asked: list[Version] = []
 
     async def evaluate(self, at_least: Version) -> Evaluation:
@@ -124,6 +126,7 @@ class World:
         self.run = Run(run_id="run", directory=directory, config=config, spec=SPEC, layout=layout, slots=slots, **options)
         self.hosts: dict[str, FakeHost] = {}
         self.learner, self.evaluator = FakeLearner(), FakeEvaluator()
+        self.learner.is_held = lambda: self.run.settings.value.hold_learner
         self.working = True
         self.starts: list[tuple[Version, int, Path | None]] = []
 
@@ -450,7 +453,7 @@ async def test_a_stop_drops_what_is_open_saves_and_sends_everyone_home(tmp_path:
         await soon(task)
     assert ("stopped", "test") == (world.run.state, world.run.end_reason)
     assert ({"stopped": 1}, 0) == (world.run.statistics().ledger.dropped, world.run.statistics().ledger.open)
-    assert (["v1-0000000000"], []) == (world.checkpoints, world.evaluator.asked)
+    assert (["v1-0000000000"], [], [True]) == (world.checkpoints, world.evaluator.asked, world.learner.held)
     assert all(host.gone.is_set() for host in world.hosts.values())
     with pytest.raises(StateConflictError, match="the run is stopped"):
         world.run.stop(source="test")
@@ -465,6 +468,7 @@ async def test_a_run_that_ends_by_itself_is_judged_and_saved_at_its_last_version
         await soon(task)
     assert ("done", "max_env_steps") == (world.run.state, world.run.end_reason)
     assert ([FIRST], ["v1-0000000000"]) == (world.evaluator.asked, world.checkpoints)
+    assert [True] == world.learner.held  # else it could train on what it has pulled ahead, and nobody would keep that
 
 
 async def test_an_evaluator_that_is_gone_at_the_end_costs_the_evaluation_and_not_the_checkpoint(tmp_path: Path) -> None:

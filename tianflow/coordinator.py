@@ -130,7 +130,7 @@ class Run:
         )
         self.judge = Judge(
             ports=lambda: (self.learner_port, self.evaluator_port),
-            hold=lambda hold: self._put(replace(self.settings.value, hold_learner=hold)),
+            hold=self._hold_learner,
             published=lambda: self.exchange.ledger.published,
             timeout_s=config.evaluation.timeout_s,
             give_up=self._give_up_evaluator,
@@ -201,6 +201,7 @@ class Run:
         self.exchange.drop_open("stopped")
         self.exchange.close()
         if not failed:
+            self._hold_learner(True)  # what it has pulled ahead would be an update more than the last checkpoint holds
             await self._while_the_learner_answers(self._last_things())
         await supervisor.stop()
         self.exchange.drop_open("stopped")
@@ -527,6 +528,9 @@ class Run:
     def _judged(self, evaluation: Evaluation) -> None:
         newest = self.judge.newest
         self.publish(EvaluationFinished(evaluation.version.number, len(evaluation.returns), newest["mean_return"], evaluation.returns))
+
+    def _hold_learner(self, hold: bool) -> None:
+        self._put(replace(self.settings.value, hold_learner=hold or self._state == "stopping"))
 
     def _give_up_evaluator(self) -> None:
         if self._supervisor is not None:
