@@ -33,6 +33,7 @@ OLD = 0.8
 MEMORY: Mapping[str, object] = {
     "env.id": "tests.environments:MemoryEnv",
     "env.kwargs": {"gap": 10},
+    "env.normalisation.returns": False,
     "network.hidden": [32],
     "network.activation": "tanh",
     "actors.rollout_steps": 8,
@@ -42,8 +43,8 @@ MEMORY: Mapping[str, object] = {
 }
 """What was shown in one fragment must be said in another."""
 MEMORY_BY: Mapping[str, Mapping[str, object]] = {
-    "ppo": {"algorithm.learning_rate": 3e-3, "algorithm.batch_trajectories": 2, "algorithm.minibatch_size": 256, "algorithm.epochs": 4},
-    "impala": {"algorithm.learning_rate": 2e-3, "env.normalisation.returns": False, "algorithm.normalise_advantages": False},
+    "ppo": {"algorithm.learning_rate": 3e-3, "algorithm.batch_trajectories": 2, "algorithm.gae_lambda": 0.95, "algorithm.epochs": 4},
+    "impala": {"algorithm.learning_rate": 2e-3, "algorithm.normalise_advantages": False},
 }
 PONG_RISES = -20.0
 """A player that does nothing loses every point, which is -21."""
