@@ -148,8 +148,8 @@ def test_a_state_whose_episodes_are_cut_off_is_worth_the_endless_sum_and_one_tha
     algorithm: str, ending: str, value: float, tmp_path: Path
 ) -> None:
     raw = {"env.normalisation.returns": False}
-    ppo_own = {"algorithm.gae_lambda": 1.0, "algorithm.minibatch_size": 48, "run.max_updates": 200}
-    own = {"ppo": ppo_own, "impala": raw, "a2c": raw}
+    whole = {"algorithm.gae_lambda": 1.0, "algorithm.minibatch_size": 48, "algorithm.epochs": 8}
+    own = {"ppo": {**raw, **whole, "run.max_updates": 200}, "impala": raw, "a2c": raw}
     settings = {**ONE_STATE, **own[algorithm], "env.kwargs": {"length": 2, "ending": ending}}
     finished = tianflow.train(f"cartpole_{algorithm}", settings, runs_dir=tmp_path)
     learner = restored(finished.directory)
