@@ -386,6 +386,33 @@ def test_observation_statistics_are_those_of_all_valid_rows_and_reach_the_policy
     assert found["n"].item() == 1
 
 
+@pytest.mark.parametrize("network", ["nature_cnn", "impala_resnet"])
+def test_pixels_are_normalised_each_by_itself_for_learner_and_actor_alike(network: str) -> None:
+    """A still background vanishes; what moved once before it is seen, but not blown up to the limit."""
+    settings = config("impala", network=network, learning_rate=3e-2)
+    pixels = settings.env.model_copy(update={"normalisation": NormalisationSettings(images=True)})
+    settings = settings.model_copy(update={"env": pixels})
+    env = spec(DISCRETE, LeafSpec("", (1, 36, 36), "uint8"))
+    policy, learner = pair(settings, env)
+    for seed in range(2):
+        arrays = rollout(policy, env, seed=seed)
+        arrays["obs/"][..., 0, 0] = 87
+        learner.step(LearnerBatch(arrays))
+        policy.load(learner.flat())
+    observation = torch.full((1, 1, 36, 36), 87, dtype=torch.uint8)
+    found = policy._model.observations({"": observation})[""]
+    assert found.dtype == torch.float32
+    assert found[..., 0, 0].item() == pytest.approx(0.0, abs=1e-5)
+    observation[..., 0, 0] = 97
+    assert policy._model.observations({"": observation})[""][..., 0, 0].item() == pytest.approx(2.0, rel=1e-3)
+    arrays = rollout(policy, env, seed=9)
+    samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
+    with torch.no_grad():
+        output = learner.model.evaluate(samples.observation, samples.state, samples.start)
+        log_ratio = learner.model.distribution.log_prob(output.parameters[:-1], samples.action) - samples.log_prob
+    assert log_ratio.abs().max() < 1e-5
+
+
 def test_returns_are_scaled_by_the_deviation_of_the_discounted_return() -> None:
     settings, env = config("a2c", normalise=True), spec()
     policy, learner = pair(settings, env)

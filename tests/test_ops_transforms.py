@@ -56,6 +56,15 @@ def test_a_large_offset_does_not_ruin_the_variance() -> None:
     assert merged.variance.item() == pytest.approx(x.var(correction=0).item(), rel=1e-6)
 
 
+def test_moments_of_bytes_are_exact_and_those_of_their_scaled_values() -> None:
+    x = torch.randint(256, (700, 2, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    x[:, 0, 0] = 255  # never moves: its variance is 0, not rounding
+    found, expected = batch_moments(x), batch_moments(x.double() / 255.0)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+    assert found.variance[0, 0].item() == 0.0
+
+
 def test_normalised_values_stay_within_the_clip() -> None:
     found = normalise(torch.tensor([3.0, 1000.0, -1000.0]), torch.tensor(1.0), torch.tensor(0.5), 10.0)
     assert found.tolist() == [1.0, 10.0, -10.0]

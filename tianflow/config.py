@@ -47,6 +47,9 @@ class NormalisationSettings(Section):
     """Running normalisation; its state travels with the weights and lies in checkpoints."""
 
     observations: bool = False
+    """Leaves of floats."""
+    images: bool = False
+    """uint8 images, each pixel by itself: what never moves disappears, what is small and moves does not."""
     returns: bool = False
     clip: PositiveFloat = 10.0
 

@@ -46,8 +46,12 @@ class Model:
         self.network = make_network(config.network, spec, seed=config.run.seed).to(device).eval()
         self.distribution = distribution_for(spec.action)
         self.state_shapes = state_spec(config.network)
-        floats = [leaf for leaf in spec.observation if leaf.dtype.startswith("float")] if normalisation.observations else []
-        self.observations = ObservationNormaliser(floats, clip=normalisation.clip)
+        wanted = [
+            leaf
+            for leaf in spec.observation
+            if (normalisation.observations and leaf.dtype.startswith("float")) or (normalisation.images and is_image(leaf))
+        ]
+        self.observations = ObservationNormaliser(wanted, clip=normalisation.clip)
         self.rewards = RewardNormaliser(normalisation.returns, clip=normalisation.clip)
         self.buffer = FlatBuffer(self.network, self.observations.shapes | self.rewards.shapes, device)
         self.observations.bind(self.buffer.extras)

@@ -17,6 +17,8 @@ from tianflow.payloads import LeafSpec
 Tree = Mapping[str, Tensor]
 EPSILON = 1e-8
 """Added to a variance before its root is divided by."""
+IMAGE_EPSILON = (5.0 / 255.0) ** 2
+"""The same for a pixel: one that never changed stays near 0 when something passes over it, instead of being blown up to the limit."""
 
 
 def moment_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -36,13 +38,16 @@ def write(views: Moments, values: Moments) -> None:
 
 
 class ObservationNormaliser:
-    """Float leaves with mean 0 and variance 1, within plus and minus ``clip``; the identity when ``leaves`` is empty.
+    """``leaves`` with mean 0 and variance 1, within plus and minus ``clip``; the identity when there are none.
+
+    Images (uint8, each pixel by itself, as in arXiv 1810.12894) become float32 [..., *leaf shape] too.
 
     Before the first update mean is 0 and variance 1.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], *, clip: float) -> None:
         self._names, self._clip = tuple(leaf.name for leaf in leaves), clip
+        self._epsilon = {leaf.name: IMAGE_EPSILON if leaf.dtype == "uint8" else EPSILON for leaf in leaves}
         self._views: dict[str, Moments] = {}
         self._scales: dict[str, tuple[Tensor, Tensor]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -59,10 +64,10 @@ class ObservationNormaliser:
     def refresh(self) -> None:
         """Read what is applied from the buffer, after it was overwritten."""
         for name, moments in self._views.items():
-            self._scales[name] = (moments.mean.float(), torch.rsqrt(moments.variance + EPSILON).float())
+            self._scales[name] = (moments.mean.float(), torch.rsqrt(moments.variance + self._epsilon[name]).float())
 
     def __call__(self, observation: Tree) -> Tree:
-        """{leaf: [..., *leaf shape]} with the float leaves normalised."""
+        """{leaf: [..., *leaf shape]} with ``leaves`` normalised, as float32."""
         if not self._names:
             return observation
         changed = {name: normalise(as_float(observation[name]), *self._scales[name], self._clip) for name in self._names}

@@ -73,7 +73,8 @@ class MlpTorso(nn.Module):
 class ImageTorso(nn.Module):
     """Convolutions over every image leaf, then one layer of ``units`` over their outputs and all other leaves.
 
-    {leaf: [M, *leaf]} -> [M, units]. ``trunks`` hold the convolutions of each image leaf, [M, C, H, W] -> [M, F].
+    {leaf: [M, *leaf]} -> [M, units]. ``trunks`` hold the convolutions of each image leaf, [M, C, H, W] -> [M, F]. An image is
+    uint8, which is scaled to 0..1, or float32, which was normalised.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], trunks: Sequence[nn.Module], units: int) -> None:
@@ -90,7 +91,8 @@ class ImageTorso(nn.Module):
         for (name, first), trunk in zip(self._images, self.trunks, strict=True):
             x = observation[name] if first else observation[name].movedim(-1, 1)
             # Convolutions of this size run about a third faster on a CPU when channels lie innermost.
-            parts.append(trunk(x.to(torch.float32, memory_format=torch.channels_last).mul_(1.0 / 255.0)))
+            pixels = x.to(torch.float32, memory_format=torch.channels_last)
+            parts.append(trunk(pixels.mul_(1.0 / 255.0) if x.dtype == torch.uint8 else pixels))
         if self.vector.size:
             parts.append(self.vector(observation))
         return torch.relu_(self.head(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
