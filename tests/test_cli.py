@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import tianflow
 from tianflow import cli, client
 from tianflow.checkpoint import CheckpointStore, write_state
-from tianflow.config_loading import load_config, to_toml, with_changes
+from tianflow.config_loading import load_config, with_changes, write_config
 from tianflow.errors import CheckpointError, RunError, StateConflictError
 from tianflow.payloads import Version
 
@@ -105,10 +105,10 @@ def test_every_problem_of_a_config_is_one_line_and_nothing_is_started(api: Api) 
 
 
 def saved_run(folder: Path) -> Path:
-    """A run that was started with seed 5 and bound 1, whose bound was 3 when the checkpoint was written."""
+    """A run that was started with seed 5 and bound 1, whose bound was 3 when the checkpoint was written and 4 when it was killed."""
     (folder / "a-run" / "checkpoints").mkdir(parents=True)
     config = load_config("cartpole_ppo", ["run.seed=5"])
-    (folder / "a-run" / "config.toml").write_text(to_toml(config))
+    write_config(folder / "a-run", with_changes(config, {"balance": {"max_staleness": 4}}))
     config = with_changes(config, {"balance": {"max_staleness": 3}})
     store = CheckpointStore(folder / "a-run" / "checkpoints", keep=1)
     staged = store.stage()
@@ -124,7 +124,16 @@ def test_a_resumed_run_needs_no_config(api: Api, tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_keeps_what_was_changed_while_it_went_on(api: Api, tmp_path: Path) -> None:
+    """A run goes on with what was in force last, a checkpoint that is named with what was in force then."""
+    checkpoint = saved_run(tmp_path)
+    for wish in ("a-run", str(tmp_path / "a-run"), str(checkpoint)):
+        run("train", "--resume", wish, "--runs-dir", str(tmp_path))
+    assert [4, 4, 3] == [config.bound for config, _ in api.asked]
+
+
+def test_a_run_that_lost_its_config_goes_on_with_that_of_its_checkpoint(api: Api, tmp_path: Path) -> None:
     saved_run(tmp_path)
+    (tmp_path / "a-run" / "config.toml").unlink()
     run("train", "--resume", "a-run", "--runs-dir", str(tmp_path))
     assert 3 == api.asked[0][0].bound
 

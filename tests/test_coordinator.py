@@ -20,6 +20,7 @@ from tianflow import supervisor as supervising
 from tianflow.checkpoint import CheckpointStore, write_state
 from tianflow.components.balancer import make_laws
 from tianflow.config import Config
+from tianflow.config_loading import load_config
 from tianflow.coordinator import Run
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError, StateConflictError
 from tianflow.launchers.inline import HeapSlots
@@ -284,6 +285,13 @@ async def test_a_run_without_a_living_actor_is_not_ready(tmp_path: Path) -> None
         assert (False, ("there are no actors: actors.count is 0",)) == world.run.ready()
 
 
+async def test_a_change_is_kept_where_a_resumed_run_looks_for_it_before_any_checkpoint(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.run.change({"balance": {"max_staleness": 7}}, source="test")
+    assert 7 == (await asyncio.to_thread(load_config, tmp_path / "config.toml")).bound
+
+
 # No failure is lost ----------------------------------------------------------------------------------------------------
 
 
@@ -411,6 +419,7 @@ async def test_an_evaluation_that_fails_lets_the_learner_go_on(tmp_path: Path, e
         world.evaluator.error = error
         assert not await soon(world.run.judge.judge(hold=True, target=1.0))
         assert (False, "running", {}) == (world.run.settings.value.hold_learner, world.run.state, world.run.judge.newest)
+        assert 1 == world.run.statistics().evaluation_failures
 
 
 async def test_an_evaluation_that_hangs_costs_the_evaluator_and_lets_the_learner_go_on(tmp_path: Path) -> None:

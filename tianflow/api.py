@@ -320,7 +320,7 @@ def _directory(config: Config, checkpoint: Checkpoint | None, resume: str | Path
         if directory.exists() and any(directory.iterdir()):
             raise CheckpointError(f"{str(directory)!r} exists; choose another run.name, or go on with it: --resume {run_id}")
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.toml").write_text(config_loading.to_toml(config), encoding="utf-8")
+    config_loading.write_config(directory, config)
     return run_id, directory
 
 

@@ -130,10 +130,11 @@ def _training_config(config: str | None, overrides: list[str], resume: str | Non
     if resume is None:
         raise typer.BadParameter("is required, unless --resume names a run", param_hint="CONFIG")
     from tianflow.checkpoint import CheckpointStore, resolve
-    from tianflow.config_loading import load_config
+    from tianflow.config_loading import load_config, settings_in_force
 
-    # the checkpoint holds what was in force, live changes included; the run's config.toml only what it was started with
-    return load_config(CheckpointStore.load(resolve(resume, runs_dir)).manifest["config"], overrides)
+    # A run goes on with what was in force last, also when no checkpoint has seen it; a checkpoint with what was in force then.
+    checkpoint, last = resolve(resume, runs_dir), settings_in_force(resume, runs_dir)
+    return load_config(last or CheckpointStore.load(checkpoint).manifest["config"], overrides)
 
 
 @app.command()

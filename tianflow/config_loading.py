@@ -17,6 +17,9 @@ from tianflow.config import BUILT_IN_ALGORITHMS, LIVE, AlgorithmSettings, Config
 from tianflow.config_problems import innermost, problems_of, unknown_key
 from tianflow.errors import ConfigError, Problem
 
+CONFIG_FILE = "config.toml"
+"""In a run's directory: the settings in force, live changes included."""
+
 Overrides = Sequence[str] | Mapping[str, object]
 Changes = Mapping[str, object]
 Table = dict[str, Any]
@@ -79,6 +82,19 @@ def with_changes(config: Config, changes: Changes) -> Config:
 def live_settings() -> str:
     """All settings that may change while a run goes on, as a sentence part."""
     return ", ".join(f"{section}.{key}" for section, keys in LIVE.items() for key in keys)
+
+
+def write_config(directory: Path, config: Config) -> None:
+    """Keep ``config`` as ``config.toml`` in a run's directory, whole or not at all. OSError when the disk refuses."""
+    written = directory / f".{CONFIG_FILE}"
+    written.write_text(to_toml(config), encoding="utf-8")
+    written.replace(directory / CONFIG_FILE)
+
+
+def settings_in_force(run: str, runs_dir: Path) -> Path | None:
+    """Where a run, given by name or directory, keeps what was in force last; None if ``run`` is something else, a checkpoint say."""
+    kept = (directory / CONFIG_FILE for directory in (Path(run), runs_dir / run) if (directory / "checkpoints").is_dir())
+    return next((path for path in kept if path.is_file()), None)
 
 
 def to_toml(config: Config, *, only_changed: bool = False) -> str:

@@ -407,10 +407,18 @@ class Run:
         new = {path: _at(config, path) for path in sorted(paths)}
         self._journal.add(source, "change", old=old, new=new)
         self._put(replace(self.settings.value, config=config, bound=self.balancer.bound_with(config)))
+        self._disk.submit(self._remember, config)
         if config.actors.count != before.actors.count and self._supervisor is not None:
             self._supervisor.reconcile(system.build(config).placement.hosts)
         self.publish(SettingsChanged(self.generation, tuple(sorted(paths))))
         return self.generation
+
+    def _remember(self, config: Config) -> None:
+        """A resumed run has every change, also those that no checkpoint has seen."""
+        try:
+            config_loading.write_config(self.directory, config)
+        except OSError as error:
+            log.warning("the settings in force cannot be written", error=str(error))
 
     def pause(self, *, source: str) -> str:
         """Nobody begins anything until `resume`."""
@@ -617,6 +625,7 @@ class Run:
             recent_returns=tuple(self._episodes.returns),
             recent_lengths=tuple(self._episodes.lengths),
             evaluation=dict(self.judge.newest),
+            evaluation_failures=self.judge.failures,
             restarts=dict(supervisor.restarts) if supervisor else {},
             starts=dict(supervisor.starts) if supervisor else {},
             events_dropped=self.events.dropped,

@@ -46,6 +46,8 @@ class Judge:
         self._ports, self._hold, self._published = ports, hold, published
         self._timeout_s, self._give_up, self._judged = timeout_s, give_up, judged
         self._judging = asyncio.Lock()
+        self.failures = 0
+        """Evaluations that came to nothing."""
         self.newest: dict[str, float] = {}
         """``version``, ``mean_return`` and ``episodes`` of the newest evaluation; empty before the first."""
 
@@ -55,7 +57,7 @@ class Judge:
         return self._judging.locked()
 
     async def judge(self, *, target: float | None = None, hold: bool = False) -> bool:
-        """Evaluate; True if the mean return reached ``target``. A failure is logged, and is no success.
+        """Evaluate; True if the mean return reached ``target``. A failure is logged and counted, and is no success.
 
         With ``hold`` it is exactly the learner's newest version, which rests meanwhile; it goes on resting after a
         success, so that what is saved then is what was judged.
@@ -68,6 +70,7 @@ class Judge:
                 self._record(await self._evaluate(hold))
                 reached = target is not None and self.newest["mean_return"] >= target
             except (BrokenChannelError, EnvironmentFailedError) as error:
+                self.failures += 1
                 log.warning("an evaluation failed", error=str(error))
             finally:
                 if hold and not reached:

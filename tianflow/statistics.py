@@ -146,6 +146,8 @@ class RunStatistics:
     recent_lengths: tuple[int, ...]
     evaluation: Mapping[str, float]
     """``version``, ``mean_return``, ``episodes`` of the newest evaluation; empty before the first."""
+    evaluation_failures: int
+    """Evaluations that came to nothing."""
     restarts: Mapping[tuple[str, str], int]
     starts: Mapping[str, int]
     events_dropped: int

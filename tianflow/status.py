@@ -96,7 +96,7 @@ def describe(run: RunStatistics, config: Config, rates: Rates) -> dict[str, Any]
                 "env_steps": run.env_steps,
                 "env_frames": run.env_frames,
                 "episodes": run.episodes,
-                "updates": ledger.updates,
+                "updates": ledger.version.number,
                 "skipped_updates": ledger.skipped_updates,
                 "time_left_s": time_left(run, config, rates),
             },

@@ -248,10 +248,11 @@ class LiveRun:
 
     def until_training(self, *, more: int = 1, within_s: float = START_S) -> int:
         """Until ``more`` updates have been settled than now; how many there are."""
-        before = self.status().get("progress", {}).get("updates", 0)
 
         def updates() -> int:
-            return int(self.status().get("progress", {}).get("updates", 0))
+            return int(self.metric("learner_updates_total")) if self.status() else 0
+
+        before = updates()
 
         self.until(f"{before + more} updates", lambda: updates() >= before + more, within_s=within_s)
         return updates()

@@ -149,6 +149,7 @@ FAMILIES: tuple[Family, ...] = (
     _gauge("time_to_target_seconds", "Training time until the target was first reached.", _one(lambda r: r.time_to_target_s)),
     _gauge("evaluation_return_mean", "Mean return of the newest evaluation.", _one(lambda r: r.evaluation.get("mean_return"))),
     _gauge("evaluation_version", "Version that the newest evaluation was of.", _one(lambda r: r.evaluation.get("version"))),
+    _counter("evaluations_failed", "Evaluations that came to nothing.", _one(lambda r: r.evaluation_failures)),
     _gauge("run_elapsed_seconds", "Time since the run began.", _one(lambda r: r.elapsed_s)),
     _gauge("run_state", "1 for the state that the run is in.", _flags(lambda r: r.state, STATES), "state"),
     _gauge("run_ready", "1 while training can proceed.", _one(lambda r: float(r.ready))),
