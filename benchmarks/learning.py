@@ -11,13 +11,14 @@ import argparse
 import fnmatch
 import json
 import os
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,10 @@ class Case:
     seeds: int = 5
     needed: int = 4
     rises_to: float | None = None
+
+    def over(self, seeds: int) -> Case:
+        """The same over so many seeds, of which the same share is expected."""
+        return replace(self, seeds=seeds, needed=self.needed * seeds // self.seeds)
 
     def settings(self, seed: int) -> dict[str, object]:
         """Overrides of one run."""
@@ -137,14 +142,14 @@ def read(path: Path) -> list[Record]:
     return [Record(**record) for record in json.loads(path.read_text(encoding="utf-8"))["runs"]]
 
 
-def write(path: Path, records: Iterable[Record]) -> None:
-    """Keep ``records``, with the machine, and the table beside them."""
-    order = {case.name: index for index, case in enumerate(cases())}
+def write(path: Path, records: Iterable[Record], known: Sequence[Case]) -> None:
+    """Keep ``records`` of ``known`` cases, with the machine, and the table beside them."""
+    order = {case.name: index for index, case in enumerate(known)}
     kept = sorted((record for record in records if record.case in order), key=lambda record: (order[record.case], record.seed))
     runs = [{"case": r.case, "seed": r.seed, "settings": r.settings, "summary": dict(r.summary)} for r in kept]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine.describe(), "runs": runs}, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(table(kept), encoding="utf-8")
+    path.with_suffix(".md").write_text(table(kept, known), encoding="utf-8")
 
 
 HEAD = """# Learning
@@ -158,13 +163,13 @@ Staleness is counted in updates, per trajectory trained on; its mean is the medi
 """
 
 
-def table(records: Sequence[Record]) -> str:
+def table(records: Sequence[Record], known: Sequence[Case]) -> str:
     """For people: one line a case."""
-    return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in _lines(records))
+    return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in _lines(records, known))
 
 
-def _lines(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
-    for case in cases():
+def _lines(records: Sequence[Record], known: Sequence[Case]) -> Iterator[tuple[str, ...]]:
+    for case in known:
         found = [record.summary for record in records if record.case == case.name]
         if found:
             solved = [summary for summary in found if case.solved(summary) and case.old_enough(summary)]
@@ -184,24 +189,42 @@ def _lines(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
 def main() -> int:
     """Run what is missing; exit code 1 when a case has too few solved runs (or, where none may be, one)."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="*", help="cases whose name matches this pattern")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once; each keeps two cores busy")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="cases whose name matches one of these")
+    parser.add_argument("--seeds", type=int, help="so many seeds of each case, instead of its own number")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, each on two cores of its own")
     parser.add_argument("--out", type=Path, default=RESULTS / "learning.json")
     given = parser.parse_args()
-    chosen = [case for case in cases() if fnmatch.fnmatch(case.name, given.only)]
-    wanted = {(case.name, seed): (case, settings_of(case, seed)) for case in cases() for seed in range(1, case.seeds + 1)}
+    everything = [case if given.seeds is None else case.over(given.seeds) for case in cases()]
+    chosen = [case for case in everything if any(fnmatch.fnmatch(case.name, pattern) for pattern in given.only)]
+    wanted = {(case.name, seed): (case, settings_of(case, seed)) for case in everything for seed in range(1, case.seeds + 1)}
     records = [r for r in read(given.out) if wanted.get((r.case, r.seed), (None, ""))[1] == r.settings]
     there = {(record.case, record.seed) for record in records}
     asked = sorted(((case, seed) for case in chosen for seed in range(1, case.seeds + 1)), key=lambda run: run[1])
     missing = [(case, seed) for case, seed in asked if (case.name, seed) not in there]
-    with ThreadPoolExecutor(given.jobs) as pool:
+    pairs = _pairs(given.jobs)
+    with ThreadPoolExecutor(given.jobs, initializer=lambda: os.sched_setaffinity(0, pairs.get_nowait())) as pool:
         for future in as_completed([pool.submit(train, case, seed) for case, seed in missing]):
-            record = future.result()
+            try:
+                record = future.result()
+            except subprocess.CalledProcessError as error:  # the others' hours are not lost for it
+                print(f"failed: {error}", file=sys.stderr, flush=True)
+                continue
             records.append(record)
-            write(given.out, records)
+            write(given.out, records, everything)
             print(_brief(record), flush=True)
-    print(table(records))
+    print(table(records, everything))
     return 0 if all(_as_expected(case, records) for case in chosen) else 1
+
+
+def _pairs(count: int) -> queue.SimpleQueue[set[int]]:
+    """Two cores for each of ``count`` workers, which what they start inherits; SystemExit when there are too few."""
+    cores = sorted(os.sched_getaffinity(0))
+    if count > 1 and len(cores) < 2 * count:
+        raise SystemExit(f"--jobs {count} needs {2 * count} cores; there are {len(cores)}")
+    found: queue.SimpleQueue[set[int]] = queue.SimpleQueue()
+    for index in range(count):
+        found.put(set(cores[2 * index : 2 * index + 2]))
+    return found
 
 
 def _brief(record: Record) -> str:
@@ -216,7 +239,7 @@ def _as_expected(case: Case, records: Sequence[Record]) -> bool:
     found = [record.summary for record in records if record.case == case.name]
     solved = sum(case.solved(summary) and case.old_enough(summary) for summary in found)
     violations = sum(summary["staleness"]["violations"] for summary in found)
-    return violations == 0 and (solved >= case.needed if case.needed else solved == 0)
+    return len(found) == case.seeds and violations == 0 and (solved >= case.needed if case.needed else solved == 0)
 
 
 if __name__ == "__main__":
