@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def _git(*arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Cores used by other processes, and taken away by the hypervisor, on average over a time."""
+    """Of the cores this process may use: how many others used, and the hypervisor took away, on average over a time."""
 
     foreign_cores: float
     stolen_cores: float
@@ -84,12 +84,19 @@ class Reading:
 
 
 def read_cpu() -> Reading:
-    """Counters now."""
-    fields = [int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").partition("\n")[0].split()[1:]]
+    """Counters now. Only the cores this process may use count: on the others of a large machine something else may run."""
+    fields = _core_times(Path("/proc/stat").read_text(encoding="utf-8"), os.sched_getaffinity(0))
     ticks = os.sysconf("SC_CLK_TCK")
     times = os.times()
     own = times.user + times.system + times.children_user + times.children_system
     return Reading(time.monotonic(), sum(fields[i] for i in _BUSY) / ticks, fields[_STOLEN] / ticks, own)
+
+
+def _core_times(stat: str, cores: Collection[int]) -> list[int]:
+    """Sums over ``cores`` of the columns of ``/proc/stat``, in clock ticks."""
+    wanted = {f"cpu{core}" for core in cores}
+    lines = [line.split() for line in stat.splitlines()]
+    return [sum(column) for column in zip(*([int(field) for field in line[1:]] for line in lines if line and line[0] in wanted), strict=True)]
 
 
 def load_between(before: Reading, after: Reading) -> Load:

@@ -377,3 +377,8 @@ def test_a_benchmark_that_cannot_run_fails_the_command_and_not_the_others(
     assert 1 == command_line.main()
     assert ["channels", "impala_cartpole"] == ran
     assert "channels: no such luck" in capsys.readouterr().err
+
+
+def test_only_the_cores_that_may_be_used_count_as_load() -> None:
+    stat = "cpu  9 9 9 9\ncpu0 1 2 3 4\ncpu1 10 20 30 40\ncpu10 100 200 300 400\nintr 5\n"
+    assert [101, 202, 303, 404] == machine._core_times(stat, {0, 10})
