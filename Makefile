@@ -14,7 +14,7 @@ run: $(VENV)/installed
 	$(BIN)/tianflow train cartpole_ppo --require-target
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest -m "not e2e" -n auto --maxprocesses 8 --dist worksteal
 
 e2e: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m e2e
