@@ -95,8 +95,8 @@ def read_cpu() -> Reading:
 def _core_times(stat: str, cores: Collection[int]) -> list[int]:
     """Sums over ``cores`` of the columns of ``/proc/stat``, in clock ticks."""
     wanted = {f"cpu{core}" for core in cores}
-    lines = [line.split() for line in stat.splitlines()]
-    return [sum(column) for column in zip(*([int(field) for field in line[1:]] for line in lines if line and line[0] in wanted), strict=True)]
+    lines = [line.split() for line in stat.splitlines() if line.split(" ", 1)[0] in wanted]
+    return [sum(map(int, column)) for column in zip(*(line[1:] for line in lines), strict=True)]
 
 
 def load_between(before: Reading, after: Reading) -> Load:
