@@ -212,6 +212,8 @@ class StepResult:
     samples: int
     finite: bool
     statistics: Mapping[str, float]
+    priorities: NDArray[np.float32] | None = None
+    """[n], one for each item of a replayed batch; None if the algorithm has none, or nothing was learned from the batch."""
 
 
 class Algorithm(Protocol):
