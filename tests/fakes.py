@@ -70,6 +70,11 @@ class FakePolicy:
         chosen = torch.stack([group.argmax(1) for group in groups], 1)
         return ActorStep(chosen[:, 0] if self.action.kind == "discrete" else chosen, logits, state)
 
+    def place(self, index: int, count: int) -> None: ...
+
+    def record(self, parameters: torch.Tensor, action: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"log_prob": self.log_prob(parameters, action)}
+
     def log_prob(self, parameters: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         if self.action.kind == "box":
             return torch.distributions.Normal(0.0, 3.0).log_prob(action).flatten(2).sum(-1)

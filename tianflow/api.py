@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tianflow import config_loading, loops, network_rules, plugins, validation
+from tianflow import config_loading, loops, plugins, validation
 from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
 from tianflow.config import Config
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
-from tianflow.layout import make_layout
+from tianflow.layouts import trajectory_layout
 from tianflow.logs import configure
 
 if TYPE_CHECKING:
@@ -285,12 +285,7 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
     _require_device(config.learner.device)
     spec = validation.require_valid(config).spec
     assert spec is not None
-    layout = make_layout(
-        spec,
-        steps=config.actors.rollout_steps,
-        state_spec=network_rules.state_spec(config.network),
-        return_accumulator=config.env.normalisation.returns,
-    )
+    layout = trajectory_layout(config, spec)
     for law in plugins.names("tianflow.controllers"):  # one that is asked for later must not be imported on the loop
         with contextlib.suppress(ConfigError):
             plugins.load("tianflow.controllers", law, path="balance.controller")

@@ -155,6 +155,7 @@ class Builder:
             component=component.name,
             actor_index=component.index,
             incarnation=self._plan.incarnation,
+            actors=lambda: self._config.actors.count,
         )
         try:
             rollout.prepare()

@@ -82,6 +82,21 @@ class AlgorithmSettings(Section):
     batch_trajectories: PositiveInt = 1
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
 
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """(length, period) in steps of what replay draws; None for an algorithm that uses each trajectory once."""
+        return None
+
+    @property
+    def items(self) -> int:
+        """Windows that replay draws for one update: ``batch_size``; 0 for an algorithm that uses each trajectory once."""
+        return int(getattr(self, "batch_size", 0))
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """Fields [T, N] float32 that the policy adds to a trajectory; see `tianflow.interfaces.Policy.record`."""
+        return ("log_prob",)
+
 
 class PPOSettings(AlgorithmSettings):
     """PPO (arXiv 1707.06347), with the decoupled objective (arXiv 2110.00641) for stale data."""

@@ -190,8 +190,14 @@ class Policy(Protocol):
     def act(self, observation: Tree, state: Tree, noise: torch.Tensor | None, mask: torch.Tensor | None = None) -> ActorStep:
         """Choose actions. ``observation``: {leaf: [N, ...]} as stored (uint8 stays uint8). No noise: the most probable action."""
 
-    def log_prob(self, parameters: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of stored actions: [..., P], [..., *stored] -> [...], computed once per trajectory."""
+    def record(self, parameters: torch.Tensor, action: torch.Tensor) -> Tree:
+        """What `AlgorithmSettings.recorded` names, once per trajectory: [T, N, P], [T, N, *stored] -> {name: [T, N]}.
+
+        Of actor-critic algorithms, ``log_prob``: log-probabilities of the stored actions.
+        """
+
+    def place(self, index: int, count: int) -> None:
+        """Which actor of how many this one is, for those that explore differently. Told before every trajectory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,20 @@ from tianflow.payloads import ActionSpec, EnvironmentSpec, Field, LeafSpec, Traj
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 
 
-def _shapes(spec: EnvironmentSpec, steps: int, state: Mapping[str, tuple[int, ...]], return_accumulator: bool) -> Shapes:
+def _shapes(
+    spec: EnvironmentSpec,
+    steps: int,
+    state: Mapping[str, tuple[int, ...]],
+    return_accumulator: bool,
+    recorded: Sequence[str],
+    every_state: bool,
+) -> Shapes:
     """Shape and dtype of every field, in the order in which they lie in a slot."""
     t, t1, n = (steps, spec.num_envs), (steps + 1, spec.num_envs), (spec.num_envs,)
     shapes: Shapes = {f"obs/{leaf.name}": ((*t1, *leaf.shape), leaf.dtype) for leaf in spec.observation}
     shapes |= {
         "action": ((*t, *spec.action.stored_shape), spec.action.stored_dtype),
-        "log_prob": (t, "float32"),
+        **{name: (t, "float32") for name in recorded},
         "reward": (t, "float32"),
         "terminated": (t, "bool"),
         "truncated": (t, "bool"),
@@ -29,7 +36,7 @@ def _shapes(spec: EnvironmentSpec, steps: int, state: Mapping[str, tuple[int, ..
         "start": (t1, "bool"),
         "version": ((steps,), "int64"),
     }
-    shapes |= {f"state/{name}": ((*n, *shape), "float32") for name, shape in state.items()}
+    shapes |= {f"state/{name}": ((*(t if every_state else n), *shape), "float32") for name, shape in state.items()}
     if spec.action_mask:
         shapes["action_mask"] = ((*t1, spec.action.mask_size), "bool")
     if spec.autoreset != "next_step":
@@ -40,15 +47,41 @@ def _shapes(spec: EnvironmentSpec, steps: int, state: Mapping[str, tuple[int, ..
 
 
 def make_layout(
-    spec: EnvironmentSpec, *, steps: int, state_spec: Mapping[str, tuple[int, ...]], return_accumulator: bool
+    spec: EnvironmentSpec,
+    *,
+    steps: int,
+    state_spec: Mapping[str, tuple[int, ...]],
+    return_accumulator: bool,
+    recorded: Sequence[str] = ("log_prob",),
+    every_state: bool = False,
 ) -> TrajectoryLayout:
     """The layout of `TrajectoryLayout`'s table for ``steps`` rows, each field on a cache line of its own.
 
     ``state_spec``: {leaf: shape for one environment} of the policy's recurrent state, empty without memory.
-    ``return_accumulator``: whether returns are normalised.
+    ``return_accumulator``: whether returns are normalised. ``recorded``: what the policy adds to each step.
+    ``every_state``: recurrent state before every step [T, N, ...], not only before the first: a replayed window begins anywhere.
     """
+    return _laid_out(spec, steps, _shapes(spec, steps, state_spec, return_accumulator, recorded, every_state))
+
+
+def make_draw_layout(spec: EnvironmentSpec, *, length: int, items: int, state_spec: Mapping[str, tuple[int, ...]]) -> TrajectoryLayout:
+    """What replay draws for one update: ``items`` windows of ``length`` steps side by side, in the fields of a trajectory.
+
+    Beside those there are, for each item: ``version`` [M] int64 (of its oldest step), ``index`` and ``generation`` [M] int64
+    (its key in its shard), ``probability`` [M] float64 (of being drawn, given the shard), ``weight`` [M] float32 (its
+    importance weight) and ``priority`` [M] float32 (the new one, from the learner).
+    """
+    windows = replace(spec, num_envs=items, autoreset="next_step")
+    shapes = _shapes(windows, length, state_spec, False, (), False)
+    m = (items,)
+    shapes |= {"version": (m, "int64"), "index": (m, "int64"), "generation": (m, "int64"), "probability": (m, "float64")}
+    shapes |= {"weight": (m, "float32"), "priority": (m, "float32")}
+    return _laid_out(windows, length, shapes)
+
+
+def _laid_out(spec: EnvironmentSpec, steps: int, shapes: Shapes) -> TrajectoryLayout:
     fields, offset = [], 0
-    for name, (shape, dtype) in _shapes(spec, steps, state_spec, return_accumulator).items():
+    for name, (shape, dtype) in shapes.items():
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         fields.append(Field(name, shape, dtype, offset, nbytes))
         offset += aligned(nbytes)

@@ -104,14 +104,16 @@ class TrajectoryLayout:
     ======================  ==================  =========  ==========================================================
     ``obs/<leaf>``          [T+1, N, *leaf]     as is      obs[t] is what action[t] was chosen from; obs[length] bootstraps
     ``action``              [T, N, *stored]     see spec   the sampled action, before any clipping
-    ``log_prob``            [T, N]              float32    of the sampled action under the acting policy
+    ``log_prob``            [T, N]              float32    of the sampled action under the acting policy; other algorithms record
+                                                           other fields instead (`AlgorithmSettings.recorded`)
     ``reward``              [T, N]              float32
     ``terminated``          [T, N]              bool
     ``truncated``           [T, N]              bool
     ``valid``               [T, N]              bool       False on a reset step (NEXT_STEP autoreset) and past ``length``
     ``start``               [T+1, N]            bool       obs[t] is the first of an episode (recurrent state is zero before it)
     ``version``             [T]                 int64      number of the policy version that chose action[t]
-    ``state/<leaf>``        [N, *leaf]          float32    recurrent state before obs[0]; only for recurrent networks
+    ``state/<leaf>``        [N, *leaf]          float32    recurrent state before obs[0]; only for recurrent networks. With
+                                                           replay [T, N, *leaf], before every step
     ``action_mask``         [T+1, N, mask]      bool       only if the environment gives one
     ``final_obs/<leaf>``    [T, N, *leaf]       as is      the true last observation where terminated or truncated; only when
                                                            autoreset is not next_step (there obs[t+1] is the true one)

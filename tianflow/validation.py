@@ -50,18 +50,13 @@ def _probe(config: Config) -> EnvironmentSpec:
 
 
 def _check_against(config: Config, spec: EnvironmentSpec) -> list[Problem]:
-    from tianflow.layout import make_layout
+    from tianflow.layouts import trajectory_layout
     from tianflow.memory import check_memory
-    from tianflow.network_rules import check_network, state_spec
+    from tianflow.network_rules import check_network
 
     problems = check_network(config, spec)
     if problems:
         return problems
-    layout = make_layout(
-        spec,
-        steps=config.actors.rollout_steps,
-        state_spec=state_spec(config.network),
-        return_accumulator=config.env.normalisation.returns,
-    )
+    layout = trajectory_layout(config, spec)
     check_memory(config, layout)
     return []

@@ -101,8 +101,15 @@ class ActorCriticPolicy:
         return ActorStep(action, parameters, after)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Log-probabilities of stored actions: [..., P], [..., *stored] -> [...]."""
         with torch.inference_mode():
             return self._model.distribution.log_prob(parameters, action)
+
+    def record(self, parameters: Tensor, action: Tensor) -> dict[str, Tensor]:
+        return {"log_prob": self.log_prob(parameters, action)}
+
+    def place(self, index: int, count: int) -> None:
+        """All actors explore alike: by sampling."""
 
 
 @dataclass(frozen=True, slots=True)

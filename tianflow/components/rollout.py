@@ -67,6 +67,8 @@ class _Walk:
         """Choose actions and take them."""
         if self.state and self.length:
             self.state = _zeroed(self.state, row.start)
+        for name, state in row.state.items():
+            state.copy_(self.state[name])
         row.version[0] = self.version.number
         chosen = self.policy.act(row.observation, self.state, noise, row.mask)
         row.action_tensor.copy_(chosen.action)
@@ -104,6 +106,7 @@ class Rollout:
         actor_index: which actor of the run it is; its seeds are its own.
         incarnation: how often the actor was started before; other seeds each time.
         make_environment: makes the environments, not yet reset; by default what ``env`` says.
+        actors: how many actors the run has now.
     """
 
     def __init__(
@@ -117,7 +120,9 @@ class Rollout:
         actor_index: int,
         incarnation: int = 0,
         make_environment: Callable[[], VectorEnvironment] | None = None,
+        actors: Callable[[], int] = lambda: 1,
     ) -> None:
+        self._actors = actors
         self._config, self._spec, self._policy, self._component = config, spec, policy, component
         self._load_weights = load_weights
         self._actor, self._incarnation, self._epoch, self._failures = actor_index, incarnation, 0, 0
@@ -201,7 +206,8 @@ class Rollout:
 
     def _walk(self, walk: _Walk, slot: SlotView, min_fragment_steps: int) -> None:
         """Step until the slot is full, a cut is due, or someone says stop."""
-        rows = take_apart(slot.arrays)
+        rows = take_apart(slot.arrays, every_state=self._config.algorithm.window is not None)
+        self._policy.place(self._actor, self._actors())
         noise = self._policy.noise(len(rows), self._spec.num_envs, self._noise)
         each_step = self._config.actors.refresh == "step"
         slot.progress(0)
@@ -218,10 +224,10 @@ class Rollout:
             slot.progress(walk.length)
 
     def _finish(self, walk: _Walk, arrays: Arrays) -> None:
-        """Log-probabilities of all rows at once, the check for what is not finite, and what the next trajectory goes on from."""
+        """What the policy records of all rows at once, the check for what is not finite, and what the next trajectory goes on from."""
         length, carry = walk.length, self._carry
-        log_prob = self._policy.log_prob(torch.stack(walk.parameters), torch.from_numpy(arrays["action"][:length]))
-        arrays["log_prob"][:length] = log_prob.numpy()
+        for name, recorded in self._policy.record(torch.stack(walk.parameters), torch.from_numpy(arrays["action"][:length])).items():
+            arrays[name][:length] = recorded.numpy()
         if length < len(arrays["reward"]):
             blank(arrays, length)
         self._refuse_poison(arrays, length)
@@ -244,7 +250,9 @@ class Rollout:
             arrays["action_mask"][0] = carry.mask
         carry.state = _zeroed(carry.state, carry.start)
         for name, state in carry.state.items():
-            arrays[f"state/{name}"][:] = state.numpy()
+            stored = arrays[f"state/{name}"]
+            if stored.ndim == state.dim():  # else every row has its own
+                stored[:] = state.numpy()
 
     def _begin(self) -> VectorEnvironment:
         """Make and reset the environments and begin everything that a trajectory carries on."""
@@ -289,8 +297,8 @@ class Rollout:
             if not finite.all():
                 step, environment, *_ = np.argwhere(~finite)[0].tolist()
                 value = array[step, environment][~finite[step, environment]].ravel()[0]
-                # Observation k and row k - 1 of everything else came out of step k; log_prob[k] was made before step k + 1.
-                after = step if is_observation or name == "log_prob" else step + 1
+                # Observation k and row k - 1 of everything else came out of step k; what is recorded at k was made before step k + 1.
+                after = step if is_observation or name in self._config.algorithm.recorded else step + 1
                 raise self._poisoned(f"{name.rstrip('/')} of environment {environment} is {value}", environment, after)
 
     def _poisoned(self, message: str, environment: int, step: int) -> PoisonedTrajectoryError:

@@ -29,10 +29,12 @@ class Row:
     version: NDArray[np.int64]
     """[1]"""
     outcome: StepRow
+    state: dict[str, torch.Tensor]
+    """{leaf: [N, *leaf]}, recurrent state before the step; empty unless every row has its own."""
 
 
-def take_apart(arrays: Arrays) -> list[Row]:
-    """Every row's views, made once per trajectory, so that a step indexes nothing."""
+def take_apart(arrays: Arrays, *, every_state: bool = False) -> list[Row]:
+    """Every row's views, made once per trajectory, so that a step indexes nothing. ``every_state``: as in `make_layout`."""
     leaves = [name.removeprefix("obs/") for name in arrays if name.startswith("obs/")]
     observations, starts = _by_row({name: list(arrays[f"obs/{name}"]) for name in leaves}), list(arrays["start"])
     tensors = _by_row({name: torch.from_numpy(arrays[f"obs/{name}"]).unbind(0) for name in leaves})
@@ -46,7 +48,14 @@ def take_apart(arrays: Arrays) -> list[Row]:
     written = (arrays["reward"], arrays["terminated"], arrays["truncated"], arrays["valid"])
     outcomes = map(StepRow, *written, observations[1:], starts[1:], masks[1:], finals)
     actions, versions = arrays["action"], arrays["version"].reshape(-1, 1)
-    return list(map(Row, tensors, mask_tensors, starts, actions, torch.from_numpy(actions).unbind(0), versions, outcomes))
+    action_tensors = torch.from_numpy(actions).unbind(0)
+    return list(map(Row, tensors, mask_tensors, starts, actions, action_tensors, versions, outcomes, _states(arrays, every_state)))
+
+
+def _states(arrays: Arrays, every_state: bool) -> Sequence[dict[str, torch.Tensor]]:
+    names = [name.removeprefix("state/") for name in arrays if name.startswith("state/")] if every_state else []
+    rows = {name: torch.from_numpy(arrays[f"state/{name}"]).unbind(0) for name in names}
+    return _by_row(rows) if rows else [{}] * len(arrays["reward"])
 
 
 def _by_row(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

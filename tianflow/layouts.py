@@ -1,0 +1,28 @@
+"""The two layouts of a run: that of a trajectory, and, with replay, that of what is drawn for one update."""
+
+from __future__ import annotations
+
+from tianflow.config import Config
+from tianflow.layout import make_draw_layout, make_layout
+from tianflow.network_rules import state_spec
+from tianflow.payloads import EnvironmentSpec, TrajectoryLayout
+
+
+def trajectory_layout(config: Config, spec: EnvironmentSpec) -> TrajectoryLayout:
+    """Of what an actor hands over."""
+    return make_layout(
+        spec,
+        steps=config.actors.rollout_steps,
+        state_spec=state_spec(config.network),
+        return_accumulator=config.env.normalisation.returns,
+        recorded=config.algorithm.recorded,
+        every_state=config.algorithm.window is not None,
+    )
+
+
+def draw_layout(config: Config, spec: EnvironmentSpec) -> TrajectoryLayout | None:
+    """Of what replay draws; None for an algorithm that uses each trajectory once."""
+    if config.algorithm.window is None:
+        return None
+    length, _ = config.algorithm.window
+    return make_draw_layout(spec, length=length, items=config.algorithm.items, state_spec=state_spec(config.network))
