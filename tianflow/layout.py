@@ -19,16 +19,17 @@ def _shapes(
     spec: EnvironmentSpec,
     steps: int,
     state: Mapping[str, tuple[int, ...]],
-    return_accumulator: bool,
-    recorded: Sequence[str],
-    every_state: bool,
+    *,
+    return_accumulator: bool = False,
+    recorded: Sequence[str] = (),
+    replayed: bool = False,
 ) -> Shapes:
     """Shape and dtype of every field, in the order in which they lie in a slot."""
     t, t1, n = (steps, spec.num_envs), (steps + 1, spec.num_envs), (spec.num_envs,)
     shapes: Shapes = {f"obs/{leaf.name}": ((*t1, *leaf.shape), leaf.dtype) for leaf in spec.observation}
     shapes |= {
         "action": ((*t, *spec.action.stored_shape), spec.action.stored_dtype),
-        **{name: (t, "float32") for name in recorded},
+        **dict.fromkeys(recorded, (t, "float32")),
         "reward": (t, "float32"),
         "terminated": (t, "bool"),
         "truncated": (t, "bool"),
@@ -36,13 +37,15 @@ def _shapes(
         "start": (t1, "bool"),
         "version": ((steps,), "int64"),
     }
-    shapes |= {f"state/{name}": ((*(t if every_state else n), *shape), "float32") for name, shape in state.items()}
+    shapes |= {f"state/{name}": ((*(t if replayed else n), *shape), "float32") for name, shape in state.items()}
     if spec.action_mask:
         shapes["action_mask"] = ((*t1, spec.action.mask_size), "bool")
     if spec.autoreset != "next_step":
         shapes |= {f"final_obs/{leaf.name}": ((*t, *leaf.shape), leaf.dtype) for leaf in spec.observation}
     if return_accumulator:
         shapes["return_so_far"] = (t, "float64")
+    if replayed:
+        shapes["stream"] = ((4,), "int64")
     return shapes
 
 
@@ -53,15 +56,16 @@ def make_layout(
     state_spec: Mapping[str, tuple[int, ...]],
     return_accumulator: bool,
     recorded: Sequence[str] = ("log_prob",),
-    every_state: bool = False,
+    replayed: bool = False,
 ) -> TrajectoryLayout:
     """The layout of `TrajectoryLayout`'s table for ``steps`` rows, each field on a cache line of its own.
 
     ``state_spec``: {leaf: shape for one environment} of the policy's recurrent state, empty without memory.
     ``return_accumulator``: whether returns are normalised. ``recorded``: what the policy adds to each step.
-    ``every_state``: recurrent state before every step [T, N, ...], not only before the first: a replayed window begins anywhere.
+    ``replayed``: it goes into replay, where windows begin at any step and span trajectories.
     """
-    return _laid_out(spec, steps, _shapes(spec, steps, state_spec, return_accumulator, recorded, every_state))
+    shapes = _shapes(spec, steps, state_spec, return_accumulator=return_accumulator, recorded=recorded, replayed=replayed)
+    return _laid_out(spec, steps, shapes)
 
 
 def make_draw_layout(spec: EnvironmentSpec, *, length: int, items: int, state_spec: Mapping[str, tuple[int, ...]]) -> TrajectoryLayout:
@@ -72,7 +76,7 @@ def make_draw_layout(spec: EnvironmentSpec, *, length: int, items: int, state_sp
     importance weight) and ``priority`` [M] float32 (the new one, from the learner).
     """
     windows = replace(spec, num_envs=items, autoreset="next_step")
-    shapes = _shapes(windows, length, state_spec, False, (), False)
+    shapes = _shapes(windows, length, state_spec)
     m = (items,)
     shapes |= {"version": (m, "int64"), "index": (m, "int64"), "generation": (m, "int64"), "probability": (m, "float64")}
     shapes |= {"weight": (m, "float32"), "priority": (m, "float32")}

@@ -16,7 +16,7 @@ def trajectory_layout(config: Config, spec: EnvironmentSpec) -> TrajectoryLayout
         state_spec=state_spec(config.network),
         return_accumulator=config.env.normalisation.returns,
         recorded=config.algorithm.recorded,
-        every_state=config.algorithm.window is not None,
+        replayed=config.algorithm.window is not None,
     )
 
 

@@ -118,6 +118,8 @@ class TrajectoryLayout:
     ``final_obs/<leaf>``    [T, N, *leaf]       as is      the true last observation where terminated or truncated; only when
                                                            autoreset is not next_step (there obs[t+1] is the true one)
     ``return_so_far``       [T, N]              float64    discounted return accumulator; only with return normalisation
+    ``stream``              [4]                 int64      only with replay: actor, its incarnation, how often its environments were
+                                                           made, number of the trajectory since; the next one continues this one
     ======================  ==================  =========  ==========================================================
     """
 
@@ -175,6 +177,54 @@ class Batch:
 
     for_version: Version
     trajectories: tuple[Trajectory, ...]
+
+
+class Store(NamedTuple):
+    """To a replay shard: copy the trajectory in ``slot``."""
+
+    ticket: int
+    slot: int
+    length: int
+
+
+class DrawPart(NamedTuple):
+    """To a replay shard: draw ``count`` items into columns ``first`` and on of the draw in ``slot``, none older than ``oldest``."""
+
+    draw: int
+    slot: int
+    first: int
+    count: int
+    oldest: int
+    """Number of the oldest version that may be drawn; what is older is removed."""
+
+
+class Prioritise(NamedTuple):
+    """To a replay shard: the items in those columns have the priorities that lie beside them."""
+
+    draw: int
+    slot: int
+    first: int
+    count: int
+
+
+class Drop(NamedTuple):
+    """To a replay shard: let everything go."""
+
+    reason: str
+
+
+ShardRequest = Store | DrawPart | Prioritise | Drop
+
+
+class Holdings(NamedTuple):
+    """What a replay shard holds. ``mass``: sum of its items' sampling weights, p^alpha or 1 each."""
+
+    items: int = 0
+    mass: float = 0.0
+    steps: int = 0
+    inserted_steps: int = 0
+    removed_items: int = 0
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ class Rollout:
         self._config, self._spec, self._policy, self._component = config, spec, policy, component
         self._load_weights = load_weights
         self._actor, self._incarnation, self._epoch, self._failures = actor_index, incarnation, 0, 0
+        self._made, self._written = 0, 0
         self._make = make_environment or (lambda: make(config.env, spec.num_envs))
         self._stopped = False
         self._environment: VectorEnvironment | None = None
@@ -206,7 +207,7 @@ class Rollout:
 
     def _walk(self, walk: _Walk, slot: SlotView, min_fragment_steps: int) -> None:
         """Step until the slot is full, a cut is due, or someone says stop."""
-        rows = take_apart(slot.arrays, every_state=self._config.algorithm.window is not None)
+        rows = take_apart(slot.arrays, replayed=self._config.algorithm.window is not None)
         self._policy.place(self._actor, self._actors())
         noise = self._policy.noise(len(rows), self._spec.num_envs, self._noise)
         each_step = self._config.actors.refresh == "step"
@@ -239,6 +240,9 @@ class Rollout:
         if carry.mask is not None:
             carry.mask[:] = arrays["action_mask"][length]
         carry.state = walk.state
+        if "stream" in arrays:
+            arrays["stream"][:] = self._actor, self._incarnation, self._made, self._written
+        self._written += 1
 
     def _write_carry(self, arrays: Arrays) -> None:
         """Row 0: what the last trajectory ended with. Recurrent state is that before obs[0], zero where an episode begins."""
@@ -271,6 +275,7 @@ class Rollout:
         # One number more than the keys that environments are seeded from, so no stream is used twice.
         self._noise = np.random.default_rng(np.random.SeedSequence(run.seed, spawn_key=(0, *era.values(), self._actor)))
         self._carry = carry
+        self._made, self._written = self._made + 1, 0
         return environment
 
     def _check_spaces(self, environment: VectorEnvironment) -> None:

@@ -33,8 +33,8 @@ class Row:
     """{leaf: [N, *leaf]}, recurrent state before the step; empty unless every row has its own."""
 
 
-def take_apart(arrays: Arrays, *, every_state: bool = False) -> list[Row]:
-    """Every row's views, made once per trajectory, so that a step indexes nothing. ``every_state``: as in `make_layout`."""
+def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
+    """Every row's views, made once per trajectory, so that a step indexes nothing. ``replayed``: as in `make_layout`."""
     leaves = [name.removeprefix("obs/") for name in arrays if name.startswith("obs/")]
     observations, starts = _by_row({name: list(arrays[f"obs/{name}"]) for name in leaves}), list(arrays["start"])
     tensors = _by_row({name: torch.from_numpy(arrays[f"obs/{name}"]).unbind(0) for name in leaves})
@@ -49,11 +49,11 @@ def take_apart(arrays: Arrays, *, every_state: bool = False) -> list[Row]:
     outcomes = map(StepRow, *written, observations[1:], starts[1:], masks[1:], finals)
     actions, versions = arrays["action"], arrays["version"].reshape(-1, 1)
     action_tensors = torch.from_numpy(actions).unbind(0)
-    return list(map(Row, tensors, mask_tensors, starts, actions, action_tensors, versions, outcomes, _states(arrays, every_state)))
+    return list(map(Row, tensors, mask_tensors, starts, actions, action_tensors, versions, outcomes, _states(arrays, replayed)))
 
 
-def _states(arrays: Arrays, every_state: bool) -> Sequence[dict[str, torch.Tensor]]:
-    names = [name.removeprefix("state/") for name in arrays if name.startswith("state/")] if every_state else []
+def _states(arrays: Arrays, replayed: bool) -> Sequence[dict[str, torch.Tensor]]:
+    names = [name.removeprefix("state/") for name in arrays if name.startswith("state/")] if replayed else []
     rows = {name: torch.from_numpy(arrays[f"state/{name}"]).unbind(0) for name in names}
     return _by_row(rows) if rows else [{}] * len(arrays["reward"])
 
@@ -66,7 +66,7 @@ def _by_row(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def blank(arrays: Arrays, length: int) -> None:
     """Rows past ``length`` say nothing and are finite: zeros, the last version, and masks that allow everything."""
     for name, array in arrays.items():
-        if name.startswith("state/"):
+        if name.startswith("state/") or name == "stream":
             continue
         has_last = name.startswith("obs/") or name in ("start", "action_mask")
         array[length + has_last :] = array[length - 1] if name == "version" else name == "action_mask"
