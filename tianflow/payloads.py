@@ -188,12 +188,12 @@ class Store(NamedTuple):
 
 
 class DrawPart(NamedTuple):
-    """To a replay shard: draw ``count`` items into columns ``first`` and on of the draw in ``slot``, none older than ``oldest``."""
+    """To a replay shard: draw ``items`` items into columns ``first`` and on of the draw in ``slot``, none older than ``oldest``."""
 
     draw: int
     slot: int
     first: int
-    count: int
+    items: int
     oldest: int
     """Number of the oldest version that may be drawn; what is older is removed."""
 
@@ -204,7 +204,7 @@ class Prioritise(NamedTuple):
     draw: int
     slot: int
     first: int
-    count: int
+    items: int
 
 
 class Drop(NamedTuple):
