@@ -1,0 +1,166 @@
+"""The one limiter of replay: how far drawing may run ahead of inserting, and inserting of drawing.
+
+Reverb's rate limiter (arXiv 2102.04736, section 3.2) for inserts and draws of many items at a time. A plain object: it says
+what may go on, whoever calls it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """The settings that a limiter obeys. ``samples_per_insert`` is draws per inserted item, the band is in draws.
+
+    Raises:
+        ValueError: if one side would block for ever; the message says which.
+    """
+
+    samples_per_insert: float
+    min_size: int
+    """Items that must be there before anything is drawn."""
+    min_diff: float
+    max_diff: float
+    """``diff`` stays between the two, both inclusive, once ``min_size`` items are there."""
+    capacity: int
+    """Items that all shards together can hold."""
+    insert_size: int = 1
+    """The most items that one insert brings."""
+    draw_size: int = 1
+    """The most items that one draw takes."""
+
+    def __post_init__(self) -> None:
+        spi, span = self.samples_per_insert, self.max_diff - self.min_diff
+        if not spi > 0.0:
+            raise ValueError(f"samples_per_insert = {spi}: no insert would ever permit a draw, so the learner would wait for ever")
+        if self.min_size < 1 or self.insert_size < 1 or self.draw_size < 1:
+            raise ValueError(f"min_size = {self.min_size}, insert_size = {self.insert_size}, draw_size = {self.draw_size}: at least 1 each")
+        if self.capacity < self.min_size:
+            raise ValueError(
+                f"capacity = {self.capacity} is below min_size = {self.min_size}: so many items are never there at once, "
+                "so the learner would wait for ever"
+            )
+        if self.min_diff > spi * self.min_size:
+            raise ValueError(
+                f"min_diff = {self.min_diff} is above samples_per_insert x min_size = {spi * self.min_size}: with min_size items "
+                "there the first draw is still forbidden, and inserting may have stopped: the learner would wait for ever"
+            )
+        least = max(2.0 * max(1.0, spi), spi * self.insert_size + self.draw_size)
+        if not span >= least:
+            raise ValueError(
+                f"the band {self.min_diff} .. {self.max_diff} is {span} wide, but inserts of {self.insert_size} and draws of "
+                f"{self.draw_size} need {least}: in a narrower one actors and learner would both wait for ever, each for the other"
+            )
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What works, but perhaps not as meant."""
+        if self.max_diff < self.samples_per_insert * self.min_size:
+            filled = self.samples_per_insert * self.min_size
+            remark = f"max_diff = {self.max_diff} is below samples_per_insert x min_size = {filled}: filling up to min_size "
+            return (remark + "overshoots the band, and actors then wait until the learner has drawn",)
+        return ()
+
+    @classmethod
+    def around(
+        cls, *, samples_per_insert: float, min_size: int, error_buffer: float, capacity: int, insert_size: int = 1, draw_size: int = 1
+    ) -> RateLimits:
+        """A band of ``error_buffer`` draws to either side of ``samples_per_insert * min_size``. Raises as the constructor."""
+        middle = samples_per_insert * min_size
+        return cls(samples_per_insert, min_size, middle - error_buffer, middle + error_buffer, capacity, insert_size, draw_size)
+
+
+@dataclass(frozen=True, slots=True)
+class LimiterStatistics:
+    """One look at a limiter. ``diff`` is in draws; the others count items since the run began."""
+
+    inserts: int
+    samples: int
+    deletes: int
+    diff: float
+
+    @property
+    def size(self) -> int:
+        """Items that are there."""
+        return self.inserts - self.deletes
+
+
+class Limiter:
+    """Counts of items, and what they permit.
+
+    ``diff`` is an accumulator: ``+ samples_per_insert * n`` for n inserted items, ``- m`` for m drawn ones. **Of an insert
+    of at most ``insert_size`` and a draw of at most ``draw_size`` one may always go on**: below ``min_size`` the insert; above it, if the
+    insert may not, ``diff > max_diff - samples_per_insert * n``, so ``diff - m > min_diff`` by the width of the band.
+
+    Args:
+        limits: in force until `change`.
+    """
+
+    def __init__(self, *, limits: RateLimits) -> None:
+        self._limits = limits
+        self._inserts = self._samples = self._deletes = 0
+        self._diff = 0.0
+
+    @property
+    def limits(self) -> RateLimits:
+        return self._limits
+
+    def may_insert(self, n: int) -> bool:
+        """True if ``n`` items may be inserted now. ValueError if that is more than ``insert_size``."""
+        _check("insert", n, self._limits.insert_size)
+        small = self._inserts - self._deletes < self._limits.min_size
+        return small or self._diff + self._limits.samples_per_insert * n <= self._limits.max_diff
+
+    def may_draw(self, m: int) -> bool:
+        """True if ``m`` items may be drawn now. ValueError if that is more than ``draw_size``."""
+        _check("draw", m, self._limits.draw_size)
+        return self._inserts - self._deletes >= self._limits.min_size and self._diff - m >= self._limits.min_diff
+
+    def inserted(self, n: int) -> None:
+        """Count ``n`` inserted items: a fact, whether it was asked for or not."""
+        self._inserts += n
+        self._diff += self._limits.samples_per_insert * n
+
+    def drawn(self, m: int) -> None:
+        """Count ``m`` drawn items."""
+        self._samples += m
+        self._diff -= m
+
+    def deleted(self, n: int) -> None:
+        """Count ``n`` items that are there no more, removed or lost with their shard. ValueError if there are not so many."""
+        if n > self._inserts - self._deletes:
+            raise ValueError(f"{n} items were deleted, but only {self._inserts - self._deletes} are there")
+        self._deletes += n
+
+    def change(self, limits: RateLimits) -> None:
+        """Obey ``limits`` from now on. ``diff`` is clamped into the new band if that or the ratio changes; counts stay."""
+        old, self._limits = self._limits, limits
+        if _law(old) != _law(limits):
+            self._diff = min(max(self._diff, limits.min_diff), limits.max_diff)
+
+    def statistics(self) -> LimiterStatistics:
+        return LimiterStatistics(self._inserts, self._samples, self._deletes, self._diff)
+
+    def snapshot(self) -> dict[str, float]:
+        """Counts and ``diff`` for a checkpoint, with the ratio and band that ``diff`` was counted under."""
+        spi, low, high = _law(self._limits)
+        counts = {"inserts": self._inserts, "samples": self._samples, "deletes": self._deletes}
+        return {**counts, "diff": self._diff, "samples_per_insert": spi, "min_diff": low, "max_diff": high}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Take the counts of ``state``; the limits stay. If ratio or band are not those saved, ``diff`` is clamped as by `change`."""
+        self._inserts, self._samples, self._deletes = (int(state[name]) for name in ("inserts", "samples", "deletes"))
+        self._diff = float(state["diff"])
+        if _law(self._limits) != (state["samples_per_insert"], state["min_diff"], state["max_diff"]):
+            self._diff = min(max(self._diff, self._limits.min_diff), self._limits.max_diff)
+
+
+def _law(limits: RateLimits) -> tuple[float, float, float]:
+    return limits.samples_per_insert, limits.min_diff, limits.max_diff
+
+
+def _check(what: str, given: int, most: int) -> None:
+    if not 0 <= given <= most:
+        raise ValueError(f"{what} of {given} items: the limits were checked for 0 .. {most}, a larger one might wait for ever")

@@ -1,0 +1,36 @@
+"""Experience that is used more than once: shards of windows over steps, selectors, and draws over several shards."""
+
+from __future__ import annotations
+
+from tianflow.replay.fragments import Fragment, Stream
+from tianflow.replay.observations import find_stacks
+from tianflow.replay.sampling import draw_over, importance_weights, split
+from tianflow.replay.selection import Fifo, Lifo, Prioritised, Selector, Uniform
+from tianflow.replay.sequences import ActorError, InitialPriority, RunningMaximum, SequenceError, sequence_priority
+from tianflow.replay.settings import Drawn, Inserted, ShardSettings, ShardStatistics, Tally
+from tianflow.replay.shard import Shard
+
+__all__ = [
+    "ActorError",
+    "Drawn",
+    "Fifo",
+    "Fragment",
+    "InitialPriority",
+    "Inserted",
+    "Lifo",
+    "Prioritised",
+    "RunningMaximum",
+    "Selector",
+    "SequenceError",
+    "Shard",
+    "ShardSettings",
+    "ShardStatistics",
+    "Stream",
+    "Tally",
+    "Uniform",
+    "draw_over",
+    "find_stacks",
+    "importance_weights",
+    "sequence_priority",
+    "split",
+]

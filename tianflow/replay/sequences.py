@@ -1,0 +1,120 @@
+"""Priorities of whole windows from one-step figures: R2D2's mixture, and the first priority of a new item as its actor saw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from tianflow.replay.observations import Flags
+from tianflow.replay.sum_tree import Floats, Indices
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSteps:
+    """The steps of W windows, padded to L rows; what lies past a window's length is of no meaning."""
+
+    reward: Floats
+    """[L, W]"""
+    q_taken: Floats
+    """[L, W] the acting network's value of the action taken."""
+    q_next: Floats
+    """[L, W] its greatest value of the observation after the step: 0 after a termination, NaN where nobody computed it."""
+    length: Indices
+    """[W] 1 .. L"""
+
+
+class InitialPriority(Protocol):
+    """What a new item's priority is, from what its actor knew."""
+
+    columns: ClassVar[tuple[str, ...]]
+    """Arrays [T, N] of a fragment that it needs besides the rewards."""
+
+    def __call__(self, steps: WindowSteps) -> Floats:
+        """[W] priorities; NaN where nothing is known: the running maximum then."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunningMaximum:
+    """Every new item has the greatest priority given so far (PER, arXiv 1511.05952, algorithm 1)."""
+
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, steps: WindowSteps) -> Floats:
+        return np.full(len(steps.length), np.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorError:
+    """The absolute n-step error of a window's first step, n its length (Ape-X, arXiv 1803.00933, algorithm 1)."""
+
+    discount: float
+    columns: ClassVar[tuple[str, ...]] = ("q_taken", "q_max")
+
+    def __call__(self, steps: WindowSteps) -> Floats:
+        first: Floats = n_step_errors(steps, discount=self.discount, n=len(steps.reward))[0]
+        return first
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceError:
+    """R2D2's mixture (OpenReview r1lyTjAqYX, section 2.3) of absolute n-step errors over the steps after ``burn_in``.
+
+    A window that ends within its burn-in has nothing to train on: priority 0.
+    """
+
+    discount: float
+    n: int
+    eta: float = 0.9
+    burn_in: int = 0
+    columns: ClassVar[tuple[str, ...]] = ("q_taken", "q_max")
+
+    def __call__(self, steps: WindowSteps) -> Floats:
+        errors = n_step_errors(steps, discount=self.discount, n=self.n)
+        k = np.arange(len(errors))[:, None]
+        trained = (k >= self.burn_in) & (k < steps.length)
+        known = trained & ~np.isnan(errors)
+        priorities = sequence_priority(errors, known, eta=self.eta)
+        return np.where(trained.any(axis=0) & ~known.any(axis=0), np.nan, priorities)
+
+
+def sequence_priority(errors: Floats, trained: Flags, *, eta: float) -> Floats:
+    """``eta max_t |delta_t| + (1 - eta) mean_t |delta_t|`` over the trained steps (R2D2, OpenReview r1lyTjAqYX, section 2.3).
+
+    Args:
+        errors: [L, W] temporal-difference errors; may be NaN where not trained.
+        trained: [L, W] True on steps after burn-in that are no padding.
+        eta: 0 .. 1.
+
+    Returns:
+        [W] float64; 0 for a window without trained steps.
+    """
+    absolute = np.where(trained, np.abs(errors), 0.0)
+    mean = absolute.sum(axis=0) / np.maximum(trained.sum(axis=0), 1)
+    priorities: Floats = eta * absolute.max(axis=0) + (1.0 - eta) * mean
+    return priorities
+
+
+def n_step_errors(steps: WindowSteps, *, discount: float, n: int) -> Floats:
+    """``|sum_{i<m} discount^i r_{k+i} + discount^m q_next_{k+m-1} - q_taken_k|`` of each step k, with m = min(n, steps left).
+
+    If nobody computed the value after the last step of a window (an episode was cut off there, or the actor has not gone on
+    yet), the sum ends one step earlier, at the value before that step; NaN where that leaves nothing, and past the length.
+    """
+    rows, windows = steps.reward.shape
+    column = np.arange(windows)
+    last = steps.length - 1
+    usable = steps.length - np.isnan(steps.q_next[last, column])
+    errors = np.full((rows, windows), np.nan)
+    for k in range(rows):
+        m = np.minimum(n, usable - k)
+        known = m >= 1
+        total = np.zeros(windows)
+        for i in range(min(n, rows - k)):
+            total += np.where(i < m, discount**i * steps.reward[k + i], 0.0)
+        end = np.clip(k + m - 1, 0, rows - 1)
+        total += discount ** np.maximum(m, 0) * steps.q_next[end, column]
+        errors[k, known] = np.abs(total - steps.q_taken[k])[known]
+    return errors
