@@ -1,0 +1,118 @@
+"""DQN (Nature 518, 2015), by settings double, duelling and n-step, with importance weights and priorities; with Ape-X's exploration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tianflow.algorithms.off_policy import Found, OffPolicyLearner, OffPolicyPolicy, Tree, read_transitions
+from tianflow.algorithms.off_policy_models import Model, Target
+from tianflow.config import Config
+from tianflow.interfaces import ActorStep
+from tianflow.network_rules import state_spec
+from tianflow.networks.q_values import QNetwork, seeded
+from tianflow.off_policy_settings import DQNSettings, QSettings
+from tianflow.ops.exploration import apex_epsilons, epsilon_noise, scores_of
+from tianflow.ops.losses import masked_mean
+from tianflow.ops.q_values import double_q_value, masked_values, n_step_target, taken, weighted_loss
+from tianflow.payloads import EnvironmentSpec
+
+
+def make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> Model[QNetwork]:
+    """Values of actions, with epsilon as it is before the first update. Actors of R2D2 make it, too."""
+    settings = config.algorithm
+    assert isinstance(settings, QSettings)
+    network = seeded(config.run.seed, lambda: QNetwork(config.network, spec, duelling=settings.duelling))
+    return Model(network, config, spec, settings.exploration(0), device)
+
+
+class QPolicy(OffPolicyPolicy[QNetwork]):
+    """The actor's half: epsilon-greedy, with an epsilon for each environment; ``parameters`` are the values of all actions."""
+
+    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
+        super().__init__(make_model(config, spec, torch.device("cpu")))
+        (self._actions,) = spec.action.categories
+        self._state_shapes = state_spec(config.network)
+
+    def initial_state(self, num_envs: int) -> dict[str, Tensor]:
+        return {name: torch.zeros(num_envs, *shape) for name, shape in self._state_shapes.items()}
+
+    def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
+        """[steps, num_envs, A]: all 0 where the environment is greedy, else a random score for each action."""
+        epsilons = apex_epsilons(
+            self.index * num_envs,
+            num_envs,
+            self.count * num_envs,
+            epsilon=self.model.exploration("epsilon"),
+            alpha=self.model.exploration("alpha"),
+        )
+        return epsilon_noise(steps, epsilons, self._actions, generator)
+
+    def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:
+        """Choose actions; the caller zeroes the state of environments that begin an episode."""
+        with torch.inference_mode():
+            values, after = self.model.network.act(self.model.observations(observation), state)
+            values = masked_values(values, mask)
+            scores = values if noise is None else masked_values(scores_of(values, noise), mask)
+        return ActorStep(scores.argmax(-1), values, after)
+
+    def record(self, parameters: Tensor, action: Tensor) -> dict[str, Tensor]:
+        """``q_taken`` and ``q_max`` [T, N]: values of the action taken and of the best allowed one, for first priorities (Ape-X)."""
+        with torch.inference_mode():
+            return {"q_taken": taken(parameters, action), "q_max": parameters.amax(-1)}
+
+
+class DQNLearner(OffPolicyLearner[QNetwork, DQNSettings]):
+    """The learner's half. A priority is the absolute n-step error of a window's first step, before the update."""
+
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
+        settings = config.algorithm
+        assert isinstance(settings, DQNSettings)
+        super().__init__(make_model(config, spec, device), config, settings, device)
+        self.target = Target(self.model)
+        self.kept["target"] = self.target.parameters
+
+    def look(self, arrays: Tree) -> Found:
+        part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
+        with torch.no_grad():
+            valued, _ = self.target.network.act(part.after, {})
+            chosen = self.model.network.act(part.after, {})[0] if self.settings.double else valued
+            target = n_step_target(part.step, double_q_value(chosen, valued, part.mask_after))
+        values, _ = self.model.network.act(part.observation, {})
+        value = taken(values, part.action)
+        error = target - value
+        loss = weighted_loss(error, part.weight, part.learned, delta=self.settings.huber_delta)
+        torch.autograd.backward(loss)
+        size = torch.where(part.learned, error.detach().abs(), 0.0)
+        statistics = {
+            "loss": loss.detach(),
+            "td_error": masked_mean(size, part.learned),
+            "q_value": masked_mean(value.detach(), part.learned),
+        }
+        return Found(part.learned.sum(), {"adam": self.model.norm()}, statistics, size)
+
+    def moved(self) -> None:
+        if self.updates % self.settings.target_update_updates == 0:
+            self.target.follow(1.0)
+
+    def exploration(self, settings: DQNSettings, updates: int) -> Mapping[str, float]:
+        return settings.exploration(updates)
+
+
+class DQN:
+    """Entry point ``dqn``; `tianflow.interfaces.AlgorithmFactory`."""
+
+    settings: type = DQNSettings
+
+    @staticmethod
+    def make_policy(config: Config, spec: EnvironmentSpec) -> QPolicy:
+        """The actor's half."""
+        return QPolicy(config, spec)
+
+    @staticmethod
+    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> DQNLearner:
+        """The learner's half, on ``device``."""
+        return DQNLearner(config, spec, device)

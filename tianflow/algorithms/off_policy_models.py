@@ -1,0 +1,95 @@
+"""Models of algorithms that learn from replay: trained networks on flat buffers, copies that follow them, and their optimisers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tianflow.algorithms.flat import Adam, FlatBuffer
+from tianflow.algorithms.normalisers import ObservationNormaliser
+from tianflow.config import AlgorithmSettings, Config
+from tianflow.network_rules import is_image
+from tianflow.payloads import EnvironmentSpec
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class Trained(Generic[Module]):
+    """A network whose tensors, and float64 ``extras``, lie in one `FlatBuffer`."""
+
+    def __init__(self, network: Module, extras: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
+        # In training mode dropout would give the learner another policy than the one that acted.
+        self.network = network.to(device).eval()
+        self.buffer = FlatBuffer(self.network, extras, device)
+
+    def norm(self) -> Tensor:
+        """Of the accumulated gradient."""
+        length: Tensor = torch.linalg.vector_norm(self.buffer.gradients)
+        return length
+
+
+class Model(Trained[Module]):
+    """What is published: a network, what is known of observations, and scalars of exploration that follow a schedule.
+
+    Actors and learner make it alike from config and spec: same names, same offsets.
+    """
+
+    def __init__(
+        self, network: Module, config: Config, spec: EnvironmentSpec, exploration: Mapping[str, float], device: torch.device
+    ) -> None:
+        normalisation = config.env.normalisation
+        wanted = [
+            leaf
+            for leaf in spec.observation
+            if (normalisation.observations and leaf.dtype.startswith("float")) or (normalisation.images and is_image(leaf))
+        ]
+        self.observations = ObservationNormaliser(wanted, clip=normalisation.clip)
+        super().__init__(network, self.observations.shapes | {f"exploration/{name}": () for name in exploration}, device)
+        self.observations.bind(self.buffer.extras)
+        self.explore(exploration)
+
+    def explore(self, exploration: Mapping[str, float]) -> None:
+        """Overwrite scalars of exploration."""
+        for name, value in exploration.items():
+            self.buffer.extras[f"exploration/{name}"].fill_(value)
+
+    def exploration(self, name: str) -> float:
+        """A scalar of exploration, as it is in the buffer."""
+        return float(self.buffer.extras[f"exploration/{name}"])
+
+
+class Target(Generic[Module]):
+    """A copy of a trained network that follows it when it is told to. It never learns by gradient."""
+
+    def __init__(self, source: Trained[Module]) -> None:
+        self._source = source.buffer.parameters
+        copied = copy.deepcopy(source.network).requires_grad_(False)
+        buffer = FlatBuffer(copied, {}, self._source.device)
+        for parameter in copied.parameters():
+            parameter.grad = None
+        self.network, self.parameters = copied, buffer.parameters
+
+    def follow(self, share: float) -> None:
+        """Go ``share`` of the way to where the source is now; 1 is becoming it."""
+        if share == 1.0:
+            self.parameters.copy_(self._source)
+        else:
+            self.parameters.lerp_(self._source, share)
+
+
+class Optimiser:
+    """Adam on one flat vector whose gradient is clipped by its norm."""
+
+    def __init__(self, parameters: Tensor, gradients: Tensor, settings: AlgorithmSettings) -> None:
+        self.adam = Adam(parameters, gradients, epsilon=settings.adam_epsilon)
+        self.parameters, self.gradients, self._limit = parameters, gradients, settings.max_grad_norm
+
+    def descend(self, norm: Tensor, learning_rate: float) -> None:
+        """One step against the gradient, whose norm is ``norm``, and clear it."""
+        self.gradients.mul_((self._limit / (norm + 1e-6)).clamp(max=1.0))
+        self.adam.step(learning_rate)
+        self.gradients.zero_()

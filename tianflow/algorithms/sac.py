@@ -1,0 +1,127 @@
+"""SAC with automatic temperature (arXiv 1812.05905): an actor squashed into the range of actions, two critics, off policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tianflow.algorithms.off_policy import Found, OffPolicyPolicy, Transitions, Tree, read_transitions
+from tianflow.algorithms.off_policy_continuous import ActorAndCritics
+from tianflow.algorithms.off_policy_models import Model, Optimiser
+from tianflow.config import Config
+from tianflow.interfaces import ActorStep
+from tianflow.networks.q_values import ActionRange, SquashedGaussian, action_size, seeded
+from tianflow.off_policy_settings import SACSettings
+from tianflow.ops.losses import masked_mean
+from tianflow.ops.squashed_gaussian import squashed_sample
+from tianflow.payloads import EnvironmentSpec
+
+
+def _make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> Model[SquashedGaussian]:
+    network = seeded(config.run.seed, lambda: SquashedGaussian(config.network, spec))
+    return Model(network, config, spec, {}, device)
+
+
+class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
+    """The actor's half; ``parameters`` are means and log standard deviations before squashing, side by side."""
+
+    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
+        super().__init__(_make_model(config, spec, torch.device("cpu")))
+        self._size, self._range = action_size(spec.action), ActionRange(spec.action, torch.device("cpu"))
+
+    def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
+        """[steps, num_envs, D] standard normal."""
+        return torch.from_numpy(generator.standard_normal((steps, num_envs, self._size), dtype=np.float32))
+
+    def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:  # noqa: ARG002 - no choice
+        """Sampled actions; without noise, tanh of the mean."""
+        with torch.inference_mode():
+            parameters = self.model.network(self.model.observations(observation))
+            mean, log_std = parameters.chunk(2, -1)
+            action = mean.tanh() if noise is None else squashed_sample(mean, log_std, noise)[0]
+        return ActorStep(self._range.stored(action), parameters, state)
+
+
+class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
+    """The learner's half. A priority is the mean of both critics' absolute errors, before the update.
+
+    The gradients of critics, actor and temperature are all taken at the parameters before the update.
+    """
+
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
+        settings = config.algorithm
+        assert isinstance(settings, SACSettings)
+        super().__init__(_make_model(config, spec, device), config, spec, settings, device)
+        self._size = action_size(spec.action)
+        self.log_temperature = torch.full((1,), math.log(settings.initial_temperature), device=device)
+        temperature = Optimiser(self.log_temperature, torch.zeros_like(self.log_temperature), settings)
+        self.optimisers["temperature"] = temperature
+        self.kept["log_temperature"] = self.log_temperature
+
+    def look(self, arrays: Tree) -> Found:
+        part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
+        critics = self.look_at_critics(part)
+        action, log_prob = self._sample(part.observation)
+        value = self.critics.network(part.observation, action).amin(0)
+        actor_loss = masked_mean(self._temperature() * log_prob - value, part.learned)
+        self.look_at_actor(actor_loss)
+        entropy = -masked_mean(log_prob.detach(), part.learned)
+        norms = {"adam": self.model.norm(), "critics": self.critics.norm()}
+        if self.settings.target_entropy is not None:
+            gradients = self.optimisers["temperature"].gradients
+            gradients.copy_(entropy - self._target_entropy())  # of log(temperature) * (entropy - target), arXiv 1812.05905, eq. 18
+            norms["temperature"] = torch.linalg.vector_norm(gradients)
+        statistics = {
+            "loss": critics.loss + actor_loss.detach(),
+            "value_loss": critics.loss,
+            "policy_loss": actor_loss.detach(),
+            "entropy": entropy,
+            "temperature": self._temperature().squeeze(0),
+            "td_error": masked_mean(critics.error, part.learned),
+            "q_value": critics.value,
+        }
+        return Found(part.learned.sum(), norms, statistics, critics.error)
+
+    def bootstrap(self, part: Transitions) -> Tensor:
+        """``min_i Q_i(after, a) - temperature log pi(a)`` for an action a drawn anew (arXiv 1812.05905, eq. 3 and 6)."""
+        action, log_prob = self._sample(part.after)
+        value: Tensor = self.target_critics.network(part.after, action).amin(0)
+        return value - self._temperature() * log_prob
+
+    def moved(self) -> None:
+        self.target_critics.follow(self.settings.target_smoothing)
+
+    def exploration(self, settings: SACSettings, updates: int) -> Mapping[str, float]:  # noqa: ARG002 - the policy explores by itself
+        return {}
+
+    def _sample(self, observation: Tree) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.model.network(observation).chunk(2, -1)
+        return squashed_sample(mean, log_std, self.normal(*mean.shape))
+
+    def _temperature(self) -> Tensor:
+        return self.log_temperature.exp()
+
+    def _target_entropy(self) -> float:
+        wanted = self.settings.target_entropy
+        assert wanted is not None
+        return -float(self._size) if wanted == "auto" else wanted
+
+
+class SAC:
+    """Entry point ``sac``; `tianflow.interfaces.AlgorithmFactory`."""
+
+    settings: type = SACSettings
+
+    @staticmethod
+    def make_policy(config: Config, spec: EnvironmentSpec) -> SACPolicy:
+        """The actor's half."""
+        return SACPolicy(config, spec)
+
+    @staticmethod
+    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> SACLearner:
+        """The learner's half, on ``device``."""
+        return SACLearner(config, spec, device)

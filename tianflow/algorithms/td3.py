@@ -1,0 +1,111 @@
+"""TD3 (arXiv 1802.09477): a deterministic actor with Gaussian exploration, two critics, target smoothing, delayed actor updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tianflow.algorithms.off_policy import Found, OffPolicyPolicy, Transitions, Tree, read_transitions
+from tianflow.algorithms.off_policy_continuous import ActorAndCritics
+from tianflow.algorithms.off_policy_models import Model, Target
+from tianflow.config import Config
+from tianflow.interfaces import ActorStep
+from tianflow.networks.q_values import ActionRange, Deterministic, action_size, seeded
+from tianflow.off_policy_settings import TD3Settings
+from tianflow.ops.losses import masked_mean
+from tianflow.payloads import EnvironmentSpec
+
+
+def _make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> Model[Deterministic]:
+    settings = config.algorithm
+    assert isinstance(settings, TD3Settings)
+    network = seeded(config.run.seed, lambda: Deterministic(config.network, spec))
+    return Model(network, config, spec, settings.exploration(0), device)
+
+
+class TD3Policy(OffPolicyPolicy[Deterministic]):
+    """The actor's half; ``parameters`` are actions in -1..1 before noise."""
+
+    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
+        super().__init__(_make_model(config, spec, torch.device("cpu")))
+        self._size, self._range = action_size(spec.action), ActionRange(spec.action, torch.device("cpu"))
+
+    def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
+        """[steps, num_envs, D] normal, of the standard deviation in force."""
+        noise = generator.standard_normal((steps, num_envs, self._size), dtype=np.float32)
+        return torch.from_numpy(noise * np.float32(self.model.exploration("noise_std")))
+
+    def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:  # noqa: ARG002 - no choice
+        """Actions with noise, clipped to their range; without noise, as they are."""
+        with torch.inference_mode():
+            parameters = self.model.network(self.model.observations(observation))
+            action = parameters if noise is None else (parameters + noise).clamp(-1.0, 1.0)
+        return ActorStep(self._range.stored(action), parameters, state)
+
+
+class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
+    """The learner's half. A priority is the mean of both critics' absolute errors, before the update.
+
+    The first update, and then every ``policy_delay``-th, moves the actor and the targets, too; its gradient is taken at the
+    critics before the update.
+    """
+
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
+        settings = config.algorithm
+        assert isinstance(settings, TD3Settings)
+        super().__init__(_make_model(config, spec, device), config, spec, settings, device)
+        self.target_actor = Target(self.model)
+        self.kept["target_actor"] = self.target_actor.parameters
+
+    def look(self, arrays: Tree) -> Found:
+        part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
+        critics = self.look_at_critics(part)
+        norms = {"critics": self.critics.norm()}
+        statistics = {
+            "loss": critics.loss,
+            "value_loss": critics.loss,
+            "td_error": masked_mean(critics.error, part.learned),
+            "q_value": critics.value,
+        }
+        if self.updates % self.settings.policy_delay == 0:
+            action = self.model.network(part.observation)
+            loss = -masked_mean(self.critics.network(part.observation, action)[0], part.learned)
+            self.look_at_actor(loss)
+            norms["adam"] = self.model.norm()
+            statistics |= {"loss": critics.loss + loss.detach(), "policy_loss": loss.detach()}
+        return Found(part.learned.sum(), norms, statistics, critics.error)
+
+    def bootstrap(self, part: Transitions) -> Tensor:
+        """``min_i Q_i(after, clip(pi(after) + clipped noise))``, all of the targets (arXiv 1802.09477, eq. 14)."""
+        settings = self.settings
+        action = self.target_actor.network(part.after)
+        noise = (self.normal(*action.shape) * settings.target_noise).clamp(-settings.target_noise_clip, settings.target_noise_clip)
+        value: Tensor = self.target_critics.network(part.after, (action + noise).clamp(-1.0, 1.0)).amin(0)
+        return value
+
+    def moved(self) -> None:
+        if (self.updates - 1) % self.settings.policy_delay == 0:
+            self.target_actor.follow(self.settings.target_smoothing)
+            self.target_critics.follow(self.settings.target_smoothing)
+
+    def exploration(self, settings: TD3Settings, updates: int) -> Mapping[str, float]:
+        return settings.exploration(updates)
+
+
+class TD3:
+    """Entry point ``td3``; `tianflow.interfaces.AlgorithmFactory`."""
+
+    settings: type = TD3Settings
+
+    @staticmethod
+    def make_policy(config: Config, spec: EnvironmentSpec) -> TD3Policy:
+        """The actor's half."""
+        return TD3Policy(config, spec)
+
+    @staticmethod
+    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> TD3Learner:
+        """The learner's half, on ``device``."""
+        return TD3Learner(config, spec, device)

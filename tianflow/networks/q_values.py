@@ -1,0 +1,174 @@
+"""Networks of algorithms that learn from replay: values of actions, critics of states and actions, and actors within bounds.
+
+All are built on the torsos of the built-in networks, chosen by ``network.name``. Actions of critics and actors are scaled to
+-1..1, whatever the environment's are; see `ActionRange`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tianflow.config import NetworkSettings
+from tianflow.errors import ConfigError, Problem
+from tianflow.network_rules import image_size, is_image
+from tianflow.networks.base import Tree
+from tianflow.networks.parts import SQRT_2, ImageTorso, MlpTorso, ResettingLstm, impala_trunk, linear, nature_trunk
+from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
+
+Torso = MlpTorso | ImageTorso
+Made = TypeVar("Made", bound=nn.Module)
+ACTION = "action of the critic"
+"""The leaf under which a critic sees an action; no environment's leaf has spaces in its name by chance."""
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Bounds of an actor's log standard deviations before squashing, as in the code of arXiv 1801.01290."""
+
+
+class QOutput(NamedTuple):
+    """Values of all actions, float32 [T, B, A], and the recurrent state after each step, {leaf: [T, B, ...]}."""
+
+    values: Tensor
+    state: Tree
+
+
+def seeded(seed: int, make: Callable[[], Made]) -> Made:
+    """What ``make`` gives, its weights drawn from ``seed`` alone; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+def make_torso(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> Torso:
+    """The torso of the built-in network ``settings.name`` over ``leaves``.
+
+    Raises:
+        ConfigError: there is no built-in network of that name.
+    """
+    if settings.name == "mlp":
+        return MlpTorso(leaves, settings.hidden, settings.activation)
+    channels = [image_size(leaf.shape)[0] for leaf in leaves if is_image(leaf)]
+    if settings.name == "nature_cnn":
+        return ImageTorso(leaves, [nature_trunk(count) for count in channels], int(settings.kwargs.get("units", 512)))
+    if settings.name == "impala_resnet":
+        sizes = tuple(int(size) for size in settings.kwargs.get("channels", (16, 32, 32)))
+        return ImageTorso(leaves, [impala_trunk(count, sizes) for count in channels], int(settings.kwargs.get("units", 256)))
+    accepted = "mlp, nature_cnn, impala_resnet"
+    raise ConfigError([Problem("network.name", settings.name, "has no torso that a value network could be built on", accepted)])
+
+
+class Stream(nn.Module):
+    """A hidden layer and a head, [M, width] -> [M, outputs]; the first outputs are nearly 0."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.hidden = linear(width, width, SQRT_2)
+        self.head = linear(width, outputs, 0.01)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: Tensor = self.head(torch.relu(self.hidden(x)))
+        return values
+
+
+class QNetwork(nn.Module):
+    """Values of a choice's actions: torso, perhaps an LSTM, then one head, or with ``duelling`` two streams.
+
+    Duelling (arXiv 1511.06581, eq. 9): ``Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)``.
+    """
+
+    def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec, *, duelling: bool) -> None:
+        super().__init__()
+        self.torso = make_torso(settings, spec.observation)
+        self.lstm = ResettingLstm(self.torso.size, settings.lstm) if settings.lstm else None
+        width, (actions,) = settings.lstm or self.torso.size, spec.action.categories
+        self.value = Stream(width, 1) if duelling else None
+        self.advantage: nn.Module = Stream(width, actions) if duelling else linear(width, actions, 0.01)
+
+    def forward(self, observation: Tree, state: Tree, start: Tensor) -> QOutput:
+        """A sequence, as `tianflow.networks.Network.forward` sees it."""
+        steps, columns = start.shape
+        features: Tensor = self.torso({name: leaf.flatten(0, 1) for name, leaf in observation.items()})
+        states: Tree = {}
+        if self.lstm is not None:
+            hidden, states = self.lstm(features.view(steps, columns, -1), state, start)
+            features = hidden.flatten(0, 1)
+        return QOutput(self._values(features).view(steps, columns, -1), states)
+
+    def act(self, observation: Tree, state: Tree) -> tuple[Tensor, Tree]:
+        """One step: {leaf: [N, ...]} and the state before it -> values [N, A] and the state after it."""
+        features: Tensor = self.torso(observation)
+        if self.lstm is not None:
+            features, state = self.lstm.step(features, state)
+        return self._values(features), state
+
+    def _values(self, features: Tensor) -> Tensor:
+        advantage: Tensor = self.advantage(features)
+        if self.value is None:
+            return advantage
+        value: Tensor = self.value(features)
+        return value + advantage - advantage.mean(-1, keepdim=True)
+
+
+class Critics(nn.Module):
+    """Two independent values of states and actions (arXiv 1802.09477): {leaf: [M, ...]}, [M, D] in -1..1 -> [2, M]."""
+
+    def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
+        super().__init__()
+        leaves = (*spec.observation, LeafSpec(ACTION, (action_size(spec.action),), "float32"))
+        self.torsos = nn.ModuleList(make_torso(settings, leaves) for _ in range(2))
+        self.heads = nn.ModuleList(linear(int(torso.size), 1, 1.0) for torso in self.torsos)  # type: ignore[arg-type]
+
+    def forward(self, observation: Tree, action: Tensor) -> Tensor:
+        seen = {**observation, ACTION: action}
+        return torch.stack([head(torso(seen)).squeeze(-1) for torso, head in zip(self.torsos, self.heads, strict=True)])
+
+
+class SquashedGaussian(nn.Module):
+    """An actor that gives means and log standard deviations before squashing: {leaf: [M, ...]} -> [M, 2 D], side by side."""
+
+    def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
+        super().__init__()
+        self.torso = make_torso(settings, spec.observation)
+        self.head = linear(self.torso.size, 2 * action_size(spec.action), 0.01)
+
+    def forward(self, observation: Tree) -> Tensor:
+        mean, log_std = self.head(self.torso(observation)).chunk(2, -1)
+        return torch.cat([mean, log_std.clamp(*LOG_STD_RANGE)], -1)
+
+
+class Deterministic(nn.Module):
+    """An actor that gives actions themselves: {leaf: [M, ...]} -> [M, D] in -1..1."""
+
+    def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
+        super().__init__()
+        self.torso = make_torso(settings, spec.observation)
+        self.head = linear(self.torso.size, action_size(spec.action), 0.01)
+
+    def forward(self, observation: Tree) -> Tensor:
+        action: Tensor = torch.tanh(self.head(self.torso(observation)))
+        return action
+
+
+class ActionRange:
+    """Actions of a bounded Box, stored as the environment takes them [..., *shape], and scaled to -1..1, flat [..., D]."""
+
+    def __init__(self, action: ActionSpec, device: torch.device) -> None:
+        low, high = (torch.tensor(bounds, dtype=torch.float32, device=device) for bounds in (action.low, action.high))
+        self._centre, self._half = (high + low) / 2.0, (high - low) / 2.0
+        self._shape = action.shape
+
+    def scaled(self, action: Tensor) -> Tensor:
+        """Stored -> -1..1."""
+        lead = action.shape[: action.dim() - len(self._shape)]
+        return (action.reshape(*lead, -1) - self._centre) / self._half
+
+    def stored(self, scaled: Tensor) -> Tensor:
+        """-1..1 -> stored."""
+        return (self._centre + self._half * scaled).reshape(*scaled.shape[:-1], *self._shape)
+
+
+def action_size(action: ActionSpec) -> int:
+    """D, components of one action."""
+    return len(action.low)
