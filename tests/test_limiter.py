@@ -49,7 +49,7 @@ def test_a_handed_trace_is_followed(name: str) -> None:
 def verdict(spi: float, min_size: int, error_buffer: Any) -> str:
     try:
         if isinstance(error_buffer, list):
-            limits = RateLimits(spi, min_size, *error_buffer, capacity=100)
+            limits = RateLimits(spi, min_size, error_buffer[0], error_buffer[1], capacity=100)
         else:
             limits = RateLimits.around(samples_per_insert=spi, min_size=min_size, error_buffer=error_buffer, capacity=100)
     except ValueError as error:
@@ -113,7 +113,7 @@ def test_no_sizes_deadlock(eager: str) -> None:
             limits = RateLimits(spi, min_size, low, low + width, capacity=min_size, insert_size=n, draw_size=m)
             limiter = Limiter(limits=limits)
             drawn = 0
-            for turn in range(200):
+            for turn in range(600):
                 may = (limiter.may_insert(n), limiter.may_draw(m))
                 assert any(may), (limits, limiter.statistics())
                 insert_first = {"actors": True, "learner": False, "in turn": turn % 2 == 0}[eager]
