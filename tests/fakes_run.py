@@ -104,6 +104,7 @@ class FakeRun:
             recent_lengths=tuple(int(value) for value in self.returns[-100:]),
             evaluation=self.evaluation,
             evaluation_failures=0,
+            replay=None,
             restarts=self.restarts,
             starts={"learner": 1, "actors-0": 1 + sum(self.restarts.values())},
             events_dropped=self.events_dropped,

@@ -160,9 +160,9 @@ def test_a_bad_setting_is_named_with_what_would_be_accepted(override: str, path:
 @pytest.mark.parametrize(
     ("override", "path", "known", "nearest"),
     [
-        ("algorithm.name=pppo", "algorithm.name", "a2c, impala, ppo", "ppo"),
+        ("algorithm.name=pppo", "algorithm.name", "a2c, dqn, impala, ppo, r2d2, sac, td3", "ppo"),
         ("network.name=mpl", "network.name", "impala_resnet, mlp, nature_cnn", "mlp"),
-        ("balance.controller=stalenes", "balance.controller", "freshest, lockstep, open_loop, staleness", "staleness"),
+        ("balance.controller=stalenes", "balance.controller", "freshest, lockstep, open_loop, sample_ratio, staleness", "staleness"),
         ("placement.launcher=process", "placement.launcher", "inline, processes", "processes"),
     ],
 )
@@ -179,7 +179,7 @@ def test_all_problems_are_named_at_once() -> None:
 
 def test_an_empty_config_is_told_which_sections_it_needs() -> None:
     found = {problem.path: problem.accepted for problem in problems(tables={})}
-    assert {"env": "a section [env] with id", "algorithm.name": "one of a2c, impala, ppo"} == found
+    assert {"env": "a section [env] with id", "algorithm.name": "one of a2c, dqn, impala, ppo, r2d2, sac, td3"} == found
 
 
 def test_a_lambda_is_refused_with_what_to_write_instead() -> None:

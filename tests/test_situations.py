@@ -267,6 +267,7 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
         "generation": 0,
         "spec": spec_to_wire(spec),
         "layout": layout_to_wire(layout),
+        "draws": None,
         "capacity": 1,
         "start": [[1, 0], 0],
         "published": [1, 0],
@@ -278,7 +279,7 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
     heard: list[Message] = []
     link = Link(end=ours, handle=heard.append, closed=lambda: None)
     weights_fd = SharedMemory.create_unsized("weights")
-    host = HostProcess(msgpack.unpackb(msgpack.packb(order)), theirs, slots.memory, weights_fd)
+    host = HostProcess(msgpack.unpackb(msgpack.packb(order)), theirs, slots.memory, weights_fd, None)
     link.send("grant", "actor-9", [0, 0, 1, 0, 0, False])
     assert FAILED == await asyncio.wait_for(host.run(), 10.0)
     await until(lambda: any(message[0] == "failed" for message in heard))

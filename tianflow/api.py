@@ -20,7 +20,7 @@ from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
 from tianflow.config import Config
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
-from tianflow.layouts import trajectory_layout
+from tianflow.layouts import draw_layout, trajectory_layout
 from tianflow.logs import configure
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]
     """Make the run, serve it, launch it. Raises RunError if it failed, whatever the failure was."""
     config = prepared.config
     async with contextlib.AsyncExitStack() as stack:
-        slots = prepared.launcher.slots(config=config, layout=prepared.layout)
+        slots = prepared.launcher.slots(config=config, layout=prepared.layout, draws=prepared.draws)
         stack.callback(slots.close)
         run = Run(
             run_id=prepared.run_id,
@@ -274,6 +274,7 @@ class _Prepared:
     checkpoint: Checkpoint | None
     spec: EnvironmentSpec
     layout: TrajectoryLayout
+    draws: TrajectoryLayout | None
     launcher: Any
     run_id: str
     directory: Path
@@ -293,7 +294,7 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
     launcher = factory()
     launcher.prepare()
     run_id, directory = _directory(config, checkpoint, resume, runs_dir)
-    return _Prepared(config, checkpoint, spec, layout, launcher, run_id, directory)
+    return _Prepared(config, checkpoint, spec, layout, draw_layout(config, spec), launcher, run_id, directory)
 
 
 def _require_device(device: str) -> None:

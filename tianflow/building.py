@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tianflow import plugins
 from tianflow.checkpoint import CheckpointStore
@@ -18,9 +19,11 @@ from tianflow.payloads import EnvironmentSpec, TrajectoryLayout, Version
 if TYPE_CHECKING:
     import torch
 
+    from tianflow.channels.shards import ShardEnd
     from tianflow.components.evaluator import Evaluator
+    from tianflow.components.replay_shard import ReplayShard
     from tianflow.components.rollout import Rollout
-    from tianflow.components.stacking import BatchStacker
+    from tianflow.components.stacking import BatchStacker, DrawStacker
     from tianflow.components.weights import PolicyWeights
     from tianflow.config import Config
     from tianflow.interfaces import (
@@ -37,11 +40,17 @@ if TYPE_CHECKING:
     from tianflow.program import ComponentSpec
 
 
+AnyComponent: TypeAlias = "Actor | Learner | Evaluator | ReplayShard"
+
+
 class Ends(Protocol):
     """A host's ends of the channels, in whichever form."""
 
     def sender(self, holder: str) -> TrajectorySender: ...
     def source(self) -> BatchSource: ...
+    def shard_end(self, index: int) -> ShardEnd:
+        """Of replay shard ``index``."""
+
     def weights_reader(self, nbytes: int) -> WeightsReader: ...
     def weights_writer(self, nbytes: int) -> WeightsWriter: ...
     async def newest_weights(self, version: Version) -> None:
@@ -61,6 +70,8 @@ class Blueprint:
     spec: EnvironmentSpec
     layout: TrajectoryLayout
     start: tuple[Version, int]
+    draws: TrajectoryLayout | None = None
+    """With replay, of what the learner gets instead of trajectories."""
     incarnation: int = 0
     checkpoint: Path | None = None
     threads: int = 1
@@ -82,12 +93,13 @@ class Builder:
     def _config(self) -> Config:
         return self._ends.settings.value.config
 
-    def build(self, component: ComponentSpec) -> Actor | Learner | Evaluator:
+    def build(self, component: ComponentSpec) -> AnyComponent:
         """The component that ``component`` describes."""
-        makers: dict[str, Callable[[ComponentSpec], Actor | Learner | Evaluator]] = {
+        makers: dict[str, Callable[[ComponentSpec], AnyComponent]] = {
             "actor": self._actor,
             "learner": self._learner,
             "evaluator": self._evaluator,
+            "replay": self._replay_shard,
         }
         return makers[component.role](component)
 
@@ -114,6 +126,21 @@ class Builder:
             make_algorithm=self._algorithm,
             make_stacker=self._stacker,
             open_weights=self._ends.weights_writer,
+        )
+
+    def _replay_shard(self, component: ComponentSpec) -> ReplayShard:
+        from tianflow.components.replay_shard import ReplayShard
+        from tianflow.components.shard_making import make_shard
+
+        config, spec = self._config, self._plan.spec
+        return ReplayShard(
+            name=component.name,
+            host=self._plan.host,
+            end=self._ends.shard_end(component.index),
+            settings=self._ends.settings,
+            compute=self._compute,
+            make_shard=lambda: make_shard(config, spec),
+            seed=make_seed(config.run.seed, component.index, self._plan.incarnation),
         )
 
     def _evaluator(self, component: ComponentSpec) -> Evaluator:
@@ -171,9 +198,11 @@ class Builder:
             algorithm.load_state_dict(CheckpointStore.load(self._plan.checkpoint).read())
         return algorithm
 
-    def _stacker(self, trajectories: int) -> BatchStacker:
-        from tianflow.components.stacking import BatchStacker
+    def _stacker(self, trajectories: int) -> BatchStacker | DrawStacker:
+        from tianflow.components.stacking import BatchStacker, DrawStacker
 
+        if self._plan.draws is not None:
+            return DrawStacker(layout=self._plan.draws, device=self._device())
         return BatchStacker(layout=self._plan.layout, trajectories=trajectories, device=self._device())
 
     def _device(self) -> torch.device:
@@ -186,6 +215,11 @@ class Builder:
         import torch
 
         torch.set_num_threads(self._plan.threads)
+
+
+def make_seed(*parts: int) -> int:
+    """A seed that no other use of ``parts`` shares."""
+    return zlib.crc32(b"replay" + b"".join(part.to_bytes(8, "little") for part in parts))
 
 
 def _factory(config: Config) -> AlgorithmFactory:

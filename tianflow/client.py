@@ -14,7 +14,7 @@ from tianflow import plugins
 from tianflow.control_file import NAME, ControlFile
 from tianflow.errors import ConfigError, Problem, TianflowError
 
-RESOURCES = {section: section for section in ("actors", "balance", "evaluation", "learner", "weights")} | {"algorithm": "learner"}
+RESOURCES = {section: section for section in ("actors", "balance", "evaluation", "learner", "replay", "weights")} | {"algorithm": "learner"}
 """Where the live settings of each section are read and changed."""
 
 MERGE_PATCH = "application/merge-patch+json"

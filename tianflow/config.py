@@ -8,10 +8,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny
 
 from tianflow import plugins
+from tianflow.algorithm_settings import A2CSettings, AlgorithmSettings, Fraction, ImpalaSettings, PPOSettings, Section
 from tianflow.errors import ConfigError, Problem
+from tianflow.off_policy_settings import DQNSettings, R2D2Settings, SACSettings, TD3Settings
+
+__all__ = ["A2CSettings", "AlgorithmSettings", "Fraction", "ImpalaSettings", "PPOSettings", "Section"]
 
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -33,14 +37,7 @@ def parse_count(value: object) -> object:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Count = Annotated[int, BeforeValidator(parse_count), Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Staleness = Annotated[int, Field(ge=0)] | Literal["unbounded"]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values are final."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class NormalisationSettings(Section):
@@ -69,78 +66,15 @@ class EnvSettings(Section):
     normalisation: NormalisationSettings = NormalisationSettings()
 
 
-class AlgorithmSettings(Section):
-    """What every algorithm has. A plug-in's own settings model derives from this."""
-
-    name: str
-    learning_rate: Annotated[float, Field(ge=0.0)] = 2.5e-4
-    discount: Fraction = 0.99
-    entropy_cost: Annotated[float, Field(ge=0.0)] = 0.0
-    value_cost: Annotated[float, Field(ge=0.0)] = 0.5
-    max_grad_norm: PositiveFloat = 0.5
-    adam_epsilon: PositiveFloat = 1e-5
-    batch_trajectories: PositiveInt = 1
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-
-    @property
-    def window(self) -> tuple[int, int] | None:
-        """(length, period) in steps of what replay draws; None for an algorithm that uses each trajectory once."""
-        return None
-
-    @property
-    def items(self) -> int:
-        """Windows that replay draws for one update: ``batch_size``; 0 for an algorithm that uses each trajectory once."""
-        return int(getattr(self, "batch_size", 0))
-
-    @property
-    def recorded(self) -> tuple[str, ...]:
-        """Fields [T, N] float32 that the policy adds to a trajectory; see `tianflow.interfaces.Policy.record`."""
-        return ("log_prob",)
-
-
-class PPOSettings(AlgorithmSettings):
-    """PPO (arXiv 1707.06347), with the decoupled objective (arXiv 2110.00641) for stale data."""
-
-    name: Literal["ppo"] = "ppo"
-    gae_lambda: Fraction = 0.95
-    clip: PositiveFloat = 0.2
-    value_clip: PositiveFloat | None = None
-    epochs: PositiveInt = 4
-    minibatch_size: PositiveInt = 256
-    normalise_advantages: bool = True
-    decoupled: bool = True
-    max_behaviour_weight: PositiveFloat = 2.0
-    target_kl: PositiveFloat | None = None
-
-
-class ImpalaSettings(AlgorithmSettings):
-    """IMPALA's V-trace actor-critic (arXiv 1802.01561)."""
-
-    name: Literal["impala"] = "impala"
-    entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
-    vtrace_lambda: Fraction = 1.0
-    rho_bar: PositiveFloat = 1.0
-    c_bar: PositiveFloat = 1.0
-    pg_rho_bar: PositiveFloat = 1.0
-    normalise_advantages: bool = False
-
-    @model_validator(mode="after")
-    def _limits_converge(self) -> ImpalaSettings:
-        if self.c_bar > self.rho_bar:
-            raise ValueError(f"c_bar = {self.c_bar} is above rho_bar = {self.rho_bar}: V-trace need not converge then; lower c_bar")
-        return self
-
-
-class A2CSettings(AlgorithmSettings):
-    """A3C's n-step advantage actor-critic objective (arXiv 1602.01783), trajectories shipped instead of gradients."""
-
-    name: Literal["a2c"] = "a2c"
-    learning_rate: Annotated[float, Field(ge=0.0)] = 7e-4
-    entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
-    normalise_advantages: bool = False
-
-
-BUILT_IN_ALGORITHMS: dict[str, type[AlgorithmSettings]] = {"a2c": A2CSettings, "impala": ImpalaSettings, "ppo": PPOSettings}
+BUILT_IN_ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
+    "a2c": A2CSettings,
+    "dqn": DQNSettings,
+    "impala": ImpalaSettings,
+    "ppo": PPOSettings,
+    "r2d2": R2D2Settings,
+    "sac": SACSettings,
+    "td3": TD3Settings,
+}
 """Settings models that are known without importing what computes."""
 
 
@@ -202,6 +136,28 @@ class BalanceSettings(Section):
     straggler_patience: Annotated[float, Field(ge=0.0)] = 10.0
     min_fragment_steps: PositiveInt = 8
     memory_limit: Bytes = 2 * 2**30
+
+
+class ReplaySettings(Section):
+    """Where trajectories are kept and drawn from, for algorithms that learn from replay."""
+
+    shards: PositiveInt = 1
+    """Processes that each hold a part; drawing is as from one."""
+    capacity: Annotated[int, BeforeValidator(parse_count), Field(gt=0)] = 100_000
+    """Environment steps in all shards together."""
+    min_size: Annotated[int, BeforeValidator(parse_count), Field(gt=0)] = 1_000
+    """Items that must be there before anything is drawn."""
+    samples_per_insert: PositiveFloat | None = None
+    """Items drawn for each one inserted; whichever side is ahead waits. None: neither waits."""
+    error_buffer: PositiveFloat | None = None
+    """How many draws either side may be ahead; None: as few as lets both go on."""
+    selector: Literal["uniform", "prioritised", "fifo", "lifo"] = "uniform"
+    alpha: Annotated[float, Field(ge=0.0)] = 0.6
+    """Exponent of priorities (arXiv 1511.05952); 0: all alike."""
+    beta: Fraction = 0.4
+    """Exponent of importance weights; 1 corrects the bias of prioritised drawing wholly."""
+    max_samples: PositiveInt | None = None
+    """Draws after which an item goes; None: without limit."""
 
 
 class LearnerSettings(Section):
@@ -268,6 +224,8 @@ class CheckpointSettings(Section):
 
     every_s: PositiveFloat = 60.0
     keep: PositiveInt = 3
+    replay: bool = False
+    """Keep what is in replay, too; otherwise a resumed run begins with an empty one."""
 
 
 class HttpSettings(Section):
@@ -295,6 +253,7 @@ class Config(Section):
     network: NetworkSettings = NetworkSettings()
     actors: ActorSettings = ActorSettings()
     balance: BalanceSettings = BalanceSettings()
+    replay: ReplaySettings = ReplaySettings()
     learner: LearnerSettings = LearnerSettings()
     weights: WeightsSettings = WeightsSettings()
     placement: PlacementSettings = PlacementSettings()
@@ -313,6 +272,7 @@ class Config(Section):
 LIVE: dict[str, tuple[str, ...]] = {
     "balance": ("max_staleness", "credits", "straggler_patience", "min_fragment_steps", "controller", "parameters"),
     "algorithm": ("learning_rate", "entropy_cost", "batch_trajectories"),
+    "replay": ("samples_per_insert", "error_buffer", "beta"),
     "learner": ("slowdown",),
     "evaluation": ("every_s", "episodes"),
     "weights": ("publish_interval_updates",),

@@ -259,7 +259,7 @@ def _checked(tables: Table) -> Config:
 
 
 def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
-    """Lower the two defaults that would not fit short rollouts; what was written down is never touched."""
+    """Lower the two defaults that would not fit short rollouts, and lift those that would empty replay; what was written down stays."""
     fitted = {key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()}
     try:
         steps = int(fitted.get("actors", {}).get("rollout_steps", 32))
@@ -269,6 +269,9 @@ def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
     balance, default = fitted.setdefault("balance", {}), settings.model_fields.get("minibatch_size")
     if isinstance(balance, dict):
         balance.setdefault("min_fragment_steps", max(1, min(8, steps)))
+        if settings.window is not AlgorithmSettings.window:  # what is replayed is old on purpose
+            balance.setdefault("max_staleness", "unbounded")
+            balance.setdefault("controller", "sample_ratio")
     if default is not None and "minibatch_size" not in fitted["algorithm"]:
         fitted["algorithm"]["minibatch_size"] = max(1, min(default.default, samples))
     return fitted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from tianflow import plugins
+from tianflow import plugins, replay_rules
 from tianflow.config import Config, PPOSettings
 from tianflow.errors import ConfigError, Problem
 
@@ -31,7 +31,13 @@ def credits_ceiling(config: Config) -> int | None:
 
 def check(config: Config) -> list[Problem]:
     """Everything that is wrong with the combination of settings, each with its consequence. Needs no environment."""
-    return [*_check_names(config), *_check_balance(config), *_check_minibatch(config), *_check_deterministic(config)]
+    return [
+        *_check_names(config),
+        *_check_balance(config),
+        *_check_minibatch(config),
+        *_check_deterministic(config),
+        *replay_rules.check(config),
+    ]
 
 
 def _check_names(config: Config) -> list[Problem]:

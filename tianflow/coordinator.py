@@ -16,6 +16,8 @@ from tianflow import config_loading, system
 from tianflow.channels.broadcast import Broadcast
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
+from tianflow.channels.replay_exchange import ReplayExchange, ShardPort
+from tianflow.channels.shards import answers
 from tianflow.checkpoint import Checkpoint
 from tianflow.components.balancer import Balancer, make_laws
 from tianflow.config import Config
@@ -31,10 +33,12 @@ from tianflow.interfaces import LiveSettings
 from tianflow.judge import EvaluatorPort, Judge
 from tianflow.keeper import Base, Keeper, LearnerPort
 from tianflow.ledger import Ledger, Limits, State
+from tianflow.limiter import Limiter
 from tianflow.logs import logger
-from tianflow.memory import slots_capacity, slots_wanted
+from tianflow.memory import DRAW_SLOTS, slots_capacity, slots_wanted
 from tianflow.payloads import EnvironmentSpec, Episode, Evaluation, SavedState, TrajectoryLayout
 from tianflow.program import HostSpec
+from tianflow.replay_rules import rate_limits
 from tianflow.statistics import ComponentStatistics, Histogram, RunStatistics
 from tianflow.summary import summarise
 from tianflow.supervisor import HostHandle, Patience, Supervisor
@@ -55,6 +59,10 @@ class SlotOwner(Protocol):
 
     @property
     def arena(self) -> Arena: ...
+    @property
+    def draws(self) -> Arena | None:
+        """With replay, where what is drawn lies."""
+
     def add_slots(self, count: int) -> None: ...
     def close(self) -> None: ...
 
@@ -94,7 +102,8 @@ class Run:
         slots.add_slots(wanted)
         batch = config.algorithm.batch_trajectories
         limits = Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted))
-        self.exchange = Exchange(ledger=Ledger(limits=limits, slots=wanted), arena=slots.arena, clock=self._active)
+        self.draws = slots.draws
+        self.exchange = self._make_exchange(Ledger(limits=limits, slots=wanted), resumed)
         self._base = Base.of(resumed)
         self.exchange.seed_epoch = resumed.version.number if resumed and config.run.deterministic else 0
         self._components: dict[str, ComponentStatistics] = {}
@@ -145,6 +154,26 @@ class Run:
         self._supervisor: Supervisor | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         self.exchange.on_settled(self._settled)
+
+    def _make_exchange(self, ledger: Ledger, resumed: Checkpoint | None) -> Exchange:
+        arena, algorithm = self._slots.arena, self.config.algorithm
+        if self.draws is None or algorithm.window is None:
+            return Exchange(ledger=ledger, arena=arena, clock=self._active)
+        limiter = Limiter(limits=rate_limits(self.config))
+        if resumed is not None and "replay" in resumed.manifest:
+            limiter.restore(resumed.manifest["replay"])
+        return ReplayExchange(
+            ledger=ledger,
+            arena=arena,
+            clock=self._active,
+            draws=self.draws,
+            slots=DRAW_SLOTS,
+            limiter=limiter,
+            period=algorithm.window[1],
+            prioritised=self.config.replay.selector == "prioritised",
+            beta=lambda: self.config.replay.beta,
+            seed=self.config.run.seed,
+        )
 
     # The run itself -------------------------------------------------------------------------------------------------
 
@@ -350,6 +379,19 @@ class Run:
             self._evaluated_at = self._episodes.count
             self._background(self._confirm(target))
 
+    @property
+    def _replay(self) -> ReplayExchange:
+        assert isinstance(self.exchange, ReplayExchange)
+        return self.exchange
+
+    def shard_opened(self, index: int, port: ShardPort) -> None:
+        """A replay shard works."""
+        self._replay.shard_opened(index, port)
+
+    def shard_answers(self, index: int) -> Callable[..., None]:
+        """What takes the answers of replay shard ``index``."""
+        return answers(self._replay, index)
+
     def publish(self, event: Event) -> None:
         """Tell observers."""
         if isinstance(event, EnvironmentFailed):
@@ -364,6 +406,8 @@ class Run:
                 self.exchange.learner_lost("stopped" if reason == "stopped" else "learner_lost")
             elif component.role == "evaluator":
                 self.evaluator_port = None
+            elif component.role == "replay":
+                self._replay.shard_lost(component.index)
             else:
                 self.exchange.holder_lost(component.name, reason)
             self._forget(component.name)
@@ -408,6 +452,8 @@ class Run:
         self._journal.add(source, "change", old=old, new=new)
         self._put(replace(self.settings.value, config=config, bound=self.balancer.bound_with(config)))
         self._disk.submit(self._remember, config)
+        if isinstance(self.exchange, ReplayExchange):
+            self.exchange.set_rate(rate_limits(config))
         if config.actors.count != before.actors.count and self._supervisor is not None:
             self._supervisor.reconcile(system.build(config).placement.hosts)
         self.publish(SettingsChanged(self.generation, tuple(sorted(paths))))
@@ -638,6 +684,7 @@ class Run:
             last_update_timestamp=self._last_update,
             actors_wanted=self.config.actors.count,
             bottleneck=bottleneck,
+            replay=self.exchange.replay_statistics() if isinstance(self.exchange, ReplayExchange) else None,
             target_return=self.config.run.target_return,
             time_to_target_s=self._to_target,
         )

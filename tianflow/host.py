@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from tianflow import checkpoint, loops
-from tianflow.building import Blueprint, Builder
+from tianflow.building import AnyComponent, Blueprint, Builder
 from tianflow.channels.arena import Arena
 from tianflow.channels.codec import decode_grant, encode_event, encode_statistics
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.link import Link, Message
+from tianflow.channels.shards import ShardEnd, decode_request
 from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedMemory, SharedWeights
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
@@ -28,11 +29,11 @@ from tianflow.config import Config
 from tianflow.errors import CheckpointError, ConfigError, EnvironmentFailedError, PoisonedTrajectoryError, RunError
 from tianflow.interfaces import LiveSettings
 from tianflow.layout import layout_from_wire, spec_from_wire
+from tianflow.memory import DRAW_SLOTS
 from tianflow.payloads import SavedState, Version
 from tianflow.program import ComponentSpec
 
 if TYPE_CHECKING:
-    from tianflow.components.evaluator import Evaluator
     from tianflow.events import Event
 
 FAILED = 1
@@ -71,7 +72,9 @@ class _LinkEvents:
 class HostProcess:
     """Joins the components of one child process to the coordinator's link. `tianflow.building.Ends` in shared memory."""
 
-    def __init__(self, order: Mapping[str, Any], end: socket.socket, slots: SharedMemory, weights_fd: int) -> None:
+    def __init__(
+        self, order: Mapping[str, Any], end: socket.socket, slots: SharedMemory, weights_fd: int, draws: SharedMemory | None
+    ) -> None:
         self._order = order
         self.name: str = order["host"]
         config = Config.model_validate(order["config"])
@@ -79,6 +82,10 @@ class HostProcess:
         self.settings: LatestCell[LiveSettings, int] = LatestCell(live, order["generation"])
         layout = layout_from_wire(order["layout"])
         self._arena = Arena(layout=layout, buffer=slots.buffer, capacity=order["capacity"])
+        draw_layout = layout_from_wire(order["draws"]) if order["draws"] else None
+        self._draws: Arena | None = None
+        if draw_layout is not None and draws is not None:
+            self._draws = Arena(layout=draw_layout, buffer=draws.buffer, capacity=DRAW_SLOTS)
         self._weights_fd = weights_fd
         self._weights: SharedWeights | None = None
         self._announced = Version(*order["published"])
@@ -90,6 +97,7 @@ class HostProcess:
             spec=spec_from_wire(order["spec"]),
             layout=layout,
             start=(Version(*order["start"][0]), order["start"][1]),
+            draws=draw_layout,
             incarnation=order["incarnation"],
             checkpoint=Path(order["checkpoint"]) if order["checkpoint"] else None,
             threads=order["threads"],
@@ -97,7 +105,8 @@ class HostProcess:
         self._builder = Builder(blueprint=blueprint, ends=self, compute=self._compute)
         self._senders: dict[str, LinkTrajectorySender] = {}
         self._source: LinkBatchSource | None = None
-        self._components: dict[str, Actor | Learner | Evaluator] = {}
+        self._shard: ShardEnd | None = None
+        self._components: dict[str, AnyComponent] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wanted: dict[str, ComponentSpec] = {}
         self._retired: set[str] = set()
@@ -108,6 +117,7 @@ class HostProcess:
             "grant": self._on_grant,
             "end": self._on_end,
             "batch": self._on_batch,
+            "shard": self._on_shard,
             "settings": self._on_settings,
             "announce": lambda lineage, number: self._announce(Version(lineage, number)),
             "components": lambda wanted: self.reconcile([ComponentSpec(*item) for item in wanted]),
@@ -159,8 +169,14 @@ class HostProcess:
 
     def source(self) -> LinkBatchSource:
         """The learner's end."""
-        self._source = LinkBatchSource(link=self._link, arena=self._arena)
+        self._source = LinkBatchSource(link=self._link, arena=self._draws or self._arena)
         return self._source
+
+    def shard_end(self, index: int) -> ShardEnd:  # noqa: ARG002 - a host process has one shard at most
+        """The replay shard's end."""
+        assert self._draws is not None
+        self._shard = ShardEnd(slots=self._arena, draws=self._draws, answer=self._link.send)
+        return self._shard
 
     def weights_reader(self, nbytes: int) -> SharedWeights:
         """Every reader of this process shares one view."""
@@ -207,6 +223,10 @@ class HostProcess:
     def _on_batch(self, fields: list[Any] | None) -> None:
         if self._source is not None:
             self._source.batch(fields)
+
+    def _on_shard(self, name: str, *values: Any) -> None:
+        if self._shard is not None:
+            self._shard.ask(decode_request(name, values))
 
     def _on_settings(self, generation: int, config: dict[str, Any], bound: int | None, paused: bool, hold: bool) -> None:
         self.settings.put(LiveSettings(Config.model_validate(config), bound, paused, hold), generation)
@@ -288,14 +308,15 @@ class HostProcess:
 
 
 def main(payload: bytes, fds: list[int]) -> int:
-    """Run a host: ``payload`` is what the launcher ordered, ``fds`` are the link, the slots and the weights."""
+    """Run a host: ``payload`` is what the launcher ordered, ``fds`` are the link, the slots, the weights and, with replay, the draws."""
     order = msgpack.unpackb(payload)
     if order["cores"]:
         os.sched_setaffinity(0, order["cores"])
     end = socket.socket(fileno=fds[0])
     slots = SharedMemory.attach(fds[1])
+    draws = SharedMemory.attach(fds[3]) if len(fds) > 3 else None
 
     async def live() -> int:
-        return await HostProcess(order, end, slots, fds[2]).run()
+        return await HostProcess(order, end, slots, fds[2], draws).run()
 
     return loops.run(live())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from tianflow.config import Config
+    from tianflow.config import AlgorithmSettings, Config
     from tianflow.directives import Directive
     from tianflow.events import Event
     from tianflow.payloads import (
@@ -236,6 +236,13 @@ class Algorithm(Protocol):
         """Everything a resumed run needs, as named arrays (copies)."""
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None: ...
+
+
+class ReplayAlgorithm(Algorithm, Protocol):
+    """The learner's half of an algorithm that learns from replay."""
+
+    def set_settings(self, settings: AlgorithmSettings, updates: int) -> None:
+        """The settings in force, and how many updates were made, for what follows a schedule."""
 
 
 class AlgorithmFactory(Protocol):

@@ -71,14 +71,14 @@ def make_layout(
 def make_draw_layout(spec: EnvironmentSpec, *, length: int, items: int, state_spec: Mapping[str, tuple[int, ...]]) -> TrajectoryLayout:
     """What replay draws for one update: ``items`` windows of ``length`` steps side by side, in the fields of a trajectory.
 
-    Beside those there are, for each item: ``version`` [M] int64 (of its oldest step), ``index`` and ``generation`` [M] int64
-    (its key in its shard), ``probability`` [M] float64 (of being drawn, given the shard), ``weight`` [M] float32 (its
-    importance weight) and ``priority`` [M] float32 (the new one, from the learner).
+    Beside those there are, for each item: ``version`` [M] int64 (of its oldest step), ``key`` [M] int64 (in its shard),
+    ``probability`` [M] float64 (of being drawn, given the shard), ``weight`` [M] float32 (its importance weight) and
+    ``priority`` [M] float32 (the new one, from the learner).
     """
     windows = replace(spec, num_envs=items, autoreset="next_step")
     shapes = _shapes(windows, length, state_spec)
     m = (items,)
-    shapes |= {"version": (m, "int64"), "index": (m, "int64"), "generation": (m, "int64"), "probability": (m, "float64")}
+    shapes |= {"version": (m, "int64"), "key": (m, "int64"), "probability": (m, "float64")}
     shapes |= {"weight": (m, "float32"), "priority": (m, "float32")}
     return _laid_out(windows, length, shapes)
 

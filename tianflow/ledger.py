@@ -1,16 +1,16 @@
 r"""The ledger: the one writer of ticket states. A plain object; time comes in as an argument.
 
-    granted -> begun -> committed -> taken -> trained
+    granted -> begun -> committed -> taken -> trained, or inserted into replay
                   \________\___________\____-> dropped(reason)
 
-Every ticket metric is one snapshot of it, so ``begun = trained + dropped + open`` holds at every look.
+Every ticket metric is one snapshot of it, so ``begun = trained + inserted + dropped + open`` holds at every look.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -102,6 +102,7 @@ class LedgerSnapshot:
     begun: int
     committed: int
     trained: int
+    inserted: int
     dropped: dict[str, int]
     open: int
     returned: int
@@ -131,12 +132,19 @@ class LedgerSnapshot:
     shares: dict[str, Share]
 
 
+def coarse(age: int) -> int:
+    """``age`` to three binary digits, so that a histogram of ages in replay stays small: 0..15 exactly, then 16, 18, 20, …, 32, 36, …"""
+    shift = max(0, age.bit_length() - 4)
+    return age >> shift << shift
+
+
 @dataclass(slots=True)
 class _Counts:
     granted: int = 0
     begun: int = 0
     committed: int = 0
     trained: int = 0
+    inserted: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     returned: int = 0
     late_commits: int = 0
@@ -315,6 +323,10 @@ class Ledger:
         self._learning = True
         self._counts.publishes += 1
 
+    def learner_left(self) -> None:
+        """The learner was reaped. Nothing is granted before the next lineage; what goes into replay stays good."""
+        self._learning = False
+
     def learner_lost(self, reason: str = "learner_lost") -> int:
         """The learner was reaped: everything made for it is dropped, and nothing is granted before the next lineage."""
         self._learning = False
@@ -407,6 +419,37 @@ class Ledger:
             self._published = version
             self._counts.publishes += 1
 
+    # Replay ---------------------------------------------------------------------------------------------------------
+
+    def take_one(self, number: int) -> Trajectory:
+        """A committed trajectory goes to a replay shard, which reads its slot until `inserted`."""
+        ticket = self._tickets[number]
+        if ticket.state is not State.COMMITTED or ticket.trajectory is None:
+            raise LedgerError(f"ticket {number} cannot be inserted: it is {ticket.state.value}")
+        ticket.state = State.TAKEN
+        self._held_by_learner[number] = ticket.slot
+        return ticket.trajectory
+
+    def inserted(self, number: int) -> None:
+        """A shard has copied the trajectory: credit and slot return. What was dropped meanwhile only frees its slot."""
+        self.copied([number])
+        if self._tickets.pop(number, None) is not None:
+            self._counts.inserted += 1
+
+    def shard_lost(self, numbers: Iterable[int]) -> None:
+        """The shard that read these was reaped."""
+        for number in numbers:
+            self.copied([number])
+            if number in self._tickets:
+                self._drop(number, "shard_lost")
+
+    def replayed(self, ages: Mapping[int, int], bound: int | None) -> None:
+        """An update used ``ages[s]`` items of staleness s, under ``bound``."""
+        for age, count in ages.items():
+            self._counts.staleness[coarse(age)] += count
+            self._counts.violations += count * (age < 0 or (bound is not None and age > bound))
+        self._recent.extend(coarse(age) for age in sorted(ages))
+
     # Looking --------------------------------------------------------------------------------------------------------
 
     def live(self, *states: State) -> list[Ticket]:
@@ -424,6 +467,7 @@ class Ledger:
             begun=counts.begun,
             committed=counts.committed,
             trained=counts.trained,
+            inserted=counts.inserted,
             dropped=dict(counts.dropped),
             open=sum(t.state is not State.GRANTED for t in self._tickets.values()),
             returned=counts.returned,

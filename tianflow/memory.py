@@ -8,6 +8,8 @@ from tianflow.errors import ConfigError, Problem
 from tianflow.payloads import TrajectoryLayout
 
 MOST_SLOTS = 65536
+DRAW_SLOTS = 4
+"""One that the learner has, one ahead of it, one whose priorities are on their way back, one that shards write."""
 
 
 def slots_wanted(config: Config) -> int:

@@ -6,13 +6,16 @@ Items. Replay hands out windows of an episode; `OffPolicySettings.window` says h
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from tianflow.config import AlgorithmSettings, Config, Fraction
+from tianflow.algorithm_settings import AlgorithmSettings, Fraction
 from tianflow.errors import Problem
 from tianflow.payloads import EnvironmentSpec
+
+if TYPE_CHECKING:
+    from tianflow.config import Config
 
 NETWORKS = ("mlp", "nature_cnn", "impala_resnet")
 """Networks whose torsos these algorithms build their own networks on."""

@@ -179,7 +179,8 @@ class Batch:
     trajectories: tuple[Trajectory, ...]
 
 
-class Store(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Store:
     """To a replay shard: copy the trajectory in ``slot``."""
 
     ticket: int
@@ -187,7 +188,8 @@ class Store(NamedTuple):
     length: int
 
 
-class DrawPart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DrawPart:
     """To a replay shard: draw ``items`` items into columns ``first`` and on of the draw in ``slot``, none older than ``oldest``."""
 
     draw: int
@@ -198,7 +200,8 @@ class DrawPart(NamedTuple):
     """Number of the oldest version that may be drawn; what is older is removed."""
 
 
-class Prioritise(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prioritise:
     """To a replay shard: the items in those columns have the priorities that lie beside them."""
 
     draw: int
@@ -207,7 +210,8 @@ class Prioritise(NamedTuple):
     items: int
 
 
-class Drop(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Drop:
     """To a replay shard: let everything go."""
 
     reason: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["learner", "actor", "evaluator"]
+Role = Literal["learner", "actor", "evaluator", "replay"]
 
 
 @dataclass(frozen=True, slots=True)

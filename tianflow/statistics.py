@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tianflow.ledger import LedgerSnapshot
+from tianflow.payloads import Holdings
 
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -102,6 +103,26 @@ class ComponentStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayStatistics:
+    """Replay at one moment. All but ``blocked_s`` counts items: ``drawn = trained + discarded + held``."""
+
+    shards: Mapping[int, Holdings]
+    """Of every shard that is up."""
+    inserts: int
+    deletes: int
+    drawn: int
+    trained: int
+    discarded: Mapping[str, int]
+    held: int
+    diff: float
+    """The limiter's accumulator, in draws."""
+    samples_per_insert: float
+    """Since the run began."""
+    blocked_s: Mapping[str, float]
+    """Seconds for which the limiter held back ``insert`` and ``draw``."""
+
+
+@dataclass(frozen=True, slots=True)
 class LawStatistics:
     """What one law asked for last, and how many directives it has given."""
 
@@ -162,6 +183,8 @@ class RunStatistics:
     actors_wanted: int
     bottleneck: str
     """One of sampling-bound, learning-bound, transport-bound, balance-bound, starting, paused, stalled."""
+    replay: ReplayStatistics | None
+    """None for an algorithm that uses each trajectory once."""
     target_return: float | None
     time_to_target_s: float | None
     """Seconds of training until the mean of the last 100 training episodes first reached the target."""

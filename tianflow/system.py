@@ -14,15 +14,21 @@ EVALUATOR = ComponentSpec("evaluator", "evaluator")
 def build(config: Config) -> Program:
     """The components of a run, and the hosts they go to."""
     actors = tuple(ComponentSpec(f"actor-{index}", "actor", index) for index in range(config.actors.count))
-    components = (LEARNER, *actors, EVALUATOR)
+    shards = tuple(ComponentSpec(f"replay-{index}", "replay", index) for index in range(shard_count(config)))
+    components = (LEARNER, *shards, *actors, EVALUATOR)
     if config.placement.launcher == "inline":
         host = HostSpec("inline", components, threads=config.learner.threads)
         return Program(components, Placement("inline", "memory://", (host,)))
-    return Program(components, Placement(config.placement.launcher, "shm://", _hosts(config, actors)))
+    return Program(components, Placement(config.placement.launcher, "shm://", _hosts(config, actors, shards)))
 
 
-def _hosts(config: Config, actors: tuple[ComponentSpec, ...]) -> tuple[HostSpec, ...]:
-    """One host for the learner, one for the evaluator, and actors dealt out over theirs.
+def shard_count(config: Config) -> int:
+    """Replay shards of a run; 0 for an algorithm that uses each trajectory once."""
+    return 0 if config.algorithm.window is None else config.replay.shards
+
+
+def _hosts(config: Config, actors: tuple[ComponentSpec, ...], shards: tuple[ComponentSpec, ...]) -> tuple[HostSpec, ...]:
+    """One host for the learner, one for the evaluator, one for each replay shard, and actors dealt out over theirs.
 
     With two cores or more and affinity "auto", the learner has its cores to itself: two processes that are never moved
     between cores do more than two that are. An actor keeps its host when the count changes.
@@ -37,6 +43,7 @@ def _hosts(config: Config, actors: tuple[ComponentSpec, ...]) -> tuple[HostSpec,
     return (
         HostSpec("learner", (LEARNER,), for_learner, config.learner.threads),
         HostSpec("evaluator", (EVALUATOR,), for_actors),
+        *(HostSpec(shard.name, (shard,), for_actors) for shard in shards),
         *hosts,
     )
 

@@ -50,11 +50,12 @@ def _probe(config: Config) -> EnvironmentSpec:
 
 
 def _check_against(config: Config, spec: EnvironmentSpec) -> list[Problem]:
+    from tianflow import off_policy_settings
     from tianflow.layouts import trajectory_layout
     from tianflow.memory import check_memory
     from tianflow.network_rules import check_network
 
-    problems = check_network(config, spec)
+    problems = [*check_network(config, spec), *off_policy_settings.check(config, spec)]
     if problems:
         return problems
     layout = trajectory_layout(config, spec)

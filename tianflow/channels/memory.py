@@ -84,10 +84,15 @@ class MemoryBatchSource:
     """The learner's end.
 
     Waits: for B admissible trajectories. Unblocked by: a commit, the patience of a straggler, the end of the run.
+
+    Args:
+        exchange: what it pulls from.
+        draws: with replay, where the data of its batches lie.
     """
 
-    def __init__(self, *, exchange: Exchange) -> None:
+    def __init__(self, *, exchange: Exchange, draws: Arena | None = None) -> None:
         self._exchange = exchange
+        self._arena = draws or exchange.arena
         self._loop = asyncio.get_running_loop()
 
     async def next_batch(self, for_version: Version) -> Batch:
@@ -114,8 +119,8 @@ class MemoryBatchSource:
         return batch
 
     def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]:
-        """The data of a taken trajectory."""
-        return self._exchange.arena.views(trajectory.slot)
+        """The data of a taken trajectory, or of a draw."""
+        return self._arena.views(trajectory.slot)
 
     def copied(self, tickets: Sequence[int]) -> None:
         """The slots may be used again. Any thread."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tianflow.components.weights import WeightPublisher
 from tianflow.errors import EndOfChannel, RunError
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tianflow.components.stacking import BatchStacker
+    from tianflow.components.stacking import BatchStacker, DrawStacker
     from tianflow.compute import Compute
     from tianflow.config import Config
-    from tianflow.interfaces import Algorithm, BatchSource, EventPublisher, SettingsReader, StepResult, WeightsWriter
+    from tianflow.interfaces import Algorithm, BatchSource, EventPublisher, ReplayAlgorithm, SettingsReader, StepResult, WeightsWriter
 
 
 def admissible(batch: Batch, version: Version, bound: int | None) -> bool:
@@ -75,7 +75,7 @@ class Learner:
         compute: Compute,
         start: tuple[Version, int],
         make_algorithm: Callable[[], Algorithm],
-        make_stacker: Callable[[int], BatchStacker],
+        make_stacker: Callable[[int], BatchStacker | DrawStacker],
         open_weights: Callable[[int], WeightsWriter],
     ) -> None:
         self.name = name
@@ -94,7 +94,7 @@ class Learner:
         self._trained = 0
         self._ended = False
         self._algorithm: Algorithm
-        self._stacker: BatchStacker
+        self._stacker: BatchStacker | DrawStacker
         self._publisher: WeightPublisher
 
     async def run(self, started: Callable[[], None]) -> None:
@@ -264,7 +264,11 @@ class Learner:
         if algorithm.learning_rate_schedule == "linear" and config.run.max_env_steps is not None:
             rate *= max(0.0, 1.0 - self._samples / config.run.max_env_steps)
         self._algorithm.set_live(rate, algorithm.entropy_cost)
+        if algorithm.window is not None:
+            cast("ReplayAlgorithm", self._algorithm).set_settings(algorithm, self._version.number)
         result = self._algorithm.step(stacked, self._compute.stopping.is_set)
+        if result.priorities is not None and result.finite:
+            self._source.view(batch.trajectories[0])["priority"][:] = result.priorities
         return result, self._algorithm.flat()
 
     def _count_skipped(self, result: StepResult) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -55,11 +56,7 @@ class BatchStacker:
 
     def batch(self) -> LearnerBatch:
         """What was filled in, on the learner's device. On a CPU these are the stacker's own arrays, until the next `fill`."""
-        if self._device.type == "cpu":
-            return LearnerBatch(self._tensors)
-        moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in self._tensors.items()}
-        torch.cuda.current_stream(self._device).synchronize()
-        return LearnerBatch(moved)
+        return on_device(self._tensors, self._device)
 
     def _stacked_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         if name == "version":
@@ -67,3 +64,43 @@ class BatchStacker:
         if name.startswith("state/"):
             return (shape[0] * self.trajectories, *shape[1:])
         return (shape[0], shape[1] * self.trajectories, *shape[2:])
+
+
+class DrawStacker:
+    """The same for what replay draws: one slot that holds a whole batch.
+
+    Args:
+        layout: of a draw, `tianflow.layout.make_draw_layout`.
+        device: where batches are wanted.
+    """
+
+    trajectories = 1
+
+    def __init__(self, *, layout: TrajectoryLayout, device: torch.device) -> None:
+        self._device = device
+        fields = [field for field in layout.fields if field.name not in NOT_LEARNED_FROM]
+        pinned = device.type == "cuda"
+        self._tensors = {f.name: torch.zeros(f.shape, dtype=getattr(torch, f.dtype), pin_memory=pinned) for f in fields}
+        self._arrays: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in self._tensors.items()}
+
+    def fill(self, index: int, views: Mapping[str, NDArray[Any]], length: int) -> None:  # noqa: ARG002 - as `BatchStacker.fill`
+        """Copy the draw in ``views``."""
+        for name, target in self._arrays.items():
+            np.copyto(target, views[name])
+
+    def batch(self) -> LearnerBatch:
+        """What was copied, on the learner's device. On a CPU these are the stacker's own arrays, until the next `fill`."""
+        return on_device(self._tensors, self._device)
+
+
+NOT_LEARNED_FROM = ("key", "probability", "priority")
+"""Fields of a draw that replay and exchange need, and the algorithm does not."""
+
+
+def on_device(tensors: Mapping[str, torch.Tensor], device: torch.device) -> LearnerBatch:
+    """``tensors`` themselves on a CPU, copies of them on another device."""
+    if device.type == "cpu":
+        return LearnerBatch(tensors)
+    moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+    torch.cuda.current_stream(device).synchronize()
+    return LearnerBatch(moved)

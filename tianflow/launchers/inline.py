@@ -8,19 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tianflow.building import Blueprint, Builder
+from tianflow.building import AnyComponent, Blueprint, Builder
 from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, MemoryWeights, heap_arena
+from tianflow.channels.shards import ShardEnd
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
+from tianflow.components.replay_shard import ReplayShard
 from tianflow.compute import Compute
 from tianflow.errors import BrokenChannelError, RunError
 from tianflow.host import describe, save
-from tianflow.memory import slots_capacity, slots_wanted
+from tianflow.memory import DRAW_SLOTS, slots_capacity, slots_wanted
 from tianflow.payloads import Evaluation, SavedState, Version
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
-    from tianflow.components.evaluator import Evaluator
     from tianflow.config import Config
     from tianflow.coordinator import Run
     from tianflow.events import Event
@@ -35,7 +36,8 @@ COMPUTES = ("tianflow.components.rollout", "tianflow.components.evaluator", "tia
 class HeapSlots:
     """Slots in ordinary memory. The pages of slots nobody uses do not exist yet."""
 
-    def __init__(self, *, config: Config, layout: TrajectoryLayout) -> None:
+    def __init__(self, *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None = None) -> None:
+        self.draws: Arena | None = None if draws is None else heap_arena(draws, DRAW_SLOTS)
         # A live change may ask for more than the start did: room for a bound eight times as wide, within the limit.
         self.arena: Arena = heap_arena(layout, min(slots_capacity(config, layout), max(256, 8 * slots_wanted(config))))
 
@@ -79,12 +81,14 @@ class InlineHost:
             spec=run.spec,
             layout=run.layout,
             start=(version, samples),
+            draws=None if run.draws is None else run.draws.layout,
             incarnation=incarnation,
             checkpoint=found,
             threads=host.threads,
         )
         self._builder = Builder(blueprint=blueprint, ends=self, compute=self._compute)
-        self._components: dict[str, Actor | Learner | Evaluator] = {}
+        self._components: dict[str, AnyComponent] = {}
+        self._shard_ends: dict[int, ShardEnd] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._pending: set[str] = {component.name for component in host.components}
@@ -147,16 +151,18 @@ class InlineHost:
             self._run.learner_port = self
         elif component.role == "evaluator":
             self._run.evaluator_port = self
-        task = asyncio.get_running_loop().create_task(self._live(component.name, made), name=component.name)
+        task = asyncio.get_running_loop().create_task(self._live(component, made), name=component.name)
         self._tasks[component.name] = task
         task.add_done_callback(self._component_ended)
 
-    async def _live(self, name: str, component: Actor | Learner | Evaluator) -> None:
+    async def _live(self, component: ComponentSpec, made: AnyComponent) -> None:
         def started() -> None:
-            self._pending.discard(name)
-            self._run.component_started(name)
+            self._pending.discard(component.name)
+            if component.role == "replay":
+                self._run.shard_opened(component.index, self._shard_ends[component.index])
+            self._run.component_started(component.name)
 
-        await component.run(started)
+        await made.run(started)
 
     # Ends -----------------------------------------------------------------------------------------------------------
 
@@ -180,7 +186,14 @@ class InlineHost:
 
     def source(self) -> MemoryBatchSource:
         """The learner's end."""
-        return MemoryBatchSource(exchange=self._run.exchange)
+        return MemoryBatchSource(exchange=self._run.exchange, draws=self._run.draws)
+
+    def shard_end(self, index: int) -> ShardEnd:
+        """Of a replay shard."""
+        answer, draws = self._run.shard_answers(index), self._run.draws
+        assert draws is not None
+        self._shard_ends[index] = ShardEnd(slots=self._run.exchange.arena, draws=draws, answer=answer)
+        return self._shard_ends[index]
 
     def weights_reader(self, nbytes: int) -> MemoryWeights:  # noqa: ARG002 - other forms must know the size
         """The one store."""
@@ -208,7 +221,7 @@ class InlineHost:
     async def evaluate(self, at_least: Version) -> Evaluation:
         """Judge the newest version."""
         evaluator = self._components.get("evaluator")
-        if evaluator is None or isinstance(evaluator, Actor | Learner):
+        if evaluator is None or isinstance(evaluator, Actor | Learner | ReplayShard):
             raise BrokenChannelError("there is no evaluator")
         return await evaluator.evaluate(at_least)
 

@@ -9,6 +9,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,11 +19,12 @@ from tianflow.channels.broadcast import GapCounter
 from tianflow.channels.codec import decode_event, decode_statistics
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.served import ServedExchange
+from tianflow.channels.shards import LinkShardPort
 from tianflow.channels.shm import SharedArena, SharedMemory
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError
 from tianflow.launchers.nursery import Child, Nursery
 from tianflow.layout import layout_to_wire, spec_to_wire
-from tianflow.memory import slots_capacity
+from tianflow.memory import DRAW_SLOTS, slots_capacity
 from tianflow.payloads import Evaluation, SavedState, StateFile, Version
 
 if TYPE_CHECKING:
@@ -41,8 +43,11 @@ PRELOAD = ("torch", "tianflow.host", "tianflow.components.rollout", "tianflow.co
 class SharedSlots:
     """Slots in memory that every process of the run maps."""
 
-    def __init__(self, *, config: Config, layout: TrajectoryLayout) -> None:
+    def __init__(self, *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None = None) -> None:
         self._shared = SharedArena(layout=layout, capacity=slots_capacity(config, layout))
+        self._draws = None if draws is None else SharedArena(layout=draws, capacity=DRAW_SLOTS)
+        if self._draws is not None:
+            self._draws.add_slots(DRAW_SLOTS)
 
     @property
     def arena(self) -> Arena:
@@ -54,6 +59,16 @@ class SharedSlots:
         """What hosts attach to."""
         return self._shared.memory
 
+    @property
+    def draws(self) -> Arena | None:
+        """With replay, where what is drawn lies; the coordinator's view."""
+        return None if self._draws is None else self._draws.arena
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What hosts attach to besides `memory`."""
+        return () if self._draws is None else (self._draws.memory.fd,)
+
     def add_slots(self, count: int) -> None:
         """Give ``count`` more slots their pages."""
         self._shared.add_slots(count)
@@ -61,6 +76,8 @@ class SharedSlots:
     def close(self) -> None:
         """Let go of the memory. Idempotent."""
         self._shared.memory.close()
+        if self._draws is not None:
+            self._draws.memory.close()
 
 
 class ProcessLauncher:
@@ -79,10 +96,10 @@ class ProcessLauncher:
             async with Nursery(run_id=run.id, preload=PRELOAD) as nursery:
 
                 async def start(host: HostSpec, incarnation: int) -> ProcessHost:
-                    if host.components[0].role != "learner":
+                    if host.components[0].role not in ("learner", "replay"):
                         await learner_up.wait()  # it alone knows how large the weights are
                     process = ProcessHost(run=run, host=host, incarnation=incarnation, learner_up=learner_up)
-                    await process.start(nursery, slots.memory.fd, weights_fd, slots.arena.capacity)
+                    await process.start(nursery, (slots.memory.fd, weights_fd, *slots.fds), slots.arena.capacity)
                     return process
 
                 await run.run(start)
@@ -117,16 +134,17 @@ class ProcessHost:
             "not_saved": lambda number, text: self._answer(number, CheckpointError(text)),
             "rested": lambda number, lineage, version: self._answer(number, Version(lineage, version)),
             "not_evaluated": lambda number, summary, details: self._answer(number, EnvironmentFailedError(summary, details)),
+            **self._shard_handlers(),
             "evaluated": lambda number, v, returns, lengths: self._answer(number, Evaluation(Version(*v), tuple(returns), tuple(lengths))),
         }
 
-    async def start(self, nursery: Nursery, slots_fd: int, weights_fd: int, capacity: int) -> None:
+    async def start(self, nursery: Nursery, fds: tuple[int, ...], capacity: int) -> None:
         """Fork it. Raises RunError if that cannot be done."""
         ours, theirs = socket_pair()
         try:
             self._link = Link(end=ours, handle=self._handle, closed=lambda: None)
             order = msgpack.packb(await self._order(capacity))
-            self._child = await nursery.spawn(self._host.name, TARGET, order, [theirs.fileno(), slots_fd, weights_fd])
+            self._child = await nursery.spawn(self._host.name, TARGET, order, [theirs.fileno(), *fds])
         except BaseException:
             self._link.close()
             raise
@@ -237,6 +255,7 @@ class ProcessHost:
             "generation": run.settings.key,
             "spec": spec_to_wire(run.spec),
             "layout": layout_to_wire(run.layout),
+            "draws": None if run.draws is None else layout_to_wire(run.draws.layout),
             "capacity": capacity,
             "start": [list(version), samples],
             "published": list(run.exchange.ledger.published),
@@ -263,9 +282,20 @@ class ProcessHost:
 
     def _started(self, name: str) -> None:
         self._pending.discard(name)
-        if self._roles.get(name) == "learner":
-            self._learner_up.set()
+        match self._roles.get(name):
+            case "learner":
+                self._learner_up.set()
+            case "replay":
+                self._run.shard_opened(self._host.components[0].index, LinkShardPort(self._send))
         self._run.component_started(name)
+
+    def _shard_handlers(self) -> dict[str, Callable[..., None]]:
+        """What a replay shard answers."""
+        shard = next((component for component in self._host.components if component.role == "replay"), None)
+        if shard is None:
+            return {}
+        answer = self._run.shard_answers(shard.index)
+        return {name: partial(answer, name) for name in ("stored", "drawn", "prioritised", "dropped")}
 
     def _failed(self, component: str, summary: str, details: str) -> None:
         self._failure = summary

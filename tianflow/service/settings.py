@@ -22,6 +22,7 @@ RESOURCES: dict[str, tuple[str, ...]] = {
     "balance": ("balance",),
     "evaluation": ("evaluation",),
     "learner": ("algorithm", "learner"),
+    "replay": ("replay",),
     "weights": ("weights",),
 }
 """Sections of the config behind each resource."""

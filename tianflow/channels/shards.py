@@ -1,0 +1,109 @@
+"""A replay shard's end: requests wait in order, answers go out. The same object in memory and at the end of a link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from tianflow.errors import BrokenChannelError
+from tianflow.payloads import DrawPart, Drop, Holdings, Prioritise, ShardRequest, Store
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tianflow.channels.arena import Arena
+    from tianflow.channels.replay_exchange import ReplayExchange
+
+_REQUESTS: dict[str, type[ShardRequest]] = {"store": Store, "draw": DrawPart, "prioritise": Prioritise, "drop": Drop}
+_NAMES = {cls: name for name, cls in _REQUESTS.items()}
+
+
+class ShardEnd:
+    """One shard's end. `ask` is called by whoever brings requests; it is `tianflow.channels.replay_exchange.ShardPort` in memory.
+
+    Waits: for a request. Unblocked by: `ask`.
+
+    Args:
+        slots: of trajectories.
+        draws: of draws.
+        answer: takes ``stored``, ``drawn``, ``prioritised`` or ``dropped`` and what belongs to it, in order.
+    """
+
+    def __init__(self, *, slots: Arena, draws: Arena, answer: Callable[..., None]) -> None:
+        self._slots, self._draws, self._answer = slots, draws, answer
+        # Bounded by slots: each request is about one, and none is asked about twice at a time.
+        self._requests: asyncio.Queue[ShardRequest] = asyncio.Queue()
+
+    def ask(self, request: ShardRequest) -> None:
+        """Put it at the end of the queue."""
+        self._requests.put_nowait(request)
+
+    async def receive(self) -> ShardRequest:
+        """The next request."""
+        return await self._requests.get()
+
+    def trajectory(self, slot: int) -> Mapping[str, NDArray[Any]]:
+        """The arrays of a trajectory."""
+        return self._slots.views(slot)
+
+    def draw(self, slot: int) -> Mapping[str, NDArray[Any]]:
+        """The arrays of a draw."""
+        return self._draws.views(slot)
+
+    def stored(self, ticket: int, items: int, holdings: Holdings) -> None:
+        """A trajectory was copied and brought so many items."""
+        self._answer("stored", ticket, items, list(holdings))
+
+    def drawn(self, draw: int, items: int, holdings: Holdings) -> None:
+        """A part of a draw is written; 0 items: there are none."""
+        self._answer("drawn", draw, items, list(holdings))
+
+    def prioritised(self, draw: int, holdings: Holdings) -> None:
+        """The priorities of a part of a draw were taken."""
+        self._answer("prioritised", draw, list(holdings))
+
+    def dropped(self, holdings: Holdings) -> None:
+        """Everything was let go."""
+        self._answer("dropped", list(holdings))
+
+
+class LinkShardPort:
+    """The coordinator's way to a shard at the other end of a link. ``send`` sends one message, in order."""
+
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
+
+    def ask(self, request: ShardRequest) -> None:
+        """By message."""
+        self._send("shard", *encode_request(request))
+
+
+def encode_request(request: ShardRequest) -> list[Any]:
+    """Its name, and its fields in order."""
+    return [_NAMES[type(request)], *(getattr(request, field.name) for field in fields(request))]
+
+
+def decode_request(name: str, values: Sequence[Any]) -> ShardRequest:
+    """The inverse of `encode_request`. BrokenChannelError if there is no such request, or its fields do not fit."""
+    cls = _REQUESTS.get(name)
+    if cls is None or len(values) != len(fields(cls)):
+        raise BrokenChannelError(f"a message asks a shard for what this version does not know: {name!r}")
+    return cls(*values)
+
+
+def answers(exchange: ReplayExchange, index: int) -> Callable[..., None]:
+    """What takes the answers of shard ``index``: the name, then the arguments, `Holdings` last as a list."""
+    handlers: dict[str, Callable[..., None]] = {
+        "stored": exchange.stored,
+        "drawn": exchange.drawn,
+        "prioritised": exchange.prioritised,
+        "dropped": exchange.dropped,
+    }
+
+    def answer(name: str, *arguments: Any) -> None:
+        *rest, holdings = arguments
+        handlers[name](index, *rest, Holdings(*holdings))
+
+    return answer
