@@ -130,7 +130,7 @@ class Builder:
 
     def _replay_shard(self, component: ComponentSpec) -> ReplayShard:
         from tianflow.components.replay_shard import ReplayShard
-        from tianflow.components.shard_making import make_shard
+        from tianflow.components.shard_making import restored_shard
 
         config, spec = self._config, self._plan.spec
         return ReplayShard(
@@ -139,7 +139,7 @@ class Builder:
             end=self._ends.shard_end(component.index),
             settings=self._ends.settings,
             compute=self._compute,
-            make_shard=lambda: make_shard(config, spec),
+            make_shard=lambda: restored_shard(config, spec, self._plan.checkpoint, component.index),
             seed=make_seed(config.run.seed, component.index, self._plan.incarnation),
         )
 

@@ -61,6 +61,34 @@ def write_state(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
         raise
 
 
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
+    """Write ``arrays`` as the file ``path``, and sync. What is not finite is written, too: replay knows values that nobody computed.
+
+    Raises:
+        CheckpointError: the system refuses.
+    """
+    with _as_checkpoint_errors(path):
+        safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            return StateFile(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
+
+
+def read_arrays(checkpoint: Checkpoint, name: str) -> dict[str, NDArray[Any]] | None:
+    """What `write_arrays` wrote beside the state of ``checkpoint``; None if it was not kept there.
+
+    Raises:
+        CheckpointError: it is torn or corrupt.
+    """
+    kept = checkpoint.manifest.get("replay_files", {}).get(name)
+    if kept is None:
+        return None
+    path = checkpoint.path / name
+    _verify(path, StateFile(kept["sha256"], kept["nbytes"]))
+    with _as_checkpoint_errors(path):
+        return safetensors.numpy.load_file(path)
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint whose hash was right when it was loaded. ``manifest``: what was published with it, and how."""
@@ -298,6 +326,9 @@ def _move_into_place(staged: Path, target: Path, state: StateFile) -> None:
     if not target.exists():
         staged.rename(target)
     elif _holds(target, state):
+        for file in staged.iterdir():
+            if file.name not in (STATE, MANIFEST):
+                file.replace(target / file.name)
         (staged / MANIFEST).replace(target / MANIFEST)  # at no moment is there nothing
         _sync_directory(target)
         shutil.rmtree(staged, ignore_errors=True)

@@ -136,6 +136,7 @@ class Run:
             resumed=resumed,
             learner=lambda: self.learner_port if self._learner_works else None,
             manifest=self._manifest,
+            keep_replay=self._replay.keep if config.checkpoint.replay and isinstance(self.exchange, ReplayExchange) else None,
         )
         self.judge = Judge(
             ports=lambda: (self.learner_port, self.evaluator_port),
@@ -162,6 +163,8 @@ class Run:
         limiter = Limiter(limits=rate_limits(self.config))
         if resumed is not None and "replay" in resumed.manifest:
             limiter.restore(resumed.manifest["replay"])
+            if not resumed.manifest.get("replay_files"):  # nothing of what was counted is there any more
+                limiter.deleted(limiter.statistics().size)
         return ReplayExchange(
             ledger=ledger,
             arena=arena,
@@ -173,6 +176,7 @@ class Run:
             prioritised=self.config.replay.selector == "prioritised",
             beta=lambda: self.config.replay.beta,
             seed=self.config.run.seed,
+            shards=self.config.replay.shards,
         )
 
     # The run itself -------------------------------------------------------------------------------------------------
@@ -591,7 +595,9 @@ class Run:
             self._supervisor.kill("evaluator", "env_hang")
 
     def _manifest(self, saved: SavedState) -> dict[str, object]:
+        replay = {"replay": self._replay.limiter.snapshot()} if isinstance(self.exchange, ReplayExchange) else {}
         return {
+            **replay,
             "run": self.id,
             "env_steps": self.env_steps,
             "samples": saved.samples,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from tianflow.checkpoint import Checkpoint, CheckpointStore
 from tianflow.errors import BrokenChannelError, CheckpointError
 from tianflow.logs import logger
-from tianflow.payloads import SavedState, Version
+from tianflow.payloads import SavedState, StateFile, Version
 from tianflow.statistics import CheckpointStatistics, Histogram
 
 log = logger("keeper")
@@ -56,6 +56,7 @@ class Keeper:
         resumed: the checkpoint that the run goes on from.
         learner: the way to a learner that works, or None.
         manifest: what goes into the manifest beside a saved state.
+        keep_replay: writes what is in replay into a directory, and says which files that took; None: it is not kept.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Keeper:
         resumed: Checkpoint | None,
         learner: Callable[[], LearnerPort | None],
         manifest: Callable[[SavedState], Mapping[str, object]],
+        keep_replay: Callable[[Path], Awaitable[Mapping[str, StateFile]]] | None = None,
     ) -> None:
         self._store = CheckpointStore(directory / "checkpoints", keep=keep)
         self._disk, self._resumed, self._learner, self._manifest = disk, resumed, learner, manifest
@@ -75,8 +77,14 @@ class Keeper:
         self._written = False
         self._seconds = Histogram()
         self.statistics = CheckpointStatistics()
+        self._keep_replay = keep_replay
         self.listing: Sequence[Mapping[str, object]] = ()
         """Checkpoints on disk, newest first, as of the last one written."""
+
+    @property
+    def resumed(self) -> Path | None:
+        """The checkpoint that the run goes on from."""
+        return None if self._resumed is None else self._resumed.path
 
     @property
     def busy(self) -> bool:
@@ -130,7 +138,10 @@ class Keeper:
         staged = await loop.run_in_executor(self._disk, self._store.stage)
         try:
             saved = await learner.save(staged)
-            manifest = self._manifest(saved)
+            manifest = dict(self._manifest(saved))
+            if self._keep_replay is not None:
+                files = await self._keep_replay(staged)
+                manifest["replay_files"] = {name: {"sha256": file.sha256, "nbytes": file.nbytes} for name, file in files.items()}
             await loop.run_in_executor(
                 self._disk, lambda: self._store.publish(staged, version=saved.version, state=saved.file, manifest=manifest)
             )

@@ -212,12 +212,19 @@ class Prioritise:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """To a replay shard: let everything go."""
+    """To a replay shard: let everything go, if there is a ``reason``; say what is left in any case."""
 
     reason: str
 
 
-ShardRequest = Store | DrawPart | Prioritise | Drop
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """To a replay shard: write everything into the file at ``path``."""
+
+    path: str
+
+
+ShardRequest = Store | DrawPart | Prioritise | Drop | Keep
 
 
 class Holdings(NamedTuple):
@@ -286,6 +293,11 @@ class WeightsTable:
 
     entries: tuple[TableEntry, ...]
     nbytes: int
+
+
+def shard_file(index: int) -> str:
+    """Name of the file that replay shard ``index`` is kept in, in a checkpoint."""
+    return f"replay-{index}.safetensors"
 
 
 def aligned(nbytes: int) -> int:

@@ -7,6 +7,7 @@ Data lie in slots that all sides map; what moves here are small messages. It run
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +18,26 @@ import numpy as np
 
 from tianflow.channels.exchange import Exchange
 from tianflow.ledger import State
-from tianflow.payloads import Batch, DrawPart, Drop, Holdings, Prioritise, Settlement, ShardRequest, Store, Trajectory, Version
+from tianflow.payloads import (
+    Batch,
+    DrawPart,
+    Drop,
+    Holdings,
+    Keep,
+    Prioritise,
+    Settlement,
+    ShardRequest,
+    StateFile,
+    Store,
+    Trajectory,
+    Version,
+    shard_file,
+)
 from tianflow.statistics import ReplayStatistics
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tianflow.channels.arena import Arena
     from tianflow.ledger import Ledger
     from tianflow.limiter import Limiter, RateLimits
@@ -74,6 +91,7 @@ class ReplayExchange(Exchange):
         prioritised: whether the learner gives priorities back.
         beta: exponent of the importance weights now in force.
         seed: of the choice of shards.
+        shards: how many there are to be.
     """
 
     def __init__(
@@ -89,6 +107,7 @@ class ReplayExchange(Exchange):
         prioritised: bool,
         beta: Callable[[], float],
         seed: int,
+        shards: int = 1,
     ) -> None:
         super().__init__(ledger=ledger, arena=arena, clock=clock)
         self.limiter = limiter
@@ -97,6 +116,9 @@ class ReplayExchange(Exchange):
         self._period, self._prioritised, self._beta = period, prioritised, beta
         self._generator = np.random.default_rng(seed)
         self._shards: dict[int, _Shard] = {}
+        self._restoring = set(range(shards))
+        """Shards that have not opened yet, and may bring items back that the limiter knows of."""
+        self._keeping: dict[int, asyncio.Future[StateFile | None]] = {}
         self._draws: dict[int, _Draw] = {}
         self._next_draw = 0
         self._discarded: Counter[str] = Counter()
@@ -106,8 +128,9 @@ class ReplayExchange(Exchange):
     # Shards ---------------------------------------------------------------------------------------------------------
 
     def shard_opened(self, index: int, port: ShardPort) -> None:
-        """A shard works, and holds nothing yet."""
+        """A shard works. It holds nothing, or at the start of a resumed run what was kept of it; its first `dropped` says what."""
         self._shards[index] = _Shard(port)
+        port.ask(Drop(""))
         self._pump()
 
     def shard_lost(self, index: int) -> None:
@@ -116,6 +139,8 @@ class ReplayExchange(Exchange):
         if shard is None:
             return
         self.ledger.shard_lost(shard.storing)
+        if (keeping := self._keeping.pop(index, None)) is not None and not keeping.done():
+            keeping.set_result(None)
         self.limiter.deleted(shard.holdings.items)
         for number, draw in list(self._draws.items()):
             if index in draw.waiting_for:
@@ -154,10 +179,41 @@ class ReplayExchange(Exchange):
         self._pump()
 
     def dropped(self, index: int, holdings: Holdings) -> None:
-        """A shard has let everything go."""
+        """A shard has let everything go, or says what it begins with."""
+        shard = self._shards.get(index)
+        if shard is not None and index in self._restoring:
+            shard.holdings = holdings
+            self._restored(index)
+        elif shard is not None:
+            self._now_holds(shard, holdings)
+        self._pump()
+
+    def _restored(self, index: int) -> None:
+        """Once all shards are there for the first time, the limiter's count is what they hold."""
+        self._restoring.discard(index)
+        if not self._restoring:
+            held = sum(shard.holdings.items for shard in self._shards.values())
+            size = self.limiter.statistics().size
+            self.limiter.deleted(max(0, size - held))
+            self.limiter.inserted(max(0, held - size))
+
+    def kept(self, index: int, sha256: str, nbytes: int, holdings: Holdings) -> None:
+        """A shard has written all it holds; "" if it could not."""
         if index in self._shards:
             self._now_holds(self._shards[index], holdings)
-        self._pump()
+        future = self._keeping.pop(index, None)
+        if future is not None and not future.done():
+            future.set_result(StateFile(sha256, nbytes) if sha256 else None)
+
+    async def keep(self, directory: Path) -> dict[str, StateFile]:
+        """Have every shard write what it holds into ``directory``: the files, by name. A shard that is lost meanwhile leaves none."""
+        loop = asyncio.get_running_loop()
+        for index, shard in self._shards.items():
+            self._keeping[index] = loop.create_future()
+            shard.port.ask(Keep(str(directory / shard_file(index))))
+        waiting = dict(self._keeping)
+        files = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
+        return {shard_file(index): file for index, file in files.items() if file is not None}
 
     def _now_holds(self, shard: _Shard, holdings: Holdings) -> None:
         self.limiter.deleted(holdings.removed_items - shard.holdings.removed_items)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from tianflow.errors import BrokenChannelError
-from tianflow.payloads import DrawPart, Drop, Holdings, Prioritise, ShardRequest, Store
+from tianflow.payloads import DrawPart, Drop, Holdings, Keep, Prioritise, ShardRequest, StateFile, Store
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
     from tianflow.channels.replay_exchange import ReplayExchange
 
-_REQUESTS: dict[str, type[ShardRequest]] = {"store": Store, "draw": DrawPart, "prioritise": Prioritise, "drop": Drop}
+_REQUESTS: dict[str, type[ShardRequest]] = {"store": Store, "draw": DrawPart, "prioritise": Prioritise, "drop": Drop, "keep": Keep}
 _NAMES = {cls: name for name, cls in _REQUESTS.items()}
 
 
@@ -28,7 +28,7 @@ class ShardEnd:
     Args:
         slots: of trajectories.
         draws: of draws.
-        answer: takes ``stored``, ``drawn``, ``prioritised`` or ``dropped`` and what belongs to it, in order.
+        answer: takes ``stored``, ``drawn``, ``prioritised``, ``dropped`` or ``kept`` and what belongs to it, in order.
     """
 
     def __init__(self, *, slots: Arena, draws: Arena, answer: Callable[..., None]) -> None:
@@ -68,6 +68,10 @@ class ShardEnd:
         """Everything was let go."""
         self._answer("dropped", list(holdings))
 
+    def kept(self, file: StateFile | None, holdings: Holdings) -> None:
+        """Everything was written, or, None, could not be."""
+        self._answer("kept", "" if file is None else file.sha256, 0 if file is None else file.nbytes, list(holdings))
+
 
 class LinkShardPort:
     """The coordinator's way to a shard at the other end of a link. ``send`` sends one message, in order."""
@@ -100,6 +104,7 @@ def answers(exchange: ReplayExchange, index: int) -> Callable[..., None]:
         "drawn": exchange.drawn,
         "prioritised": exchange.prioritised,
         "dropped": exchange.dropped,
+        "kept": exchange.kept,
     }
 
     def answer(name: str, *arguments: Any) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tianflow.errors import WouldBlock
-from tianflow.payloads import DrawPart, Drop, Holdings, Prioritise, ShardRequest, Store
+from tianflow.checkpoint import write_arrays
+from tianflow.errors import CheckpointError, WouldBlock
+from tianflow.logs import logger
+from tianflow.payloads import DrawPart, Drop, Holdings, Keep, Prioritise, ShardRequest, StateFile, Store
 from tianflow.replay.fragments import Fragment, Stream
 from tianflow.statistics import ComponentStatistics, Histogram, StateClock
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from tianflow.replay.shard import Shard
 
 
+log = logger("replay")
 ALL = np.iinfo(np.int64).max
 """Every version is older than this one."""
 
@@ -97,8 +101,12 @@ class ReplayShard:
                 answer, kind = self._draw(request), "draw_seconds"
             case Prioritise():
                 answer, kind = self._prioritise(request), "prioritise_seconds"
-            case Drop():
-                self._shard.exclude_older_than(ALL)
+            case Keep(path=path):
+                file = self._keep(Path(path))
+                return lambda: self._end.kept(file, self._look())
+            case Drop(reason=reason):
+                if reason:
+                    self._shard.exclude_older_than(ALL)
                 holdings = self._look()
                 return lambda: self._end.dropped(holdings)
         self._seconds[kind].add(time.monotonic() - began)
@@ -133,6 +141,13 @@ class ReplayShard:
         self._shard.update_priorities(views["key"][columns].copy(), views["priority"][columns].astype(np.float64))
         holdings = self._look()
         return lambda: self._end.prioritised(request.draw, holdings)
+
+    def _keep(self, path: Path) -> StateFile | None:
+        try:
+            return write_arrays(path, self._shard.snapshot())
+        except CheckpointError as error:
+            log.warning("a replay shard cannot be kept", component=self.name, error=str(error))
+            return None
 
     def _look(self) -> Holdings:
         told = self._shard.statistics()

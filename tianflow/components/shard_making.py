@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tianflow.checkpoint import CheckpointStore, read_arrays
+from tianflow.errors import CheckpointError
+from tianflow.logs import logger
 from tianflow.network_rules import state_spec
 from tianflow.off_policy_settings import R2D2Settings
+from tianflow.payloads import shard_file
 from tianflow.replay.selection import Fifo, Lifo, Prioritised, Uniform
 from tianflow.replay.sequences import ActorError, InitialPriority, SequenceError
 from tianflow.replay.settings import ShardSettings
@@ -13,10 +17,14 @@ from tianflow.replay.shard import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tianflow.config import Config
     from tianflow.payloads import EnvironmentSpec
     from tianflow.replay.selection import Selector
+
+
+log = logger("replay")
 
 
 def make_shard(config: Config, spec: EnvironmentSpec) -> Shard:
@@ -36,6 +44,21 @@ def make_shard(config: Config, spec: EnvironmentSpec) -> Shard:
         max_samples=config.replay.max_samples,
     )
     return Shard(settings=settings, selector=_selector(config), initial_priority=_initial_priority(config))
+
+
+def restored_shard(config: Config, spec: EnvironmentSpec, checkpoint: Path | None, index: int) -> Shard:
+    """Shard ``index`` as it was kept in ``checkpoint``; empty if it was not, or if what was kept is of no use any more."""
+    shard = make_shard(config, spec)
+    if checkpoint is None:
+        return shard
+    try:
+        arrays = read_arrays(CheckpointStore.load(checkpoint), shard_file(index))
+        if arrays is not None:
+            shard.restore(arrays)
+    except (CheckpointError, ValueError, KeyError) as error:
+        log.warning("a replay shard begins empty", shard=index, reason=str(error))
+        return make_shard(config, spec)
+    return shard
 
 
 def _selector(config: Config) -> Callable[[int], Selector]:

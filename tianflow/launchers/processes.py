@@ -243,6 +243,8 @@ class ProcessHost:
         run, live = self._run, self._run.settings.value
         learner = any(component.role == "learner" for component in self._host.components)
         version, samples, found = await run.keeper.next_start() if learner else (run.exchange.ledger.version, 0, None)
+        if self._host.components[0].role == "replay" and self._incarnation == 0:  # one that was lost begins empty
+            found = run.keeper.resumed
         return {
             "host": self._host.name,
             "components": [[c.name, c.role, c.index] for c in self._host.components],
@@ -295,7 +297,7 @@ class ProcessHost:
         if shard is None:
             return {}
         answer = self._run.shard_answers(shard.index)
-        return {name: partial(answer, name) for name in ("stored", "drawn", "prioritised", "dropped")}
+        return {name: partial(answer, name) for name in ("stored", "drawn", "prioritised", "dropped", "kept")}
 
     def _failed(self, component: str, summary: str, details: str) -> None:
         self._failure = summary
