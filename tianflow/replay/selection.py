@@ -168,7 +168,8 @@ class Prioritised:
 
     def _masses(self, priorities: Floats) -> Floats:
         check_priorities(priorities)
-        masses: Floats = np.where(priorities > 0.0, np.power(priorities, self._alpha), 0.0)
+        with np.errstate(over="ignore"):  # refused below, by name
+            masses: Floats = np.where(priorities > 0.0, np.power(priorities, self._alpha), 0.0)
         if not np.isfinite(masses.sum()):
             raise ValueError(f"a priority of {priorities.max()} to the power {self._alpha} is too large for float64")
         return masses
