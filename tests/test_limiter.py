@@ -154,6 +154,18 @@ def test_a_change_of_neither_ratio_nor_band_leaves_diff_where_it_is() -> None:
     assert 10.0 == limiter.statistics().diff
 
 
+def test_a_learner_without_actors_stops_at_its_ratio_and_goes_on_when_they_return() -> None:
+    limiter = Limiter(limits=LIMITS)
+    for _ in range(3):
+        limiter.inserted(8)
+    while limiter.may_draw(16):
+        limiter.drawn(16)
+    found = limiter.statistics()
+    assert found.samples <= found.inserts * LIMITS.samples_per_insert - LIMITS.min_diff < found.samples + 16
+    limiter.inserted(8)
+    assert limiter.may_draw(16)
+
+
 def test_a_lost_shard_lets_inserts_go_on_until_there_is_enough_again() -> None:
     limiter = Limiter(limits=LIMITS)
     for _ in range(5):

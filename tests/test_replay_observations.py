@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tests.replay_worlds import LEAVES, STACKS, World, everything
 from tianflow.payloads import LeafSpec
 from tianflow.replay import Fifo, Fragment, Shard, ShardSettings, Stream, find_stacks
-from tianflow.replay.observations import LeafArrays, NewRows, PlainLeaf, StackedLeaf, gather
+from tianflow.replay.observations import LeafArrays, NewRows, PlainLeaf, StackedLeaf
+from tianflow.replay.rings import gather
 
 CAMERA = LeafSpec("", (4, 12, 12), "uint8")
 ATARI = ShardSettings(observation=(CAMERA,), action=((), "int64"), capacity=2000, length=3, stacks=frozenset({""}))

@@ -114,8 +114,10 @@ def test_a_priority_that_is_none_is_refused_and_nothing_changes(make: Callable[[
 
 
 def test_a_power_beyond_float64_is_refused() -> None:
+    selector = Prioritised(2, alpha=3.0)
     with pytest.raises(ValueError, match="too large"):
-        Prioritised(2, alpha=3.0).insert(np.array([0]), np.array([1e200]))
+        selector.insert(np.array([0]), np.array([1e200]))
+    assert 0 == len(selector)
     for alpha in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match="alpha"):
             Prioritised(2, alpha=alpha)

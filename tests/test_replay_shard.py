@@ -291,6 +291,16 @@ def test_what_is_too_old_is_excluded_before_drawing_and_its_steps_go_with_the_la
     assert 2 == shard.statistics().steps.resident
 
 
+def test_an_item_that_is_complete_later_is_as_old_as_its_oldest_step() -> None:
+    shard = Shard(settings=replace(LINE, length=3))
+    shard.insert(line(0, 3, version=np.full(3, 1)))
+    assert 1 == shard.exclude_older_than(2)
+    shard.insert(line(3, 3, number=1, version=np.full(3, 2)))
+    assert 3 == len(shard)
+    assert 2 == shard.exclude_older_than(2)
+    assert 1 == len(shard)
+
+
 @pytest.mark.parametrize("selector", [Fifo, Lifo, Uniform, lambda n: Prioritised(n, alpha=1.0)])
 def test_no_item_is_drawn_more_often_than_max_samples(selector: Callable[[int], Any]) -> None:
     shard = Shard(settings=replace(LINE, max_samples=3), selector=selector)

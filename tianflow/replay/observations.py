@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.payloads import LeafSpec
+from tianflow.replay.rings import gather, pieces
 from tianflow.replay.sum_tree import Indices
 
 Array = NDArray[Any]
@@ -80,26 +81,6 @@ class Leaf(Protocol):
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Become what a leaf of the same sizes was at its `snapshot`."""
         ...
-
-
-def gather(data: Array, indices: NDArray[np.integer[Any]], out: Array) -> None:
-    """``out[...] = data[indices]``, row by row of ``out`` where it is not one piece of memory."""
-    if out.flags.c_contiguous:
-        np.take(data, indices, axis=0, out=out, mode="clip")  # any other mode copies twice
-    else:
-        for k in range(len(indices)):
-            if out[k].flags.c_contiguous:
-                np.take(data, indices[k], axis=0, out=out[k], mode="clip")
-            else:
-                out[k] = data[indices[k]]
-
-
-def pieces(first: int, count: int, size: int) -> list[tuple[slice, slice]]:
-    """Where the rows ``first .. first + count - 1`` lie in a ring of ``size``, each piece with which of the rows it is."""
-    begin = first % size
-    whole = min(count, size - begin)
-    parts = [(slice(begin, begin + whole), slice(0, whole))]
-    return parts if whole == count else [*parts, (slice(0, count - whole), slice(whole, count))]
 
 
 class PlainLeaf:

@@ -19,6 +19,8 @@ class DrawnFrom(Protocol):
 
     @property
     def mass(self) -> float: ...
+    @property
+    def draws_left(self) -> float: ...
     def __len__(self) -> int: ...
     def draw(self, n: int, generator: np.random.Generator, out: Mapping[str, NDArray[Any]]) -> Drawn: ...
 
@@ -66,12 +68,15 @@ def shard_probabilities(masses: Sequence[float], counts: Sequence[int]) -> Float
 def draw_over(shards: Sequence[DrawnFrom], n: int, generator: np.random.Generator, out: Mapping[str, NDArray[Any]]) -> DrawnOverAll:
     """Draw n items from ``shards`` as if they were one; those of a shard lie side by side in ``out`` (see `Shard.draw`).
 
+    With ``max_samples`` the split is by the masses before the draw, and what a shard has not draws enough left for falls to others.
+
     Raises:
-        WouldBlock: there is no item anywhere, or a shard with ``max_samples`` has fewer draws left than fell to it.
+        WouldBlock: fewer than n draws are left in all shards together. Nothing was drawn then.
     """
     masses, counts = [shard.mass for shard in shards], [len(shard) for shard in shards]
     chances = shard_probabilities(masses, counts)
-    parts, keys, probabilities, end = split(n, masses, counts, generator), [], [], 0
+    parts = _affordable(split(n, masses, counts, generator), shards, generator)
+    keys, probabilities, end = [], [], 0
     for index, (shard, part) in enumerate(zip(shards, parts.tolist(), strict=True)):
         if part:
             begin, end = end, end + part
@@ -79,6 +84,21 @@ def draw_over(shards: Sequence[DrawnFrom], n: int, generator: np.random.Generato
             keys.append(drawn.keys)
             probabilities.append(drawn.probability * chances[index])
     return DrawnOverAll(np.repeat(np.arange(len(shards)), parts), np.concatenate(keys), np.concatenate(probabilities), sum(counts))
+
+
+def _affordable(parts: Indices, shards: Sequence[DrawnFrom], generator: np.random.Generator) -> Indices:
+    """The same number of draws, but from no shard more than it has left."""
+    left = np.array([shard.draws_left for shard in shards])
+    if left.sum() < parts.sum():
+        raise WouldBlock(f"{parts.sum()} items were to be drawn, but {len(shards)} shards have {left.sum():.0f} draws left")
+    while (parts > left).any():
+        excess = int((parts - left).clip(min=0.0).sum())
+        parts = np.minimum(parts, left).astype(np.int64)
+        others = [shard if part < most else None for shard, part, most in zip(shards, parts, left, strict=True)]
+        masses = [0.0 if shard is None else shard.mass for shard in others]
+        counts = [0 if shard is None else len(shard) for shard in others]
+        parts = parts + split(excess, masses, counts, generator)
+    return parts
 
 
 def importance_weights(probability: Floats, *, count: int, beta: float) -> Floats:

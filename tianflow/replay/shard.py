@@ -82,6 +82,11 @@ class Shard:
         """What this shard weighs among others: the sum of all ``p^alpha``, or the number of items."""
         return self._items.selector.mass
 
+    @property
+    def draws_left(self) -> float:
+        """How many more draws there are; infinite without ``max_samples``, while an item is there."""
+        return self._items.draws_left()
+
     def __len__(self) -> int:
         """Items that can be drawn."""
         return len(self._items)
@@ -120,8 +125,8 @@ class Shard:
         Raises:
             WouldBlock: fewer than n draws are left.
         """
-        if self._items.draws_left() < n:
-            raise WouldBlock(f"{n} items were to be drawn, but {len(self)} are there, with {self._items.draws_left():.0f} draws left")
+        if self.draws_left < n:
+            raise WouldBlock(f"{n} items were to be drawn, but {len(self)} are there, with {self.draws_left:.0f} draws left")
         mass, count = self.mass, len(self)
         places, probability, used_up = self._items.draw(n, generator)
         self._store.read(places, out)

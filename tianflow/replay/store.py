@@ -13,7 +13,8 @@ from tianflow.payloads import LeafSpec
 from tianflow.replay.columns import Columns
 from tianflow.replay.fragments import Flow, Fragment, Placed, Windows, place
 from tianflow.replay.items import Items
-from tianflow.replay.observations import Flags, Leaf, LeafArrays, PlainLeaf, StackedLeaf, gather, same_observations
+from tianflow.replay.observations import Flags, Leaf, LeafArrays, PlainLeaf, StackedLeaf, same_observations
+from tianflow.replay.rings import gather
 from tianflow.replay.selection import Selector
 from tianflow.replay.sequences import WindowSteps
 from tianflow.replay.settings import Reason, ShardSettings
