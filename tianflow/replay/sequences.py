@@ -104,17 +104,13 @@ def n_step_errors(steps: WindowSteps, *, discount: float, n: int) -> Floats:
     yet), the sum ends one step earlier, at the value before that step; NaN where that leaves nothing, and past the length.
     """
     rows, windows = steps.reward.shape
-    column = np.arange(windows)
-    last = steps.length - 1
-    usable = steps.length - np.isnan(steps.q_next[last, column])
-    errors = np.full((rows, windows), np.nan)
-    for k in range(rows):
-        m = np.minimum(n, usable - k)
-        known = m >= 1
-        total = np.zeros(windows)
-        for i in range(min(n, rows - k)):
-            total += np.where(i < m, discount**i * steps.reward[k + i], 0.0)
-        end = np.clip(k + m - 1, 0, rows - 1)
-        total += discount ** np.maximum(m, 0) * steps.q_next[end, column]
-        errors[k, known] = np.abs(total - steps.q_taken[k])[known]
+    last, k = steps.length - 1, np.arange(rows)[:, None]
+    usable = steps.length - np.isnan(steps.q_next[last, np.arange(windows)])
+    m = np.minimum(n, usable - k)
+    total = np.zeros((rows, windows))
+    for i in range(min(n, rows)):
+        total[: rows - i] += np.where(i < m[: rows - i], discount**i * steps.reward[i:], 0.0)
+    ends = np.clip(k + m - 1, 0, rows - 1)
+    total += discount ** np.maximum(m, 0) * np.take_along_axis(steps.q_next, ends, axis=0)
+    errors: Floats = np.where(m >= 1, np.abs(total - steps.q_taken), np.nan)
     return errors
