@@ -32,7 +32,7 @@ SLOWED: Mapping[str, object] = {"learner.slowdown": 3.0, "actors.count": 2}
 OLD = 0.8
 """A slowed run counts if the mean staleness is at least this share of the bound."""
 MEMORY: Mapping[str, object] = {
-    "env.id": "tests.environments:MemoryEnv",
+    "env.id": "tianflow.envs.recall:Recall",
     "env.kwargs": {"gap": 10},
     "env.normalisation.returns": False,
     "network.hidden": [32],

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 PATIENCE_S = 360.0
 NAME = "learning"
 MEMORY = {
-    "env.id": "tests.environments:MemoryEnv",
+    "env.id": "tianflow.envs.recall:Recall",
     "env.kwargs": {"gap": 10},
     "env.normalisation": {"returns": False},
     "algorithm.learning_rate": 2e-3,
@@ -96,7 +96,7 @@ KINDS: dict[str, dict[str, object]] = {
         "env.normalisation": {"observations": True, "returns": True},
         "network.kwargs": {"log_std": 1.0},
     },
-    "lstm": {"env.id": "tests.environments:MemoryEnv", "network.lstm": 16, "actors.rollout_steps": 8},
+    "lstm": {"env.id": "tianflow.envs.recall:Recall", "network.lstm": 16, "actors.rollout_steps": 8},
     "masked": {"env.id": "tests.environments:MaskedEnv"},
 }
 SHORT: dict[str, object] = {
