@@ -391,7 +391,7 @@ def test_double_q_learning_lets_the_online_network_choose() -> None:
     errors = {}
     for double in (False, True):
         _, learner = made("dqn", double=double)
-        learner.target.parameters.add_(torch.randn(learner.target.parameters.shape, generator=torch.Generator().manual_seed(0)) * 0.3)
+        apart(learner.target)
         arrays = windows("dqn")
         arrays["reward"] += 1000.0  # so that no error changes its sign
         errors[double] = learner.step(LearnerBatch(arrays)).priorities
@@ -410,6 +410,69 @@ def test_forbidden_actions_are_not_bootstrapped_from() -> None:
     bound = learner.step(LearnerBatch(arrays)).priorities
     goes_on = ~arrays["terminated"].any(0).numpy()
     assert (bound[goes_on] < free[goes_on] - 500.0).all()
+
+
+def apart(*targets: Any) -> None:
+    """Move target networks away from the online ones, so that a test sees which of them was asked."""
+    for seed, target in enumerate(targets):
+        target.parameters.add_(torch.randn(target.parameters.shape, generator=torch.Generator().manual_seed(seed)) * 0.1)
+
+
+def first_and_last(arrays: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    return tuple({leaf: arrays[f"obs/{leaf}"][row] for leaf in ("vector", "number")} for row in (0, -1))  # type: ignore[return-value]
+
+
+def test_losses_of_sac_are_the_published_ones() -> None:
+    """arXiv 1812.05905, eq. 5 to 9 and 18, from distributions of PyTorch's own."""
+    _, learner = made("sac", initial_temperature=0.7)
+    apart(learner.target_critics)
+    arrays = windows("sac")
+    first, last = first_and_last(arrays)
+    generator = torch.Generator()
+    generator.set_state(learner.generator.get_state())
+
+    def sampled(obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        mean, log_std = learner.model.network(obs).chunk(2, -1)
+        before = mean + log_std.exp() * torch.randn(N, 2, generator=generator)
+        density = torch.distributions.Normal(mean, log_std.exp()).log_prob(before)  # type: ignore[no-untyped-call]
+        return before.tanh(), (density - (1.0 - before.tanh().square()).log()).sum(-1)
+
+    with torch.no_grad():
+        action, log_prob = sampled(last)
+        value = learner.target_critics.network(last, action).min(0).values - 0.7 * log_prob
+        target = arrays["reward"][0] + 0.99 * torch.where(arrays["terminated"][0], 0.0, value)
+        taken = (arrays["action"][0] - torch.tensor([1.0, 0.5])) / torch.tensor([2.0, 0.5])
+        error = target - learner.critics.network(first, taken)
+        action, log_prob = sampled(first)
+        policy_loss = (0.7 * log_prob - learner.critics.network(first, action).min(0).values).mean()
+    found = learner.step(LearnerBatch(arrays))
+    assert error.abs().mean(0).tolist() == pytest.approx(found.priorities.tolist(), abs=1e-5)
+    assert (0.5 * arrays["weight"] * error.square()).mean(1).sum().item() == pytest.approx(found.statistics["value_loss"], abs=1e-5)
+    assert policy_loss.item() == pytest.approx(found.statistics["policy_loss"], abs=1e-5)
+    assert -log_prob.mean().item() == pytest.approx(found.statistics["entropy"], abs=1e-5)
+    assert 0.7 == pytest.approx(found.statistics["temperature"])
+
+
+def test_losses_of_td3_are_the_published_ones() -> None:
+    """arXiv 1802.09477, algorithm 1."""
+    _, learner = made("td3", target_noise=0.4)
+    apart(learner.target_critics, learner.target_actor)
+    arrays = windows("td3")
+    first, last = first_and_last(arrays)
+    generator = torch.Generator()
+    generator.set_state(learner.generator.get_state())
+    with torch.no_grad():
+        noise = (0.4 * torch.randn(N, 2, generator=generator)).clamp(-0.5, 0.5)
+        smoothed = (learner.target_actor.network(last) + noise).clamp(-1.0, 1.0)
+        value = learner.target_critics.network(last, smoothed).min(0).values
+        target = arrays["reward"][0] + 0.99 * torch.where(arrays["terminated"][0], 0.0, value)
+        taken = (arrays["action"][0] - torch.tensor([1.0, 0.5])) / torch.tensor([2.0, 0.5])
+        error = target - learner.critics.network(first, taken)
+        policy_loss = -learner.critics.network(first, learner.model.network(first))[0].mean()
+    found = learner.step(LearnerBatch(arrays))
+    assert error.abs().mean(0).tolist() == pytest.approx(found.priorities.tolist(), abs=1e-5)
+    assert (0.5 * arrays["weight"] * error.square()).mean(1).sum().item() == pytest.approx(found.statistics["value_loss"], abs=1e-5)
+    assert policy_loss.item() == pytest.approx(found.statistics["policy_loss"], abs=1e-5)
 
 
 def test_the_temperature_of_sac_moves_entropy_towards_its_target() -> None:
@@ -547,6 +610,12 @@ def test_windows_that_begin_an_episode_are_seen_whole_beside_others(share: float
     found = unrolled(learner.model.network, obs, state, fresh, 3)
     torch.testing.assert_close(found[3:], expected[3:], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(found[:3, fresh], expected[:3, fresh], atol=1e-6, rtol=1e-5)
+
+
+def test_what_is_learned_from_lies_after_burn_in_or_begins_with_an_episode() -> None:
+    valid = torch.tensor([[True, True, True], [True, True, True], [True, True, False], [False, True, False]])
+    expected = [[True, False, False], [True, False, False], [True, True, False], [False, True, False]]
+    assert expected == learned_rows(valid, torch.tensor([True, False, False]), 2).tolist()
 
 
 def test_a_window_within_its_burn_in_has_priority_zero() -> None:
