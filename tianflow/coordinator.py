@@ -16,7 +16,8 @@ from tianflow import config_loading, system
 from tianflow.channels.broadcast import Broadcast
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
-from tianflow.channels.replay_exchange import ReplayExchange, ShardPort
+from tianflow.channels.replay_exchange import ReplayExchange
+from tianflow.channels.replay_records import ShardPort
 from tianflow.channels.shards import answers
 from tianflow.checkpoint import Checkpoint
 from tianflow.components.balancer import Balancer, make_laws
@@ -388,13 +389,13 @@ class Run:
         assert isinstance(self.exchange, ReplayExchange)
         return self.exchange
 
-    def shard_opened(self, index: int, port: ShardPort) -> None:
-        """A replay shard works."""
-        self._replay.shard_opened(index, port)
+    def shard_opened(self, index: int, incarnation: int, port: ShardPort) -> None:
+        """A replay shard works, in this life of its host."""
+        self._replay.shard_opened(index, incarnation, port)
 
-    def shard_answers(self, index: int) -> Callable[..., None]:
-        """What takes the answers of replay shard ``index``."""
-        return answers(self._replay, index)
+    def shard_answers(self, index: int, incarnation: int) -> Callable[..., None]:
+        """What takes the answers of replay shard ``index`` in this life of its host."""
+        return answers(self._replay, index, incarnation)
 
     def publish(self, event: Event) -> None:
         """Tell observers."""
@@ -411,7 +412,7 @@ class Run:
             elif component.role == "evaluator":
                 self.evaluator_port = None
             elif component.role == "replay":
-                self._replay.shard_lost(component.index)
+                self._replay.shard_lost(component.index, "stopped" if reason == "stopped" else "shard_lost")
             else:
                 self.exchange.holder_lost(component.name, reason)
             self._forget(component.name)

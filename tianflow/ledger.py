@@ -430,18 +430,33 @@ class Ledger:
         self._held_by_learner[number] = ticket.slot
         return ticket.trajectory
 
+    def insertable(self, number: int) -> Ticket | None:
+        """The ticket, if it is committed and may go to a replay shard; do not write to it."""
+        ticket = self._tickets.get(number)
+        return ticket if ticket is not None and ticket.state is State.COMMITTED else None
+
+    def refuse(self, number: int, reason: str) -> None:
+        """A committed trajectory does not go into replay: credit and slot return."""
+        if self.insertable(number) is None:
+            raise LedgerError(f"ticket {number} cannot be refused: it is not committed")
+        self._drop(number, reason)
+
     def inserted(self, number: int) -> None:
         """A shard has copied the trajectory: credit and slot return. What was dropped meanwhile only frees its slot."""
         self.copied([number])
         if self._tickets.pop(number, None) is not None:
             self._counts.inserted += 1
 
-    def shard_lost(self, numbers: Iterable[int]) -> None:
+    def shard_lost(self, numbers: Iterable[int], reason: str = "shard_lost") -> None:
         """The shard that read these was reaped."""
         for number in numbers:
             self.copied([number])
             if number in self._tickets:
-                self._drop(number, "shard_lost")
+                self._drop(number, reason)
+
+    def hears(self, version: Version) -> bool:
+        """Whether it is the learner of this lineage that learns; what another one had said changes nothing."""
+        return not self._of_lost_learner(version)
 
     def replayed(self, ages: Mapping[int, int], bound: int | None) -> None:
         """An update used ``ages[s]`` items of staleness s, under ``bound``."""

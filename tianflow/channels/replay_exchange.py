@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tianflow.channels.exchange import Exchange
-from tianflow.ledger import State
+from tianflow.channels.replay_records import DrawRecord, ShardPort, ShardRecord, Stopwatch
+from tianflow.ledger import LedgerError
 from tianflow.payloads import (
     Batch,
     DrawPart,
@@ -26,7 +27,6 @@ from tianflow.payloads import (
     Keep,
     Prioritise,
     Settlement,
-    ShardRequest,
     StateFile,
     Store,
     Trajectory,
@@ -39,46 +39,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tianflow.channels.arena import Arena
-    from tianflow.ledger import Ledger
+    from tianflow.ledger import Ledger, Limits, Ticket
     from tianflow.limiter import Limiter, RateLimits
 
 NO_BOUND = -(2**62)
 """`DrawPart.oldest` when any version may be drawn."""
 
 
-class ShardPort(Protocol):
-    """The way to a shard, wherever it lives. Requests arrive in the order in which they were sent."""
-
-    def ask(self, request: ShardRequest) -> None: ...
-
-
-@dataclass(slots=True)
-class _Shard:
-    port: ShardPort
-    holdings: Holdings = field(default_factory=Holdings)
-    storing: dict[int, int] = field(default_factory=dict)
-    """Tickets it reads, each with the items that were expected of it."""
-
-
-@dataclass(slots=True)
-class _Draw:
-    """One draw. ``state``: drawing (shards write), held (the learner has it), returning (shards read priorities)."""
-
-    slot: int
-    for_version: Version
-    shares: dict[int, float]
-    waiting_for: set[int]
-    parts: dict[int, tuple[int, int]]
-    """Shard -> (first, count)."""
-    state: str = "drawing"
-    void: str = ""
-    """Why nobody will train on it; its slot is free once no shard writes into it."""
-
-
 class ReplayExchange(Exchange):
     """`Exchange` for algorithms with replay. The learner's end stays the same: a batch is one trajectory, the draw.
 
     Waits: nobody inside. Unblocked by: commits, shards' answers, settled updates, changed limits; `_pump` follows all of them.
+    One draw is in the making at a time. What a message costs does not depend on how many tickets or items there are.
 
     Args:
         ledger: of the actors' tickets.
@@ -115,78 +87,132 @@ class ReplayExchange(Exchange):
         self._items, self._length = draws.layout.num_envs, draws.layout.steps
         self._period, self._prioritised, self._beta = period, prioritised, beta
         self._generator = np.random.default_rng(seed)
-        self._shards: dict[int, _Shard] = {}
+        self._count = shards
+        self._shards: dict[int, ShardRecord] = {}
         self._restoring = set(range(shards))
         """Shards that have not opened yet, and may bring items back that the limiter knows of."""
-        self._keeping: dict[int, asyncio.Future[StateFile | None]] = {}
-        self._draws: dict[int, _Draw] = {}
+        self._committed: deque[int] = deque()
+        """Tickets for which no shard was there or no room, in order of arrival. Some may have been dropped since."""
+        self._ahead = 0
+        """Items expected of what shards are reading."""
+        self._draws: dict[int, DrawRecord] = {}
         self._next_draw = 0
         self._discarded: Counter[str] = Counter()
         self._trained = 0
-        self._blocked = {"insert": _Stopwatch(clock), "draw": _Stopwatch(clock)}
+        self._blocked = {"insert": Stopwatch(clock), "draw": Stopwatch(clock)}
+
+    # Actors ---------------------------------------------------------------------------------------------------------
+
+    def commit(self, trajectory: Trajectory) -> bool:
+        """A trajectory is whole; False when it came too late."""
+        self._committed.append(trajectory.ticket)
+        return super().commit(trajectory)
 
     # Shards ---------------------------------------------------------------------------------------------------------
 
-    def shard_opened(self, index: int, port: ShardPort) -> None:
+    def shard_opened(self, index: int, incarnation: int, port: ShardPort) -> None:
         """A shard works. It holds nothing, or at the start of a resumed run what was kept of it; its first `dropped` says what."""
-        self._shards[index] = _Shard(port)
-        port.ask(Drop(""))
+        self.shard_lost(index)
+        self._shards[index] = ShardRecord(incarnation, port)
+        port.ask(Drop("lineage" if self._others_too_old() else ""))
         self._pump()
 
-    def shard_lost(self, index: int) -> None:
+    def shard_lost(self, index: int, reason: str = "shard_lost") -> None:
         """A shard was reaped. Drawing goes on over the others."""
         shard = self._shards.pop(index, None)
         if shard is None:
             return
-        self.ledger.shard_lost(shard.storing)
-        if (keeping := self._keeping.pop(index, None)) is not None and not keeping.done():
-            keeping.set_result(None)
-        self.limiter.deleted(shard.holdings.items)
+        self.ledger.shard_lost(shard.storing, reason)
+        self._ahead -= sum(shard.storing.values())
+        self._tell_kept(shard, None, all_of_them=True)
+        self._removed(shard.holdings.items)
         for number, draw in list(self._draws.items()):
             if index in draw.waiting_for:
                 if draw.state == "drawing":
-                    draw.void = draw.void or "shard_lost"
+                    draw.void = draw.void or reason
                 self._part_done(number, index)
         self._pump()
 
-    def stored(self, index: int, ticket: int, items: int, holdings: Holdings) -> None:
+    def stored(self, index: int, incarnation: int, ticket: int, items: int, holdings: Holdings) -> None:
         """A shard has copied a trajectory, which brought it ``items`` new items."""
-        shard = self._shards.get(index)
-        if shard is None or shard.storing.pop(ticket, None) is None:
+        shard = self._answering(index, incarnation)
+        expected = None if shard is None else shard.storing.pop(ticket, None)
+        if shard is None or expected is None:
             return
+        self._ahead -= expected
         self.limiter.inserted(items)
         self._now_holds(shard, holdings)
+        shard.spent &= not items
         self.ledger.inserted(ticket)
         self._pump()
 
-    def drawn(self, index: int, number: int, count: int, holdings: Holdings) -> None:
-        """A shard has written its part of a draw; ``count`` 0: it holds nothing that may be drawn."""
-        if index in self._shards:
-            self._now_holds(self._shards[index], holdings)
+    def drawn(self, index: int, incarnation: int, number: int, count: int, holdings: Holdings) -> None:
+        """A shard has written its part of a draw; ``count`` 0: it holds nothing that may be drawn, or has too few draws left."""
+        shard = self._answering(index, incarnation)
+        if shard is None:
+            return
+        self._now_holds(shard, holdings)
+        if not count:
+            shard.spent = holdings.items > 0
         draw = self._draws.get(number)
-        if draw is not None:
-            if count == 0:
+        if draw is not None and draw.state == "drawing" and index in draw.waiting_for:
+            if not count:
                 draw.void = draw.void or "expired"
             self._part_done(number, index)
         self._pump()
 
-    def prioritised(self, index: int, number: int, holdings: Holdings) -> None:
+    def prioritised(self, index: int, incarnation: int, number: int, holdings: Holdings) -> None:
         """A shard has taken the priorities of its part of a draw."""
-        if index in self._shards:
-            self._now_holds(self._shards[index], holdings)
-        if number in self._draws:
+        shard = self._answering(index, incarnation)
+        if shard is None:
+            return
+        self._now_holds(shard, holdings)
+        draw = self._draws.get(number)
+        if draw is not None and draw.state == "returning" and index in draw.waiting_for:
             self._part_done(number, index)
         self._pump()
 
-    def dropped(self, index: int, holdings: Holdings) -> None:
+    def dropped(self, index: int, incarnation: int, holdings: Holdings) -> None:
         """A shard has let everything go, or says what it begins with."""
-        shard = self._shards.get(index)
-        if shard is not None and index in self._restoring:
+        shard = self._answering(index, incarnation)
+        if shard is None:
+            return
+        if index in self._restoring:
             shard.holdings = holdings
             self._restored(index)
-        elif shard is not None:
+        else:
             self._now_holds(shard, holdings)
         self._pump()
+
+    def kept(self, index: int, incarnation: int, sha256: str, nbytes: int, holdings: Holdings) -> None:
+        """A shard has written all it holds; "" if it could not."""
+        shard = self._answering(index, incarnation)
+        if shard is not None:
+            self._now_holds(shard, holdings)
+            self._tell_kept(shard, StateFile(sha256, nbytes) if sha256 else None)
+
+    async def keep(self, directory: Path) -> dict[str, StateFile]:
+        """Have every shard write what it holds into ``directory``: the files, by name. A shard that is lost meanwhile leaves none."""
+        loop, waiting = asyncio.get_running_loop(), dict[str, asyncio.Future[StateFile | None]]()
+        for index, shard in self._shards.items():
+            waiting[shard_file(index)] = future = loop.create_future()
+            shard.keeping.append(future)
+            shard.port.ask(Keep(str(directory / shard_file(index))))
+        files = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
+        return {name: file for name, file in files.items() if file is not None}
+
+    @staticmethod
+    def _tell_kept(shard: ShardRecord, file: StateFile | None, *, all_of_them: bool = False) -> None:
+        """Tell whoever has waited longest, or everyone."""
+        for _ in range(len(shard.keeping) if all_of_them else 1):
+            future = shard.keeping.popleft()
+            if not future.done():
+                future.set_result(file)
+
+    def _answering(self, index: int, incarnation: int) -> ShardRecord | None:
+        """The shard, if it is this life of it that speaks: what a reaped one had said may still be read."""
+        shard = self._shards.get(index)
+        return shard if shard is not None and shard.incarnation == incarnation else None
 
     def _restored(self, index: int) -> None:
         """Once all shards are there for the first time, the limiter's count is what they hold."""
@@ -197,36 +223,39 @@ class ReplayExchange(Exchange):
             self.limiter.deleted(max(0, size - held))
             self.limiter.inserted(max(0, held - size))
 
-    def kept(self, index: int, sha256: str, nbytes: int, holdings: Holdings) -> None:
-        """A shard has written all it holds; "" if it could not."""
-        if index in self._shards:
-            self._now_holds(self._shards[index], holdings)
-        future = self._keeping.pop(index, None)
-        if future is not None and not future.done():
-            future.set_result(StateFile(sha256, nbytes) if sha256 else None)
-
-    async def keep(self, directory: Path) -> dict[str, StateFile]:
-        """Have every shard write what it holds into ``directory``: the files, by name. A shard that is lost meanwhile leaves none."""
-        loop = asyncio.get_running_loop()
-        for index, shard in self._shards.items():
-            self._keeping[index] = loop.create_future()
-            shard.port.ask(Keep(str(directory / shard_file(index))))
-        waiting = dict(self._keeping)
-        files = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
-        return {shard_file(index): file for index, file in files.items() if file is not None}
-
-    def _now_holds(self, shard: _Shard, holdings: Holdings) -> None:
-        self.limiter.deleted(holdings.removed_items - shard.holdings.removed_items)
+    def _now_holds(self, shard: ShardRecord, holdings: Holdings) -> None:
+        self._removed(holdings.removed_items - shard.holdings.removed_items)
         shard.holdings = holdings
+
+    def _removed(self, items: int) -> None:
+        """Until all shards have said what they bring back, the limiter may know of fewer than they hold."""
+        self.limiter.deleted(min(items, self.limiter.statistics().size) if self._restoring else items)
 
     # The learner ----------------------------------------------------------------------------------------------------
 
     def open_lineage(self, version: Version) -> None:
         """A learner published its first version. Under a bound what an older lineage made is too old, whatever its number."""
-        if self.ledger.version.lineage > 0 and self.ledger.limits.max_staleness is not None:
-            for shard in self._shards.values():
-                shard.port.ask(Drop("lineage"))
+        if version.lineage > 1 and self.ledger.limits.max_staleness is not None:
+            self._drop_all()
         super().open_lineage(version)
+
+    def set_limits(self, limits: Limits) -> None:
+        """Put limits in force. No shard knows what an older lineage made, so with the first bound everything goes if there was one."""
+        unbounded = self.ledger.limits.max_staleness is None
+        super().set_limits(limits)
+        if unbounded and self._others_too_old():
+            self._drop_all()
+
+    def _others_too_old(self) -> bool:
+        """Whether something of an older lineage may be there, which must not be drawn."""
+        return self.ledger.limits.max_staleness is not None and self.ledger.version.lineage > 1
+
+    def _drop_all(self) -> None:
+        for shard in self._shards.values():
+            shard.port.ask(Drop("lineage"))
+        for draw in self._draws.values():
+            if draw.state == "drawing":
+                draw.void = draw.void or "expired"
 
     def copied(self, tickets: Iterable[int]) -> None:
         """The learner keeps a draw's slot until it settles: the priorities go back in it."""
@@ -234,17 +263,24 @@ class ReplayExchange(Exchange):
     def give_back(self, tickets: Iterable[int]) -> None:
         """A draw was not used: by now it is too old."""
         for number in tickets:
-            self._discard(number, "expired")
+            if number in self._draws and self._draws[number].state == "held":
+                self._discard(number, "expired")
         self._pump()
 
     def settle(self, settlement: Settlement) -> None:
         """An update is over; its draws were trained on, and their priorities lie in their slots."""
-        held = [number for number in settlement.tickets if number in self._draws]
+        if not self.ledger.hears(settlement.version):
+            return
         now = self.ledger.version.number
-        for number in held:
-            versions, counts = np.unique(self._draw_arena.views(self._draws[number].slot)["version"], return_counts=True)
-            # After a resume without its replay memory's lineage an item may name a version that the new lineage has not reached.
-            ages = Counter({max(0, now - int(v)): int(n) for v, n in zip(versions, counts, strict=True)})
+        for number in settlement.tickets:
+            draw = self._draws.get(number)
+            if draw is None or draw.state != "held":
+                raise LedgerError(f"draw {number} was trained on without the learner having it")
+            versions, counts = np.unique(self._draw_arena.views(draw.slot)["version"], return_counts=True)
+            ages = Counter[int]()
+            for age, count in zip((now - versions).tolist(), counts.tolist(), strict=True):
+                # Without a bound an item may name a version that a lineage after its own has not reached.
+                ages[max(0, age) if settlement.bound is None else age] += count
             self.ledger.replayed(ages, settlement.bound)
             self._trained += self._items
             self._write_back(number, skipped=settlement.skipped)
@@ -253,6 +289,7 @@ class ReplayExchange(Exchange):
     def learner_lost(self, reason: str = "learner_lost") -> int:
         """The learner was reaped. What it held or waited for is discarded; what is in replay, or on its way there, stays good."""
         self._pulling = None
+        self._blocked["draw"].set(False)
         self.ledger.learner_left()
         lost = [number for number, draw in self._draws.items() if draw.state != "returning"]
         for number in lost:
@@ -272,43 +309,73 @@ class ReplayExchange(Exchange):
 
     def _store_committed(self) -> None:
         blocked = False
-        for ticket in self.ledger.live(State.COMMITTED):
-            assert ticket.trajectory is not None
-            expected = -(-ticket.trajectory.env_steps // self._period)
-            ahead = sum(sum(shard.storing.values()) for shard in self._shards.values())
-            if not self._shards or not self._room_for(expected, ahead):
+        while self._committed and not blocked:
+            ticket = self.ledger.insertable(self._committed[0])
+            if ticket is None:
+                self._committed.popleft()
+            elif not self._insert(ticket):
                 blocked = True
-                break
-            shard = self._shard_of(ticket.holder)
-            trajectory = self.ledger.take_one(ticket.number)
-            shard.storing[ticket.number] = expected
-            shard.port.ask(Store(trajectory.ticket, trajectory.slot, trajectory.length))
         self._blocked["insert"].set(blocked)
 
-    def _room_for(self, items: int, ahead: int) -> bool:
-        """Whether the limiter would let so many in on top of those that are on their way."""
-        limits, now = self.limiter.limits, self.limiter.statistics()
-        return now.size + ahead < limits.min_size or now.diff + limits.samples_per_insert * (ahead + items) <= limits.max_diff
+    def _insert(self, ticket: Ticket) -> bool:
+        """Send the oldest committed trajectory to its shard. False if it has to wait."""
+        if self._others_too_old() and ticket.version.lineage != self.ledger.version.lineage:
+            self._committed.popleft()
+            self.ledger.refuse(ticket.number, "lineage")
+            return True
+        assert ticket.trajectory is not None
+        expected = -(-ticket.trajectory.env_steps // self._period)
+        if not self._shards or not self._room_for(expected):
+            return False
+        self._committed.popleft()
+        shard = self._shard_of(ticket.holder)
+        trajectory = self.ledger.take_one(ticket.number)
+        shard.storing[ticket.number] = expected
+        self._ahead += expected
+        shard.port.ask(Store(trajectory.ticket, trajectory.slot, trajectory.length))
+        return True
 
-    def _shard_of(self, holder: str) -> _Shard:
+    def _room_for(self, items: int) -> bool:
+        """Whether the limiter would let so many in on top of those that are on their way."""
+        limits, now, ahead = self.limiter.limits, self.limiter.statistics(), self._ahead
+        if now.size + ahead < limits.min_size or now.diff + limits.samples_per_insert * (ahead + items) <= limits.max_diff:
+            return True
+        # Of what is there nothing can be drawn any more: waiting for draws would be waiting for ever.
+        return not ahead and all(shard.spent or not shard.holdings.items for shard in self._shards.values())
+
+    def _shard_of(self, holder: str) -> ShardRecord:
         """An actor's trajectories go to one shard, so that windows may span them; to another while that one is down."""
+        place = int(holder.rpartition("-")[2])
+        home = self._shards.get(place % self._count)
+        if home is not None:
+            return home
         alive = sorted(self._shards)
-        return self._shards[alive[int(holder.rpartition("-")[2]) % len(alive)]]
+        return self._shards[alive[place % len(alive)]]
 
     def _serve(self) -> None:
         """Begin the draw that the learner waits for, if both limiter and shards have it."""
-        if self._pulling is None or any(draw.state == "drawing" and not draw.void for draw in self._draws.values()):
+        if self._pulling is None:
+            self._blocked["draw"].set(False)
+            return
+        if any(draw.state == "drawing" and not draw.void for draw in self._draws.values()):
             return
         for_version, _ = self._pulling
-        masses = {index: shard.holdings.mass for index, shard in self._shards.items() if shard.holdings.items}
-        total = sum(masses.values())
-        blocked = total <= 0.0 or not self._free_draws or not self.limiter.may_draw(self._items)
+        shares = self._shares()
+        blocked = not shares or not self._free_draws or not self.limiter.may_draw(self._items)
         self._blocked["draw"].set(blocked)
         if blocked or for_version.lineage != self.ledger.version.lineage:
             return
-        shares = {index: mass / total for index, mass in masses.items()}
         counts = self._generator.multinomial(self._items, list(shares.values()))
         self._begin(for_version, shares, dict(zip(shares, counts.tolist(), strict=True)))
+
+    def _shares(self) -> dict[int, float]:
+        """Each shard's probability of being drawn from: in proportion to mass; by number of items if nothing has mass. None is 0."""
+        drawable = {index: shard.holdings for index, shard in self._shards.items() if shard.holdings.items and not shard.spent}
+        weights = {index: holdings.mass for index, holdings in drawable.items() if holdings.mass > 0.0}
+        if not weights:
+            weights = {index: float(holdings.items) for index, holdings in drawable.items()}
+        total = sum(weights.values())
+        return {index: weight / total for index, weight in weights.items()}
 
     def _begin(self, for_version: Version, shares: dict[int, float], counts: Mapping[int, int]) -> None:
         bound = self.ledger.limits.max_staleness
@@ -316,14 +383,14 @@ class ReplayExchange(Exchange):
         number, slot, first = self._next_draw, self._free_draws.pop(), 0
         self._next_draw += 1
         self.limiter.drawn(self._items)
-        draw = self._draws[number] = _Draw(slot, for_version, shares, set(), {})
+        draw = self._draws[number] = DrawRecord(slot, for_version, shares, set(), {})
         for index, count in counts.items():
             if count:
-                draw.parts[index] = (first, count)
+                draw.parts[index] = (self._shards[index], first, count)
                 draw.waiting_for.add(index)
                 first += count
-        for index, (start, count) in draw.parts.items():
-            self._shards[index].port.ask(DrawPart(number, slot, start, count, oldest))
+        for shard, start, count in list(draw.parts.values()):
+            shard.port.ask(DrawPart(number, slot, start, count, oldest))
 
     def _part_done(self, number: int, index: int) -> None:
         draw = self._draws[number]
@@ -333,14 +400,14 @@ class ReplayExchange(Exchange):
         if draw.state == "drawing" and not draw.void:
             self._deliver(number, draw)
             return
-        if draw.void and draw.state == "drawing":
+        if draw.state == "drawing":
             self._discarded[draw.void] += self._items
         self._free(number)
 
-    def _deliver(self, number: int, draw: _Draw) -> None:
+    def _deliver(self, number: int, draw: DrawRecord) -> None:
         views = self._draw_arena.views(draw.slot)
         probability = views["probability"].copy()
-        for index, (first, count) in draw.parts.items():
+        for index, (_, first, count) in draw.parts.items():
             probability[first : first + count] *= draw.shares[index]
         known = max(1, sum(shard.holdings.items for shard in self._shards.values()))
         weight = (known * probability) ** -self._beta()
@@ -355,18 +422,17 @@ class ReplayExchange(Exchange):
 
     def _write_back(self, number: int, *, skipped: bool) -> None:
         draw = self._draws[number]
-        parts = {index: part for index, part in draw.parts.items() if index in self._shards}
+        parts = {index: part for index, part in draw.parts.items() if self._shards.get(index) is part[0]}
         if not self._prioritised or skipped or not parts:
             self._free(number)
             return
         draw.state, draw.waiting_for = "returning", set(parts)
-        for index, (first, count) in parts.items():
-            self._shards[index].port.ask(Prioritise(number, draw.slot, first, count))
+        for shard, first, count in parts.values():
+            shard.port.ask(Prioritise(number, draw.slot, first, count))
 
     def _discard(self, number: int, reason: str) -> None:
-        draw = self._draws.get(number)
-        if draw is None:
-            return
+        """Nobody will train on a draw: its slot is free, or will be once no shard writes into it."""
+        draw = self._draws[number]
         if draw.waiting_for:
             draw.void = draw.void or reason
             return
@@ -395,22 +461,3 @@ class ReplayExchange(Exchange):
             samples_per_insert=limiter.samples / limiter.inserts if limiter.inserts else 0.0,
             blocked_s={side: watch.read() for side, watch in self._blocked.items()},
         )
-
-
-class _Stopwatch:
-    """Seconds for which something was so."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._seconds, self._since, self._on = 0.0, clock(), False
-
-    def set(self, on: bool) -> None:
-        """From now on it is so, or not."""
-        now = self._clock()
-        if self._on:
-            self._seconds += now - self._since
-        self._on, self._since = on, now
-
-    def read(self) -> float:
-        """Until now."""
-        return self._seconds + (self._clock() - self._since if self._on else 0.0)

@@ -21,7 +21,7 @@ _NAMES = {cls: name for name, cls in _REQUESTS.items()}
 
 
 class ShardEnd:
-    """One shard's end. `ask` is called by whoever brings requests; it is `tianflow.channels.replay_exchange.ShardPort` in memory.
+    """One shard's end. `ask` is called by whoever brings requests; it is `tianflow.channels.replay_records.ShardPort` in memory.
 
     Waits: for a request. Unblocked by: `ask`.
 
@@ -33,7 +33,7 @@ class ShardEnd:
 
     def __init__(self, *, slots: Arena, draws: Arena, answer: Callable[..., None]) -> None:
         self._slots, self._draws, self._answer = slots, draws, answer
-        # Bounded by slots: each request is about one, and none is asked about twice at a time.
+        # Bounded by slots but for a few: almost every request is about one, and none is asked about twice at a time.
         self._requests: asyncio.Queue[ShardRequest] = asyncio.Queue()
 
     def ask(self, request: ShardRequest) -> None:
@@ -97,8 +97,8 @@ def decode_request(name: str, values: Sequence[Any]) -> ShardRequest:
     return cls(*values)
 
 
-def answers(exchange: ReplayExchange, index: int) -> Callable[..., None]:
-    """What takes the answers of shard ``index``: the name, then the arguments, `Holdings` last as a list."""
+def answers(exchange: ReplayExchange, index: int, incarnation: int) -> Callable[..., None]:
+    """What takes the answers of shard ``index`` in this life of it: the name, then the arguments, `Holdings` last as a list."""
     handlers: dict[str, Callable[..., None]] = {
         "stored": exchange.stored,
         "drawn": exchange.drawn,
@@ -109,6 +109,6 @@ def answers(exchange: ReplayExchange, index: int) -> Callable[..., None]:
 
     def answer(name: str, *arguments: Any) -> None:
         *rest, holdings = arguments
-        handlers[name](index, *rest, Holdings(*holdings))
+        handlers[name](index, incarnation, *rest, Holdings(*holdings))
 
     return answer

@@ -61,8 +61,9 @@ class ReplayShard:
         self._generator = np.random.default_rng(seed)
         self._clock = StateClock()
         self._seconds = {"insert_seconds": Histogram(), "draw_seconds": Histogram(), "prioritise_seconds": Histogram()}
-        self._counters = {"inserted_items": 0.0, "drawn_items": 0.0}
+        self._counters = {"inserted_items": 0.0, "drawn_items": 0.0, "refused_priorities": 0.0}
         self._holdings = Holdings()
+        self._untold = 0
         self._shard: Shard
 
     async def run(self, started: Callable[[], None]) -> None:
@@ -106,7 +107,7 @@ class ReplayShard:
                 return lambda: self._end.kept(file, self._look())
             case Drop(reason=reason):
                 if reason:
-                    self._shard.exclude_older_than(ALL)
+                    self._drop()
                 holdings = self._look()
                 return lambda: self._end.dropped(holdings)
         self._seconds[kind].add(time.monotonic() - began)
@@ -131,16 +132,26 @@ class ReplayShard:
         except WouldBlock:
             holdings = self._look()
             return lambda: self._end.drawn(request.draw, 0, holdings)
-        out["key"][:], out["probability"][:] = drawn.keys, drawn.probability
+        out["key"][:], out["probability"][:], out["priority"][:] = drawn.keys, drawn.probability, np.nan
         self._counters["drawn_items"] += request.items
         holdings = self._look()
         return lambda: self._end.drawn(request.draw, request.items, holdings)
 
     def _prioritise(self, request: Prioritise) -> Callable[[], None]:
+        """What is no priority changes nothing and is counted: NaN where the learner gave none, or what an algorithm got wrong."""
         views, columns = self._end.draw(request.slot), slice(request.first, request.first + request.items)
-        self._shard.update_priorities(views["key"][columns].copy(), views["priority"][columns].astype(np.float64))
+        priorities = views["priority"][columns].astype(np.float64)
+        good = np.isfinite(priorities) & (priorities >= 0.0)
+        self._shard.update_priorities(views["key"][columns][good], priorities[good])
+        self._counters["refused_priorities"] += float(np.count_nonzero(~good))
         holdings = self._look()
         return lambda: self._end.prioritised(request.draw, holdings)
+
+    def _drop(self) -> None:
+        """Let everything go, windows in the making included: completed later, they would bring old steps back."""
+        streams = {int(name.split("/")[1]) for name in self._shard.snapshot() if name.startswith("actor/")}
+        self._untold += sum(self._shard.close_stream(actor) for actor in streams)
+        self._shard.exclude_older_than(ALL)
 
     def _keep(self, path: Path) -> StateFile | None:
         try:
@@ -156,7 +167,7 @@ class ReplayShard:
             mass=told.mass,
             steps=told.steps.resident,
             inserted_steps=told.steps.inserted,
-            removed_items=sum(told.items.removed.values()),
+            removed_items=sum(told.items.removed.values()) - self._untold,  # of those nobody has heard that they came
             nbytes=told.nbytes,
         )
         return self._holdings

@@ -71,7 +71,7 @@ class InlineHost:
     """A host without a process. It is `HostHandle`, the ends of its components, and the ports to learner and evaluator."""
 
     def __init__(self, *, run: Run, host: HostSpec, incarnation: int, start: tuple[Version, int, Path | None]) -> None:
-        self._run = run
+        self._run, self._incarnation = run, incarnation
         self._weights = MemoryWeights()
         self._compute = Compute(name="compute", on_orphan=self._orphan)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
@@ -159,7 +159,7 @@ class InlineHost:
         def started() -> None:
             self._pending.discard(component.name)
             if component.role == "replay":
-                self._run.shard_opened(component.index, self._shard_ends[component.index])
+                self._run.shard_opened(component.index, self._incarnation, self._shard_ends[component.index])
             self._run.component_started(component.name)
 
         await made.run(started)
@@ -190,7 +190,7 @@ class InlineHost:
 
     def shard_end(self, index: int) -> ShardEnd:
         """Of a replay shard."""
-        answer, draws = self._run.shard_answers(index), self._run.draws
+        answer, draws = self._run.shard_answers(index, self._incarnation), self._run.draws
         assert draws is not None
         self._shard_ends[index] = ShardEnd(slots=self._run.exchange.arena, draws=draws, answer=answer)
         return self._shard_ends[index]

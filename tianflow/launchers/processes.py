@@ -288,7 +288,7 @@ class ProcessHost:
             case "learner":
                 self._learner_up.set()
             case "replay":
-                self._run.shard_opened(self._host.components[0].index, LinkShardPort(self._send))
+                self._run.shard_opened(self._host.components[0].index, self._incarnation, LinkShardPort(self._send))
         self._run.component_started(name)
 
     def _shard_handlers(self) -> dict[str, Callable[..., None]]:
@@ -296,7 +296,7 @@ class ProcessHost:
         shard = next((component for component in self._host.components if component.role == "replay"), None)
         if shard is None:
             return {}
-        answer = self._run.shard_answers(shard.index)
+        answer = self._run.shard_answers(shard.index, self._incarnation)
         return {name: partial(answer, name) for name in ("stored", "drawn", "prioritised", "dropped", "kept")}
 
     def _failed(self, component: str, summary: str, details: str) -> None:
