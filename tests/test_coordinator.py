@@ -443,6 +443,25 @@ async def test_a_target_is_confirmed_by_an_evaluation_and_the_confirmed_version_
     assert world.run.settings.value.hold_learner
 
 
+async def test_a_target_that_only_evaluations_reach_ends_the_run_once_the_newest_version_confirms_it(tmp_path: Path) -> None:
+    """Where actors explore, training itself never shows how good the policy is."""
+    world = World(tmp_path, config(run={"target_return": 15.0}, evaluation={"every_s": 0.05}))
+    async with going(world) as task:
+        world.learner.version = Version(1, 30)
+        await soon(task)
+    assert ("done", "target_return", True) == (world.run.state, world.run.end_reason, world.run.target_reached)
+    assert (Version(1, 30), 2) == (world.evaluator.asked[-1], len(world.evaluator.asked))
+    assert world.run.statistics().time_to_target_s is not None
+    assert ["v1-0000000030"] == world.checkpoints
+
+
+async def test_evaluations_short_of_the_target_end_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, config(run={"target_return": 15.5}, evaluation={"every_s": 0.05}))
+    async with going(world):
+        await until(lambda: len(world.evaluator.asked) > 2)
+        assert ("running", False) == (world.run.state, world.run.settings.value.hold_learner)
+
+
 async def test_a_target_that_only_training_reaches_ends_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, config(run={"target_return": 15.5}))
     async with going(world):

@@ -213,7 +213,8 @@ class EvaluationSettings(Section):
     episodes: PositiveInt = 100
     num_envs: PositiveInt = 16
     every_s: PositiveFloat | None = None
-    """Seconds between evaluations; None: only when the target seems reached, and at the end."""
+    """Seconds between evaluations; None: only when the returns of training reach the target, and at the end. One that reaches the
+    target is confirmed by another of the newest version, and ends the run."""
     deterministic: bool = True
     """Take the most probable action instead of a sampled one."""
     timeout_s: PositiveFloat = 600.0

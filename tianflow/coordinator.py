@@ -311,7 +311,13 @@ class Run:
             every = self.config.evaluation.every_s
             if every is not None and now >= next_evaluation and self._state == "running":
                 next_evaluation = now + every
-                self._background(self.judge.judge())
+                self._background(self._evaluate_now())
+
+    async def _evaluate_now(self) -> None:
+        """A good one is confirmed at once: where actors explore, the returns of training never show that the target is reached."""
+        target = self.config.run.target_return
+        if await self.judge.judge(target=target) and target is not None and self._state == "running":
+            await self._confirm(target)
 
     def _check_ends(self, now: float) -> None:
         limits = self.config.run
@@ -377,8 +383,7 @@ class Run:
         target, mean = self.config.run.target_return, self._episodes.mean
         if target is None or mean is None or mean < target or self._state != "running":
             return
-        if self._to_target is None and self._training_began is not None:
-            self._to_target = time.monotonic() - self._training_began
+        self._note_time_to_target()
         fresh = self._episodes.count - self._evaluated_at
         if not self.judge.busy and fresh >= len(self._episodes.returns):
             self._evaluated_at = self._episodes.count
@@ -396,6 +401,10 @@ class Run:
     def shard_answers(self, index: int, incarnation: int) -> Callable[..., None]:
         """What takes the answers of replay shard ``index`` in this life of its host."""
         return answers(self._replay, index, incarnation)
+
+    def _note_time_to_target(self) -> None:
+        if self._to_target is None and self._training_began is not None:
+            self._to_target = time.monotonic() - self._training_began
 
     def publish(self, event: Event) -> None:
         """Tell observers."""
@@ -582,6 +591,7 @@ class Run:
         """Training seems to have reached the target: judge exactly the newest version, and end if it has."""
         if await self.judge.judge(target=target, hold=True):
             self._target_reached = True
+            self._note_time_to_target()
             self.end("done", "target_return")
 
     def _judged(self, evaluation: Evaluation) -> None:
