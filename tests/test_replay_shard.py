@@ -372,6 +372,10 @@ def test_a_priority_that_comes_back_after_its_item_was_overwritten_changes_nothi
     assert mass == shard.mass
     assert 7.0 / mass == probability_of(shard, 4)
     assert 9.0 / mass == probability_of(shard, 3)
+    shard.insert(line(5, 1, number=2))
+    before = shard.mass
+    assert 2 == shard.update_priorities(np.array([0, 1]), np.array([50.0, 50.0])), "though others are in their places"
+    assert before == shard.mass
 
 
 def test_keys_of_items_that_went_by_age_or_are_yet_to_come_are_stale() -> None:
@@ -404,6 +408,42 @@ def test_a_new_item_takes_the_greatest_priority_given_so_far_and_alpha_once() ->
     assert 2.0 * case["expected"]["correct_leaf"] == pytest.approx(shard.mass, abs=1e-9)
     shard.insert(line(2, 1, number=2), priority=0.0)
     assert 2.0 * case["expected"]["correct_leaf"] == pytest.approx(shard.mass, abs=1e-9)
+
+
+def test_a_priority_given_with_a_fragment_counts_for_the_greatest() -> None:
+    shard = prioritised()
+    shard.insert(line(0, 1), priority=5.0)
+    shard.insert(line(1, 1, number=1))
+    assert 10.0 == shard.mass
+
+
+def test_what_was_drawn_is_forgotten_when_another_takes_its_place() -> None:
+    shard = Shard(settings=replace(LINE, capacity=4), selector=Fifo)
+    shard.insert(line(0, 3))
+    everything(shard)
+    unsampled = []
+    for number in (1, 2):
+        shard.insert(line(3 * number, 3, number=number))
+        found = shard.statistics()
+        unsampled.append((found.steps.removed_unsampled, found.items.removed_unsampled))
+    assert [(0, 0), (3, 3)] == unsampled
+    assert_balanced(shard)
+
+
+def test_last_observations_of_episodes_take_no_place_of_an_item() -> None:
+    shard = Shard(settings=replace(LINE, capacity=20, items=10), selector=Fifo)
+    for number in range(10):
+        shard.insert(line(0, 1, number=number, end="truncated"))
+    assert 10 == len(shard)
+
+
+def test_a_step_that_is_not_valid_ends_windows_wherever_it_is() -> None:
+    shard, fragment = Shard(settings=replace(LINE, length=3), selector=Fifo), line(0, 6)
+    fragment.arrays["valid"][2] = False
+    shard.insert(fragment)
+    assert [[0, 1], [1], [3, 4, 5]] == sorted(windows(shard))
+    _, out = everything(shard)
+    assert [[0, 1, 2, 2], [1, 2, 2, 2], [3, 4, 5, 6]] == sorted(out["obs/"].T.tolist())
 
 
 def test_an_item_keeps_the_recurrent_state_before_its_first_observation() -> None:

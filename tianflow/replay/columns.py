@@ -89,16 +89,17 @@ class Columns:
         resident: Flags = self._resident[places]
         return resident
 
-    def walk(self, first: Indices, lengths: Indices) -> Indices:
+    def walk(self, first: Indices) -> Indices:
         """Places [L+1, W] of the observations of windows that begin at the places ``first`` [W].
 
-        Row ``lengths`` is what followed the last step (that step's own observation again after a termination), and so is all after it.
+        After the last step comes what followed it (that step's own observation again after a termination), and that stays: a window
+        of fewer than L steps ends where nothing goes on.
         """
         places = np.empty((self._length + 1, len(first)), np.int64)
         places[0] = now = first
         for k in range(self._length):
             follower = self.follower[now]
-            places[k + 1] = now = np.where((k < lengths) & (follower >= 0), follower, now)
+            places[k + 1] = now = np.where(follower >= 0, follower, now)
         return places
 
     def note_drawn(self, places: Indices) -> None:

@@ -149,17 +149,16 @@ class Windows:
     """[W]"""
 
 
-def complete(*, rows: Indices, position: Indices, ends: Flags, known: int, length: int, period: int, tail: int) -> Windows:
-    """The windows that the steps after the first ``known`` ones complete.
+def complete(*, rows: Indices, position: Indices, ends: Flags, length: int, period: int, tail: int) -> Windows:
+    """The windows that consecutive steps complete, of which the first, fewer than ``length``, were there before and ended nothing.
 
     A window begins at every step whose position is a multiple of ``period``, and has ``length`` steps, or as many as are left in
     the episode.
 
     Args:
-        rows: [K, N] rows of consecutive steps, the ``known`` (at most length - 1) before this fragment first; -1 where there is none.
+        rows: [K, N] rows of the steps; -1 where there is none.
         position: [K, N] steps before each in its episode.
         ends: [K, N] last steps of an episode.
-        known: how many steps were there before.
         length: of a whole window.
         period: see above.
         tail: older rows are gone, and with them the windows that began there.
@@ -168,7 +167,7 @@ def complete(*, rows: Indices, position: Indices, ends: Flags, known: int, lengt
     k = np.arange(count)[:, None]
     end = np.minimum.accumulate(np.where(ends, k, _NEVER)[::-1], axis=0)[::-1]
     last = np.minimum(end, k + length - 1)
-    begins = (rows >= max(tail, 0)) & (position % period == 0) & (last >= known) & (last < count)
+    begins = (rows >= max(tail, 0)) & (position % period == 0) & (last < count)
     step, column = begins.nonzero()
     lasts = last[step, column]
     steps = np.minimum(step + np.arange(length)[:, None], lasts)

@@ -175,7 +175,6 @@ class StackedLeaf:
             until = min(end, begin + _LOOK_AHEAD)
             shown = self._shown[np.arange(begin, until) % len(self._shown)]
             freed = shown[self._shown_last(begin, until)]
-            self._last_row[freed] = -1
             self._free[self._free_count : self._free_count + len(freed)] = freed
             self._free_count += len(freed)
 

@@ -220,7 +220,7 @@ class Shard:
         self._breaks += int(np.count_nonzero(where))
         ends = np.zeros(stand.steps.shape, np.bool_)
         ends[-1:] = True
-        self._complete(np.where(where, stand.steps, -1), stand.step_positions, ends, 0, priority)
+        self._complete(np.where(where, stand.steps, -1), stand.step_positions, ends, priority)
 
     def _make_room(self, flow_: Flow, stand: _Stand) -> Placed:
         """Let the oldest rows go until the fragment fits. Of those that it was to go on from, some may be among them."""
@@ -237,16 +237,16 @@ class Shard:
         known = len(stand.steps)
         rows, positions = np.concatenate((stand.steps, placed.step)), np.concatenate((stand.step_positions, placed.position))
         ends = np.concatenate((np.zeros((known, rows.shape[1]), np.bool_), flow_.ends))
-        self._complete(rows, positions, ends, known, priority)
+        self._complete(rows, positions, ends, priority)
         after = _Stand(fragment.stream, fragment.number, placed.follower[-1], placed.position[-1] + 1, rows[len(rows) - known :])
         after.steps = np.where(after.step_positions >= 0, after.steps, -1)
         after.close(~flow_.looks_on[-1] | flow_.ends[-1])
         self._stands[fragment.stream.actor] = after
 
-    def _complete(self, rows: Indices, positions: Indices, ends: Flags, known: int, priority: float | None) -> None:
-        """Make items of the windows that end among these steps [K, N], after the ``known`` first ones; see `fragments.complete`."""
+    def _complete(self, rows: Indices, positions: Indices, ends: Flags, priority: float | None) -> None:
+        """Make items of the windows that these steps [K, N] complete; see `fragments.complete`."""
         s, tail = self._settings, self._store.columns.tail
-        windows = complete(rows=rows, position=positions, ends=ends, known=known, length=s.length, period=s.period, tail=tail)
+        windows = complete(rows=rows, position=positions, ends=ends, length=s.length, period=s.period, tail=tail)
         if not len(windows.length):
             return
         priorities = np.full(len(windows.length), np.nan if priority is None else priority)

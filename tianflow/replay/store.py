@@ -133,7 +133,7 @@ class Store:
         """Write the windows of the items at these places [n] into ``out``; see `Shard.draw`."""
         columns, kept = self.columns, self.items
         lengths = kept.length[items]
-        places = columns.walk(kept.first_row[items] % columns.size, lengths)
+        places = columns.walk(kept.first_row[items] % columns.size)
         steps = places[:-1]
         valid = np.arange(len(steps))[:, None] < lengths
         padded = None if valid.all() else ~valid
@@ -155,7 +155,7 @@ class Store:
         for begin in range(0, len(items), _RELEASED_AT_ONCE):
             some = items[begin : begin + _RELEASED_AT_ONCE]
             lengths = self.items.length[some]
-            steps = self.columns.walk(self.items.first_row[some] % self.columns.size, lengths)[:-1]
+            steps = self.columns.walk(self.items.first_row[some] % self.columns.size)[:-1]
             self.columns.release(steps[np.arange(len(steps))[:, None] < lengths], reason)
 
     def make_batch(self, n: int) -> dict[str, Array]:
