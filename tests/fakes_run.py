@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,18 @@ from pathlib import Path
 from tianflow.config import Config, EnvSettings, PPOSettings, RunSettings
 from tianflow.config_loading import with_changes
 from tianflow.errors import ConfigError, StateConflictError
-from tianflow.ledger import Ledger, Limits
-from tianflow.payloads import Batch, Settlement, Trajectory, Version
-from tianflow.statistics import CheckpointStatistics, ComponentStatistics, Histogram, LawStatistics, RunStatistics, TimeShares
+from tianflow.ledger import Ledger, Limits, State
+from tianflow.limiter import Limiter, RateLimits
+from tianflow.payloads import Batch, Holdings, Settlement, Trajectory, Version
+from tianflow.statistics import (
+    CheckpointStatistics,
+    ComponentStatistics,
+    Histogram,
+    LawStatistics,
+    ReplayStatistics,
+    RunStatistics,
+    TimeShares,
+)
 
 ENDED = ("done", "failed", "stopped")
 BATCH = 2
@@ -27,10 +37,69 @@ def make_config() -> Config:
     )
 
 
-class FakeRun:
-    """Implements `tianflow.interfaces.RunControl`. ``now`` is its clock; `train` makes updates."""
+class FakeReplay:
+    """Two shards without data under a real limiter: 2 samples per insert, from 64 items on. ``held_back`` is held back all the time."""
 
-    def __init__(self, *, directory: Path = Path("runs/fake"), name: str = "fake", slots: int = 16) -> None:
+    def __init__(self) -> None:
+        limits = RateLimits.around(samples_per_insert=2.0, min_size=64, error_buffer=200.0, capacity=1000, insert_size=32, draw_size=64)
+        self.limiter = Limiter(limits=limits)
+        self.shards = {0: Holdings(nbytes=4096), 1: Holdings(nbytes=4096)}
+        self.trained = self.held = 0
+        self.discarded: Counter[str] = Counter()
+        self.held_back = "draw"
+
+    def insert(self, items: int, *, shard: int = 0) -> None:
+        """``items`` steps came in, each of which completed an item of mass 0.5."""
+        old = self.shards[shard]
+        self.limiter.inserted(items)
+        self.shards[shard] = old._replace(
+            items=old.items + items, steps=old.steps + items, inserted_steps=old.inserted_steps + items, mass=old.mass + 0.5 * items
+        )
+
+    def draw(self, items: int) -> None:
+        """They are held from now on."""
+        self.limiter.drawn(items)
+        self.held += items
+
+    def train(self, items: int) -> None:
+        """What was held is trained on."""
+        self.held -= items
+        self.trained += items
+
+    def discard(self, items: int, reason: str) -> None:
+        """What was held is not used."""
+        self.held -= items
+        self.discarded[reason] += items
+
+    def lose(self, shard: int) -> None:
+        """A shard is gone with what it held."""
+        self.limiter.deleted(self.shards.pop(shard).items)
+
+    def statistics(self, seconds: float) -> ReplayStatistics:
+        """As they are after so many seconds."""
+        limiter = self.limiter.statistics()
+        return ReplayStatistics(
+            shards=dict(self.shards),
+            inserts=limiter.inserts,
+            deletes=limiter.deletes,
+            drawn=limiter.samples,
+            trained=self.trained,
+            discarded=dict(self.discarded),
+            held=self.held,
+            diff=limiter.diff,
+            limits=self.limiter.limits,
+            samples_per_insert=limiter.samples / limiter.inserts if limiter.inserts else 0.0,
+            blocked_s={"insert": 0.0, "draw": 0.0, self.held_back: seconds},
+        )
+
+
+class FakeRun:
+    """Implements `tianflow.interfaces.RunControl`. ``now`` is its clock; `train` makes updates.
+
+    With ``replay`` it has what a run with replay has, too, and `train` moves items through it.
+    """
+
+    def __init__(self, *, directory: Path = Path("runs/fake"), name: str = "fake", slots: int = 16, replay: bool = False) -> None:
         self.id, self.directory = name, directory
         self.config = make_config()
         self.generation = 1
@@ -53,6 +122,7 @@ class FakeRun:
         self.loop_lag = Histogram()
         self.ledger = Ledger(limits=Limits(batch=BATCH, max_staleness=1, credits=4, patience=10.0), slots=slots)
         self.ledger.open_lineage(Version(1, 0))
+        self.replay = FakeReplay() if replay else None
         self._audit: list[Mapping[str, object]] = []
         with_changes(self.config, {})  # reads the installed entry points once, before any loop runs
 
@@ -77,11 +147,24 @@ class FakeRun:
             self.ledger.copied(numbers)
             made = Version(self.ledger.version.lineage, self.ledger.version.number + 1)
             self.ledger.settle(Settlement(made, numbers, bound, published=True))
+            if self.replay is not None:
+                self.insert(self.replay)
             self.now += seconds
             self.update_seconds.add(seconds)
             self.loop_lag.add(0.001)
             self.returns.append(float(made.number))
             self.last_update = time.time()
+
+    def insert(self, replay: FakeReplay, items: int = STEPS) -> None:
+        """A trajectory went into replay, and two draws were made: one trained on, one discarded."""
+        self.commit(1)
+        ticket = self.ledger.live(State.COMMITTED)[-1]
+        self.ledger.take_one(ticket.number)
+        self.ledger.inserted(ticket.number)
+        replay.insert(items)
+        replay.draw(2 * items)
+        replay.train(items)
+        replay.discard(items, "expired")
 
     # RunControl -------------------------------------------------------------------------------------------------------
 
@@ -104,7 +187,7 @@ class FakeRun:
             recent_lengths=tuple(int(value) for value in self.returns[-100:]),
             evaluation=self.evaluation,
             evaluation_failures=0,
-            replay=None,
+            replay=None if self.replay is None else self.replay.statistics(self.now - self.began),
             restarts=self.restarts,
             starts={"learner": 1, "actors-0": 1 + sum(self.restarts.values())},
             events_dropped=self.events_dropped,
@@ -142,7 +225,19 @@ class FakeRun:
             )
             for place in range(2)
         )
-        return (learner, *actors)
+        shards = () if self.replay is None else tuple(self._shard(index) for index in range(2))
+        return (learner, *shards, *actors)
+
+    def _shard(self, index: int) -> ComponentStatistics:
+        seconds = Histogram()
+        seconds.add(0.001)
+        return ComponentStatistics(
+            name=f"replay-{index}",
+            role="replay",
+            host=f"replay-{index}",
+            time=TimeShares({"busy": 1.0}, "waiting:request", self.began + 1.0),
+            distributions={name: seconds.read() for name in ("insert_seconds", "draw_seconds", "prioritise_seconds")},
+        )
 
     def change(self, changes: Mapping[str, Mapping[str, object]], *, source: str) -> int:
         if self.state in ENDED:

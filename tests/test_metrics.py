@@ -95,14 +95,15 @@ def test_no_created_series(run: FakeRun) -> None:
         assert b"_created" not in text
 
 
-def test_begun_is_trained_plus_dropped_plus_open(run: FakeRun) -> None:
+def test_begun_is_trained_plus_inserted_plus_dropped_plus_open(run: FakeRun) -> None:
     run.ledger.drop_open("expired")
     run.commit(1)
     read = samples(exporter(run))
     label = ("run", "fake")
     dropped = sum(v for (name, _), v in read.items() if name == "trajectories_dropped_total")
-    parts = [read["trajectories_trained_total", (label,)], dropped, read["trajectories_open", (label,)]]
-    assert [10.0, 1.0, 1.0] == parts
+    trained, inserted = (read[f"trajectories_{name}_total", (label,)] for name in ("trained", "inserted"))
+    parts = [trained, inserted, dropped, read["trajectories_open", (label,)]]
+    assert [10.0, 0.0, 1.0, 1.0] == parts
     assert sum(parts) == read["trajectories_begun_total", (label,)]
 
 
@@ -126,12 +127,12 @@ def test_making_an_exporter_reads_no_run() -> None:
 
 
 def test_staleness_buckets_hold_the_exact_counts() -> None:
-    distribution = staleness_distribution({0: 3, 1: 2, 3: 1, 4: 1, 300: 1})
+    distribution = staleness_distribution({0: 3, 1: 2, 3: 1, 4: 1, 70_000: 1})
     assert (0.0, 1.0, 2.0, 4.0) == distribution.edges[:4]
     assert (3, 2, 0, 2) == distribution.counts[:4]
     assert distribution.counts[-1] == 1
     assert distribution.count == 8
-    assert 0 * 3 + 1 * 2 + 3 + 4 + 300 == distribution.total
+    assert 0 * 3 + 1 * 2 + 3 + 4 + 70_000 == distribution.total
 
 
 def test_the_staleness_histogram_counts_every_trained_trajectory(run: FakeRun) -> None:
@@ -243,8 +244,9 @@ def test_two_runs_share_one_family_each() -> None:
 
 
 def test_labels_are_small_sets_only(run: FakeRun) -> None:
-    allowed = {"run", "component", "reason", "controller", "state", "host", "le", "code", "version", "python"}
-    assert {key for _, labels in samples(exporter(run)) for key, _ in labels} <= allowed
+    allowed = {"run", "component", "reason", "controller", "state", "host", "shard", "side", "le", "code", "version", "python"}
+    for shown in (run, FakeRun(replay=True)):
+        assert {key for _, labels in samples(exporter(shown)) for key, _ in labels} <= allowed
 
 
 def test_every_failure_counter_has_its_attempts_beside_it() -> None:
@@ -254,6 +256,7 @@ def test_every_failure_counter_has_its_attempts_beside_it() -> None:
         "component_restarts": "component_starts",
         "events_dropped": "events_received",
         "learner_updates_skipped": "learner_updates",
+        "replay_items_discarded": "replay_items_drawn",
         "settings_refused": "settings_changes",
         "staleness_violations": "trajectories_trained",
         "trajectories_dropped": "trajectories_begun",
@@ -261,7 +264,7 @@ def test_every_failure_counter_has_its_attempts_beside_it() -> None:
         "trajectories_returned": "trajectories_granted",
         "weights_skipped": "learner_updates",
     }
-    words = ("failures", "dropped", "skipped", "refused", "violations", "restarts", "late", "returned")
+    words = ("failures", "discarded", "dropped", "skipped", "refused", "violations", "restarts", "late", "returned")
     failures = {f.name for f in FAMILIES if f.kind == "counter" and any(word in f.name.split("_") for word in words)}
     assert failures - {"steps_dropped"} == set(pairs)
     assert set(pairs.values()) <= names
@@ -291,6 +294,6 @@ def test_unpublished_updates_are_counted_as_skipped_weights(run: FakeRun) -> Non
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
 def test_promtool_finds_nothing_to_criticise(run: FakeRun) -> None:
-    text, _ = exporter(run).exposition("")
+    text, _ = exporter(run, FakeRun(name="with replay", replay=True)).exposition("")
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=30)
     assert (0, b"") == (checked.returncode, checked.stdout + checked.stderr)

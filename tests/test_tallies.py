@@ -82,5 +82,37 @@ def test_who_waits_names_the_bottleneck():
     assert named(5.0, 5.0, spent=True) == "balance-bound"
 
 
+def named_with_replay(learner, actor, *, draws, inserts, spent=True):
+    """The same with a limiter that held back draws and inserts for so long."""
+    bottleneck = Bottleneck()
+    before = {"draw": 7.0, "insert": 7.0}
+    bottleneck.name([component("learner", "learner"), component("actor-0", "actor")], 0.0, credits_spent=spent, blocked=before)
+    after = [component("learner", "learner", **{"waiting:batch": learner}), component("actor-0", "actor", **{"waiting:grant": actor})]
+    held = {"draw": 7.0 + draws, "insert": 7.0 + inserts}
+    return bottleneck.name(after, 10.0, credits_spent=spent, blocked=held)
+
+
+def test_with_replay_whom_the_limiter_holds_back_names_the_bottleneck():
+    assert named_with_replay(5.0, 0.0, draws=5.0, inserts=0.0) == "sampling-bound"
+    assert named_with_replay(0.0, 5.0, draws=0.0, inserts=5.0) == "learning-bound"
+    assert named_with_replay(5.0, 5.0, draws=5.0, inserts=0.0) == "sampling-bound"
+    assert named_with_replay(5.0, 5.0, draws=0.0, inserts=5.0) == "learning-bound"
+    assert named_with_replay(5.0, 5.0, draws=5.0, inserts=5.0) == "balance-bound"
+
+
+def test_with_replay_who_waits_without_being_held_back_waits_for_shards():
+    assert named_with_replay(5.0, 0.0, draws=0.5, inserts=0.5) == "transport-bound"
+    assert named_with_replay(0.0, 5.0, draws=0.5, inserts=0.5) == "transport-bound"
+    assert named_with_replay(5.0, 5.0, draws=0.5, inserts=0.5) == "transport-bound"
+
+
+def test_a_side_that_is_held_back_without_waiting_loses_nothing():
+    assert named_with_replay(0.5, 0.5, draws=9.0, inserts=9.0) == "balanced"
+
+
+def test_a_learner_that_waits_for_its_first_draw_waits_for_sampling_and_is_not_starting():
+    assert named_with_replay(10.0, 0.0, draws=10.0, inserts=0.0) == "sampling-bound"
+
+
 def test_before_there_is_anything_to_compare_it_is_starting():
     assert Bottleneck().name([component("actor-0", "actor")], 0.0, credits_spent=False) == "starting"

@@ -6,7 +6,7 @@ import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tianflow.statistics import RunStatistics
 
@@ -25,6 +25,11 @@ class Sample:
     mean_return: float | None
     times: Mapping[str, Mapping[str, float]]
     """Seconds in each state by role, over all components of the role."""
+    inserted: int = 0
+    drawn: int = 0
+    """Items of replay."""
+    held_back: Mapping[str, float] = field(default_factory=dict)
+    """Seconds for which each side of replay was held back; empty without replay."""
 
 
 class Rates:
@@ -51,7 +56,7 @@ class Rates:
         statistics = self._read()
         returns = statistics.recent_returns
         mean = sum(returns) / len(returns) if returns else None
-        sample = Sample(statistics.now, statistics.env_steps, statistics.ledger.updates, mean, _times(statistics))
+        sample = Sample(statistics.now, statistics.env_steps, statistics.ledger.updates, mean, _times(statistics), *_of_replay(statistics))
         # The newest sample is always kept; the one before it goes when it is too close to its predecessor.
         if len(self._samples) >= 2 and self._samples[-1].now - self._samples[-2].now < SPACING:
             self._samples.pop()
@@ -90,6 +95,24 @@ class Rates:
                 shares[role] = {state: value / total for state, value in spent.items() if value > 0.0}
         return shares
 
+    def samples_per_insert(self, window: float) -> float | None:
+        """Items drawn for each one inserted over the last ``window`` seconds; None without replay, or if none was inserted."""
+        ends = self._ends(window)
+        if ends is None or ends[1].inserted <= ends[0].inserted:
+            return None
+        return (ends[1].drawn - ends[0].drawn) / (ends[1].inserted - ends[0].inserted)
+
+    def held_back(self, window: float) -> dict[str, float]:
+        """Share of the last ``window`` seconds for which each side of replay was held back; empty before there are two samples."""
+        ends = self._ends(window)
+        if ends is None:
+            return {}
+        passed = ends[1].now - ends[0].now
+        # Replay has a clock that was read a moment before: the share is not let past the whole.
+        return {
+            side: min(1.0, max(0.0, seconds - ends[0].held_back.get(side, 0.0)) / passed) for side, seconds in ends[1].held_back.items()
+        }
+
     def _ends(self, window: float) -> tuple[Sample, Sample] | None:
         if len(self._samples) < 2:
             return None
@@ -98,6 +121,10 @@ class Rates:
         first = min(bisect_left(times, newest.now - window), len(times) - 2)
         oldest = self._samples[first]
         return (oldest, newest) if newest.now > oldest.now else None
+
+
+def _of_replay(run: RunStatistics) -> tuple[int, int, Mapping[str, float]]:
+    return (0, 0, {}) if run.replay is None else (run.replay.inserts, run.replay.drawn, run.replay.blocked_s)
 
 
 def _times(run: RunStatistics) -> dict[str, dict[str, float]]:

@@ -13,10 +13,14 @@ from rich.text import Text
 
 from tianflow.interfaces import RunControl
 from tianflow.rates import Rates
-from tianflow.status import describe
+from tianflow.status import ENDED, describe
 
 BAR = 24
 NOTHING = "–"
+WHO = {"insert": "actors", "draw": "learner"}
+"""Whom replay holds back, by the side."""
+NOTICEABLE = 0.005
+"""A share below this would read as 0%."""
 STYLES = {"busy": "green", "waiting": "yellow", "paused": "blue"}
 
 
@@ -93,6 +97,7 @@ def plain_line(run: Mapping[str, Any]) -> str:
         f"return {number(returns['mean'])} over {returns['episodes']} episodes",
         f"staleness {number(staleness['mean'])} mean {number(staleness['max'])} max of {staleness['bound']}",
         f"dropped {sum(run['trajectories']['dropped'].values()):,}",
+        *([] if run["replay"] is None else [f"replay {_replay(run)}"]),
         run["bottleneck"],
     ]
     return "  ".join([*parts, *(f"{name} in {duration(left)}" for name, left in progress["time_left_s"].items())])
@@ -118,8 +123,9 @@ def _rows(run: Mapping[str, Any]) -> list[tuple[str, Text]]:
         ("steps/s", Text(_speeds(run["throughput"]["env_steps_per_s"]) + f"   {run['progress']['env_steps']:,} steps")),
         ("updates/s", Text(_speeds(run["throughput"]["updates_per_s"]) + f"   {run['progress']['updates']:,} updates")),
         ("staleness", _staleness(run["staleness"])),
+        *([] if run["replay"] is None else [("replay", Text(_replay(run)))]),
         ("credits", Text(_credits(run))),
-        *((role, _shares(shares)) for role, shares in run["shares"].items()),
+        *(("shards" if role == "replay" else role, _shares(shares)) for role, shares in run["shares"].items()),
         ("bottleneck", Text(run["bottleneck"])),
         ("time left", Text("   ".join(f"{name} {duration(seconds)}" for name, seconds in left.items()) or NOTHING)),
     ]
@@ -153,6 +159,23 @@ def _staleness(staleness: Mapping[str, Any]) -> Text:
 def _credits(run: Mapping[str, Any]) -> str:
     credits_, queue, dropped = run["credits"], run["queue"], sum(run["trajectories"]["dropped"].values())
     return f"{credits_['in_use']} of {credits_['limit']} in use   queue {queue['trajectories']}   dropped {dropped:,}"
+
+
+def _replay(run: Mapping[str, Any]) -> str:
+    """Items, their ratio against the one to keep to, and who was held back lately; of a run that has ended the ratio is left."""
+    replay = run["replay"]
+    if run["state"] in ENDED:
+        return _ratio(replay)
+    items = f"{replay['items']:,} of {replay['capacity']:,} items" if replay["shards"] else "no shard is up"
+    if replay["shards"] and replay["items"] < replay["min_size"]:
+        items += f" (drawing begins at {replay['min_size']:,})"
+    held = [f"{WHO[side]} held back {share:.0%}" for side, share in replay["held_back"].items() if share >= NOTICEABLE]
+    return f"{items}  {_ratio(replay)}  {', '.join(held) or 'nobody held back'}"
+
+
+def _ratio(replay: Mapping[str, Any]) -> str:
+    target = replay["samples_per_insert_target"]
+    return f"{number(replay['samples_per_insert'])} samples per insert" + ("" if target is None else f" of {number(target)}")
 
 
 def _shares(shares: Mapping[str, float]) -> Text:
@@ -197,7 +220,11 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         lines.append(f"  staleness {figures}, bound {staleness.get('bound')}, {staleness.get('violations', 0)} violations")
     if trajectories := summary.get("trajectories"):
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in trajectories["dropped"].items()) or "none"
-        lines.append(f"  trajectories: {trajectories['begun']:,} begun, {trajectories['trained']:,} trained, dropped: {reasons}")
+        fate = "inserted" if summary.get("replay") else "trained"
+        lines.append(f"  trajectories: {trajectories['begun']:,} begun, {trajectories[fate]:,} {fate}, dropped: {reasons}")
+    if replay := summary.get("replay"):
+        held = ", ".join(f"{WHO[side]} {duration(seconds)}" for side, seconds in replay["blocked_s"].items())
+        lines.append(f"  replay: {replay['inserted']:,} items inserted, {replay['drawn']:,} drawn, {_ratio(replay)}, held back: {held}")
     if error := summary.get("error"):
         lines.append(f"  error: {error}")
     return "\n".join(lines)

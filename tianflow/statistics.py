@@ -5,12 +5,14 @@ Exporters, screens and laws read these; no component knows who reads.
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tianflow.ledger import LedgerSnapshot
+from tianflow.limiter import RateLimits
 from tianflow.payloads import Holdings
 
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -104,22 +106,37 @@ class ComponentStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStatistics:
-    """Replay at one moment. All but ``blocked_s`` counts items: ``drawn = trained + discarded + held``."""
+    """Replay at one moment. Counts are of items; ``drawn = trained + discarded + held`` at every look, since this process began."""
 
     shards: Mapping[int, Holdings]
     """Of every shard that is up."""
     inserts: int
     deletes: int
+    """Of all there were since the run began; ``inserts - deletes`` are there."""
     drawn: int
     trained: int
     discarded: Mapping[str, int]
+    """By reason."""
     held: int
+    """Drawn, neither trained on nor discarded yet."""
     diff: float
     """The limiter's accumulator, in draws."""
+    limits: RateLimits
+    """That the limiter obeys now."""
     samples_per_insert: float
-    """Since the run began."""
+    """Since the run began, so also before anything could be drawn."""
     blocked_s: Mapping[str, float]
-    """Seconds for which the limiter held back ``insert`` and ``draw``."""
+    """Seconds for which ``insert`` and ``draw`` were wanted and held back, pauses left out: by the limiter, or for want of a shard."""
+
+    @property
+    def items(self) -> int:
+        """Items that the shards now up hold."""
+        return sum(holdings.items for holdings in self.shards.values())
+
+    @property
+    def samples_per_insert_target(self) -> float | None:
+        """The ratio that the limiter keeps; None: neither side waits for the other."""
+        return self.limits.samples_per_insert if math.isfinite(self.limits.max_diff) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from tianflow.config import Config
 from tianflow.ledger import LedgerSnapshot
 from tianflow.payloads import Version
 from tianflow.rates import WINDOWS, Rates
-from tianflow.statistics import ComponentStatistics, Distribution, RunStatistics
+from tianflow.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics
 
 ENDED = ("done", "failed", "stopped")
-TRAJECTORIES = ("granted", "begun", "committed", "trained", "open", "dropped", "late_commits", "cuts")
+TRAJECTORIES = ("granted", "begun", "committed", "trained", "inserted", "open", "dropped", "late_commits", "cuts")
 """Counts of the ledger that are shown as they are."""
 
 
@@ -107,9 +107,8 @@ def describe(run: RunStatistics, config: Config, rates: Rates) -> dict[str, Any]
             "evaluation": run.evaluation or None,
             "versions": {"learner": _version(ledger.version), "published": _version(ledger.published), "publish_lag": ledger.publish_lag},
             "staleness": _staleness(ledger),
-            "trajectories": {
-                key: getattr(ledger, key) for key in ("granted", "begun", "committed", "trained", "open", "dropped", "late_commits", "cuts")
-            },
+            "trajectories": {key: getattr(ledger, key) for key in TRAJECTORIES},
+            "replay": None if run.replay is None else _replay(run.replay, rates),
             "queue": {"trajectories": ledger.queue, "oldest_age_s": _queue_age(run)},
             "credits": {
                 "limit": ledger.credits_limit,
@@ -178,6 +177,31 @@ def _staleness(ledger: LedgerSnapshot) -> dict[str, object]:
         "p99": summary.p99,
         "max": summary.highest,
         "violations": ledger.violations,
+    }
+
+
+def _replay(replay: ReplayStatistics, rates: Rates) -> dict[str, object]:
+    """``samples_per_insert`` is that of the last minute where there is one; ``held_back`` are shares of the last ten seconds."""
+    lately = rates.samples_per_insert(60.0)
+    return {
+        "shards": len(replay.shards),
+        "items": replay.items,
+        "steps": sum(holdings.steps for holdings in replay.shards.values()),
+        "memory_bytes": sum(holdings.nbytes for holdings in replay.shards.values()),
+        "capacity": replay.limits.capacity,
+        "fill": replay.items / replay.limits.capacity,
+        "min_size": replay.limits.min_size,
+        "inserted": replay.inserts,
+        "removed": replay.deletes,
+        "drawn": replay.drawn,
+        "trained": replay.trained,
+        "discarded": replay.discarded,
+        "held": replay.held,
+        "samples_per_insert": replay.samples_per_insert if lately is None else lately,
+        "samples_per_insert_target": replay.samples_per_insert_target,
+        "limiter": {"diff": replay.diff, "min_diff": replay.limits.min_diff, "max_diff": replay.limits.max_diff},
+        "blocked_s": replay.blocked_s,
+        "held_back": rates.held_back(10.0),
     }
 
 

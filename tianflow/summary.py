@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tianflow.statistics import RunStatistics
+from tianflow.statistics import ReplayStatistics, RunStatistics
 
 
 def summarise(
@@ -34,9 +34,31 @@ def summarise(
             **_moments(ledger.staleness),
             "violations": ledger.violations,
         },
-        "trajectories": {"begun": ledger.begun, "trained": ledger.trained, "dropped": dict(ledger.dropped), "open": ledger.open},
+        "trajectories": {
+            "begun": ledger.begun,
+            "trained": ledger.trained,
+            "inserted": ledger.inserted,
+            "dropped": dict(ledger.dropped),
+            "open": ledger.open,
+        },
+        "replay": None if statistics.replay is None else _replay(statistics.replay),
         "seed": seed,
         "error": error,
+    }
+
+
+def _replay(replay: ReplayStatistics) -> dict[str, object]:
+    """Items that went in and out (when it ends, no shard holds any), their ratio, and seconds for which either side was held back."""
+    return {
+        "inserted": replay.inserts,
+        "removed": replay.deletes,
+        "drawn": replay.drawn,
+        "trained": replay.trained,
+        "discarded": dict(replay.discarded),
+        "held": replay.held,
+        "samples_per_insert": replay.samples_per_insert,
+        "samples_per_insert_target": replay.samples_per_insert_target,
+        "blocked_s": dict(replay.blocked_s),
     }
 
 

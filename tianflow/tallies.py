@@ -107,25 +107,48 @@ class Bottleneck:
     """A share of waiting below this is noise of scheduling, not a bottleneck."""
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[float, float, float]] = deque()
+        self._marks: deque[tuple[float, ...]] = deque()
 
-    def name(self, components: Sequence[ComponentStatistics], now: float, *, credits_spent: bool) -> str:
+    def name(
+        self, components: Sequence[ComponentStatistics], now: float, *, credits_spent: bool, blocked: Mapping[str, float] | None = None
+    ) -> str:
         """One of sampling-bound, learning-bound, balance-bound, transport-bound, balanced, starting.
 
         ``credits_spent``: every credit that the bound allows is out, so both sides could go on and the bound says no.
+        ``blocked``: `ReplayStatistics.blocked_s` of a run with replay. There not the credits but the limiter holds either side back.
         """
         actors = sum(component.role == "actor" for component in components)
-        learner_wait, actor_wait = waiting_seconds(components, now)
-        self._marks.append((now, learner_wait, actor_wait))
+        held = {} if blocked is None else blocked
+        mark = (now, *waiting_seconds(components, now), held.get("draw", 0.0), held.get("insert", 0.0))
+        self._marks.append(mark)
         while len(self._marks) > 2 and self._marks[1][0] <= now - self.WINDOW_S:
             self._marks.popleft()
-        since, learner_then, actor_then = self._marks[0]
-        if now - since < 0.5 or not actors:
+        passed = now - self._marks[0][0]
+        if passed < 0.5 or not actors:
             return "starting"
-        learner = (learner_wait - learner_then) / (now - since)
-        actor = (actor_wait - actor_then) / (now - since) / actors
-        if learner > self.NOTICEABLE and actor > self.NOTICEABLE:
+        waited, actors_waited, draws, inserts = ((new - old) / passed for new, old in zip(mark[1:], self._marks[0][1:], strict=True))
+        learner_waits, actors_wait = waited > self.NOTICEABLE, actors_waited / actors > self.NOTICEABLE
+        if blocked is not None:
+            return _with_replay(learner_waits, actors_wait, draws > self.NOTICEABLE, inserts > self.NOTICEABLE)
+        if learner_waits and actors_wait:
             return "balance-bound" if credits_spent else "transport-bound"
-        if learner > self.NOTICEABLE:
+        if learner_waits:
             return "sampling-bound"
-        return "learning-bound" if actor > self.NOTICEABLE else "balanced"
+        return "learning-bound" if actors_wait else "balanced"
+
+
+def _with_replay(learner_waits: bool, actors_wait: bool, draws_held: bool, inserts_held: bool) -> str:
+    """The verdict for a run with replay.
+
+    A learner asks ahead, and actors go on while there are slots: a side that is held back without waiting loses nothing.
+    Whoever waits though nobody holds it back waits for the shards.
+    """
+    match learner_waits and draws_held, actors_wait and inserts_held:
+        case True, True:
+            return "balance-bound"
+        case True, False:
+            return "sampling-bound"
+        case False, True:
+            return "learning-bound"
+        case _:
+            return "transport-bound" if learner_waits or actors_wait else "balanced"

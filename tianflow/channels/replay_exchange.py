@@ -453,11 +453,12 @@ class ReplayExchange(Exchange):
             shards=holdings,
             inserts=limiter.inserts,
             deletes=limiter.deletes,
-            drawn=limiter.samples,
+            drawn=self._next_draw * self._items,
             trained=self._trained,
             discarded=dict(self._discarded),
             held=held * self._items,
             diff=limiter.diff,
+            limits=self.limiter.limits,
             samples_per_insert=limiter.samples / limiter.inserts if limiter.inserts else 0.0,
             blocked_s={side: watch.read() for side, watch in self._blocked.items()},
         )

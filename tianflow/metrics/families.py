@@ -6,14 +6,15 @@ Names, kinds and readers only; `tianflow.metrics.prometheus` writes them out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
 
+from tianflow.metrics.family import Family, Reader, Rows, counter, each, gauge, histogram, of_components, one
+from tianflow.metrics.replay import REPLAY_FAMILIES
 from tianflow.statistics import Distribution, RunStatistics
 from tianflow.status import credits_target, staleness_summary
 
-STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384, 65536)
+"""To 256 for what is used once; beyond for what lies in replay."""
 STATES = ("starting", "running", "paused", "draining", "stopping", "done", "failed", "stopped")
 BOTTLENECKS = ("sampling-bound", "learning-bound", "transport-bound", "balance-bound", "balanced", "starting", "paused", "stalled")
 DROP_REASONS = (
@@ -28,75 +29,18 @@ DROP_REASONS = (
     "died",
     "silent",
     "start_timeout",
+    "shard_lost",
     "stopped",
 )
 """Reasons shown at 0 before they first occur, so that the first increase is seen; others appear when they do."""
-
-Kind = Literal["counter", "gauge", "histogram"]
-Row = tuple[tuple[str, ...], float | Distribution]
-Rows = Iterable[Row]
-Reader = Callable[[RunStatistics], Rows]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One metric family. ``labels`` come after ``run``; ``read`` gives (label values, value or distribution) of one run.
-
-    ``name`` has neither the prefix nor the ``_total`` of counters: the exposition adds that.
-    """
-
-    kind: Kind
-    name: str
-    help: str
-    labels: tuple[str, ...]
-    read: Reader
-
-
-def _counter(name: str, text: str, read: Reader, *labels: str) -> Family:
-    return Family("counter", name, text, labels, read)
-
-
-def _gauge(name: str, text: str, read: Reader, *labels: str) -> Family:
-    return Family("gauge", name, text, labels, read)
-
-
-def _histogram(name: str, text: str, read: Reader, *labels: str) -> Family:
-    return Family("histogram", name, text, labels, read)
 
 
 # Readers ------------------------------------------------------------------------------------------------------------
 
 
-def _one(read: Callable[[RunStatistics], float | None]) -> Reader:
-    """One series per run; none while the number does not exist."""
-
-    def rows(run: RunStatistics) -> Rows:
-        value = read(run)
-        return [] if value is None else [((), value)]
-
-    return rows
-
-
-def _each(read: Callable[[RunStatistics], Mapping[str, float]]) -> Reader:
-    """One series per key of a mapping."""
-    return lambda run: [((key,), value) for key, value in read(run).items()]
-
-
 def _flags(read: Callable[[RunStatistics], str], names: tuple[str, ...]) -> Reader:
     """One series per name: 1 for the one that holds, 0 for the others."""
     return lambda run: [((name,), float(name == read(run))) for name in names]
-
-
-def _of_components(kind: Literal["counters", "gauges", "distributions"], key: str) -> Reader:
-    """One series per component that has ``key``."""
-
-    def rows(run: RunStatistics) -> Rows:
-        for component in run.components:
-            values: Mapping[str, float | Distribution] = getattr(component, kind)
-            if key in values:
-                yield (component.name,), values[key]
-
-    return rows
 
 
 def _times(run: RunStatistics) -> Rows:
@@ -139,112 +83,118 @@ def staleness_distribution(counts: Mapping[int, int]) -> Distribution:
 
 FAMILIES: tuple[Family, ...] = (
     # Progress
-    _counter("env_steps", "Environment steps made (reset steps do not count).", _one(lambda r: r.env_steps)),
-    _counter("env_frames", "Frames of the environments behind those steps.", _one(lambda r: r.env_frames)),
-    _counter("episodes", "Finished episodes of training.", _one(lambda r: r.episodes)),
-    _gauge("episode_return_mean", "Mean return of the last 100 episodes of training.", _one(_recent(_mean))),
-    _gauge("episode_return_min", "Lowest return of the last 100 episodes of training.", _one(_recent(min))),
-    _gauge("episode_return_max", "Highest return of the last 100 episodes of training.", _one(_recent(max))),
-    _gauge("target_return", "Return that training is to reach.", _one(lambda r: r.target_return)),
-    _gauge("time_to_target_seconds", "Training time until the target was first reached.", _one(lambda r: r.time_to_target_s)),
-    _gauge("evaluation_return_mean", "Mean return of the newest evaluation.", _one(lambda r: r.evaluation.get("mean_return"))),
-    _gauge("evaluation_version", "Version that the newest evaluation was of.", _one(lambda r: r.evaluation.get("version"))),
-    _counter("evaluations_failed", "Evaluations that came to nothing.", _one(lambda r: r.evaluation_failures)),
-    _gauge("run_elapsed_seconds", "Time since the run began.", _one(lambda r: r.elapsed_s)),
-    _gauge("run_state", "1 for the state that the run is in.", _flags(lambda r: r.state, STATES), "state"),
-    _gauge("run_ready", "1 while training can proceed.", _one(lambda r: float(r.ready))),
-    _gauge("run_bottleneck", "1 for what bounds the throughput now.", _flags(lambda r: r.bottleneck, BOTTLENECKS), "reason"),
+    counter("env_steps", "Environment steps made (reset steps do not count).", one(lambda r: r.env_steps)),
+    counter("env_frames", "Frames of the environments behind those steps.", one(lambda r: r.env_frames)),
+    counter("episodes", "Finished episodes of training.", one(lambda r: r.episodes)),
+    gauge("episode_return_mean", "Mean return of the last 100 episodes of training.", one(_recent(_mean))),
+    gauge("episode_return_min", "Lowest return of the last 100 episodes of training.", one(_recent(min))),
+    gauge("episode_return_max", "Highest return of the last 100 episodes of training.", one(_recent(max))),
+    gauge("target_return", "Return that training is to reach.", one(lambda r: r.target_return)),
+    gauge("time_to_target_seconds", "Training time until the target was first reached.", one(lambda r: r.time_to_target_s)),
+    gauge("evaluation_return_mean", "Mean return of the newest evaluation.", one(lambda r: r.evaluation.get("mean_return"))),
+    gauge("evaluation_version", "Version that the newest evaluation was of.", one(lambda r: r.evaluation.get("version"))),
+    counter("evaluations_failed", "Evaluations that came to nothing.", one(lambda r: r.evaluation_failures)),
+    gauge("run_elapsed_seconds", "Time since the run began.", one(lambda r: r.elapsed_s)),
+    gauge("run_state", "1 for the state that the run is in.", _flags(lambda r: r.state, STATES), "state"),
+    gauge("run_ready", "1 while training can proceed.", one(lambda r: float(r.ready))),
+    gauge("run_bottleneck", "1 for what bounds the throughput now.", _flags(lambda r: r.bottleneck, BOTTLENECKS), "reason"),
     # Trajectories: one snapshot of the ledger
-    _counter("trajectories_granted", "Tickets granted.", _one(lambda r: r.ledger.granted)),
-    _counter("trajectories_returned", "Tickets given back before their trajectory began.", _one(lambda r: r.ledger.returned)),
-    _counter("trajectories_begun", "Trajectories begun.", _one(lambda r: r.ledger.begun)),
-    _counter("trajectories_committed", "Trajectories committed.", _one(lambda r: r.ledger.committed)),
-    _counter("trajectories_trained", "Trajectories trained on.", _one(lambda r: r.ledger.trained)),
-    _counter(
+    counter("trajectories_granted", "Tickets granted.", one(lambda r: r.ledger.granted)),
+    counter("trajectories_returned", "Tickets given back before their trajectory began.", one(lambda r: r.ledger.returned)),
+    counter("trajectories_begun", "Trajectories begun.", one(lambda r: r.ledger.begun)),
+    counter("trajectories_committed", "Trajectories committed.", one(lambda r: r.ledger.committed)),
+    counter("trajectories_trained", "Trajectories trained on.", one(lambda r: r.ledger.trained)),
+    counter("trajectories_inserted", "Trajectories that went into replay; 0 without one.", one(lambda r: r.ledger.inserted)),
+    counter(
         "trajectories_dropped",
         "Trajectories begun and given up.",
-        _each(lambda r: dict.fromkeys(DROP_REASONS, 0) | r.ledger.dropped),
+        each(lambda r: dict.fromkeys(DROP_REASONS, 0) | r.ledger.dropped),
         "reason",
     ),
-    _gauge("trajectories_open", "Trajectories begun, neither trained on nor dropped yet.", _one(lambda r: r.ledger.open)),
-    _counter("trajectories_late_commits", "Commits refused because the ticket had been given up.", _one(lambda r: r.ledger.late_commits)),
-    _counter("trajectories_cut", "Trajectories asked to commit what they had.", _one(lambda r: r.ledger.cuts)),
-    _counter("steps_committed", "Environment steps in committed trajectories.", _shares("committed_steps"), "component"),
-    _counter("steps_trained", "Environment steps trained on.", _shares("trained_steps"), "component"),
-    _counter("steps_dropped", "Environment steps committed and then dropped.", _shares("dropped_steps"), "component"),
+    gauge("trajectories_open", "Trajectories begun, neither trained on, inserted nor dropped yet.", one(lambda r: r.ledger.open)),
+    counter("trajectories_late_commits", "Commits refused because the ticket had been given up.", one(lambda r: r.ledger.late_commits)),
+    counter("trajectories_cut", "Trajectories asked to commit what they had.", one(lambda r: r.ledger.cuts)),
+    counter("steps_committed", "Environment steps in committed trajectories.", _shares("committed_steps"), "component"),
+    counter("steps_trained", "Environment steps trained on.", _shares("trained_steps"), "component"),
+    counter("steps_dropped", "Environment steps committed and then dropped.", _shares("dropped_steps"), "component"),
     # Balance
-    _histogram("staleness_updates", "Staleness at use of every trained trajectory.", _staleness(lambda r: r.ledger.staleness)),
-    _histogram("staleness_in_flight_updates", "Part of staleness until commit.", _staleness(lambda r: r.ledger.in_flight)),
-    _histogram("staleness_in_queue_updates", "Part of staleness from commit to use.", _staleness(lambda r: r.ledger.in_queue)),
-    _gauge(
+    histogram(
+        "staleness_updates",
+        "Staleness at use of all that was trained on: trajectories, with replay items.",
+        _staleness(lambda r: r.ledger.staleness),
+    ),
+    histogram("staleness_in_flight_updates", "Part of staleness until commit.", _staleness(lambda r: r.ledger.in_flight)),
+    histogram("staleness_in_queue_updates", "Part of staleness from commit to use.", _staleness(lambda r: r.ledger.in_queue)),
+    gauge(
         "staleness_bound_updates",
         "Bound on staleness in force (+Inf: unbounded).",
-        _one(lambda r: math.inf if r.ledger.max_staleness is None else r.ledger.max_staleness),
+        one(lambda r: math.inf if r.ledger.max_staleness is None else r.ledger.max_staleness),
     ),
-    _gauge("staleness_min_updates", "Lowest of the last 1,000 trajectories.", _one(lambda r: staleness_summary(r.ledger).lowest)),
-    _gauge("staleness_mean_updates", "Mean of the last 1,000 trajectories.", _one(lambda r: staleness_summary(r.ledger).mean)),
-    _gauge("staleness_p99_updates", "99th percentile of the last 1,000 trajectories.", _one(lambda r: staleness_summary(r.ledger).p99)),
-    _gauge("staleness_max_updates", "Highest of the last 1,000 trajectories.", _one(lambda r: staleness_summary(r.ledger).highest)),
-    _counter("staleness_violations", "Trajectories trained on beyond the bound: always 0.", _one(lambda r: r.ledger.violations)),
-    _gauge("publish_lag_updates", "Updates since the last published version.", _one(lambda r: r.ledger.publish_lag)),
-    _gauge("credits_limit", "Credits in force.", _one(lambda r: r.ledger.credits_limit)),
-    _gauge("credits_in_use", "Credits held by tickets.", _one(lambda r: r.ledger.in_use)),
-    _gauge("credits_ceiling", "Most credits that the bound allows.", _one(lambda r: r.ledger.credits_ceiling)),
-    _gauge("credits_target", "Credits that the winning law asks for.", _one(credits_target)),
-    _gauge("queue_trajectories", "Committed trajectories that wait for the learner.", _one(lambda r: r.ledger.queue)),
-    _gauge("queue_oldest_age_seconds", "Age of the oldest of them since its commit.", _one(_queue_age)),
-    _gauge("slots", "Slots that exist.", _one(lambda r: r.ledger.slots)),
-    _gauge("slots_free", "Slots that nobody holds.", _one(lambda r: r.ledger.free_slots)),
-    _gauge("slots_quarantined", "Slots of given-up tickets that may still be written.", _one(lambda r: r.ledger.quarantined_slots)),
-    _counter("balance_directives", "Directives given by a law.", lambda r: [((w.name,), w.directives) for w in r.laws], "controller"),
-    _gauge("balance_law_winning", "1 for a law that is obeyed.", lambda r: [((w.name,), float(w.winning)) for w in r.laws], "controller"),
-    _gauge("balance_settings_generation", "Newest generation of the live settings.", _one(lambda r: r.generation)),
-    _gauge(
+    gauge("staleness_min_updates", "Lowest of the last 1,000 trajectories.", one(lambda r: staleness_summary(r.ledger).lowest)),
+    gauge("staleness_mean_updates", "Mean of the last 1,000 trajectories.", one(lambda r: staleness_summary(r.ledger).mean)),
+    gauge("staleness_p99_updates", "99th percentile of the last 1,000 trajectories.", one(lambda r: staleness_summary(r.ledger).p99)),
+    gauge("staleness_max_updates", "Highest of the last 1,000 trajectories.", one(lambda r: staleness_summary(r.ledger).highest)),
+    counter("staleness_violations", "Trajectories trained on beyond the bound: always 0.", one(lambda r: r.ledger.violations)),
+    gauge("publish_lag_updates", "Updates since the last published version.", one(lambda r: r.ledger.publish_lag)),
+    gauge("credits_limit", "Credits in force.", one(lambda r: r.ledger.credits_limit)),
+    gauge("credits_in_use", "Credits held by tickets.", one(lambda r: r.ledger.in_use)),
+    gauge("credits_ceiling", "Most credits that the bound allows.", one(lambda r: r.ledger.credits_ceiling)),
+    gauge("credits_target", "Credits that the winning law asks for.", one(credits_target)),
+    gauge("queue_trajectories", "Committed trajectories that wait for the learner.", one(lambda r: r.ledger.queue)),
+    gauge("queue_oldest_age_seconds", "Age of the oldest of them since its commit.", one(_queue_age)),
+    gauge("slots", "Slots that exist.", one(lambda r: r.ledger.slots)),
+    gauge("slots_free", "Slots that nobody holds.", one(lambda r: r.ledger.free_slots)),
+    gauge("slots_quarantined", "Slots of given-up tickets that may still be written.", one(lambda r: r.ledger.quarantined_slots)),
+    counter("balance_directives", "Directives given by a law.", lambda r: [((w.name,), w.directives) for w in r.laws], "controller"),
+    gauge("balance_law_winning", "1 for a law that is obeyed.", lambda r: [((w.name,), float(w.winning)) for w in r.laws], "controller"),
+    gauge("balance_settings_generation", "Newest generation of the live settings.", one(lambda r: r.generation)),
+    gauge(
         "component_settings_generation",
         "Generation of the settings in force in a component.",
         lambda r: [((c.name,), c.generation) for c in r.components],
         "component",
     ),
-    _counter("settings_changes", "Live changes put in force.", _one(lambda r: r.settings_changes)),
-    _counter("settings_refused", "Live changes refused.", _one(lambda r: r.settings_refused)),
+    counter("settings_changes", "Live changes put in force.", one(lambda r: r.settings_changes)),
+    counter("settings_refused", "Live changes refused.", one(lambda r: r.settings_refused)),
     # Learner and weights
-    _counter("learner_updates", "Updates settled.", _one(lambda r: r.ledger.updates)),
-    _counter("learner_updates_skipped", "Updates whose step was skipped as not finite.", _one(lambda r: r.ledger.skipped_updates)),
-    _histogram("learner_update_seconds", "Time of one update.", _of_components("distributions", "update_seconds"), "component"),
-    _gauge("learner_last_update_timestamp_seconds", "Unix time of the last settled update.", _one(lambda r: r.last_update_timestamp)),
-    _counter("samples_trained", "Steps trained on, as the learner counts them.", _of_components("counters", "samples"), "component"),
-    _gauge("off_policy_kl_nats", "KL of the acting from the learning policy on a batch.", _of_components("gauges", "kl"), "component"),
-    _gauge(
+    counter("learner_updates", "Updates settled.", one(lambda r: r.ledger.updates)),
+    counter("learner_updates_skipped", "Updates whose step was skipped as not finite.", one(lambda r: r.ledger.skipped_updates)),
+    histogram("learner_update_seconds", "Time of one update.", of_components("distributions", "update_seconds"), "component"),
+    gauge("learner_last_update_timestamp_seconds", "Unix time of the last settled update.", one(lambda r: r.last_update_timestamp)),
+    counter("samples_trained", "Steps trained on, as the learner counts them.", of_components("counters", "samples"), "component"),
+    gauge("off_policy_kl_nats", "KL of the acting from the learning policy on a batch.", of_components("gauges", "kl"), "component"),
+    gauge(
         "effective_sample_ratio",
         "Effective sample size of the importance weights over the batch size.",
-        _of_components("gauges", "ess_ratio"),
+        of_components("gauges", "ess_ratio"),
         "component",
     ),
-    _counter("weights_published", "Versions published.", _one(lambda r: r.ledger.publishes)),
-    _counter("weights_skipped", "Updates settled without being published.", _one(lambda r: r.ledger.unpublished_updates)),
-    _counter("weights_bytes", "Bytes of weights published.", _of_components("counters", "weights_bytes"), "component"),
-    _histogram("weights_publish_seconds", "Time to publish a version.", _of_components("distributions", "publish_seconds"), "component"),
+    counter("weights_published", "Versions published.", one(lambda r: r.ledger.publishes)),
+    counter("weights_skipped", "Updates settled without being published.", one(lambda r: r.ledger.unpublished_updates)),
+    counter("weights_bytes", "Bytes of weights published.", of_components("counters", "weights_bytes"), "component"),
+    histogram("weights_publish_seconds", "Time to publish a version.", of_components("distributions", "publish_seconds"), "component"),
+    *REPLAY_FAMILIES,
     # Components and the coordinator
-    _counter("component_time_seconds", "Where a component's time goes, the state now running included.", _times, "component", "state"),
-    _counter("component_starts", "Starts of a host process, by its place.", _each(lambda r: r.starts), "component"),
-    _counter(
+    counter("component_time_seconds", "Where a component's time goes, the state now running included.", _times, "component", "state"),
+    counter("component_starts", "Starts of a host process, by its place.", each(lambda r: r.starts), "component"),
+    counter(
         "component_restarts",
         "Starts of a host process that replaced one that was lost, by its place.",
         lambda r: [(key, count) for key, count in r.restarts.items()],
         "component",
         "reason",
     ),
-    _gauge("actors_wanted", "Actors that the settings ask for.", _one(lambda r: r.actors_wanted)),
-    _gauge("actors", "Actors that report.", _one(lambda r: sum(c.role == "actor" for c in r.components))),
-    _counter("events_received", "Events that reached the coordinator.", _one(lambda r: r.events_received)),
-    _counter("events_dropped", "Events lost on the way to it.", _one(lambda r: r.events_dropped)),
-    _histogram("loop_lag_seconds", "How late the coordinator's event loop runs.", lambda r: [((), r.loop_lag)]),
-    _counter("checkpoint_attempts", "Checkpoints begun.", _one(lambda r: r.checkpoint.attempts)),
-    _counter("checkpoint_failures", "Checkpoints that could not be written.", _one(lambda r: r.checkpoint.failures)),
-    _histogram("checkpoint_seconds", "Time to write a checkpoint.", lambda r: [((), r.checkpoint.seconds)]),
-    _gauge(
+    gauge("actors_wanted", "Actors that the settings ask for.", one(lambda r: r.actors_wanted)),
+    gauge("actors", "Actors that report.", one(lambda r: sum(c.role == "actor" for c in r.components))),
+    counter("events_received", "Events that reached the coordinator.", one(lambda r: r.events_received)),
+    counter("events_dropped", "Events lost on the way to it.", one(lambda r: r.events_dropped)),
+    histogram("loop_lag_seconds", "How late the coordinator's event loop runs.", lambda r: [((), r.loop_lag)]),
+    counter("checkpoint_attempts", "Checkpoints begun.", one(lambda r: r.checkpoint.attempts)),
+    counter("checkpoint_failures", "Checkpoints that could not be written.", one(lambda r: r.checkpoint.failures)),
+    histogram("checkpoint_seconds", "Time to write a checkpoint.", lambda r: [((), r.checkpoint.seconds)]),
+    gauge(
         "checkpoint_last_success_timestamp_seconds",
         "Unix time of the newest checkpoint, 0 before the first.",
-        _one(lambda r: r.checkpoint.last_success),
+        one(lambda r: r.checkpoint.last_success),
     ),
 )

@@ -1,6 +1,7 @@
 """Runs as Prometheus sees them: a collector over the table of families that reads each run once per scrape.
 
-One snapshot per run and scrape, so that ``begun = trained + dropped + open`` holds at every scrape.
+One snapshot per run and scrape, so that ``begun = trained + inserted + dropped + open`` holds at every scrape, and with replay
+``drawn = trained + discarded + held``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from tianflow import __version__
-from tianflow.metrics.families import FAMILIES, Family
+from tianflow.metrics.families import FAMILIES
+from tianflow.metrics.family import Family
 from tianflow.metrics.steady import SteadyTimes
 from tianflow.statistics import Distribution, RunStatistics
 
