@@ -1,4 +1,4 @@
-"""Makes the Grafana dashboards: ``python dashboards/make.py`` writes them, ``--check`` says whether the written ones are these."""
+"""Makes the Grafana dashboards: ``python -m dashboards.make`` writes them, ``--check`` says whether the written ones are these."""
 
 from __future__ import annotations
 
@@ -6,112 +6,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from dashboards.panels import RATE, SOURCE, Json, figure, heatmap, lines, mean, now, quantile, rate, rate_by, time_shares
+from dashboards.replay import replay_panels
 
 FOLDER = Path(__file__).parent / "grafana" / "dashboards"
-SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-RUN = 'run=~"$run"'
-RATE = "$__rate_interval"
 COLUMNS = 24
-Json = dict[str, Any]
-
-
-# Expressions ----------------------------------------------------------------------------------------------------------
-
-
-def now(name: str, *matchers: str) -> str:
-    """A series as it is."""
-    return f"tianflow_{name}{{{', '.join((RUN, *matchers))}}}"
-
-
-def rate(name: str, *matchers: str) -> str:
-    """Increase of a counter per second."""
-    return f"rate({now(name, *matchers)}[{RATE}])"
-
-
-def rate_by(labels: str, name: str, *matchers: str) -> str:
-    """Increase of a counter per second, summed over all labels but ``labels``."""
-    return f"sum by ({labels}) ({rate(name, *matchers)})"
-
-
-def mean(histogram: str) -> str:
-    """Mean of what a histogram counted lately."""
-    return f"sum by (run) ({rate(histogram + '_sum')}) / sum by (run) ({rate(histogram + '_count')})"
-
-
-def quantile(q: float, histogram: str) -> str:
-    """A quantile of what a histogram counted lately."""
-    return f"histogram_quantile({q}, {rate_by('run, le', histogram + '_bucket')})"
-
-
-def shares(component: str) -> str:
-    """Fractions of time in each state, over all components whose name matches."""
-    times = rate_by("run, state", "component_time_seconds_total", f'component=~"{component}"')
-    total = rate_by("run", "component_time_seconds_total", f'component=~"{component}"')
-    return f"{times} / on (run) group_left () {total}"
-
-
-# Panels ---------------------------------------------------------------------------------------------------------------
-
-
-def panel(kind: str, title: str, about: str, queries: Sequence[tuple[str, str]], *, width: int, height: int, **more: Any) -> Json:
-    """One panel; ``queries`` are (expression, legend)."""
-    targets = [
-        {"datasource": SOURCE, "expr": expression, "legendFormat": legend, "refId": chr(ord("A") + place)}
-        for place, (expression, legend) in enumerate(queries)
-    ]
-    return {
-        "type": kind,
-        "title": title,
-        "description": about,
-        "datasource": SOURCE,
-        "targets": targets,
-        "gridPos": {"w": width, "h": height},
-        **more,
-    }
-
-
-def time_shares(title: str, component: str) -> Json:
-    """Share of time in each state, over all components whose name matches."""
-    return lines(title, "Share of time in each state.", (shares(component), "{{run}} {{state}}"), unit="percentunit", stacked=True)
-
-
-def lines(title: str, about: str, *queries: tuple[str, str], unit: str = "short", stacked: bool = False, width: int = 12) -> Json:
-    """Lines over time."""
-    custom: Json = {"lineWidth": 1, "fillOpacity": 10, "showPoints": "never"}
-    if stacked:
-        custom |= {"stacking": {"mode": "normal"}, "fillOpacity": 60}
-    options = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
-    defaults: Json = {"unit": unit, "custom": custom, **({"min": 0, "max": 1} if unit == "percentunit" else {})}
-    return panel(
-        "timeseries", title, about, queries, width=width, height=8, fieldConfig={"defaults": defaults, "overrides": []}, options=options
-    )
-
-
-def figure(title: str, about: str, query: str, *, legend: str = "{{run}}", unit: str = "short", bad_from: float | None = None) -> Json:
-    """One number, or the name of a series; red from ``bad_from`` on."""
-    steps: list[Json] = [{"color": "text", "value": None}]
-    if bad_from is not None:
-        steps = [{"color": "green", "value": None}, {"color": "red", "value": bad_from}]
-    named = legend != "{{run}}"
-    options = {
-        "textMode": "name" if named else "value",
-        "colorMode": "value",
-        "graphMode": "none",
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-    }
-    defaults = {"unit": unit, "thresholds": {"mode": "absolute", "steps": steps}}
-    return panel(
-        "stat", title, about, [(query, legend)], width=4, height=4, fieldConfig={"defaults": defaults, "overrides": []}, options=options
-    )
-
-
-def heatmap(title: str, about: str, query: str) -> Json:
-    """Buckets of a histogram over time."""
-    made = panel("heatmap", title, about, [(query, "{{le}}")], width=12, height=8)
-    made["targets"][0]["format"] = "heatmap"
-    made["options"] = {"calculate": False, "yAxis": {"unit": "short"}, "color": {"mode": "scheme", "scheme": "Blues", "steps": 32}}
-    return made
 
 
 # Dashboards -----------------------------------------------------------------------------------------------------------
@@ -189,9 +89,9 @@ def overview() -> Json:
             ),
             lines(
                 "Environment steps",
-                "Made by actors, and trained on by the learner.",
+                "Made by actors, and trained on by the learner; with replay, as often as they were drawn.",
                 (rate("env_steps_total"), "{{run}} made"),
-                (rate_by("run", "steps_trained_total"), "{{run}} trained on"),
+                (rate_by("run", "samples_trained_total"), "{{run}} trained on"),
                 unit="ops",
             ),
             lines(
@@ -202,12 +102,8 @@ def overview() -> Json:
                 (now("staleness_bound_updates"), "{{run}} bound"),
             ),
             lines("Updates", "Updates settled per second.", (rate("learner_updates_total"), "{{run}}"), unit="ops"),
-            lines(
-                "Learner's time", "Share of time in each state.", (shares("learner"), "{{run}} {{state}}"), unit="percentunit", stacked=True
-            ),
-            lines(
-                "Actors' time", "Share of time in each state.", (shares("actor-.+"), "{{run}} {{state}}"), unit="percentunit", stacked=True
-            ),
+            time_shares("Learner's time", "learner"),
+            time_shares("Actors' time", "actor-.+"),
             lines("Dropped trajectories", "By reason.", (dropped, "{{run}} {{reason}}"), unit="ops"),
             lines(
                 "Update time",
@@ -250,8 +146,9 @@ def balance() -> Json:
             figure("Settings", "Newest generation of the live settings.", now("balance_settings_generation")),
             figure(
                 "Unaccounted",
-                "Trajectories begun, less trained, dropped and open: always 0.",
-                f"{now('trajectories_begun_total')} - {now('trajectories_trained_total')} - {now('trajectories_open')}"
+                "Trajectories begun, less trained, inserted, dropped and open: always 0.",
+                f"{now('trajectories_begun_total')} - {now('trajectories_trained_total')} - {now('trajectories_inserted_total')}"
+                f" - {now('trajectories_open')}"
                 f" - on (run) sum by (run) ({now('trajectories_dropped_total')})",
                 bad_from=1,
             ),
@@ -286,10 +183,11 @@ def balance() -> Json:
             lines("Age of the queue", "Of its oldest trajectory.", (now("queue_oldest_age_seconds"), "{{run}}"), unit="s"),
             lines(
                 "Trajectories",
-                "Begun, committed, trained on, dropped and cut.",
+                "Begun, committed, trained on, inserted into replay, dropped and cut.",
                 (rate("trajectories_begun_total"), "{{run}} begun"),
                 (rate("trajectories_committed_total"), "{{run}} committed"),
                 (rate("trajectories_trained_total"), "{{run}} trained"),
+                (rate("trajectories_inserted_total"), "{{run}} inserted"),
                 (rate_by("run", "trajectories_dropped_total"), "{{run}} dropped"),
                 (rate("trajectories_cut_total"), "{{run}} cut"),
                 (rate("trajectories_late_commits_total"), "{{run}} refused as late"),
@@ -333,6 +231,7 @@ def balance() -> Json:
                 (rate("settings_refused_total"), "{{run}} refused"),
                 unit="ops",
             ),
+            *replay_panels(),
         ],
     )
 
@@ -349,7 +248,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--check" in arguments:
         stale = [str(path) for path, text in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
         if stale:
-            sys.stderr.write(f"not as made: {', '.join(stale)}; run: python dashboards/make.py\n")
+            sys.stderr.write(f"not as made: {', '.join(stale)}; run: python -m dashboards.make\n")
         return 1 if stale else 0
     for path, text in made.items():
         path.write_text(text, encoding="utf-8")

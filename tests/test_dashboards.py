@@ -36,7 +36,7 @@ def rules_text() -> str:
 @pytest.fixture(scope="module")
 def emitted() -> dict[str, list[dict[str, str]]]:
     """Label sets of every series of a run in which everything has happened."""
-    run = FakeRun()
+    run = FakeRun(replay=True)
     run.restarts = {("actors-0", "died"): 1}
     run.evaluation = {"mean_return": 1.0, "version": 1.0}
     run.train(3)
@@ -130,3 +130,41 @@ def test_promtool_accepts_the_scrape_file_and_the_rules() -> None:
         command = ["promtool", "check", kind, str(FOLDER / "prometheus" / name)]
         checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
         assert 0 == checked.returncode, checked.stdout + checked.stderr
+
+
+HELD_BACK = """
+rule_files: [{rules}]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - series: 'tianflow_replay_limiter_blocked_seconds_total{{run="a", side="draw"}}'
+        values: '0+{blocked}x30'
+      - series: 'tianflow_replay_limiter_blocked_seconds_total{{run="a", side="insert"}}'
+        values: '0+60x30'
+      - series: 'tianflow_component_time_seconds_total{{run="a", component="learner", state="busy"}}'
+        values: '0+60x30'
+      - series: 'tianflow_actors{{run="a"}}'
+        values: '{actors}x30'
+      - series: 'tianflow_run_state{{run="a", state="running"}}'
+        values: '1x30'
+    promql_expr_test:
+      - expr: 'count(ALERTS{{alertname="TianflowDrawsHeldBack", alertstate="firing"}})'
+        eval_time: {minute}m
+        exp_samples: [{samples}]
+"""
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("blocked", "actors", "minute", "fires"), [(57, 1, 25, True), (57, 1, 8, False), (40, 1, 25, False), (57, 0, 25, False)]
+)
+def test_draws_held_back_for_ten_minutes_while_actors_run_alert(
+    tmp_path: Path, blocked: int, actors: int, minute: int, fires: bool
+) -> None:
+    rules = FOLDER / "prometheus" / "rules.yml"
+    samples = "{labels: '{}', value: 1}" if fires else ""
+    file = tmp_path / "test.yml"
+    file.write_text(HELD_BACK.format(rules=rules, blocked=blocked, actors=actors, minute=minute, samples=samples))
+    checked = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False, timeout=30)
+    assert 0 == checked.returncode, checked.stdout + checked.stderr

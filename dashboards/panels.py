@@ -1,0 +1,109 @@
+"""Parts of Grafana dashboards: PromQL expressions, and the panels that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+RUN = 'run=~"$run"'
+RATE = "$__rate_interval"
+Json = dict[str, Any]
+
+
+# Expressions ----------------------------------------------------------------------------------------------------------
+
+
+def now(name: str, *matchers: str) -> str:
+    """A series as it is."""
+    return f"tianflow_{name}{{{', '.join((RUN, *matchers))}}}"
+
+
+def rate(name: str, *matchers: str) -> str:
+    """Increase of a counter per second."""
+    return f"rate({now(name, *matchers)}[{RATE}])"
+
+
+def rate_by(labels: str, name: str, *matchers: str) -> str:
+    """Increase of a counter per second, summed over all labels but ``labels``."""
+    return f"sum by ({labels}) ({rate(name, *matchers)})"
+
+
+def mean(histogram: str) -> str:
+    """Mean of what a histogram counted lately."""
+    return f"sum by (run) ({rate(histogram + '_sum')}) / sum by (run) ({rate(histogram + '_count')})"
+
+
+def quantile(q: float, histogram: str) -> str:
+    """A quantile of what a histogram counted lately."""
+    return f"histogram_quantile({q}, {rate_by('run, le', histogram + '_bucket')})"
+
+
+def shares(component: str) -> str:
+    """Fractions of time in each state, over all components whose name matches."""
+    times = rate_by("run, state", "component_time_seconds_total", f'component=~"{component}"')
+    total = rate_by("run", "component_time_seconds_total", f'component=~"{component}"')
+    return f"{times} / on (run) group_left () {total}"
+
+
+# Panels ---------------------------------------------------------------------------------------------------------------
+
+
+def panel(kind: str, title: str, about: str, queries: Sequence[tuple[str, str]], *, width: int, height: int, **more: Any) -> Json:
+    """One panel; ``queries`` are (expression, legend)."""
+    targets = [
+        {"datasource": SOURCE, "expr": expression, "legendFormat": legend, "refId": chr(ord("A") + place)}
+        for place, (expression, legend) in enumerate(queries)
+    ]
+    return {
+        "type": kind,
+        "title": title,
+        "description": about,
+        "datasource": SOURCE,
+        "targets": targets,
+        "gridPos": {"w": width, "h": height},
+        **more,
+    }
+
+
+def time_shares(title: str, component: str) -> Json:
+    """Share of time in each state, over all components whose name matches."""
+    return lines(title, "Share of time in each state.", (shares(component), "{{run}} {{state}}"), unit="percentunit", stacked=True)
+
+
+def lines(title: str, about: str, *queries: tuple[str, str], unit: str = "short", stacked: bool = False, width: int = 12) -> Json:
+    """Lines over time."""
+    custom: Json = {"lineWidth": 1, "fillOpacity": 10, "showPoints": "never"}
+    if stacked:
+        custom |= {"stacking": {"mode": "normal"}, "fillOpacity": 60}
+    options = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
+    defaults: Json = {"unit": unit, "custom": custom, **({"min": 0, "max": 1} if unit == "percentunit" else {})}
+    return panel(
+        "timeseries", title, about, queries, width=width, height=8, fieldConfig={"defaults": defaults, "overrides": []}, options=options
+    )
+
+
+def figure(title: str, about: str, query: str, *, legend: str = "{{run}}", unit: str = "short", bad_from: float | None = None) -> Json:
+    """One number, or the name of a series; red from ``bad_from`` on."""
+    steps: list[Json] = [{"color": "text", "value": None}]
+    if bad_from is not None:
+        steps = [{"color": "green", "value": None}, {"color": "red", "value": bad_from}]
+    named = legend != "{{run}}"
+    options = {
+        "textMode": "name" if named else "value",
+        "colorMode": "value",
+        "graphMode": "none",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    }
+    defaults = {"unit": unit, "thresholds": {"mode": "absolute", "steps": steps}}
+    return panel(
+        "stat", title, about, [(query, legend)], width=4, height=4, fieldConfig={"defaults": defaults, "overrides": []}, options=options
+    )
+
+
+def heatmap(title: str, about: str, query: str) -> Json:
+    """Buckets of a histogram over time."""
+    made = panel("heatmap", title, about, [(query, "{{le}}")], width=12, height=8)
+    made["targets"][0]["format"] = "heatmap"
+    made["options"] = {"calculate": False, "yAxis": {"unit": "short"}, "color": {"mode": "scheme", "scheme": "Blues", "steps": 32}}
+    return made
