@@ -47,19 +47,19 @@ q_learning = pytest.mark.parametrize("name", ["dqn", "r2d2"])
 continuous = pytest.mark.parametrize("name", ["sac", "td3"])
 
 
-def made(name: str, *, normalise: bool = False, mask: bool = False, seed: int = 1, **changes: Any) -> tuple[Any, Any]:
+def made(name: str, *, normalise: bool = False, seed: int = 1, device: torch.device = CPU, **changes: Any) -> tuple[Any, Any]:
     """Policy and learner with equal weights."""
-    spec = EnvironmentSpec("Test-v0", (VECTOR, NUMBER), CHOICE if name in ("dqn", "r2d2") else FORCE, N, "next_step", action_mask=mask)
+    spec = EnvironmentSpec("Test-v0", (VECTOR, NUMBER), CHOICE if name in ("dqn", "r2d2") else FORCE, N, "next_step")
     settings = SETTINGS[name].model_copy(update=changes)
     env = EnvSettings(id="Test-v0", num_envs=N, normalisation=NormalisationSettings(observations=normalise))
     config = Config(env=env, algorithm=settings, network=NetworkSettings(hidden=(16,), lstm=7 if name == "r2d2" else 0))
     config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
-    policy, learner = FACTORIES[name].make_policy(config, spec), FACTORIES[name].make_learner(config, spec, CPU)
+    policy, learner = FACTORIES[name].make_policy(config, spec), FACTORIES[name].make_learner(config, spec, device)
     policy.load(learner.flat())
     return policy, learner
 
 
-def windows(name: str, *, seed: int = 0, n: int = N, mask: bool = False, fresh: bool | None = None) -> dict[str, Tensor]:
+def windows(name: str, *, seed: int = 0, n: int = N, fresh: bool | None = None) -> dict[str, Tensor]:
     """Windows as replay gives them: some end early, by termination or truncation; what lies after that is padding."""
     generator = np.random.default_rng(seed)
     length = SETTINGS[name].window[0]
@@ -84,9 +84,6 @@ def windows(name: str, *, seed: int = 0, n: int = N, mask: bool = False, fresh: 
     arrays["start"][0] = generator.random(n) < 0.5 if fresh is None else fresh
     if name == "r2d2":
         arrays |= {f"state/{leaf}": generator.standard_normal((n, 7), dtype=np.float32) * ~arrays["start"][0][:, None] for leaf in "hc"}
-    if mask:
-        arrays["action_mask"] = generator.random((length + 1, n, 3)) < 0.6
-        arrays["action_mask"][..., 1] = True
     return {leaf: torch.as_tensor(values).clone() for leaf, values in arrays.items()}
 
 
@@ -298,18 +295,35 @@ def test_state_of_another_model_is_refused_and_changes_nothing(name: str) -> Non
 
 
 @every_algorithm
-def test_live_settings_are_absolute(name: str) -> None:
+def test_live_settings_are_absolute_and_the_rate_is_a_matter_of_its_own(name: str) -> None:
     _, one = made(name)
     _, two = made(name)
     two.set_live(1.0, 0.0)
+    two.set_live(two.settings.learning_rate, 0.0)
     two.set_settings(two.settings, 0)
     for learner in (one, two):
         learner.step(LearnerBatch(windows(name)))
     assert np.array_equal(one.flat(), two.flat())
     two.set_live(0.0, 0.0)
+    two.set_settings(two.settings, 0)
     before = two.flat().copy()
     two.step(LearnerBatch(windows(name)))
     assert np.array_equal(before, two.flat())
+
+
+@pytest.mark.gpu
+@every_algorithm
+def test_a_gpu_makes_the_updates_of_a_cpu(name: str) -> None:
+    _, cpu = made(name, normalise=True)
+    _, gpu = made(name, normalise=True, device=torch.device("cuda"))
+    for seed in range(3):
+        arrays = windows(name, seed=seed)
+        expected, found = cpu.step(LearnerBatch(arrays)), gpu.step(LearnerBatch({leaf: array.cuda() for leaf, array in arrays.items()}))
+        assert expected.priorities.tolist() == pytest.approx(found.priorities.tolist(), rel=1e-3, abs=1e-4)
+        assert expected.statistics == pytest.approx(found.statistics, rel=1e-3, abs=1e-4)
+    saved = gpu.state_dict()
+    cpu.load_state_dict(saved)
+    same_state(saved, cpu.state_dict())
 
 
 # Targets ------------------------------------------------------------------------------------------------------------

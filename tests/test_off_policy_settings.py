@@ -74,6 +74,12 @@ def test_a_cost_that_no_loss_has_is_refused(settings: Any, cost: str) -> None:
         settings(**{cost: 0.1})
 
 
+@every_settings
+def test_a_rate_that_would_fall_with_every_replayed_sample_is_refused(settings: Any) -> None:
+    with pytest.raises(ValidationError, match="the rate would be 0 long before the end of the run"):
+        settings(learning_rate_schedule="linear")
+
+
 @pytest.mark.parametrize(
     ("settings", "changes", "message"),
     [

@@ -52,6 +52,15 @@ class OffPolicySettings(AlgorithmSettings):
         return ()
 
     @model_validator(mode="after")
+    def _no_schedule_by_samples(self) -> OffPolicySettings:
+        if self.learning_rate_schedule == "linear":
+            raise ValueError(
+                "learning_rate_schedule = 'linear' falls with the samples learned from, and replay makes many of each step: "
+                "the rate would be 0 long before the end of the run; leave it constant"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _no_cost_without_meaning(self) -> OffPolicySettings:
         for field in ("entropy_cost", "value_cost"):
             value = getattr(self, field)

@@ -166,8 +166,8 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         self.learning_rate = learning_rate
 
     def set_settings(self, settings: Settings, updates: int) -> None:
-        """Settings in force for the next update, the learning rate among them, and schedules as ``updates`` updates in."""
-        self.settings, self.learning_rate = settings, settings.learning_rate
+        """Settings in force for the next update, and schedules as ``updates`` updates in; but the learning rate is as `set_live` says."""
+        self.settings = settings
         self.model.explore(self.exploration(settings, updates))
 
     def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never) -> StepResult:
