@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -233,7 +233,7 @@ class World:
     def lose_learner(self) -> None:
         self.exchange.learner_lost()
 
-    def views(self, batch: Batch) -> dict[str, NDArray[Any]]:
+    def views(self, batch: Batch) -> Mapping[str, NDArray[Any]]:
         return self.draws.views(batch.trajectories[0].slot)
 
     # Looking --------------------------------------------------------------------------------------------------------

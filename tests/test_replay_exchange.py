@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.replay_exchange_worlds import DRAWN, NUM_ENVS, OPEN, STEPS, FakeShard, World
-from tianflow.ledger import LedgerError, State
+from tianflow.channels.replay_exchange import STAY
+from tianflow.ledger import LedgerError, State, Ticket
 from tianflow.limiter import RateLimits
-from tianflow.payloads import Batch, DrawPart, Drop, Holdings, Keep, Prioritise, StateFile, Store, Version
+from tianflow.payloads import Batch, DrawPart, Drop, Grant, Holdings, Keep, Prioritise, StateFile, Store, Version
 
 ITEMS = STEPS * NUM_ENVS
 """That one trajectory brings."""
@@ -55,6 +56,14 @@ def test_an_actor_keeps_its_shard_while_another_one_comes_and_goes() -> None:
     assert "Store" in kinds(world.shards[1])
     world.work()
     world.sound()
+
+
+def test_fewer_actors_than_shards_go_round_so_that_no_shard_stays_empty() -> None:
+    world = World(shards=3)
+    for _ in range(3 * STAY):
+        world.filled(actor=1)
+    stored = {index: sum(isinstance(request, Store) for request in shard.seen) for index, shard in world.shards.items()}
+    assert {0: STAY, 1: STAY, 2: STAY} == stored
 
 
 def test_what_the_limiter_has_no_room_for_waits_and_goes_on_when_draws_are_made() -> None:
@@ -112,7 +121,12 @@ def test_a_message_looks_at_one_waiting_trajectory_only(monkeypatch: pytest.Monk
     world.work()
     looked: list[int] = []
     insertable = world.ledger.insertable
-    monkeypatch.setattr(world.ledger, "insertable", lambda number: looked.append(number) or insertable(number))
+
+    def look(number: int) -> Ticket | None:
+        looked.append(number)
+        return insertable(number)
+
+    monkeypatch.setattr(world.ledger, "insertable", look)
     world.pull()
     world.work()
     assert 0 < len(looked) <= 4
@@ -594,7 +608,8 @@ def test_the_end_reaches_everyone_who_waits_and_leaves_nothing_behind() -> None:
     world.filled()
     held = world.pulled()
     world.pull(ahead=1)
-    storing, ended = world.committed(), []
+    storing = world.committed()
+    ended: list[Grant | None] = []
     world.begun()
     world.exchange.request_grant("actor-5", ended.append)
     world.exchange.hold_grants("ending")

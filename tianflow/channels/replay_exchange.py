@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from tianflow.ledger import Ledger, Limits, Ticket
     from tianflow.limiter import Limiter, RateLimits
 
+STAY = 64
+"""Trajectories that an actor sends to one shard before it goes on to the next, where there are more shards than actors."""
 NO_BOUND = -(2**62)
 """`DrawPart.oldest` when any version may be drawn."""
 
@@ -93,6 +95,7 @@ class ReplayExchange(Exchange):
         """Shards that have not opened yet, and may bring items back that the limiter knows of."""
         self._committed: deque[int] = deque()
         """Tickets for which no shard was there or no room, in order of arrival. Some may have been dropped since."""
+        self._sent: Counter[str] = Counter()
         self._ahead = 0
         """Items expected of what shards are reading."""
         self._draws: dict[int, DrawRecord] = {}
@@ -344,8 +347,14 @@ class ReplayExchange(Exchange):
         return not ahead and all(shard.spent or not shard.holdings.items for shard in self._shards.values())
 
     def _shard_of(self, holder: str) -> ShardRecord:
-        """An actor's trajectories go to one shard, so that windows may span them; to another while that one is down."""
+        """An actor's trajectories go to one shard, so that windows may span them; to another while that one is down.
+
+        Fewer actors than shards go round, or some shards would stay empty; a window ends there.
+        """
         place = int(holder.rpartition("-")[2])
+        if len(self._holders) < self._count:
+            place += self._sent[holder] // STAY
+        self._sent[holder] += 1
         home = self._shards.get(place % self._count)
         if home is not None:
             return home
