@@ -130,7 +130,7 @@ def train(case: Case, seed: int) -> Record:
     """One run in processes of its own; CalledProcessError if it failed."""
     settings = settings_of(case, seed)  # before the run: somebody may edit the config meanwhile
     with tempfile.TemporaryDirectory() as runs:
-        overrides = [f"{path}={toml_value(value)}" for path, value in case.settings(seed).items()]
+        overrides = [f"{path}={'null' if value is None else toml_value(value)}" for path, value in case.settings(seed).items()]
         options = ["--plain", "--json", "--no-http", "--runs-dir", runs, "placement.affinity=none"]
         command = [sys.executable, "-m", "tianflow.cli", "train", case.config, *options, *overrides]
         environment = machine.clean_environment(os.environ)
