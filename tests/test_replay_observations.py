@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -82,6 +85,20 @@ def test_memory_is_at_most_a_fifth_above_what_the_frames_need_and_never_grows() 
     assert 1.1 * full + 100_000 * per_row <= 1.2 * full
 
 
+@pytest.mark.parametrize("capacity", [2000, 30])
+def test_nothing_refers_to_a_fragment_that_was_inserted_or_refused(capacity: int) -> None:
+    """Its arrays lie in memory that others use next, or that is unmapped."""
+    shard = Shard(settings=replace(ATARI, capacity=capacity))
+    fragments = game(20, 2, fragment=20, episode=7, rng=np.random.default_rng(0))
+    arrays = {name: array.copy() for name, array in fragments[0].arrays.items()}
+    alive = [weakref.ref(array) for array in arrays.values()]
+    with contextlib.nullcontext() if capacity == 2000 else pytest.raises(ValueError, match="more than the whole shard"):
+        shard.insert(replace(fragments.pop(), arrays=arrays))
+    del arrays
+    gc.collect()
+    assert not any(ref() is not None for ref in alive)
+
+
 def test_uint8_stays_uint8() -> None:
     shard = Shard(settings=replace(ATARI, stacks=frozenset()))
     assert {np.dtype(np.uint8)} == {shard.make_batch(2)["obs/"].dtype, shard.snapshot()["leaf/obs//data"].dtype}
@@ -126,7 +143,7 @@ def test_no_frame_is_lost_or_freed_twice(seed: int, depth: int, frames: int) -> 
         new = NewRows(head, np.arange(first, count + 1), np.zeros(count + 1 - first, np.bool_), after)
         arrays = LeafArrays(obs, None)
         leaf.look(arrays)
-        room = max(leaf.room(new, tail, head), head + len(new) - rows)
+        room = max(leaf.room(new, arrays, tail, head), head + len(new) - rows)
         if room > head or before >= 0 > before - room:
             continue
         leaf.evict(tail, room)
@@ -181,5 +198,6 @@ def test_a_part_of_a_batch_is_written_in_place() -> None:
 def test_a_plain_leaf_holds_as_many_observations_as_it_has_rows() -> None:
     leaf = PlainLeaf(LeafSpec("", (2,), "float32"), rows=10)
     new = NewRows(4, np.zeros(8, np.int64), np.zeros(8, np.bool_), np.full(8, -1))
-    assert 2 == leaf.room(new, 0, 4)
-    assert 3 == leaf.room(new, 3, 4)
+    arrays = LeafArrays(np.zeros((2, 1, 2), np.float32), None)
+    assert 2 == leaf.room(new, arrays, 0, 4)
+    assert 3 == leaf.room(new, arrays, 3, 4)

@@ -29,7 +29,7 @@ WORLD = ShardSettings(
 LINE = ShardSettings(observation=(LeafSpec("", (), "int64"),), action=((), "int64"), capacity=64, length=1)
 
 
-def line(first: int, steps: int, *, number: int = 0, incarnation: int = 0, end: str = "", **more: Any) -> Fragment:
+def line(first: int, steps: int, *, number: int = 0, actor: int = 0, incarnation: int = 0, end: str = "", **more: Any) -> Fragment:
     """Steps ``first .. first + steps - 1`` of one environment, whose observation and action are the number of the step."""
     arrays: dict[str, Array] = {name: np.zeros((steps, 1), np.bool_) for name in ("terminated", "truncated")}
     if end:
@@ -37,7 +37,7 @@ def line(first: int, steps: int, *, number: int = 0, incarnation: int = 0, end: 
     numbers = np.arange(first, first + steps + 1)[:, None]
     arrays |= {"obs/": numbers, "action": numbers[:-1], "reward": numbers[:-1].astype(np.float32), "valid": np.ones((steps, 1), np.bool_)}
     arrays |= {"start": numbers == 0, "version": np.zeros(steps, np.int64)}
-    return Fragment(arrays | more, steps, Stream(0, incarnation), number)
+    return Fragment(arrays | more, steps, Stream(actor, incarnation), number)
 
 
 def windows(shard: Shard) -> list[list[int]]:
@@ -198,8 +198,9 @@ def test_the_reset_steps_of_next_step_autoreset_are_in_no_item() -> None:
         (line(3, 3, number=2), 1),
         (line(3, 3, number=1, incarnation=1), 1),
         (line(7, 3, number=1), 1),
+        (line(3, 3, number=1, start=np.arange(4)[:, None] == 0), 1),
     ],
-    ids=["goes on", "gap", "incarnation", "another observation"],
+    ids=["goes on", "gap", "incarnation", "another observation", "begins anew"],
 )
 def test_windows_never_cross_a_break_and_what_lies_before_it_is_not_lost(following: Fragment, breaks: int) -> None:
     shard = Shard(settings=replace(LINE, length=3), selector=Fifo)
@@ -212,6 +213,17 @@ def test_windows_never_cross_a_break_and_what_lies_before_it_is_not_lost(followi
     assert sorted([*whole, *([[1, 2], [2]] if breaks else [[1, 2, 3], [2, 3, 4]])]) == found
     _, out = everything(shard)
     assert not out["truncated"].any()
+
+
+def test_a_stream_whose_newest_observation_has_gone_begins_anew_and_that_is_no_break() -> None:
+    shard = Shard(settings=replace(LINE, capacity=10, length=2), selector=Fifo)
+    shard.insert(line(0, 3))
+    shard.insert(line(100, 9, actor=1))
+    shard.insert(line(3, 3, number=1))
+    found = windows(shard)
+    assert [[k, k + 1] for k in (104, 105, 106, 107, 3, 4)] == found
+    assert 0 == shard.statistics().breaks
+    assert_balanced(shard)
 
 
 def test_closing_a_stream_completes_what_is_in_the_making() -> None:

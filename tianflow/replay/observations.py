@@ -55,10 +55,10 @@ class Leaf(Protocol):
         ...
 
     def look(self, arrays: LeafArrays) -> None:
-        """Look at the fragment that the next `room` and `write` will be about."""
+        """Look at the fragment that the next `room` and `write` will be about. Nothing refers to it afterwards."""
         ...
 
-    def room(self, new: NewRows, tail: int, head: int) -> int:
+    def room(self, new: NewRows, arrays: LeafArrays, tail: int, head: int) -> int:
         """Up to which row (exclusive) the rows ``tail .. head - 1`` have to go so that ``new`` fits; past ``head`` if it never does."""
         ...
 
@@ -103,7 +103,7 @@ class PlainLeaf:
     def look(self, arrays: LeafArrays) -> None:
         """Nothing depends on what it holds."""
 
-    def room(self, new: NewRows, tail: int, head: int) -> int:
+    def room(self, new: NewRows, arrays: LeafArrays, tail: int, head: int) -> int:  # noqa: ARG002 - all take the same room
         return max(tail, head + len(new) - len(self._data))
 
     def evict(self, first: int, end: int) -> None:
@@ -146,7 +146,6 @@ class StackedLeaf:
         self._last_row = np.full(frames, -1, np.int64)
         self._free = np.arange(frames, dtype=np.int32)
         self._free_count = frames
-        self._arrays = LeafArrays(np.zeros((0, 0)), None)
         self._continues: Flags = np.zeros((0, 0), np.bool_)
 
     @property
@@ -159,10 +158,10 @@ class StackedLeaf:
         return len(self._free) - self._free_count
 
     def look(self, arrays: LeafArrays) -> None:
-        self._arrays, self._continues = arrays, continues(arrays.obs)
+        self._continues = continues(arrays.obs)
 
-    def room(self, new: NewRows, tail: int, head: int) -> int:
-        needed = int(self._fresh(new).sum()) - self._free_count
+    def room(self, new: NewRows, arrays: LeafArrays, tail: int, head: int) -> int:
+        needed = int(self._fresh(new, arrays).sum()) - self._free_count
         while needed > 0 and tail < head:
             end = min(head, tail + _LOOK_AHEAD)
             freed = np.cumsum(self._shown_last(tail, end).sum(axis=1))
@@ -179,7 +178,7 @@ class StackedLeaf:
             self._free_count += len(freed)
 
     def write(self, new: NewRows, arrays: LeafArrays) -> None:
-        fresh, depth, rows = self._fresh(new), self._depth, len(self._shown)
+        fresh, depth, rows = self._fresh(new, arrays), self._depth, len(self._shown)
         # All frames in the order of their rows, with those of a row that an earlier fragment wrote before those of the row that
         # goes on from it: then every row shows the S frames up to its own newest one.
         carried = np.flatnonzero((fresh == 1) & (new.after < new.first))
@@ -217,16 +216,16 @@ class StackedLeaf:
         last: Flags = self._last_row[self._shown[rows % len(self._shown)]] == rows[:, None]
         return last
 
-    def _fresh(self, new: NewRows) -> Indices:
+    def _fresh(self, new: NewRows, arrays: LeafArrays) -> Indices:
         """[m] frames to be stored for each row: 1 where it continues the one before, else S."""
         moved = np.zeros(len(new), np.bool_)
         chained = new.after >= 0
         by_obs = ~new.final & chained
         moved[by_obs] = self._continues.reshape(-1)[new.index[by_obs] - self._continues.shape[1]]
         by_final = new.final & chained
-        if self._arrays.final is not None and by_final.any():
+        if arrays.final is not None and by_final.any():
             index = new.index[by_final]
-            before, after = _flat(self._arrays.obs)[index], _flat(self._arrays.final)[index]
+            before, after = _flat(arrays.obs)[index], _flat(arrays.final)[index]
             moved[by_final] = continues(np.stack((before, after)))[0]
         return np.where(moved, 1, self._depth)
 

@@ -109,7 +109,7 @@ class Shard:
         flow_, before = flow(fragment), self._items.tally()
         self._store.look(fragment)
         stand = self._stand(fragment, priority)
-        placed = self._make_room(flow_, stand)
+        placed = self._make_room(fragment, flow_, stand)
         self._store.write(fragment, placed, flow_)
         self._finish(fragment, placed, flow_, stand, priority)
         after = self._items.tally()
@@ -222,10 +222,10 @@ class Shard:
         ends[-1:] = True
         self._complete(np.where(where, stand.steps, -1), stand.step_positions, ends, priority)
 
-    def _make_room(self, flow_: Flow, stand: _Stand) -> Placed:
+    def _make_room(self, fragment: Fragment, flow_: Flow, stand: _Stand) -> Placed:
         """Let the oldest rows go until the fragment fits. Of those that it was to go on from, some may be among them."""
         while True:
-            placed, tail = self._store.place(flow_, stand.open_rows, stand.positions)
+            placed, tail = self._store.place(fragment, flow_, stand.open_rows, stand.positions)
             gone = (stand.open_rows >= 0) & (stand.open_rows < tail)
             if not gone.any():
                 self._store.evict(tail)

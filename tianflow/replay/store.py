@@ -72,7 +72,7 @@ class Store:
             same &= same_observations(first, stored)
         return same
 
-    def place(self, flow: Flow, open_rows: Indices, open_positions: Indices) -> tuple[Placed, int]:
+    def place(self, fragment: Fragment, flow: Flow, open_rows: Indices, open_positions: Indices) -> tuple[Placed, int]:
         """Where the steps of a fragment go, and up to which row (exclusive) the oldest have to go for that.
 
         Raises:
@@ -80,7 +80,8 @@ class Store:
         """
         columns, items = self.columns, self.items
         placed = place(flow, head=columns.head, period=self._settings.period, open_rows=open_rows, open_positions=open_positions)
-        tails = [leaf.room(placed.new, columns.tail, columns.head) for leaf in self._leaves.values()]
+        leaves = self._leaves.items()
+        tails = [leaf.room(placed.new, _leaf_arrays(fragment, name), columns.tail, columns.head) for name, leaf in leaves]
         tails += [columns.tail, items.room(int(np.count_nonzero(placed.begins)), columns.tail, columns.head)]
         tails += [columns.head + len(placed.new) - columns.size]
         if max(tails) > columns.head:
