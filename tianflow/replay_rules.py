@@ -43,7 +43,8 @@ def rate_limits(config: Config) -> RateLimits:
         ValueError: one side would block for ever; says which.
     """
     replay, inserts, draws = config.replay, insert_size(config), config.algorithm.items
-    sizes = {"capacity": max(1, most_items(config)), "insert_size": inserts, "draw_size": draws}
+    assert config.algorithm.window is not None
+    sizes = {"capacity": max(1, replay.capacity // config.algorithm.window[1]), "insert_size": inserts, "draw_size": draws}
     if replay.samples_per_insert is None:
         return RateLimits(1.0, replay.min_size, -inf, inf, **sizes)
     spi = replay.samples_per_insert
