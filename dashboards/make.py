@@ -195,7 +195,7 @@ def balance() -> Json:
             ),
             lines(
                 "Trained share of each actor",
-                "Environment steps trained on, of those committed.",
+                "Environment steps trained on, of those committed; 0 with replay, where items are trained on.",
                 (f"{rate_by(late, 'steps_trained_total')} / {rate_by(late, 'steps_committed_total')}", "{{run}} {{component}}"),
                 unit="percentunit",
             ),

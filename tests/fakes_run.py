@@ -38,7 +38,10 @@ def make_config() -> Config:
 
 
 class FakeReplay:
-    """Two shards without data under a real limiter: 2 samples per insert, from 64 items on. ``held_back`` is held back all the time."""
+    """Two shards without data under a real limiter: 2 samples per insert, from 64 items on.
+
+    The side ``held_back`` is held back for ``share`` of the time.
+    """
 
     def __init__(self) -> None:
         limits = RateLimits.around(samples_per_insert=2.0, min_size=64, error_buffer=200.0, capacity=1000, insert_size=32, draw_size=64)
@@ -46,7 +49,7 @@ class FakeReplay:
         self.shards = {0: Holdings(nbytes=4096), 1: Holdings(nbytes=4096)}
         self.trained = self.held = 0
         self.discarded: Counter[str] = Counter()
-        self.held_back = "draw"
+        self.held_back, self.share = "draw", 1.0
 
     def insert(self, items: int, *, shard: int = 0) -> None:
         """``items`` steps came in, each of which completed an item of mass 0.5."""
@@ -89,7 +92,7 @@ class FakeReplay:
             diff=limiter.diff,
             limits=self.limiter.limits,
             samples_per_insert=limiter.samples / limiter.inserts if limiter.inserts else 0.0,
-            blocked_s={"insert": 0.0, "draw": 0.0, self.held_back: seconds},
+            blocked_s={"insert": 0.0, "draw": 0.0, self.held_back: self.share * seconds},
         )
 
 

@@ -178,6 +178,14 @@ def test_the_ratio_is_the_one_of_lately_once_there_is_one(run: FakeRun, replay: 
     assert 2.0 == described(run, rates)["replay"]["samples_per_insert"]
 
 
+def test_shares_held_back_are_of_the_last_seconds_only(run: FakeRun, replay: FakeReplay) -> None:
+    rates = Rates(read=run.statistics)
+    replay.share = 0.5
+    assert {} == described(run, rates)["replay"]["held_back"]
+    run.now += 10.0
+    assert {"insert": 0.0, "draw": 0.5} == described(run, rates)["replay"]["held_back"]
+
+
 def test_the_screen_says_how_full_replay_is_and_whom_it_holds_back(run: FakeRun, replay: FakeReplay) -> None:
     rates = Rates(read=run.statistics)
     replay.insert(60)
@@ -284,7 +292,8 @@ def test_a_resumed_run_accounts_for_its_own_draws(tmp_path: Path) -> None:
         assert replay["drawn"] == replay["trained"] + sum(replay["discarded"].values()) + replay["held"]
         trajectories = summary["trajectories"]
         assert trajectories["begun"] == trajectories["inserted"] + sum(trajectories["dropped"].values()) + trajectories["open"]
-    assert (40 * 128, 20 * 128) == (first.summary["replay"]["trained"], more.summary["replay"]["trained"])
+    trained = [made.summary["replay"]["trained"] for made in (first, more)]
+    assert [40 * config.algorithm.items, 20 * config.algorithm.items] == trained
     assert more.summary["replay"]["inserted"] > first.summary["replay"]["inserted"]
 
 

@@ -107,11 +107,9 @@ class Rates:
         ends = self._ends(window)
         if ends is None:
             return {}
-        passed = ends[1].now - ends[0].now
-        # Replay has a clock that was read a moment before: the share is not let past the whole.
-        return {
-            side: min(1.0, max(0.0, seconds - ends[0].held_back.get(side, 0.0)) / passed) for side, seconds in ends[1].held_back.items()
-        }
+        before, passed = ends[0].held_back, ends[1].now - ends[0].now
+        # These seconds are told a moment after the time of the sample: a share is not let past the whole.
+        return {side: min(1.0, (seconds - before.get(side, 0.0)) / passed) for side, seconds in ends[1].held_back.items()}
 
     def _ends(self, window: float) -> tuple[Sample, Sample] | None:
         if len(self._samples) < 2:
