@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("tianflow", "torch", "numpy", "gymnasium", "stable-baselines3", "psutil")
+PACKAGES = ("tianflow", "torch", "numpy", "gymnasium", "ale-py", "stable-baselines3", "pyzmq", "mpi4py", "mpich", "psutil")
 UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 """They make a numerical library take another machine for this one."""
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -33,14 +33,20 @@ def describe() -> dict[str, object]:
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
+        "cores_of_machine": os.cpu_count() or len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {kernel_version(platform.release())}",
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "revision": _git("rev-parse", "--short=12", "HEAD") or "unknown",
         "modified": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")),
         "threads": dict(THREADS),
     }
+
+
+def kernel_version(release: str) -> str:
+    """The number alone: what follows a dash is whoever built it."""
+    return release.partition("-")[0]
 
 
 def _cpu_model() -> str:

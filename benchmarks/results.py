@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness import BenchmarkError, Outcome, Sample, Spread, spread
 
-SCHEMA = 1
+SCHEMA = 2
 RESULTS = Path(__file__).parent / "results"
 
 _NUMBER = (int, float)
@@ -25,6 +25,7 @@ _SHAPE: dict[str, Any] = {
     "machine": {
         "cpu": (str,),
         "cores": (int,),
+        "cores_of_machine": (int,),
         "memory_gib": _NUMBER,
         "system": (str,),
         "python": (str,),
@@ -160,11 +161,17 @@ def _head(found: Mapping[str, Any]) -> str:
     seeds = f", seeds {', '.join(map(str, found['seeds']))}" if found["seeds"] else ""
     load = found["load"]
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; Python {machine['python']}, {packages}; "
+        f"{machine['cpu']}, {_cores(machine)} cores, {machine['system']}; Python {machine['python']}, {packages}; "
         f"revision {machine['revision']}{' with changes' if machine['modified'] else ''}; "
         f"{found['began']}, {found['seconds']:.0f} s{seeds}. Sides alternate; "
         f"other processes used {load['foreign_cores_median']:.2f} cores (median), {load['foreign_cores_highest']:.2f} at most."
     )
+
+
+def _cores(machine: Mapping[str, Any]) -> str:
+    """Those that may be used, and of how many if not of all."""
+    may, has = machine["cores"], machine["cores_of_machine"]
+    return str(may) if may == has else f"{may} of {has}"
 
 
 def _settings_line(settings: Mapping[str, object]) -> str:

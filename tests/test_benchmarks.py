@@ -20,6 +20,7 @@ from tianflow.config_loading import load_config
 MACHINE = {
     "cpu": "abacus",
     "cores": 2,
+    "cores_of_machine": 2,
     "memory_gib": 7.5,
     "system": "Linux 6",
     "python": "3.11.0",
@@ -251,6 +252,16 @@ def test_the_machine_is_told_by_names_and_numbers_alone() -> None:
     found = machine.describe()
     results.check({**document(), "machine": found})
     assert str(machine.ROOT) not in json.dumps(found)
+
+
+def test_of_the_kernel_only_the_version_is_told() -> None:
+    assert ["6.18.44", "6.1.0"] == [machine.kernel_version(release) for release in ("6.18.44-made-by-somebody", "6.1.0")]
+    assert "-" not in str(machine.describe()["system"])
+
+
+@pytest.mark.parametrize(("has", "told"), [(2, "abacus, 2 cores,"), (16, "abacus, 2 of 16 cores,")])
+def test_cores_that_may_not_be_used_are_told(has: int, told: str) -> None:
+    assert told in results.table({**document(), "machine": {**MACHINE, "cores_of_machine": has}})
 
 
 def test_what_misleads_numerical_libraries_is_unset_for_children() -> None:
