@@ -19,6 +19,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
+from tianflow.envs.recall import Recall
+
 Info = dict[str, Any]
 Array = NDArray[Any]
 Ending = Literal["terminate", "truncate"]
@@ -408,7 +410,7 @@ REGISTERED: dict[str, type[gymnasium.Env[Any, Any]]] = {
     "DiscreteStart-v0": DiscreteStartEnv,
     "BoxAction-v0": BoxActionEnv,
     "Dict-v0": DictEnv,
-    "Memory-v0": MemoryEnv,
+    "Memory-v0": Recall,
     "VersionEcho-v0": VersionEchoEnv,
 }
 
