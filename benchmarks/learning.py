@@ -95,7 +95,7 @@ def cases() -> tuple[Case, ...]:
             if bound:
                 found.append(Case(f"{config} bound {bound} slowed", config, {"balance.max_staleness": bound, **SLOWED}))
     found.append(Case("cartpole_a2c", "cartpole_a2c", seeds=3, needed=3))
-    found.append(Case("pendulum_ppo", "pendulum_ppo", seeds=3, needed=3))
+    found.append(Case("pendulum_ppo", "pendulum_ppo"))
     for name, settings in MEMORY_BY.items():
         memory = {**MEMORY, **settings}
         remembering, forgetting = {"network.lstm": 32, "run.max_env_steps": 600_000}, {"network.lstm": 0, "run.max_env_steps": 300_000}
@@ -103,7 +103,7 @@ def cases() -> tuple[Case, ...]:
         found.append(Case(f"memory {name} without", f"cartpole_{name}", {**memory, **forgetting}, seeds=3, needed=0))
     for shards in (1, 4):
         found.append(Case(f"cartpole_apex {shards} shard{'s' * (shards > 1)}", "cartpole_apex", {"replay.shards": shards}))
-    found.append(Case("pendulum_sac", "pendulum_sac", seeds=3, needed=3))
+    found.append(Case("pendulum_sac", "pendulum_sac"))
     found.append(Case("memory_r2d2", "memory_r2d2"))
     without = {"algorithm.burn_in": None, "algorithm.unroll": None, "algorithm.name": "dqn", "network.lstm": 0, "run.max_env_steps": 200_000}
     found.append(Case("memory_r2d2 without memory (dqn)", "memory_r2d2", without, seeds=3, needed=0))
