@@ -1,0 +1,164 @@
+"""Requests to shards and their answers, in memory and over a link: the same, whole, and in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.replay_exchange_worlds import DRAWS, LAYOUT, World
+from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.memory import heap_arena
+from tianflow.channels.shards import LinkShardPort, ShardEnd, answers, decode_request, encode_request
+from tianflow.errors import BrokenChannelError
+from tianflow.payloads import DrawPart, Drop, Holdings, Keep, Prioritise, ShardRequest, StateFile, Store
+
+whole = st.integers(0, 2**62)
+REQUESTS: list[st.SearchStrategy[ShardRequest]] = [
+    st.builds(Store, whole, whole, whole),
+    st.builds(DrawPart, whole, whole, whole, whole, st.integers(-(2**62), 2**62)),
+    st.builds(Prioritise, whole, whole, whole, whole),
+    st.builds(Drop, st.text()),
+    st.builds(Keep, st.text()),
+]
+HELD = Holdings(3, 1.5, 7, 9, 4, 100)
+
+
+@given(st.one_of(REQUESTS))
+def test_a_request_comes_back_as_it_was(request_: ShardRequest) -> None:
+    name, *values = msgpack.unpackb(msgpack.packb(encode_request(request_)))
+    assert request_ == decode_request(name, values)
+
+
+def test_every_kind_of_request_has_a_name() -> None:
+    kinds = {Store, DrawPart, Prioritise, Drop, Keep}
+    assert kinds == set(ShardRequest.__args__)
+    names = {
+        encode_request(request)[0] for request in (Store(0, 0, 0), DrawPart(0, 0, 0, 0, 0), Prioritise(0, 0, 0, 0), Drop(""), Keep(""))
+    }
+    assert len(kinds) == len(names)
+
+
+@pytest.mark.parametrize(("name", "values"), [("burn", []), ("store", [1, 2]), ("drop", [])])
+def test_a_request_that_is_none_is_refused_by_name(name: str, values: list[int]) -> None:
+    with pytest.raises(BrokenChannelError, match=f"does not know: '{name}'"):
+        decode_request(name, values)
+
+
+# Both forms -------------------------------------------------------------------------------------------------------------
+
+
+class Form(Protocol):
+    """A coordinator's way to a shard, the shard's end, and how what was said arrives."""
+
+    end: ShardEnd
+
+    def ask(self, request: ShardRequest) -> None: ...
+    async def quiet(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class InMemory:
+    def __init__(self, answer: Callable[..., None]) -> None:
+        self.end = ShardEnd(slots=heap_arena(LAYOUT, 2), draws=heap_arena(DRAWS, 2), answer=answer)
+        self.ask = self.end.ask
+
+    async def quiet(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class OverLink:
+    def __init__(self, answer: Callable[..., None]) -> None:
+        self._answer = answer
+        ours, theirs = socket_pair()
+        self.link = Link(end=ours, handle=lambda message: self._answer(*message), closed=lambda: None)
+        self.other = Link(end=theirs, handle=self._asked, closed=lambda: None)
+        self.end = ShardEnd(slots=heap_arena(LAYOUT, 2), draws=heap_arena(DRAWS, 2), answer=self.other.send)
+        self.ask = LinkShardPort(self.link.send).ask
+
+    def _asked(self, message: Message) -> None:
+        assert "shard" == message[0]
+        self.end.ask(decode_request(message[1], message[2:]))
+
+    async def quiet(self) -> None:
+        await self.link.flush()
+        await self.other.flush()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        self.link.close()
+        self.other.close()
+
+
+@pytest.fixture(params=[InMemory, OverLink])
+def form(request: pytest.FixtureRequest) -> type[InMemory | OverLink]:
+    return request.param  # type: ignore[no-any-return]  # one of the two above
+
+
+@pytest.mark.asyncio
+async def test_requests_wait_in_order_and_answers_go_out_in_order(form: Callable[[Callable[..., None]], Form]) -> None:
+    said: list[tuple[Any, ...]] = []
+    opened = form(lambda *answer: said.append(answer))
+    asked: list[ShardRequest] = [Store(1, 0, 4), DrawPart(2, 1, 0, 3, -(2**62)), Prioritise(2, 1, 0, 3), Drop("lineage"), Keep("/there")]
+    for request in asked:
+        opened.ask(request)
+    await opened.quiet()
+    assert asked == [await opened.end.receive() for _ in asked]
+    opened.end.stored(1, 2, HELD)
+    opened.end.drawn(2, 3, HELD)
+    opened.end.prioritised(2, HELD)
+    opened.end.dropped(HELD)
+    opened.end.kept(StateFile("abc", 8), HELD)
+    opened.end.kept(None, HELD)
+    await opened.quiet()
+    held = [3, 1.5, 7, 9, 4, 100]
+    expected = [("stored", 1, 2, held), ("drawn", 2, 3, held), ("prioritised", 2, held), ("dropped", held)]
+    assert [*expected, ("kept", "abc", 8, held), ("kept", "", 0, held)] == [tuple(answer) for answer in said]
+    opened.close()
+
+
+@pytest.mark.asyncio
+async def test_a_shard_that_waits_is_woken_by_a_request(form: Callable[[Callable[..., None]], Form]) -> None:
+    opened = form(lambda *_: None)
+    waiting = asyncio.create_task(opened.end.receive())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    opened.ask(Drop(""))
+    await opened.quiet()
+    assert Drop("") == await waiting
+    opened.close()
+
+
+@pytest.mark.asyncio
+async def test_the_exchange_hears_a_shard_alike_in_both_forms(form: Callable[[Callable[..., None]], Form]) -> None:
+    world = World(shards=1, opened=False)
+    world.learner()
+    opened = form(answers(world.exchange, 0, 5))
+    world.exchange.shard_opened(0, 5, opened)
+    grant = world.committed()
+    await opened.quiet()
+    assert [Drop(""), Store(grant.ticket, grant.slot, 4)] == [await opened.end.receive(), await opened.end.receive()]
+    opened.end.dropped(Holdings())
+    opened.end.stored(grant.ticket, 8, Holdings(8, 8.0))
+    await opened.quiet()
+    assert {0: Holdings(8, 8.0)} == world.exchange.replay_statistics().shards
+    assert 1 == world.ledger.snapshot().inserted
+    world.sound()
+    opened.close()
+
+
+def test_an_end_shows_the_arrays_of_slots_and_draws() -> None:
+    slots, draws = heap_arena(LAYOUT, 2), heap_arena(DRAWS, 2)
+    end = ShardEnd(slots=slots, draws=draws, answer=lambda *_: None)
+    slots.views(1)["reward"][:] = 3.0
+    assert 3.0 == end.trajectory(1)["reward"].min()
+    end.draw(1)["weight"][:] = 2.0
+    assert 2.0 == draws.views(1)["weight"].min()
+    assert 0.0 == draws.views(0)["weight"].max()
