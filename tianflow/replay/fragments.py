@@ -115,12 +115,13 @@ def place(flow_: Flow, *, head: int, period: int, open_rows: Indices, open_posit
     valid, steps, columns = flow_.valid, *flow_.valid.shape
     chained = np.concatenate(((open_rows >= 0)[None], valid[:-1] & ~flow_.ends[:-1])) & valid
     own = valid.copy()
-    own[0] &= open_rows < 0
+    own[0] &= open_rows < 0  # the observation of an open row is there already
     per_step = (own.astype(np.int64) + flow_.looks_on).T
     offset = (np.cumsum(per_step).reshape(per_step.shape) - per_step).T
     step = np.where(own, head + offset, -1)
     step[0] = np.where(open_rows >= 0, open_rows, step[0])
     extra = head + offset + own
+    # The step at which the stretch of each began: before this fragment, if it goes on from an open row.
     first = np.where(valid & ~chained, np.arange(steps)[:, None], -_NEVER)
     first[0] = np.where(open_rows >= 0, -open_positions, first[0])
     position = np.arange(steps)[:, None] - np.maximum.accumulate(first, axis=0)
@@ -131,6 +132,7 @@ def place(flow_: Flow, *, head: int, period: int, open_rows: Indices, open_posit
     flat = np.arange(steps * columns).reshape(steps, columns)
     places = offset[own]
     index[places], after[places], begins[places] = flat[own], before[own], (position[own] % period) == 0
+    # Rows that are no steps. An open one begins a window if its step, when it comes, will be due to.
     on, places = flow_.looks_on, extra[flow_.looks_on] - head
     final[places], after[places] = flow_.final[on], step[on]
     index[places] = flat[on] + np.where(flow_.final[on], 0, columns)
