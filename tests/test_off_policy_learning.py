@@ -109,11 +109,11 @@ def test_r2d2_remembers_a_cue() -> None:
     learner.set_settings(settings, settings.epsilon_updates)
     windows = Windows(settings.window, latest=50)
     scores = []
-    for episode in range(40):
+    for episode in range(30):
         policy.load(learner.flat())
         cue, state, noise = generator.integers(2, size=columns), policy.initial_state(columns), policy.noise(5, columns, generator)
         shown = [np.eye(2, dtype=np.float32)[cue], *[np.zeros((columns, 2), np.float32)] * 5]
-        if episode >= 35:
+        if episode >= 25:
             noise = [None] * 5
         for t in range(5):
             chosen = policy.act({"": torch.from_numpy(shown[t])}, state, noise[t])
@@ -138,13 +138,13 @@ def test_r2d2_remembers_a_cue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "settings"),
+    ("factory", "updates", "settings"),
     [
-        (SAC, SACSettings(learning_rate=1e-2, batch_size=64, initial_temperature=0.2, discount=0.0)),
-        (TD3, TD3Settings(learning_rate=5e-3, batch_size=64, noise_start=0.5, noise_end=0.5, discount=0.0)),
+        (SAC, 500, SACSettings(learning_rate=1e-2, batch_size=64, initial_temperature=0.2, discount=0.0)),
+        (TD3, 700, TD3Settings(learning_rate=1e-2, batch_size=64, noise_start=0.5, noise_end=0.5, discount=0.0)),
     ],
 )
-def test_an_actor_learns_the_best_force_for_what_it_sees(factory: Any, settings: OffPolicySettings) -> None:
+def test_an_actor_learns_the_best_force_for_what_it_sees(factory: Any, updates: int, settings: OffPolicySettings) -> None:
     """A bandit: the reward is less by the square of the distance from 1 + 2 x, and the range of actions is not centred at 0."""
     columns, generator = 256, np.random.default_rng(0)
     policy, learner = made(factory, settings, FORCE, 1, columns, hidden=(32, 32))
@@ -156,8 +156,8 @@ def test_an_actor_learns_the_best_force_for_what_it_sees(factory: Any, settings:
         assert (action <= 4.0).all()
         reward, over, first = -((action - 1.0 - 2.0 * x)[:, 0] ** 2), np.ones(columns, bool), np.zeros(columns, np.int64)
         windows.add(observation=x, after=x, action=action, reward=reward, terminated=over, truncated=~over, position=first)
-    for _ in range(1000):
+    for _ in range(updates):
         learner.step(windows.draw(settings.batch_size, generator))
     policy.load(learner.flat())
     best = policy.act({"": everywhere}, {}, None).action
-    assert (best - (1.0 + 2.0 * everywhere)).abs().max() < 0.3
+    assert (best - (1.0 + 2.0 * everywhere)).abs().max() < 0.4
