@@ -16,6 +16,7 @@ from tianflow.events import Observed, UpdateFinished
 from tianflow_controllers.freshest import Freshest
 from tianflow_controllers.lockstep import Lockstep
 from tianflow_controllers.open_loop import OpenLoop
+from tianflow_controllers.sample_ratio import SampleRatio
 from tianflow_controllers.staleness import Staleness
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from tianflow.interfaces import Controller
 
-LAWS = {"staleness": Staleness, "freshest": Freshest, "lockstep": Lockstep, "open_loop": OpenLoop}
+LAWS = {"staleness": Staleness, "freshest": Freshest, "lockstep": Lockstep, "open_loop": OpenLoop, "sample_ratio": SampleRatio}
 
 
 def observed(version: int = 0, **changes: Any) -> Observed:
@@ -333,3 +334,20 @@ def test_freshest_does_not_run_to_the_ceiling_when_sampling_is_the_bottleneck() 
     world.run(updates=400)
     assert max(limit for _, _, limit in world.history) <= 4 + 2 * 8
     assert world.ledger.credits_ceiling == 72
+
+
+# sample_ratio ---------------------------------------------------------------------------------------------------------------
+
+
+def test_with_replay_every_slot_is_a_credit_and_the_limiter_does_the_rest() -> None:
+    law = SampleRatio()
+    for version, slots in enumerate((64, 64, 80)):
+        assert [SetCredits(slots)] == list(law.handle(observed(version, slots=slots, batch=1, max_staleness=None)))
+
+
+def test_fewer_slots_than_a_batch_are_not_asked_for_by_the_law_of_replay() -> None:
+    assert [SetCredits(8)] == list(SampleRatio().handle(observed(slots=3, batch=8)))
+
+
+def test_the_law_of_replay_has_nothing_to_say_to_other_events() -> None:
+    assert [] == list(SampleRatio().handle(UpdateFinished(1, 0.1, 10, {})))

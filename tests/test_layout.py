@@ -2,7 +2,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from tianflow.layout import layout_from_wire, layout_to_wire, make_layout, spec_from_wire, spec_to_wire, views
+from tianflow.layout import layout_from_wire, layout_to_wire, make_draw_layout, make_layout, spec_from_wire, spec_to_wire, views
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 DISCRETE = ActionSpec("discrete", (), "int64", (3,), (1,))
@@ -72,3 +72,33 @@ def test_descriptions_survive_a_trip_over_the_wire(spec):
     layout = make_layout(spec, steps=5, state_spec={"h": (7,)}, return_accumulator=True)
     assert spec == spec_from_wire(msgpack.unpackb(msgpack.packb(spec_to_wire(spec))))
     assert layout == layout_from_wire(msgpack.unpackb(msgpack.packb(layout_to_wire(layout))))
+
+
+def test_a_draw_is_laid_out_as_windows_side_by_side_with_what_belongs_to_each_item():
+    layout = make_draw_layout(FULL, length=5, items=11, state_spec={"h": (7,)})
+    expected = {
+        "obs/camera": ((6, 11, 1, 5, 5), "uint8"),
+        "obs/mode": ((6, 11), "int64"),
+        "action": ((5, 11), "int64"),
+        "reward": ((5, 11), "float32"),
+        "terminated": ((5, 11), "bool"),
+        "truncated": ((5, 11), "bool"),
+        "valid": ((5, 11), "bool"),
+        "start": ((6, 11), "bool"),
+        "state/h": ((11, 7), "float32"),
+        "action_mask": ((6, 11, 3), "bool"),
+        "version": ((11,), "int64"),
+        "key": ((11,), "int64"),
+        "probability": ((11,), "float64"),
+        "weight": ((11,), "float32"),
+        "priority": ((11,), "float32"),
+    }
+    assert expected == {field.name: (field.shape, field.dtype) for field in layout.fields}
+    assert (5, 11) == (layout.steps, layout.num_envs)
+
+
+def test_a_trajectory_for_replay_has_the_state_of_every_step_and_says_which_stream_it_continues():
+    layout = make_layout(FULL, steps=5, state_spec={"h": (7,)}, return_accumulator=False, recorded=("q_taken",), replayed=True)
+    shapes = {field.name: field.shape for field in layout.fields}
+    assert ((5, 3, 7), (4,), (5, 3)) == (shapes["state/h"], shapes["stream"], shapes["q_taken"])
+    assert "log_prob" not in shapes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.virtual_time import broken_identity
-from tianflow.ledger import Blocked, Ledger, LedgerError, Limits, Share, State
+from tianflow.ledger import Blocked, Ledger, LedgerError, Limits, Share, State, coarse
 from tianflow.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 
 
@@ -817,3 +817,106 @@ def test_a_version_that_the_learner_has_not_made_cannot_be_published() -> None:
     """The lag would be negative, and more would be granted than can be used in time."""
     with pytest.raises(LedgerError, match="published before it was settled"):
         Bench().ledger.publish(Version(1, 1))
+
+
+# Replay -----------------------------------------------------------------------------------------------------------------
+
+
+def whole(bench: Bench) -> None:
+    """The identity of tickets with replay, and every slot in one place."""
+    seen, ledger = bench.ledger.snapshot(), bench.ledger
+    assert seen.begun == seen.trained + seen.inserted + sum(seen.dropped.values()) + seen.open
+    slots = [*ledger._free, *ledger._quarantine, *ledger._held_by_learner.values()]
+    slots += [ticket.slot for ticket in ledger.live() if ticket.state is not State.TAKEN]
+    assert sorted(slots) == list(range(seen.slots))
+
+
+def test_a_trajectory_that_a_shard_has_copied_returns_credit_and_slot_and_counts_as_inserted() -> None:
+    bench = Bench(bound=None, slots=1, credits=2, batch=1)
+    grant = bench.committed()
+    trajectory = bench.ledger.take_one(grant.ticket)
+    assert (grant.ticket, grant.slot) == (trajectory.ticket, trajectory.slot)
+    assert bench.ledger.grant("actor-1") is None  # the shard reads the only slot
+    whole(bench)
+    bench.ledger.inserted(grant.ticket)
+    assert (1, 0, 0) == (bench.ledger.snapshot().inserted, bench.ledger.snapshot().open, bench.ledger.credits_in_use)
+    assert bench.granted().slot == grant.slot
+    whole(bench)
+
+
+def test_only_a_committed_trajectory_goes_into_replay() -> None:
+    bench = Bench(bound=None)
+    begun, committed = bench.begun(), bench.committed()
+    assert bench.ledger.insertable(begun.ticket) is None
+    assert bench.ledger.insertable(99) is None
+    found = bench.ledger.insertable(committed.ticket)
+    assert found is not None
+    assert committed.slot == found.slot
+    with pytest.raises(LedgerError, match="cannot be inserted: it is begun"):
+        bench.ledger.take_one(begun.ticket)
+    bench.ledger.take_one(committed.ticket)
+    with pytest.raises(LedgerError, match="cannot be inserted: it is taken"):
+        bench.ledger.take_one(committed.ticket)
+    assert bench.ledger.insertable(committed.ticket) is None
+
+
+def test_a_refused_trajectory_returns_credit_and_slot() -> None:
+    bench = Bench(bound=None)
+    grant = bench.committed()
+    bench.ledger.refuse(grant.ticket, "lineage")
+    assert {"lineage": 1} == bench.ledger.snapshot().dropped
+    assert (0, 16) == (bench.ledger.credits_in_use, bench.ledger.snapshot().free_slots)
+    with pytest.raises(LedgerError, match="cannot be refused: it is not committed"):
+        bench.ledger.refuse(grant.ticket, "lineage")
+    whole(bench)
+
+
+@pytest.mark.parametrize("reason", ["shard_lost", "stopped"])
+def test_what_a_lost_shard_was_reading_is_dropped_and_nothing_else(reason: str) -> None:
+    bench = Bench(bound=None)
+    read, waiting = bench.committed(), bench.committed()
+    bench.ledger.take_one(read.ticket)
+    bench.ledger.shard_lost([read.ticket], reason)
+    assert {reason: 1} == bench.ledger.snapshot().dropped
+    assert [waiting.ticket] == [ticket.number for ticket in bench.ledger.live()]
+    whole(bench)
+    bench.ledger.inserted(read.ticket)  # nobody says so any more; it would change nothing
+    assert 0 == bench.ledger.snapshot().inserted
+    whole(bench)
+
+
+def test_a_learner_that_left_stops_grants_and_leaves_what_goes_into_replay_alone() -> None:
+    bench = Bench(bound=None)
+    taken, committed, begun = bench.committed(), bench.committed(), bench.begun()
+    bench.ledger.take_one(taken.ticket)
+    bench.ledger.learner_left()
+    assert bench.ledger.grant("actor-1") is None
+    assert not bench.ledger.hears(bench.v(1))
+    assert 3 == bench.ledger.snapshot().open
+    bench.ledger.inserted(taken.ticket)
+    assert bench.commit(begun)
+    bench.lineage = 2
+    bench.ledger.open_lineage(bench.v(0))
+    assert bench.ledger.hears(bench.v(1))
+    bench.ledger.take_one(committed.ticket)
+    bench.ledger.inserted(committed.ticket)
+    assert (2, {}) == (bench.ledger.snapshot().inserted, bench.ledger.snapshot().dropped)
+    bench.granted()
+    whole(bench)
+
+
+def test_ages_of_replayed_items_are_counted_by_item_and_those_beyond_the_bound_as_violations() -> None:
+    bench = Bench(bound=None)
+    bench.ledger.replayed({0: 3, 5: 2, 40: 1}, None)
+    assert ({0: 3, 5: 2, 40: 1}, 0) == (bench.ledger.snapshot().staleness, bench.ledger.snapshot().violations)
+    bench.ledger.replayed({5: 2, 6: 3, -1: 4}, 5)
+    assert 7 == bench.ledger.snapshot().violations
+
+
+def test_old_ages_are_counted_in_few_places_that_are_off_by_an_eighth_at_most() -> None:
+    assert list(range(16)) == [coarse(age) for age in range(16)]
+    assert [16, 16, 18, 18] == [coarse(age) for age in range(16, 20)]
+    assert [32, 32, 32, 32, 36] == [coarse(age) for age in range(32, 37)]
+    for age in (17, 99, 1000, 123_457, 10**9 + 7):
+        assert coarse(age) <= age < coarse(age) * 9 / 8
+    assert len({coarse(age) for age in range(100_000)}) < 130

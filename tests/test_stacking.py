@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tianflow.components.stacking import BatchStacker
-from tianflow.layout import make_layout, views
+from tianflow.components.stacking import NOT_LEARNED_FROM, BatchStacker, DrawStacker
+from tianflow.layout import make_draw_layout, make_layout, views
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec, TrajectoryLayout
 
 T, N, B = 5, 3, 4
@@ -151,3 +151,31 @@ def test_what_is_copied_out_does_not_change_with_its_slot(stacker: BatchStacker)
     kept = source["obs/camera"].copy()
     source["obs/camera"][:] = 77
     assert (stacker.batch().arrays["obs/camera"][:, columns(0)].numpy() == kept).all()
+
+
+# What replay draws --------------------------------------------------------------------------------------------------------
+
+
+def test_a_draw_is_copied_whole_but_for_what_only_replay_needs() -> None:
+    action = ActionSpec("discrete", (), "int64", (3,), (0,))
+    spec = EnvironmentSpec("Drawn-v0", (LeafSpec("camera", (2, 2), "uint8"),), action, N, "same_step", action_mask=True)
+    layout = make_draw_layout(spec, length=T, items=7, state_spec={"hidden": (6,)})
+    buffer = np.random.default_rng(3).integers(0, 2, layout.nbytes, np.uint8)
+    drawn, before = views(layout, buffer), buffer.copy()
+    stacker = DrawStacker(layout=layout, device=CPU)
+    assert 1 == stacker.trajectories
+    stacker.fill(0, drawn, T)
+    arrays = stacker.batch().arrays
+    assert set(drawn) - set(NOT_LEARNED_FROM) == set(arrays)
+    assert {"weight", "version"} < set(arrays)
+    for name, array in arrays.items():
+        assert layout_shape(layout, name) == tuple(array.shape)
+        np.testing.assert_array_equal(drawn[name], array.numpy())
+    buffer[:] = 1  # the slot may be used again; the learner has its own
+    again = views(layout, before)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(again[name], array.numpy())
+
+
+def layout_shape(layout: TrajectoryLayout, name: str) -> tuple[int, ...]:
+    return next(field.shape for field in layout.fields if field.name == name)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.settings import cartpole
 from tianflow import system
+from tianflow.config_loading import load_config
 
 
 @pytest.fixture
@@ -78,3 +79,37 @@ def test_an_actor_keeps_its_host_whatever_the_count(cores, count):
     here = {c.name: host.name for host in placed(actors={"count": count}).values() for c in host.components}
     assert here == {name: everywhere[name] for name in here}
     assert len(here) == count + 2
+
+
+# Replay -----------------------------------------------------------------------------------------------------------------
+
+
+def replaying(launcher, **sections):
+    given = {
+        "env": {"id": "CartPole-v1", "num_envs": 4},
+        "algorithm": {"name": "dqn"},
+        "placement": {"launcher": launcher},
+        **sections,
+    }
+    return system.build(load_config(given))
+
+
+def test_every_replay_shard_has_a_host_of_its_own(cores):
+    cores(4)
+    program = replaying("processes", replay={"shards": 3})
+    hosts = {host.name: host for host in program.placement.hosts}
+    shards = [component for component in program.components if component.role == "replay"]
+    assert [("replay-0", 0), ("replay-1", 1), ("replay-2", 2)] == [(shard.name, shard.index) for shard in shards]
+    assert [["replay-0"], ["replay-1"], ["replay-2"]] == [names(hosts[shard.name]) for shard in shards]
+    assert not set(hosts["learner"].cores) & set(hosts["replay-0"].cores)
+
+
+def test_inline_shards_share_the_one_host():
+    program = replaying("inline", replay={"shards": 2})
+    (host,) = program.placement.hosts
+    assert {"replay-0", "replay-1"} < set(names(host))
+
+
+def test_a_run_without_replay_has_no_shards():
+    assert 0 == system.shard_count(cartpole())
+    assert not [component for component in system.build(cartpole()).components if component.role == "replay"]
