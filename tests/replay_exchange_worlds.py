@@ -262,5 +262,5 @@ class World:
         stored = [number for shard in self.exchange._shards.values() for number in shard.storing]
         assert sorted(stored) == sorted(ticket.number for ticket in live if ticket.state is State.TAKEN)
         expected = sum(sum(shard.storing.values()) for shard in self.exchange._shards.values())
-        assert expected == self.exchange._ahead
+        assert expected == self.exchange._shards.ahead
         assert 0 == seen.violations

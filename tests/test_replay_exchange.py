@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.replay_exchange_worlds import DRAWN, NUM_ENVS, OPEN, STEPS, FakeShard, World
-from tianflow.channels.replay_exchange import STAY
+from tianflow.channels.replay_records import STAY
 from tianflow.ledger import LedgerError, State, Ticket
 from tianflow.limiter import RateLimits
 from tianflow.payloads import Batch, DrawPart, Drop, Grant, Holdings, Keep, Prioritise, StateFile, Store, Version
@@ -699,7 +699,7 @@ async def test_the_answer_to_a_keep_that_was_given_up_is_not_taken_for_that_to_t
 
 def test_the_limiter_counts_what_shards_bring_back_once_all_are_there() -> None:
     world = World(shards=2, restoring=True)
-    world.exchange.limiter.inserted(20)
+    world.exchange.limiter.inserted(3)
     for index, items in {0: 12, 1: 5}.items():
         world.shards[index].items = [0] * items
     world.shards[0].work()

@@ -7,7 +7,6 @@ Data lie in slots that all sides map; what moves here are small messages. It run
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -17,21 +16,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tianflow.channels.exchange import Exchange
-from tianflow.channels.replay_records import DrawRecord, ShardPort, ShardRecord, Stopwatch
+from tianflow.channels.replay_records import DrawRecord, ShardPort, Shards, Stopwatch
 from tianflow.ledger import LedgerError
 from tianflow.payloads import (
     Batch,
     DrawPart,
     Drop,
     Holdings,
-    Keep,
     Prioritise,
     Settlement,
     StateFile,
     Store,
     Trajectory,
     Version,
-    shard_file,
 )
 from tianflow.statistics import ReplayStatistics
 
@@ -42,8 +39,6 @@ if TYPE_CHECKING:
     from tianflow.ledger import Ledger, Limits, Ticket
     from tianflow.limiter import Limiter, RateLimits
 
-STAY = 64
-"""Trajectories that an actor sends to one shard before it goes on to the next, where there are more shards than actors."""
 NO_BOUND = -(2**62)
 """`DrawPart.oldest` when any version may be drawn."""
 
@@ -89,15 +84,9 @@ class ReplayExchange(Exchange):
         self._items, self._length = draws.layout.num_envs, draws.layout.steps
         self._period, self._prioritised, self._beta = period, prioritised, beta
         self._generator = np.random.default_rng(seed)
-        self._count = shards
-        self._shards: dict[int, ShardRecord] = {}
-        self._restoring = set(range(shards))
-        """Shards that have not opened yet, and may bring items back that the limiter knows of."""
+        self._shards = Shards(limiter=limiter, count=shards)
         self._committed: deque[int] = deque()
         """Tickets for which no shard was there or no room, in order of arrival. Some may have been dropped since."""
-        self._sent: Counter[str] = Counter()
-        self._ahead = 0
-        """Items expected of what shards are reading."""
         self._draws: dict[int, DrawRecord] = {}
         self._next_draw = 0
         self._discarded: Counter[str] = Counter()
@@ -116,19 +105,16 @@ class ReplayExchange(Exchange):
     def shard_opened(self, index: int, incarnation: int, port: ShardPort) -> None:
         """A shard works. It holds nothing, or at the start of a resumed run what was kept of it; its first `dropped` says what."""
         self.shard_lost(index)
-        self._shards[index] = ShardRecord(incarnation, port)
+        self._shards.open(index, incarnation, port)
         port.ask(Drop("lineage" if self._others_too_old() else ""))
         self._pump()
 
     def shard_lost(self, index: int, reason: str = "shard_lost") -> None:
         """A shard was reaped. Drawing goes on over the others."""
-        shard = self._shards.pop(index, None)
+        shard = self._shards.lose(index)
         if shard is None:
             return
         self.ledger.shard_lost(shard.storing, reason)
-        self._ahead -= sum(shard.storing.values())
-        self._tell_kept(shard, None, all_of_them=True)
-        self._removed(shard.holdings.items)
         for number, draw in list(self._draws.items()):
             if index in draw.waiting_for:
                 if draw.state == "drawing":
@@ -138,23 +124,17 @@ class ReplayExchange(Exchange):
 
     def stored(self, index: int, incarnation: int, ticket: int, items: int, holdings: Holdings) -> None:
         """A shard has copied a trajectory, which brought it ``items`` new items."""
-        shard = self._answering(index, incarnation)
-        expected = None if shard is None else shard.storing.pop(ticket, None)
-        if shard is None or expected is None:
-            return
-        self._ahead -= expected
-        self.limiter.inserted(items)
-        self._now_holds(shard, holdings)
-        shard.spent &= not items
-        self.ledger.inserted(ticket)
-        self._pump()
+        shard = self._shards.answering(index, incarnation)
+        if shard is not None and self._shards.stored(shard, ticket, items, holdings):
+            self.ledger.inserted(ticket)
+            self._pump()
 
     def drawn(self, index: int, incarnation: int, number: int, count: int, holdings: Holdings) -> None:
         """A shard has written its part of a draw; ``count`` 0: it holds nothing that may be drawn, or has too few draws left."""
-        shard = self._answering(index, incarnation)
+        shard = self._shards.answering(index, incarnation)
         if shard is None:
             return
-        self._now_holds(shard, holdings)
+        self._shards.holds(shard, holdings)
         if not count:
             shard.spent = holdings.items > 0
         draw = self._draws.get(number)
@@ -166,10 +146,10 @@ class ReplayExchange(Exchange):
 
     def prioritised(self, index: int, incarnation: int, number: int, holdings: Holdings) -> None:
         """A shard has taken the priorities of its part of a draw."""
-        shard = self._answering(index, incarnation)
+        shard = self._shards.answering(index, incarnation)
         if shard is None:
             return
-        self._now_holds(shard, holdings)
+        self._shards.holds(shard, holdings)
         draw = self._draws.get(number)
         if draw is not None and draw.state == "returning" and index in draw.waiting_for:
             self._part_done(number, index)
@@ -177,62 +157,21 @@ class ReplayExchange(Exchange):
 
     def dropped(self, index: int, incarnation: int, holdings: Holdings) -> None:
         """A shard has let everything go, or says what it begins with."""
-        shard = self._answering(index, incarnation)
-        if shard is None:
-            return
-        if index in self._restoring:
-            shard.holdings = holdings
-            self._restored(index)
-        else:
-            self._now_holds(shard, holdings)
-        self._pump()
+        shard = self._shards.answering(index, incarnation)
+        if shard is not None:
+            self._shards.begins_with(index, shard, holdings)
+            self._pump()
 
     def kept(self, index: int, incarnation: int, sha256: str, nbytes: int, holdings: Holdings) -> None:
         """A shard has written all it holds; "" if it could not."""
-        shard = self._answering(index, incarnation)
+        shard = self._shards.answering(index, incarnation)
         if shard is not None:
-            self._now_holds(shard, holdings)
-            self._tell_kept(shard, StateFile(sha256, nbytes) if sha256 else None)
+            self._shards.holds(shard, holdings)
+            self._shards.kept(shard, StateFile(sha256, nbytes) if sha256 else None)
 
     async def keep(self, directory: Path) -> dict[str, StateFile]:
         """Have every shard write what it holds into ``directory``: the files, by name. A shard that is lost meanwhile leaves none."""
-        loop, waiting = asyncio.get_running_loop(), dict[str, asyncio.Future[StateFile | None]]()
-        for index, shard in self._shards.items():
-            waiting[shard_file(index)] = future = loop.create_future()
-            shard.keeping.append(future)
-            shard.port.ask(Keep(str(directory / shard_file(index))))
-        files = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
-        return {name: file for name, file in files.items() if file is not None}
-
-    @staticmethod
-    def _tell_kept(shard: ShardRecord, file: StateFile | None, *, all_of_them: bool = False) -> None:
-        """Tell whoever has waited longest, or everyone."""
-        for _ in range(len(shard.keeping) if all_of_them else 1):
-            future = shard.keeping.popleft()
-            if not future.done():
-                future.set_result(file)
-
-    def _answering(self, index: int, incarnation: int) -> ShardRecord | None:
-        """The shard, if it is this life of it that speaks: what a reaped one had said may still be read."""
-        shard = self._shards.get(index)
-        return shard if shard is not None and shard.incarnation == incarnation else None
-
-    def _restored(self, index: int) -> None:
-        """Once all shards are there for the first time, the limiter's count is what they hold."""
-        self._restoring.discard(index)
-        if not self._restoring:
-            held = sum(shard.holdings.items for shard in self._shards.values())
-            size = self.limiter.statistics().size
-            self.limiter.deleted(max(0, size - held))
-            self.limiter.inserted(max(0, held - size))
-
-    def _now_holds(self, shard: ShardRecord, holdings: Holdings) -> None:
-        self._removed(holdings.removed_items - shard.holdings.removed_items)
-        shard.holdings = holdings
-
-    def _removed(self, items: int) -> None:
-        """Until all shards have said what they bring back, the limiter may know of fewer than they hold."""
-        self.limiter.deleted(min(items, self.limiter.statistics().size) if self._restoring else items)
+        return await self._shards.keep(directory)
 
     # The learner ----------------------------------------------------------------------------------------------------
 
@@ -331,35 +270,18 @@ class ReplayExchange(Exchange):
         if not self._shards or not self._room_for(expected):
             return False
         self._committed.popleft()
-        shard = self._shard_of(ticket.holder)
         trajectory = self.ledger.take_one(ticket.number)
-        shard.storing[ticket.number] = expected
-        self._ahead += expected
+        shard = self._shards.send(ticket.holder, ticket.number, items=expected, actors=len(self._holders))
         shard.port.ask(Store(trajectory.ticket, trajectory.slot, trajectory.length))
         return True
 
     def _room_for(self, items: int) -> bool:
         """Whether the limiter would let so many in on top of those that are on their way."""
-        limits, now, ahead = self.limiter.limits, self.limiter.statistics(), self._ahead
+        limits, now, ahead = self.limiter.limits, self.limiter.statistics(), self._shards.ahead
         if now.size + ahead < limits.min_size or now.diff + limits.samples_per_insert * (ahead + items) <= limits.max_diff:
             return True
         # Of what is there nothing can be drawn any more: waiting for draws would be waiting for ever.
-        return not ahead and all(shard.spent or not shard.holdings.items for shard in self._shards.values())
-
-    def _shard_of(self, holder: str) -> ShardRecord:
-        """An actor's trajectories go to one shard, so that windows may span them; to another while that one is down.
-
-        Fewer actors than shards go round, or some shards would stay empty; a window ends there.
-        """
-        place = int(holder.rpartition("-")[2])
-        if len(self._holders) < self._count:
-            place += self._sent[holder] // STAY
-        self._sent[holder] += 1
-        home = self._shards.get(place % self._count)
-        if home is not None:
-            return home
-        alive = sorted(self._shards)
-        return self._shards[alive[place % len(alive)]]
+        return not ahead and self._shards.drained
 
     def _serve(self) -> None:
         """Begin the draw that the learner waits for, if both limiter and shards have it."""
@@ -369,22 +291,13 @@ class ReplayExchange(Exchange):
         if any(draw.state == "drawing" and not draw.void for draw in self._draws.values()):
             return
         for_version, _ = self._pulling
-        shares = self._shares()
+        shares = self._shards.shares()
         blocked = not shares or not self._free_draws or not self.limiter.may_draw(self._items)
         self._blocked["draw"].set(blocked)
         if blocked or for_version.lineage != self.ledger.version.lineage:
             return
         counts = self._generator.multinomial(self._items, list(shares.values()))
         self._begin(for_version, shares, dict(zip(shares, counts.tolist(), strict=True)))
-
-    def _shares(self) -> dict[int, float]:
-        """Each shard's probability of being drawn from: in proportion to mass; by number of items if nothing has mass. None is 0."""
-        drawable = {index: shard.holdings for index, shard in self._shards.items() if shard.holdings.items and not shard.spent}
-        weights = {index: holdings.mass for index, holdings in drawable.items() if holdings.mass > 0.0}
-        if not weights:
-            weights = {index: float(holdings.items) for index, holdings in drawable.items()}
-        total = sum(weights.values())
-        return {index: weight / total for index, weight in weights.items()}
 
     def _begin(self, for_version: Version, shares: dict[int, float], counts: Mapping[int, int]) -> None:
         bound = self.ledger.limits.max_staleness
@@ -418,7 +331,7 @@ class ReplayExchange(Exchange):
         probability = views["probability"].copy()
         for index, (_, first, count) in draw.parts.items():
             probability[first : first + count] *= draw.shares[index]
-        known = max(1, sum(shard.holdings.items for shard in self._shards.values()))
+        known = max(1, self._shards.size)
         weight = (known * probability) ** -self._beta()
         views["weight"][:] = weight / weight.max()
         draw.state = "held"
