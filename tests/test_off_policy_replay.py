@@ -90,6 +90,9 @@ def drawn(shard: Shard, n: int = 400) -> tuple[LearnerBatch, np.ndarray[Any, Any
         DQNSettings(n_step=1, discount=0.9),
         DQNSettings(n_step=3, discount=0.9),
         R2D2Settings(burn_in=0, unroll=5, overlap=2, n_step=2, discount=0.9, value_rescaling=None),
+        R2D2Settings(burn_in=0, unroll=5, overlap=2, n_step=2, discount=0.9),
+        R2D2Settings(burn_in=3, unroll=2, n_step=2, discount=0.9, value_rescaling=None),
+        R2D2Settings(burn_in=3, unroll=2, n_step=2, discount=0.9),
     ],
 )
 def test_first_priorities_in_a_shard_are_those_that_a_learner_finds_with_equal_weights(settings: OffPolicySettings, mask: bool) -> None:

@@ -670,7 +670,11 @@ class Run:
         components = tuple(self._components.values())
         ready, reasons = self.ready()
         spent = ledger.credits_in_use >= ledger.credits_limit
-        bottleneck = self._state if self._state != "running" else self._bottleneck.name(components, now, credits_spent=spent)
+        replay = self.exchange.replay_statistics() if isinstance(self.exchange, ReplayExchange) else None
+        bottleneck = self._state
+        if bottleneck == "running":
+            blocked = None if replay is None else replay.blocked_s
+            bottleneck = self._bottleneck.name(components, now, credits_spent=spent, blocked=blocked)
         supervisor = self._supervisor
         return RunStatistics(
             run=self.id,
@@ -701,7 +705,7 @@ class Run:
             last_update_timestamp=self._last_update,
             actors_wanted=self.config.actors.count,
             bottleneck=bottleneck,
-            replay=self.exchange.replay_statistics() if isinstance(self.exchange, ReplayExchange) else None,
+            replay=replay,
             target_return=self.config.run.target_return,
             time_to_target_s=self._to_target,
         )

@@ -75,4 +75,10 @@ def _initial_priority(config: Config) -> InitialPriority | None:
         return None
     if not isinstance(algorithm, R2D2Settings):
         return ActorError(algorithm.discount)
-    return SequenceError(algorithm.discount, n=algorithm.n_step, eta=algorithm.priority_eta, burn_in=algorithm.burn_in)
+    return SequenceError(
+        algorithm.discount,
+        n=algorithm.n_step,
+        eta=algorithm.priority_eta,
+        burn_in=algorithm.burn_in,
+        rescaling=algorithm.value_rescaling,
+    )

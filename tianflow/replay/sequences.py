@@ -23,6 +23,8 @@ class WindowSteps:
     """[L, W] its greatest value of the observation after the step: 0 after a termination, NaN where nobody computed it."""
     length: Indices
     """[W] 1 .. L"""
+    begins: Flags
+    """[W] the window begins with its episode."""
 
 
 class InitialPriority(Protocol):
@@ -60,21 +62,23 @@ class ActorError:
 
 @dataclass(frozen=True, slots=True)
 class SequenceError:
-    """R2D2's mixture (OpenReview r1lyTjAqYX, section 2.3) of absolute n-step errors over the steps after ``burn_in``.
+    """R2D2's mixture (OpenReview r1lyTjAqYX, section 2.3) of absolute n-step errors over the steps that are trained on.
 
-    A window that ends within its burn-in has nothing to train on: priority 0.
+    Those are the steps after ``burn_in``, or all steps of a window that begins with its episode. A window without any has
+    priority 0. With ``rescaling`` the recorded values are h(returns).
     """
 
     discount: float
     n: int
     eta: float = 0.9
     burn_in: int = 0
+    rescaling: float | None = None
     columns: ClassVar[tuple[str, ...]] = ("q_taken", "q_max")
 
     def __call__(self, steps: WindowSteps) -> Floats:
-        errors = n_step_errors(steps, discount=self.discount, n=self.n)
+        errors = n_step_errors(steps, discount=self.discount, n=self.n, rescaling=self.rescaling)
         k = np.arange(len(errors))[:, None]
-        trained = (k >= self.burn_in) & (k < steps.length)
+        trained = ((k >= self.burn_in) | steps.begins) & (k < steps.length)
         known = trained & ~np.isnan(errors)
         priorities = sequence_priority(errors, known, eta=self.eta)
         return np.where(trained.any(axis=0) & ~known.any(axis=0), np.nan, priorities)
@@ -97,12 +101,15 @@ def sequence_priority(errors: Floats, trained: Flags, *, eta: float) -> Floats:
     return priorities
 
 
-def n_step_errors(steps: WindowSteps, *, discount: float, n: int) -> Floats:
+def n_step_errors(steps: WindowSteps, *, discount: float, n: int, rescaling: float | None = None) -> Floats:
     """``|sum_{i<m} discount^i r_{k+i} + discount^m q_next_{k+m-1} - q_taken_k|`` of each step k, with m = min(n, steps left).
 
     If nobody computed the value after the last step of a window (an episode was cut off there, or the actor has not gone on
     yet), the sum ends one step earlier, at the value before that step; NaN where that leaves nothing, and past the length.
+
+    With ``rescaling`` values are h(returns): ``|h(sum + discount^m h^-1(q_next)) - q_taken|`` (R2D2, section 2.3).
     """
+    q_next = steps.q_next if rescaling is None else _unrescaled(steps.q_next, rescaling)
     rows, windows = steps.reward.shape
     last, k = steps.length - 1, np.arange(rows)[:, None]
     usable = steps.length - np.isnan(steps.q_next[last, np.arange(windows)])
@@ -111,6 +118,21 @@ def n_step_errors(steps: WindowSteps, *, discount: float, n: int) -> Floats:
     for i in range(min(n, rows)):
         total[: rows - i] += np.where(i < m[: rows - i], discount**i * steps.reward[i:], 0.0)
     ends = np.clip(k + m - 1, 0, rows - 1)
-    total += discount ** np.maximum(m, 0) * np.take_along_axis(steps.q_next, ends, axis=0)
+    total += discount ** np.maximum(m, 0) * np.take_along_axis(q_next, ends, axis=0)
+    if rescaling is not None:
+        total = _rescaled(total, rescaling)
     errors: Floats = np.where(m >= 1, np.abs(total - steps.q_taken), np.nan)
     return errors
+
+
+def _rescaled(x: Floats, epsilon: float) -> Floats:
+    """h(x) = sign(x) (sqrt(abs(x) + 1) - 1) + epsilon x (arXiv 1805.11593), in float64."""
+    h: Floats = np.sign(x) * (np.sqrt(np.abs(x) + 1.0) - 1.0) + epsilon * x
+    return h
+
+
+def _unrescaled(y: Floats, epsilon: float) -> Floats:
+    """The inverse of `_rescaled`."""
+    root = np.sqrt(1.0 + 4.0 * epsilon * (np.abs(y) + 1.0 + epsilon))
+    x: Floats = np.sign(y) * (np.square((root - 1.0) / (2.0 * epsilon)) - 1.0)
+    return x

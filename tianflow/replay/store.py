@@ -128,7 +128,8 @@ class Store:
         q_last = np.where(columns.steps["terminated"][last], 0.0, np.where(known, q_max[after], np.nan))
         q_next = np.concatenate((q_max[places[1:]], q_last[None])).astype(np.float64)
         q_next[length - 1, np.arange(len(length))] = q_last
-        return WindowSteps(reward[places].astype(np.float64), q_taken[places].astype(np.float64), q_next, length)
+        begins = columns.start[places[0]]
+        return WindowSteps(reward[places].astype(np.float64), q_taken[places].astype(np.float64), q_next, length, begins)
 
     def read(self, items: Indices, out: Mapping[str, Array]) -> None:
         """Write the windows of the items at these places [n] into ``out``; see `Shard.draw`."""
