@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -319,11 +320,12 @@ def test_a_pull_for_another_version_does_not_get_the_draw_of_the_cancelled_one()
     world.sound()
 
 
-def test_the_time_without_a_learner_is_not_one_in_which_drawing_is_held_back() -> None:
+@pytest.mark.parametrize("gone", [World.lose_learner, lambda world: world.exchange.cancel_pull()])
+def test_the_time_in_which_nobody_pulls_is_not_one_in_which_drawing_is_held_back(gone: Callable[[World], None]) -> None:
     world = World(shards=1)
     world.pull()
     world.now = 3.0
-    world.lose_learner()
+    gone(world)
     world.exchange.drop_open("stopped")
     world.now = 10.0
     assert 3.0 == world.exchange.replay_statistics().blocked_s["draw"]

@@ -176,3 +176,21 @@ def still(live: LiveRun) -> float | None:
     before = live.metric("learner_updates_total")
     time.sleep(0.5)  # that nothing happens meanwhile is the fact
     return before if before == live.metric("learner_updates_total") else None
+
+
+def test_under_a_bound_nothing_of_a_lost_lineage_is_trained_on(tmp_path: Path) -> None:
+    """Its numbers begin again at that of the checkpoint, so that old items would look young."""
+    with apex(tmp_path, balance__max_staleness=30, replay__min_size=100) as live:
+        live.until_training(more=50)
+        live.kill("learner")
+        live.until("a new lineage", lambda: live.status()["versions"]["learner"]["lineage"] == 2)
+        live.until_training(more=50)
+        metrics = sound(live)
+        assert metrics["trajectories_dropped_total", "lineage"] + metrics["replay_items_removed_total",] > 0
+        live.patch("balance", max_staleness=3)
+        live.until_training(more=20)
+        live.patch("balance", max_staleness="unbounded")
+        live.until_training(more=20)
+        live.patch("balance", max_staleness=30)  # which version of which lineage an item is of, no shard knows any more
+        live.until_training(more=20)
+        sound(live)
