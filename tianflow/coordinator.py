@@ -653,6 +653,8 @@ class Run:
         reasons = []
         if not self._learner_works:
             reasons.append("the learner is gone and not yet back")
+        if isinstance(self.exchange, ReplayExchange) and not self.exchange.shards_up:
+            reasons.append("no replay shard is up: nothing is stored or drawn")
         handles = self._supervisor.handles if self._supervisor is not None else {}
         for name, handle in handles.items():
             if handle.silent_for > 3.0 + self.config.metrics.interval_s:

@@ -395,7 +395,7 @@ class Ledger:
             return
         if settlement.version != Version(self._version.lineage, self._version.number + 1):
             raise LedgerError(f"version {settlement.version} does not follow {self._version}")
-        taken = {ticket.number: ticket for ticket in self.live(State.TAKEN)}
+        taken = {ticket.number: ticket for ticket in self.live(State.TAKEN)} if settlement.tickets else {}
         used_at, trained = self._version.number, [taken.pop(number, None) for number in settlement.tickets]
         for number, ticket in zip(settlement.tickets, trained, strict=True):
             if ticket is None:

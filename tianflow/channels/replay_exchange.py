@@ -169,6 +169,11 @@ class ReplayExchange(Exchange):
             self._shards.holds(shard, holdings)
             self._shards.kept(shard, StateFile(sha256, nbytes) if sha256 else None)
 
+    @property
+    def shards_up(self) -> int:
+        """Shards that work."""
+        return len(self._shards)
+
     async def keep(self, directory: Path) -> dict[str, StateFile]:
         """Have every shard write what it holds into ``directory``: the files, by name. A shard that is lost meanwhile leaves none."""
         return await self._shards.keep(directory)

@@ -1,0 +1,155 @@
+"""A run with replay, and hosts that do what the test says: shards that come and go, restarts, settings, readiness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_coordinator import SPEC, FakeEvaluator, FakeHost, FakeLearner, config, going, until
+from tests.test_coordinator import World as PlainWorld
+from tianflow import supervisor as supervising
+from tianflow.channels.replay_exchange import ReplayExchange
+from tianflow.config import Config
+from tianflow.config_loading import load_config
+from tianflow.coordinator import Run
+from tianflow.errors import ConfigError
+from tianflow.launchers.inline import HeapSlots
+from tianflow.layouts import draw_layout, trajectory_layout
+from tianflow.payloads import Drop, Holdings, ShardRequest, Store
+from tianflow.program import HostSpec
+
+REPLAY: Mapping[str, Any] = {"shards": 2, "capacity": 4000, "min_size": 50, "samples_per_insert": 2.0}
+
+
+def apex(**replay: Any) -> Config:
+    """The run of `tests.test_coordinator`, with DQN."""
+    from_plain = {name: getattr(config(), name).model_dump(exclude_defaults=True) for name in ("env", "actors", "evaluation", "placement")}
+    given = {"algorithm": {"name": "dqn", "batch_size": 8}, "network": {"hidden": [16]}, "replay": {**REPLAY, **replay}}
+    return load_config({**from_plain, **given, "run": {"max_updates": None, "grace_s": 0.2, "seed": 1} | {"max_env_steps": None}})
+
+
+class ReplayWorld(PlainWorld):
+    """`answers[name]` are those of each life of a shard; ``asked[name]`` is what its newest life was asked."""
+
+    def __init__(self, directory: Path, settings: Config) -> None:
+        assert SPEC is not None
+        layout = trajectory_layout(settings, SPEC)
+        slots = HeapSlots(config=settings, layout=layout, draws=draw_layout(settings, SPEC))
+        self.run = Run(run_id="run", directory=directory, config=settings, spec=SPEC, layout=layout, slots=slots)
+        self.hosts: dict[str, FakeHost] = {}
+        self.learner, self.evaluator = FakeLearner(), FakeEvaluator()
+        self.learner.is_held = lambda: self.run.settings.value.hold_learner
+        self.working = True
+        self.starts = []
+        self.answers: dict[str, list[Any]] = {"replay-0": [], "replay-1": []}
+        self.asked: dict[str, list[ShardRequest]] = {}
+
+    async def start(self, spec: HostSpec, incarnation: int) -> FakeHost:
+        if spec.name in self.answers:
+            (shard,) = spec.components
+            asked: list[ShardRequest] = []
+            self.asked[spec.name] = asked
+            self.answers[spec.name].append(self.run.shard_answers(shard.index, incarnation))
+            self.run.shard_opened(shard.index, incarnation, Port(asked))
+            self.answers[spec.name][-1]("dropped", list(Holdings()))
+        return await super().start(spec, incarnation)
+
+    @property
+    def replay(self) -> ReplayExchange:
+        assert isinstance(self.run.exchange, ReplayExchange)
+        return self.run.exchange
+
+    def stored(self, name: str, items: int) -> None:
+        """The newest life of a shard stores what it was asked to, which brings so many items."""
+        for request in [request for request in self.asked[name] if isinstance(request, Store)]:
+            self.asked[name].remove(request)
+            self.answers[name][-1]("stored", request.ticket, items, list(Holdings(items, float(items))))
+
+
+class Port:
+    def __init__(self, asked: list[ShardRequest]) -> None:
+        self.ask = asked.append
+
+
+@pytest.fixture(autouse=True)
+def _no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervising, "BACKOFF_S", (0.0,))
+
+
+APEX = apex()
+
+
+@pytest.mark.asyncio
+async def test_a_shard_that_dies_loses_what_it_held_and_its_next_life_hears_nothing_of_the_last(tmp_path: Path) -> None:
+    world = ReplayWorld(tmp_path, APEX)
+    async with going(world):
+        world.commit()
+        world.stored("replay-0", 64)
+        world.commit()
+        assert 64 == world.replay.limiter.statistics().size
+        world.hosts["replay-0"].kill()
+        await until(lambda: len(world.answers["replay-0"]) == 2)
+        statistics = world.run.statistics()
+        assert {"shard_lost": 1} == statistics.ledger.dropped
+        assert {("replay-0", "died"): 1} == statistics.restarts
+        assert 0 == world.replay.limiter.statistics().size
+        assert [Drop("")] == world.asked["replay-0"]
+        world.commit()
+        before = world.replay.replay_statistics()
+        ticket = next(request.ticket for request in world.asked["replay-0"] if isinstance(request, Store))
+        world.answers["replay-0"][0]("stored", ticket, 64, list(Holdings(64, 64.0)))
+        assert before == world.replay.replay_statistics()
+        world.stored("replay-0", 64)
+        assert 64 == world.replay.limiter.statistics().size
+
+
+@pytest.mark.asyncio
+async def test_a_run_without_a_shard_that_works_is_not_ready(tmp_path: Path) -> None:
+    world = ReplayWorld(tmp_path, APEX)
+    async with going(world):
+        assert (True, ()) == world.run.ready()
+        world.replay.shard_lost(0)
+        assert (True, ()) == world.run.ready()
+        world.replay.shard_lost(1)
+        assert (False, ("no replay shard is up: nothing is stored or drawn",)) == world.run.ready()
+
+
+@pytest.mark.asyncio
+async def test_what_a_lost_learner_leaves_behind_stays_in_replay(tmp_path: Path) -> None:
+    world = ReplayWorld(tmp_path, APEX)
+    async with going(world):
+        world.commit()
+        world.hosts["learner"].kill()
+        await until(lambda: world.run.exchange.ledger.version.lineage == 2)
+        world.stored("replay-0", 64)
+        assert (1, {}) == (world.run.statistics().ledger.inserted, world.run.statistics().ledger.dropped)
+        assert 64 == world.replay.limiter.statistics().size
+
+
+@pytest.mark.asyncio
+async def test_a_changed_ratio_is_in_force_at_once_and_one_that_cannot_work_changes_nothing(tmp_path: Path) -> None:
+    world = ReplayWorld(tmp_path, APEX)
+    async with going(world):
+        world.run.change({"replay": {"samples_per_insert": 1.0, "error_buffer": 300.0}}, source="test")
+        limits = world.replay.limiter.limits
+        assert (1.0, 50.0 - 300.0, 50.0 + 300.0) == (limits.samples_per_insert, limits.min_diff, limits.max_diff)
+        with pytest.raises(ConfigError, match="both wait for ever"):
+            world.run.change({"replay": {"error_buffer": 1.0}}, source="test")
+        assert limits == world.replay.limiter.limits
+        world.run.change({"balance": {"max_staleness": 9}}, source="test")
+        await until(lambda: world.run.exchange.ledger.limits.max_staleness == 9)
+        assert limits == world.replay.limiter.limits
+
+
+@pytest.mark.asyncio
+async def test_a_stop_leaves_nothing_open_and_calls_no_shard_lost(tmp_path: Path) -> None:
+    world = ReplayWorld(tmp_path, APEX)
+    async with going(world) as task:
+        world.commit()
+        world.run.stop(source="test")
+        await task
+        ledger = world.run.statistics().ledger
+        assert (0, {"stopped": 1}) == (ledger.open, ledger.dropped)
