@@ -294,6 +294,17 @@ def test_inserting_goes_on_when_nothing_that_is_there_can_be_drawn_any_more() ->
     world.sound()
 
 
+def test_giving_back_what_the_learner_does_not_have_changes_nothing() -> None:
+    world = World(shards=1)
+    world.filled()
+    world.pull()
+    world.exchange.give_back([0, 17])
+    world.work()
+    assert 1 == len(world.batches)
+    assert {} == world.discarded
+    world.sound()
+
+
 def test_a_cancelled_pull_discards_the_draw_that_was_made_for_it() -> None:
     world = World(shards=1)
     world.filled()

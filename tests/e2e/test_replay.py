@@ -109,22 +109,25 @@ def test_a_shard_that_stands_still_holds_training_up_and_one_that_does_so_for_lo
         sound(live)
 
 
-def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume(tmp_path: Path) -> None:
-    with apex(tmp_path) as first:
-        first.until_training(more=20)
+def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume_with_what_was_kept_of_replay(tmp_path: Path) -> None:
+    with apex(tmp_path, checkpoint__replay=True, replay__samples_per_insert=1.0, replay__min_size=100) as first:
+        first.until("full shards", lambda: total(first.metrics(), "replay_items") > 7000, within_s=harness.START_S)
         first.until_checkpoint()
-        first.until_training(more=20)
+        first.kill("replay-0")  # what is kept is of the checkpoint, not of the end
         first.process.kill()
         first.process.wait()
         harness.nothing_left(first, set(), within_s=5.0)
     saved = CheckpointStore.load(first.checkpoints()[-1])
     with harness.resumed(first) as again:
+        again.until("both shards", lambda: again.metric("replay_shards") == 2.0, within_s=harness.START_S)
+        again.until("what they bring back", lambda: total(again.metrics(), "replay_items") > 6500, within_s=1.0)
         again.until_training(more=20)
         status = again.status()
         assert saved.version.lineage < status["versions"]["learner"]["lineage"]
         assert saved.version.number < status["versions"]["learner"]["number"]
         assert saved.manifest["env_steps"] < status["progress"]["env_steps"]
         sound(again)
+        kill(again, "replay-1", random.Random(0))  # it begins empty now, or what it holds would not be what was inserted
         assert 130 == again.interrupt(within_s=15.0)
 
 
