@@ -66,6 +66,16 @@ class FakeShard:
         for _ in range(count):
             self.reply(self.asked.popleft())
 
+    def hurry(self) -> None:
+        """Answer the first draw or priorities there are before anything is to be dropped, as a real one does."""
+        for request in self.asked:
+            if isinstance(request, Drop | Keep):
+                return
+            if isinstance(request, DrawPart | Prioritise):
+                self.asked.remove(request)
+                self.reply(request)
+                return
+
     def reply(self, request: ShardRequest) -> None:
         match request:
             case Store():

@@ -729,7 +729,7 @@ def test_the_limiter_counts_what_shards_bring_back_once_all_are_there() -> None:
 
 
 class Chaos:
-    """Random steps of everyone, in any order; each shard answers in the order in which it was asked."""
+    """Random steps of everyone, in any order; shards answer in the order in which they were asked, or draws before the rest."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -766,7 +766,9 @@ class Chaos:
             world.commit(grant, self.random.randint(1, STEPS))
         elif odds < 0.75 and world.shards:
             shard = self.random.choice(list(world.shards.values()))
-            if shard.asked:
+            if self.random.random() < 0.5:
+                shard.hurry()
+            elif shard.asked:
                 shard.work()
         elif odds < 0.95:
             self.learn()

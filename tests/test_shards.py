@@ -15,7 +15,7 @@ from tests.replay_exchange_worlds import DRAWS, LAYOUT, World
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.memory import heap_arena
 from tianflow.channels.shards import LinkShardPort, ShardEnd, answers, decode_request, encode_request
-from tianflow.errors import BrokenChannelError
+from tianflow.errors import BrokenChannelError, WouldBlock
 from tianflow.payloads import DrawPart, Drop, Holdings, Keep, Prioritise, ShardRequest, StateFile, Store
 
 whole = st.integers(0, 2**62)
@@ -103,14 +103,15 @@ def form(request: pytest.FixtureRequest) -> type[InMemory | OverLink]:
 
 
 @pytest.mark.asyncio
-async def test_requests_wait_in_order_and_answers_go_out_in_order(form: Callable[[Callable[..., None]], Form]) -> None:
+async def test_requests_wait_and_answers_go_out_in_order(form: Callable[[Callable[..., None]], Form]) -> None:
     said: list[tuple[Any, ...]] = []
     opened = form(lambda *answer: said.append(answer))
     asked: list[ShardRequest] = [Store(1, 0, 4), DrawPart(2, 1, 0, 3, -(2**62)), Prioritise(2, 1, 0, 3), Drop("lineage"), Keep("/there")]
     for request in asked:
         opened.ask(request)
     await opened.quiet()
-    assert asked == [await opened.end.receive() for _ in asked]
+    draws = [asked[1], asked[2]]
+    assert [*draws, asked[0], *asked[3:]] == [await opened.end.receive() for _ in asked]
     opened.end.stored(1, 2, HELD)
     opened.end.drawn(2, 3, HELD)
     opened.end.prioritised(2, HELD)
@@ -154,11 +155,49 @@ async def test_the_exchange_hears_a_shard_alike_in_both_forms(form: Callable[[Ca
     opened.close()
 
 
+def end() -> ShardEnd:
+    return ShardEnd(slots=heap_arena(LAYOUT, 2), draws=heap_arena(DRAWS, 2), answer=lambda *_: None)
+
+
+def order(*asked: ShardRequest) -> list[ShardRequest]:
+    """In which a shard gets them."""
+    waiting = end()
+    for request in asked:
+        waiting.ask(request)
+    return [waiting.receive_nowait() for _ in asked]
+
+
+def test_draws_and_priorities_go_before_what_is_to_be_stored() -> None:
+    stores, draw, back, later = [Store(n, n, 4) for n in range(3)], DrawPart(0, 0, 0, 3, 0), Prioritise(1, 1, 0, 3), DrawPart(2, 2, 0, 3, 0)
+    assert [draw, back, later, *stores] == order(stores[0], draw, stores[1], back, stores[2], later)
+
+
+@pytest.mark.parametrize("barrier", [Drop("lineage"), Keep("/there")])
+def test_nothing_goes_before_what_is_about_everything_that_is_there(barrier: ShardRequest) -> None:
+    store, early, late = Store(0, 0, 4), DrawPart(0, 0, 0, 3, 0), DrawPart(1, 1, 0, 3, 0)
+    assert [early, store, barrier, late] == order(store, early, barrier, late)
+    assert [barrier, store, late, barrier, late] == order(barrier, store, late, barrier, late)
+
+
+def test_after_a_barrier_draws_go_first_again() -> None:
+    waiting = end()
+    waiting.ask(Drop(""))
+    assert Drop("") == waiting.receive_nowait()
+    waiting.ask(Store(0, 0, 4))
+    waiting.ask(DrawPart(0, 0, 0, 3, 0))
+    assert DrawPart(0, 0, 0, 3, 0) == waiting.receive_nowait()
+
+
+def test_an_end_that_nobody_has_asked_anything_would_block() -> None:
+    with pytest.raises(WouldBlock, match="nobody has asked"):
+        end().receive_nowait()
+
+
 def test_an_end_shows_the_arrays_of_slots_and_draws() -> None:
     slots, draws = heap_arena(LAYOUT, 2), heap_arena(DRAWS, 2)
-    end = ShardEnd(slots=slots, draws=draws, answer=lambda *_: None)
+    shown = ShardEnd(slots=slots, draws=draws, answer=lambda *_: None)
     slots.views(1)["reward"][:] = 3.0
-    assert 3.0 == end.trajectory(1)["reward"].min()
-    end.draw(1)["weight"][:] = 2.0
+    assert 3.0 == shown.trajectory(1)["reward"].min()
+    shown.draw(1)["weight"][:] = 2.0
     assert 2.0 == draws.views(1)["weight"].min()
     assert 0.0 == draws.views(0)["weight"].max()

@@ -1,13 +1,14 @@
-"""A replay shard's end: requests wait in order, answers go out. The same object in memory and at the end of a link."""
+"""A replay shard's end: requests wait, answers go out. The same object in memory and at the end of a link."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from tianflow.errors import BrokenChannelError
+from tianflow.errors import BrokenChannelError, WouldBlock
 from tianflow.payloads import DrawPart, Drop, Holdings, Keep, Prioritise, ShardRequest, StateFile, Store
 
 if TYPE_CHECKING:
@@ -21,7 +22,11 @@ _NAMES = {cls: name for name, cls in _REQUESTS.items()}
 
 
 class ShardEnd:
-    """One shard's end. `ask` is called by whoever brings requests; it is `tianflow.channels.replay_records.ShardPort` in memory.
+    """One shard's end: whoever waits for a draw does not wait for what is to be stored.
+
+    Draws and priorities go before trajectories, which stay in order, as do draws and priorities; but nothing goes before what
+    is about everything that is there, `Drop` and `Keep`. `ask` is called by whoever brings requests; it is
+    `tianflow.channels.replay_records.ShardPort` in memory.
 
     Waits: for a request. Unblocked by: `ask`.
 
@@ -34,15 +39,36 @@ class ShardEnd:
     def __init__(self, *, slots: Arena, draws: Arena, answer: Callable[..., None]) -> None:
         self._slots, self._draws, self._answer = slots, draws, answer
         # Bounded by slots but for a few: almost every request is about one, and none is asked about twice at a time.
-        self._requests: asyncio.Queue[ShardRequest] = asyncio.Queue()
+        self._soon: deque[DrawPart | Prioritise] = deque()
+        self._in_order: deque[ShardRequest] = deque()
+        self._barriers = 0
+        self._asked = asyncio.Event()
 
     def ask(self, request: ShardRequest) -> None:
-        """Put it at the end of the queue."""
-        self._requests.put_nowait(request)
+        """Put it into the queue."""
+        if isinstance(request, DrawPart | Prioritise) and not self._barriers:
+            self._soon.append(request)
+        else:
+            self._barriers += isinstance(request, Drop | Keep)
+            self._in_order.append(request)
+        self._asked.set()
 
     async def receive(self) -> ShardRequest:
         """The next request."""
-        return await self._requests.get()
+        while not (self._soon or self._in_order):
+            self._asked.clear()
+            await self._asked.wait()
+        return self.receive_nowait()
+
+    def receive_nowait(self) -> ShardRequest:
+        """The next request, if there is one. WouldBlock if there is none."""
+        if self._soon:
+            return self._soon.popleft()
+        if not self._in_order:
+            raise WouldBlock("nobody has asked the shard for anything")
+        request = self._in_order.popleft()
+        self._barriers -= isinstance(request, Drop | Keep)
+        return request
 
     def trajectory(self, slot: int) -> Mapping[str, NDArray[Any]]:
         """The arrays of a trajectory."""
