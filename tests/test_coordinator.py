@@ -238,12 +238,12 @@ async def test_a_lost_actor_host_gives_its_tickets_back_and_sums_of_waiting_neve
         world.run.exchange.begin(given[0].ticket, FIRST)
         waiting = TimeShares({"waiting:grant": 1000.0}, "busy", time.monotonic())
         world.run.report(ComponentStatistics("actor-1", "actor", "actors-1", waiting))
-        assert world.run._waiting_seconds()[1] >= 1000.0
+        assert world.run._roster.waiting_seconds()[1] >= 1000.0
         world.hosts["actors-1"].kill()
         await until(lambda: world.run.statistics().restarts)
         assert {"died": 1} == world.run.statistics().ledger.dropped
         assert (0, 0) == (world.run.exchange.ledger.credits_in_use, world.run.statistics().ledger.quarantined_slots)
-        assert world.run._waiting_seconds()[1] >= 1000.0
+        assert world.run._roster.waiting_seconds()[1] >= 1000.0
 
 
 async def test_a_lost_learner_is_a_new_lineage_from_the_newest_checkpoint_and_not_ready_until_it_works(tmp_path: Path) -> None:

@@ -10,62 +10,42 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from tianflow import config_loading, system
 from tianflow.channels.broadcast import Broadcast
-from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.channels.replay_records import ShardPort
 from tianflow.channels.shards import answers
 from tianflow.checkpoint import Checkpoint
-from tianflow.components.balancer import Balancer, make_laws
+from tianflow.components.balancer import Balancer
 from tianflow.config import Config
 from tianflow.errors import (
     ConfigError,
-    Problem,
     RunError,
     StateConflictError,
-    TianflowError,
 )
 from tianflow.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged
 from tianflow.interfaces import LiveSettings
 from tianflow.judge import EvaluatorPort, Judge
 from tianflow.keeper import Base, Keeper, LearnerPort
-from tianflow.ledger import Ledger, Limits, State
-from tianflow.limiter import Limiter
+from tianflow.ledger import State
 from tianflow.logs import logger
-from tianflow.memory import DRAW_SLOTS, slots_capacity, slots_wanted
 from tianflow.payloads import EnvironmentSpec, Episode, Evaluation, SavedState, TrajectoryLayout
 from tianflow.program import HostSpec
 from tianflow.replay_rules import rate_limits
+from tianflow.room import Room, SlotOwner
+from tianflow.roster import Roster
 from tianflow.statistics import ComponentStatistics, Histogram, RunStatistics
 from tianflow.summary import summarise
 from tianflow.supervisor import HostHandle, Patience, Supervisor
-from tianflow.tallies import ActiveClock, Bottleneck, EpisodeTally, Journal, waiting_seconds
-
-if TYPE_CHECKING:
-    from tianflow.channels.arena import Arena
+from tianflow.tallies import ActiveClock, Bottleneck, EpisodeTally, Journal
 
 TICK_S = 0.1
 ENDED = ("done", "failed", "stopped")
 STALE_TICK_S = 5.0
 
 log = logger("coordinator")
-
-
-class SlotOwner(Protocol):
-    """Whoever owns the memory of slots."""
-
-    @property
-    def arena(self) -> Arena: ...
-    @property
-    def draws(self) -> Arena | None:
-        """With replay, where what is drawn lies."""
-
-    def add_slots(self, count: int) -> None: ...
-    def close(self) -> None: ...
 
 
 class Run:
@@ -97,25 +77,18 @@ class Run:
         self.events = Broadcast()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._journal = Journal(path=directory / "audit.jsonl", executor=self._disk)
-        self._slots = slots
         self._active = ActiveClock()
-        wanted = min(slots_wanted(config), slots_capacity(config, layout))
-        slots.add_slots(wanted)
-        batch = config.algorithm.batch_trajectories
-        limits = Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted))
-        self.draws = slots.draws
-        self.exchange = self._make_exchange(Ledger(limits=limits, slots=wanted), resumed)
+        self._room = Room(owner=slots, layout=layout)
+        self.draws = self._room.draws
+        self.exchange = self._room.open(config, clock=self._active, beta=lambda: self.config.replay.beta, resumed=resumed)
         self._base = Base.of(resumed)
         self.exchange.seed_epoch = resumed.version.number if resumed and config.run.deterministic else 0
-        self._components: dict[str, ComponentStatistics] = {}
-        self._waited = (0.0, 0.0)
-        self._started: set[str] = set()
-        self._learner_works = False
+        self._roster = Roster()
         self.balancer = Balancer(
             exchange=self.exchange,
             settings=self.settings,
             set_bound=self._set_bound,
-            waiting_seconds=self._waiting_seconds,
+            waiting_seconds=self._roster.waiting_seconds,
             actors=lambda: self.config.actors.count,
         )
         self._episodes = EpisodeTally(count=self._base.episodes)
@@ -135,7 +108,7 @@ class Run:
             keep=config.checkpoint.keep,
             disk=self._disk,
             resumed=resumed,
-            learner=lambda: self.learner_port if self._learner_works else None,
+            learner=lambda: self.learner_port if self._roster.learner_works else None,
             manifest=self._manifest,
             keep_replay=self._replay.keep if config.checkpoint.replay and isinstance(self.exchange, ReplayExchange) else None,
         )
@@ -157,29 +130,6 @@ class Run:
         self._tasks: set[asyncio.Task[object]] = set()
         self.exchange.on_settled(self._settled)
 
-    def _make_exchange(self, ledger: Ledger, resumed: Checkpoint | None) -> Exchange:
-        arena, algorithm = self._slots.arena, self.config.algorithm
-        if self.draws is None or algorithm.window is None:
-            return Exchange(ledger=ledger, arena=arena, clock=self._active)
-        limiter = Limiter(limits=rate_limits(self.config))
-        if resumed is not None and "replay" in resumed.manifest:
-            limiter.restore(resumed.manifest["replay"])
-            if not resumed.manifest.get("replay_files"):  # nothing of what was counted is there any more
-                limiter.deleted(limiter.statistics().size)
-        return ReplayExchange(
-            ledger=ledger,
-            arena=arena,
-            clock=self._active,
-            draws=self.draws,
-            slots=DRAW_SLOTS,
-            limiter=limiter,
-            period=algorithm.window[1],
-            prioritised=self.config.replay.selector == "prioritised",
-            beta=lambda: self.config.replay.beta,
-            seed=self.config.run.seed,
-            shards=self.config.replay.shards,
-        )
-
     # The run itself -------------------------------------------------------------------------------------------------
 
     async def run(self, start_host: Callable[[HostSpec, int], Awaitable[HostHandle]]) -> None:
@@ -191,7 +141,7 @@ class Run:
             failed=self.fail,
             open_tickets=lambda: [(t.number, t.slot, t.holder, t.state) for t in self.exchange.ledger.live(State.BEGUN)],
             progress=self.exchange.arena.progress,
-            rebuilding=lambda: [(c.name, c.time.since) for c in self._components.values() if c.time.current == "rebuilding"],
+            rebuilding=lambda: [(c.name, c.time.since) for c in self._roster.reports if c.time.current == "rebuilding"],
             patience=Patience(config.env.step_timeout_s, config.env.start_timeout_s, config.evaluation.timeout_s),
             max_restarts=config.run.max_restarts,
             window_s=config.run.restart_window_s,
@@ -343,36 +293,25 @@ class Run:
 
     def component_started(self, name: str) -> None:
         """A component does its work."""
-        self._started.add(name)
-        self._learner_works |= name == "learner"
-        actors = any(other.startswith("actor-") for other in self._started)
-        if self._state == "starting" and "learner" in self._started and (actors or not self.config.actors.count):
+        roster = self._roster
+        roster.started(name)
+        actors = roster.an_actor_was_started or not self.config.actors.count
+        if self._state == "starting" and roster.was_started("learner") and actors:
             self._state = "paused" if self.settings.value.paused else "running"
             self._training_began = time.monotonic()
 
     def component_ended(self, name: str) -> None:
         """A component has ended as it was asked to, while the run goes on without it."""
         if not self._ending.is_set():
-            self._forget(name)
-
-    def _forget(self, name: str) -> None:
-        """A component reports no more; what it waited before still counts, so that sums never go down."""
-        gone = self._components.pop(name, None)
-        if gone is not None:
-            learner, actors = waiting_seconds([gone], time.monotonic())
-            self._waited = (self._waited[0] + learner, self._waited[1] + actors)
-
-    def _waiting_seconds(self) -> tuple[float, float]:
-        learner, actors = waiting_seconds(self._components.values(), time.monotonic())
-        return self._waited[0] + learner, self._waited[1] + actors
+            self._roster.forget(name)
 
     def was_started(self, name: str) -> bool:
         """True if the component called ``name`` has ever worked in this run."""
-        return name in self._started
+        return self._roster.was_started(name)
 
     def report(self, statistics: ComponentStatistics) -> None:
         """A component's newest numbers."""
-        self._components[statistics.name] = statistics
+        self._roster.report(statistics)
 
     def episodes_finished(self, holder: str, episodes: Sequence[Episode]) -> None:
         """Episodes ended in a committed trajectory."""
@@ -416,7 +355,7 @@ class Run:
         """A host is gone and reaped: what it held comes back."""
         for component in host.components:
             if component.role == "learner":
-                self.learner_port, self._learner_works = None, False
+                self.learner_port, self._roster.learner_works = None, False
                 self.exchange.learner_lost("stopped" if reason == "stopped" else "learner_lost")
             elif component.role == "evaluator":
                 self.evaluator_port = None
@@ -424,7 +363,7 @@ class Run:
                 self._replay.shard_lost(component.index, "stopped" if reason == "stopped" else "shard_lost")
             else:
                 self.exchange.holder_lost(component.name, reason)
-            self._forget(component.name)
+            self._roster.forget(component.name)
         self.publish(HostExited(host.name, reason))
 
     # Control --------------------------------------------------------------------------------------------------------
@@ -455,8 +394,8 @@ class Run:
         before = self.config
         try:
             config = config_loading.with_changes(before, changes)
-            self._check_change(config)
-            self._grow(config)
+            self._room.check(config)
+            self._room.grow(config, self.exchange)
         except ConfigError:
             self._refused += 1
             raise
@@ -542,26 +481,6 @@ class Run:
         if self._state in ENDED or self._state == "stopping" or self._ending.is_set():
             raise StateConflictError(f"the run is {self._state if self._state in ENDED else 'ending'}")
 
-    def _check_change(self, config: Config) -> None:
-        make_laws(config)
-        capacity = slots_capacity(config, self.layout)
-        batch = config.algorithm.batch_trajectories
-        if capacity < batch:
-            message = f"the memory limit holds {capacity} trajectories: fewer than a batch can never feed the learner"
-            raise ConfigError([Problem("algorithm.batch_trajectories", batch, message, f"at most {capacity}")])
-
-    def _grow(self, config: Config) -> None:
-        """Make the slots that ``config`` wants exist. Raises ConfigError, and nothing changes, when the machine has no room."""
-        room = min(slots_capacity(config, self.layout), self.exchange.arena.capacity)
-        more = min(slots_wanted(config), room) - self.exchange.ledger.slots
-        if more <= 0:
-            return
-        try:
-            self._slots.add_slots(more)
-        except TianflowError as error:
-            raise ConfigError([Problem("balance.memory_limit", config.balance.memory_limit, str(error))]) from error
-        self.exchange.add_slots(more)
-
     def _put(self, live: LiveSettings) -> None:
         self.settings.put(live, self.settings.key + 1)
 
@@ -646,12 +565,13 @@ class Run:
     def ready(self) -> tuple[bool, tuple[str, ...]]:
         """Whether training can proceed, and why not. Paused by a person is ready."""
         if self._state == "starting":
-            waiting = [name for name in ("learner", "an actor") if not any(s.startswith(name.split()[-1]) for s in self._started)]
+            there = {"learner": self._roster.was_started("learner"), "an actor": self._roster.an_actor_was_started}
+            waiting = [name for name, started in there.items() if not started]
             return False, (f"starting: waiting for {' and '.join(waiting)}",) if waiting else ("starting",)
         if self._state not in ("running", "paused", "draining"):
             return False, (f"the run is {self._state}",)
         reasons = []
-        if not self._learner_works:
+        if not self._roster.learner_works:
             reasons.append("the learner is gone and not yet back")
         if isinstance(self.exchange, ReplayExchange) and not self.exchange.shards_up:
             reasons.append("no replay shard is up: nothing is stored or drawn")
@@ -659,7 +579,7 @@ class Run:
         for name, handle in handles.items():
             if handle.silent_for > 3.0 + self.config.metrics.interval_s:
                 reasons.append(f"host {name!r} has said nothing for {handle.silent_for:.0f} s")
-        if self.config.actors.count and not any(c.role == "actor" for c in self._components.values()):
+        if self.config.actors.count and not any(c.role == "actor" for c in self._roster.reports):
             reasons.append("no actor is alive")
         elif not self.config.actors.count:
             reasons.append("there are no actors: actors.count is 0")
@@ -669,7 +589,7 @@ class Run:
         """Everything, at one moment."""
         now = time.monotonic()
         ledger = self.exchange.ledger
-        components = tuple(self._components.values())
+        components = tuple(self._roster.reports)
         ready, reasons = self.ready()
         spent = ledger.credits_in_use >= ledger.credits_limit
         replay = self.exchange.replay_statistics() if isinstance(self.exchange, ReplayExchange) else None

@@ -1,0 +1,107 @@
+"""Slots, and the exchange over them: what a run makes of its config at the start, and how far a live change may stretch it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from tianflow.channels.exchange import Exchange
+from tianflow.channels.replay_exchange import ReplayExchange
+from tianflow.components.balancer import make_laws
+from tianflow.errors import ConfigError, Problem, TianflowError
+from tianflow.ledger import Ledger, Limits
+from tianflow.limiter import Limiter
+from tianflow.memory import DRAW_SLOTS, slots_capacity, slots_wanted
+from tianflow.replay_rules import rate_limits
+
+if TYPE_CHECKING:
+    from tianflow.channels.arena import Arena
+    from tianflow.checkpoint import Checkpoint
+    from tianflow.config import Config
+    from tianflow.payloads import TrajectoryLayout
+
+
+class SlotOwner(Protocol):
+    """Whoever owns the memory of slots."""
+
+    @property
+    def arena(self) -> Arena: ...
+    @property
+    def draws(self) -> Arena | None:
+        """With replay, where what is drawn lies."""
+
+    def add_slots(self, count: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Room:
+    """The slots of a run.
+
+    Args:
+        owner: of their memory.
+        layout: of a trajectory.
+    """
+
+    def __init__(self, *, owner: SlotOwner, layout: TrajectoryLayout) -> None:
+        self._owner, self._layout = owner, layout
+        self.draws = owner.draws
+
+    def open(
+        self, config: Config, *, clock: Callable[[], float], beta: Callable[[], float], resumed: Checkpoint | None
+    ) -> Exchange | ReplayExchange:
+        """Make the first slots, and the exchange over them.
+
+        Args:
+            config: settings at the start.
+            clock: monotonic seconds, less the time the run was paused.
+            beta: exponent of importance weights in force.
+            resumed: with replay, whose counts the limiter goes on from.
+        """
+        wanted = min(slots_wanted(config), slots_capacity(config, self._layout))
+        self._owner.add_slots(wanted)
+        batch, arena = config.algorithm.batch_trajectories, self._owner.arena
+        ledger = Ledger(limits=Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted)), slots=wanted)
+        if self.draws is None or config.algorithm.window is None:
+            return Exchange(ledger=ledger, arena=arena, clock=clock)
+        return ReplayExchange(
+            ledger=ledger,
+            arena=arena,
+            clock=clock,
+            draws=self.draws,
+            slots=DRAW_SLOTS,
+            limiter=_limiter(config, resumed),
+            period=config.algorithm.window[1],
+            prioritised=config.replay.selector == "prioritised",
+            beta=beta,
+            seed=config.run.seed,
+            shards=config.replay.shards,
+        )
+
+    def check(self, config: Config) -> None:
+        """Raise ConfigError if ``config`` cannot be put in force: a law refuses it, or the slots can never feed the learner."""
+        make_laws(config)
+        capacity, batch = slots_capacity(config, self._layout), config.algorithm.batch_trajectories
+        if capacity < batch:
+            message = f"the memory limit holds {capacity} trajectories: fewer than a batch can never feed the learner"
+            raise ConfigError([Problem("algorithm.batch_trajectories", batch, message, f"at most {capacity}")])
+
+    def grow(self, config: Config, exchange: Exchange) -> None:
+        """Make the slots that ``config`` wants exist. Raises ConfigError, and nothing changes, when the machine has no room."""
+        room = min(slots_capacity(config, self._layout), exchange.arena.capacity)
+        more = min(slots_wanted(config), room) - exchange.ledger.slots
+        if more <= 0:
+            return
+        try:
+            self._owner.add_slots(more)
+        except TianflowError as error:
+            raise ConfigError([Problem("balance.memory_limit", config.balance.memory_limit, str(error))]) from error
+        exchange.add_slots(more)
+
+
+def _limiter(config: Config, resumed: Checkpoint | None) -> Limiter:
+    limiter = Limiter(limits=rate_limits(config))
+    if resumed is not None and "replay" in resumed.manifest:
+        limiter.restore(resumed.manifest["replay"])
+        if not resumed.manifest.get("replay_files"):  # nothing of what was counted is there any more
+            limiter.deleted(limiter.statistics().size)
+    return limiter
