@@ -51,7 +51,8 @@ def make(plan: Plan) -> Benchmark:
             "processes": "actor, coordinator, learner",
         },
         notes=(
-            "Commit to receive: two messages and two wake-ups, through the coordinator. Data do not move, but writing and copying them leaves caches and cores cold for the messages.",
+            "Commit to receive: two messages and two wake-ups, through the coordinator.",
+            "Data do not move, but writing and copying them leaves caches and cores cold for the messages.",
             "Publishing and reading each make and verify a checksum besides the copy.",
         ),
     )

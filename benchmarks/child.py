@@ -81,6 +81,13 @@ def say(answer: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def parse(said: str) -> dict[str, Any]:
+    """The last line of what a child said."""
+    answer = json.loads(said.strip().splitlines()[-1])
+    assert isinstance(answer, dict)
+    return answer
+
+
 def _start(module: str, arguments: Sequence[object]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments)],
@@ -114,12 +121,9 @@ def _last_words(process: subprocess.Popen[str], module: str, timeout_s: float) -
         said, complaint = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"{module} took longer than {timeout_s:.0f} s") from None
-    lines = said.strip().splitlines()
-    if process.returncode != 0 or not lines:
+    if process.returncode != 0 or not said.strip():
         raise BenchmarkError(f"{module} ended with {process.returncode}:\n{complaint.strip()[-4000:]}")
-    answer = json.loads(lines[-1])
-    assert isinstance(answer, dict)
-    return answer
+    return parse(said)
 
 
 class _MemoryWatch:

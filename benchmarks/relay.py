@@ -107,9 +107,9 @@ def _serve_one(exchange: Exchange, end: socket.socket, closed: Callable[[], None
     return link
 
 
-async def serve(ends: list[socket.socket], shared: SharedArena) -> None:
+async def serve(ends: list[socket.socket], shared: SharedArena, limits: Limits) -> None:
     """The coordinator's end, until one of the others has gone."""
-    exchange = Exchange(ledger=Ledger(limits=Limits(batch=1, max_staleness=0, credits=1), slots=2), arena=shared.arena)
+    exchange = Exchange(ledger=Ledger(limits=limits, slots=shared.arena.capacity), arena=shared.arena)
     over = asyncio.Event()
     links = [_serve_one(exchange, end, over.set) for end in ends]
     await over.wait()
@@ -126,25 +126,42 @@ def _in_child(others: Iterable[socket.socket], work: Coroutine[None, None, None]
     loops.run(failing(work))
 
 
-def relay(nbytes: int, count: int) -> dict[str, float]:
-    """Send ``count`` slots of ``nbytes`` bytes through; times of the later three quarters."""
-    shared = SharedArena(layout=layout_of(nbytes), capacity=2)
-    shared.add_slots(2)
+SendEnd = Callable[[socket.socket, SharedArena], Coroutine[None, None, None]]
+ReceiveEnd = Callable[[socket.socket, SharedArena, Connection], Coroutine[None, None, None]]
+
+
+def through(send_end: SendEnd, receive_end: ReceiveEnd, *, nbytes: int, slots: int, limits: Limits) -> dict[str, list[int]]:
+    """Run the two ends in a process each, and the exchange between them here; what the receiving end found."""
+    shared = SharedArena(layout=layout_of(nbytes), capacity=slots)
+    shared.add_slots(slots)
     context = multiprocessing.get_context("fork")  # nothing that a fork could break has been started
     pairs = [socket_pair(), socket_pair()]
     ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     results, told = context.Pipe(duplex=False)
-    actor = context.Process(target=lambda: _in_child([*ours, theirs[1]], send(theirs[0], shared, nbytes)))
-    learner = context.Process(target=lambda: _in_child([*ours, theirs[0]], receive(theirs[1], shared, nbytes, count, told)))
+    actor = context.Process(target=lambda: _in_child([*ours, theirs[1]], send_end(theirs[0], shared)))
+    learner = context.Process(target=lambda: _in_child([*ours, theirs[0]], receive_end(theirs[1], shared, told)))
     for process in (actor, learner):
         process.start()
     for end in theirs:
         end.close()
     told.close()  # so that a learner that ended early is noticed
-    loops.run(failing(serve(ours, shared)))
-    times = {name: values[count // 4 :] for name, values in results.recv().items()}
+    loops.run(failing(serve(ours, shared, limits)))
+    found: dict[str, list[int]] = results.recv()
     for process in (actor, learner):
         process.join()
+    return found
+
+
+def relay(nbytes: int, count: int) -> dict[str, float]:
+    """Send ``count`` slots of ``nbytes`` bytes through; times of the later three quarters."""
+    found = through(
+        lambda end, shared: send(end, shared, nbytes),
+        lambda end, shared, told: receive(end, shared, nbytes, count, told),
+        nbytes=nbytes,
+        slots=2,
+        limits=Limits(batch=1, max_staleness=0, credits=1),
+    )
+    times = {name: values[count // 4 :] for name, values in found.items()}
     latency = sorted(times["latency"])
     return {
         "commit_to_receive_p50": latency[len(latency) // 2] / 1e3,
