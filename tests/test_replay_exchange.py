@@ -660,6 +660,22 @@ def test_another_ratio_is_in_force_at_once_and_lets_whoever_waits_go_on() -> Non
     world.sound()
 
 
+def test_a_ratio_where_there_was_none_begins_inside_its_band() -> None:
+    world = World(shards=1, limits=OPEN)
+    for _ in range(9):
+        world.filled()
+    assert 9 * ITEMS == world.exchange.limiter.statistics().diff
+    world.exchange.set_rate(TIGHT)
+    assert TIGHT.max_diff == world.exchange.limiter.statistics().diff
+    world.committed()
+    assert 1 == len(world.ledger.live(State.COMMITTED))
+    for _ in range(2):
+        world.settle(world.pulled())
+        world.work()
+    assert [] == world.ledger.live(State.COMMITTED)
+    world.sound()
+
+
 def test_a_learner_that_is_held_back_goes_on_with_a_wider_band() -> None:
     world = World(shards=1, limits=TIGHT)
     world.filled()

@@ -96,7 +96,7 @@ def test_killed_shards_learners_and_actors_come_back_and_both_ledgers_stay_sound
 
 
 def test_a_shard_that_stands_still_holds_training_up_and_one_that_does_so_for_long_is_replaced(tmp_path: Path) -> None:
-    with apex(tmp_path, env__step_timeout_s=1.0) as live:
+    with apex(tmp_path, env__step_timeout_s=1.0, run__grace_s=2.0) as live:
         live.until_training(more=20)
         harness.stop_and_continue(live, "replay-0", seconds=1.0)
         live.until_training(more=20)
@@ -107,6 +107,10 @@ def test_a_shard_that_stands_still_holds_training_up_and_one_that_does_so_for_lo
         assert pid not in live.descendants()
         live.until_training(more=20)
         sound(live)
+        live.kill("replay-0", signal.SIGSTOP)
+        assert 130 == live.interrupt(within_s=20.0)  # the grace time for leaving, and for being reaped
+        assert 0 == live.result["trajectories"]["open"]
+        assert CheckpointStore.load(live.checkpoints()[-1]).version.number == live.result["updates"]
 
 
 def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume_with_what_was_kept_of_replay(tmp_path: Path) -> None:
