@@ -6,6 +6,7 @@ import pytest
 
 from tests.settings import cartpole
 from tianflow.channels.arena import arena_nbytes
+from tianflow.config_loading import load_config
 from tianflow.errors import ConfigError
 from tianflow.layout import make_layout
 from tianflow.memory import check_memory, slots_capacity, slots_wanted
@@ -35,3 +36,9 @@ def test_a_limit_below_a_batch_and_a_slot_an_actor_is_refused_with_what_would_do
     with pytest.raises(ConfigError, match=f"at least {5 * each} bytes"):
         check_memory(config, LAYOUT)
     check_memory(cartpole(balance={"memory_limit": 5 * each}, algorithm={"batch_trajectories": 3}, actors={"count": 2}), LAYOUT)
+
+
+@pytest.mark.parametrize("bound", [3, 50_000, "unbounded"])
+def test_with_replay_slots_do_not_grow_with_the_age_that_items_may_have(bound):
+    given = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn"}, "balance": {"max_staleness": bound}, "actors": {"count": 20}}
+    assert slots_wanted(load_config(given)) == 4 + 2 * 20
