@@ -60,7 +60,8 @@ class Room:
         wanted = min(slots_wanted(config), slots_capacity(config, self._layout))
         self._owner.add_slots(wanted)
         batch, arena = config.algorithm.batch_trajectories, self._owner.arena
-        ledger = Ledger(limits=Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted)), slots=wanted)
+        limits = Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted))
+        ledger = Ledger(limits=limits, slots=wanted, paced=config.algorithm.window is None)
         if self.draws is None or config.algorithm.window is None:
             return Exchange(ledger=ledger, arena=arena, clock=clock)
         return ReplayExchange(
