@@ -905,15 +905,6 @@ def test_a_learner_that_left_stops_grants_and_leaves_what_goes_into_replay_alone
     whole(bench)
 
 
-def test_with_replay_the_bound_limits_no_credits_because_age_is_judged_when_items_are_drawn() -> None:
-    limits = Limits(batch=1, max_staleness=0, credits=8)
-    paced, unpaced = Ledger(limits=limits, slots=8), Ledger(limits=limits, slots=8, paced=False)
-    for ledger, expected in ((paced, 1), (unpaced, 8)):
-        ledger.open_lineage(Version(1, 0))
-        assert expected == sum(ledger.grant("actor-0") is not None for _ in range(8))
-        assert expected == ledger.credits_ceiling
-
-
 def test_ages_of_replayed_items_are_counted_by_item_and_those_beyond_the_bound_as_violations() -> None:
     bench = Bench(bound=None)
     bench.ledger.replayed({0: 3, 5: 2, 40: 1}, None)

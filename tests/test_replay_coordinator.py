@@ -153,11 +153,3 @@ async def test_a_stop_leaves_nothing_open_and_calls_no_shard_lost(tmp_path: Path
         await task
         ledger = world.run.statistics().ledger
         assert (0, {"stopped": 1}) == (ledger.open, ledger.dropped)
-
-
-@pytest.mark.asyncio
-async def test_actors_have_a_credit_for_every_slot_whatever_age_items_may_have(tmp_path: Path) -> None:
-    world = ReplayWorld(tmp_path, apex().model_copy(update={"balance": APEX.balance.model_copy(update={"max_staleness": 0})}))
-    async with going(world):
-        assert 0 == world.run.exchange.ledger.limits.max_staleness
-        await until(lambda: world.run.exchange.ledger.credits_limit == world.run.exchange.ledger.slots)

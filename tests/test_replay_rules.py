@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.settings import cartpole
-from tianflow import config_rules, replay_rules
+from tianflow import replay_rules
 from tianflow.components.shard_making import make_shard
 from tianflow.config import Config
 from tianflow.config_loading import load_config, with_changes
@@ -161,7 +161,3 @@ def test_a_run_without_replay_changes_as_ever_and_takes_no_setting_of_replay() -
     assert 3 == with_changes(before, {"balance": {"max_staleness": 3}}).bound
     with pytest.raises(ConfigError, match="uses each trajectory once"):
         with_changes(before, {"replay": {"samples_per_insert": 2.0}})
-
-
-def test_no_advice_speaks_of_actors_that_a_bound_keeps_idle_where_it_keeps_none() -> None:
-    assert [] == [line for line in config_rules.advice(config(balance={"max_staleness": 1}, actors={"count": 9})) if "idle" in line]

@@ -134,7 +134,7 @@ def advice(config: Config) -> list[str]:
 
 def _idle_actors(config: Config) -> list[str]:
     ceiling, actors, batch = credits_ceiling(config), config.actors.count, config.algorithm.batch_trajectories
-    if ceiling is None or actors <= ceiling - batch or actors == 0 or config.algorithm.window is not None:
+    if ceiling is None or actors <= ceiling - batch or actors == 0:
         return []
     rolling, bound = ceiling - batch, bound_in_force(config)
     sentence = (

@@ -167,11 +167,10 @@ class Ledger:
     Args:
         limits: settings in force.
         slots: slots that exist at first; `add_slots` makes more known.
-        paced: whether the bound limits credits. Not with replay: age is judged when items are drawn, and credits return before.
     """
 
-    def __init__(self, *, limits: Limits, slots: int, paced: bool = True) -> None:
-        self._limits, self._paced = limits, paced
+    def __init__(self, *, limits: Limits, slots: int) -> None:
+        self._limits = limits
         self._tickets: dict[int, Ticket] = {}
         self._free: deque[int] = deque(range(slots))
         self._slots = slots
@@ -224,9 +223,12 @@ class Ledger:
 
     @property
     def credits_ceiling(self) -> int:
-        """C_max = (max_staleness + 1 - publish lag) * B: with more credits a trajectory could be born too stale to be used."""
+        """C_max = (max_staleness + 1 - publish lag) * B: with more credits a trajectory could be born too stale to be used.
+
+        With replay, too: actors that run further ahead keep shards busy with what is too old by the time it could be drawn.
+        """
         bound = self._limits.max_staleness
-        return self._slots if bound is None or not self._paced else max(0, bound + 1 - self.publish_lag) * self._limits.batch
+        return self._slots if bound is None else max(0, bound + 1 - self.publish_lag) * self._limits.batch
 
     @property
     def credits_limit(self) -> int:

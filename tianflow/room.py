@@ -60,8 +60,7 @@ class Room:
         wanted = min(slots_wanted(config), slots_capacity(config, self._layout))
         self._owner.add_slots(wanted)
         batch, arena = config.algorithm.batch_trajectories, self._owner.arena
-        limits = Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted))
-        ledger = Ledger(limits=limits, slots=wanted, paced=config.algorithm.window is None)
+        ledger = Ledger(limits=Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted)), slots=wanted)
         if self.draws is None or config.algorithm.window is None:
             return Exchange(ledger=ledger, arena=arena, clock=clock)
         return ReplayExchange(
