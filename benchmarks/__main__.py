@@ -14,7 +14,18 @@ from pathlib import Path
 from benchmarks import machine, results
 from benchmarks.harness import BenchmarkError, Plan, alternate
 
-NAMES = ("time_to_target", "impala_cartpole", "cost_of_balance", "channels")
+NAMES = (
+    "time_to_target",
+    "impala_cartpole",
+    "cost_of_balance",
+    "channels",
+    "transports",
+    "weights",
+    "actors",
+    "learner",
+    "idle",
+    "replay",
+)
 
 
 def arguments(given: list[str]) -> argparse.Namespace:

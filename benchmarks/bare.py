@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from tianflow.config import Config
-    from tianflow.interfaces import AlgorithmFactory, LearnerBatch
+    from tianflow.interfaces import Algorithm, AlgorithmFactory, LearnerBatch
     from tianflow.payloads import EnvironmentSpec
 
 WARM_S = 0.5
@@ -76,15 +76,8 @@ def act(config: Config) -> Work:
 
 
 def step(config: Config) -> Work:
-    """Update on one batch of real trajectories. The learning rate is 0, so that the batch stays on-policy for ever."""
-    import torch
-
-    from tianflow import envs
-
-    spec = envs.probe(config)
-    batch = _batch(config, spec)
-    learner = _factory(config).make_learner(config, spec, torch.device("cpu"))
-    learner.set_live(0.0, config.algorithm.entropy_cost)
+    """Update on one batch of real trajectories."""
+    learner, batch = learning(config)
 
     def work() -> int:
         result = learner.step(batch)
@@ -93,6 +86,19 @@ def step(config: Config) -> Work:
         return int(result.samples)
 
     return work
+
+
+def learning(config: Config) -> tuple[Algorithm, LearnerBatch]:
+    """The shipped learner and a batch for it. The learning rate is 0, so that the batch stays on-policy for ever."""
+    import torch
+
+    from tianflow import envs
+
+    spec = envs.probe(config)
+    batch = _batch(config, spec)
+    learner = _factory(config).make_learner(config, spec, torch.device("cpu"))
+    learner.set_live(0.0, config.algorithm.entropy_cost)
+    return learner, batch
 
 
 def _batch(config: Config, spec: EnvironmentSpec) -> LearnerBatch:

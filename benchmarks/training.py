@@ -29,7 +29,7 @@ UNITS = {
     "learner_waits": "of the time",
     "actors_wait": "of the time",
 }
-"""What `measure` gives, with units."""
+"""What `measure` gives, with units; beside that ``updates_per_s``, which says something only where updates are all alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Window:
 
 
 def measure(config: str, overrides: Sequence[str], window: Window, scratch: Path) -> Values:
-    """Train ``config`` (a file in ``configs``) in a child process; rates and shares over ``window``."""
+    """Train ``config`` (a file in ``configs``, or a whole path) in a child process; rates and shares over ``window``."""
     with tempfile.TemporaryDirectory(dir=scratch) as runs:
         arguments = (CONFIGS / config, window.warm_s, window.seconds, runs, *overrides)
         return child.run("benchmarks.training", *arguments, timeout_s=120.0 + 4.0 * (window.warm_s + window.seconds)).answer
@@ -73,6 +73,7 @@ def between(before: RunStatistics, after: RunStatistics) -> Values:
     returns = after.recent_returns
     return {
         "committed_per_s": (last.steps_committed - first.steps_committed) / seconds,
+        "updates_per_s": (last.updates - first.updates) / seconds,
         "trained_per_s": (last.steps_trained - first.steps_trained) / seconds,
         "return": sum(returns) / len(returns) if returns else None,
         "staleness_mean": sum(age * count for age, count in ages.items()) / trained if trained else None,

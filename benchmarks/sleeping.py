@@ -1,0 +1,31 @@
+"""An environment of Python whose steps take time without computing, as those that ask a simulator or a device do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+STEP_S = 0.005
+
+
+class Sleeping(gymnasium.Env[Any, Any]):
+    """Rests for `STEP_S` seconds a step; episodes of 200 steps that say nothing."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self._steps = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(STEP_S)
+        self._steps += 1
+        return np.zeros(4, np.float32), float(action), False, self._steps >= 200, {}
