@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,26 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import channels, child, cost_of_balance, impala_cartpole, machine, results, time_to_target, training
+from benchmarks import (
+    actors,
+    carriers,
+    channels,
+    child,
+    cost_of_balance,
+    halves,
+    idle,
+    impala_cartpole,
+    learner,
+    machine,
+    replay,
+    resting,
+    results,
+    shards,
+    time_to_target,
+    training,
+    transports,
+    weights,
+)
 from benchmarks.harness import Benchmark, BenchmarkError, Outcome, Plan, Ratio, Side, Values, alternate, quotient, spread
 from benchmarks.machine import Load, Reading
 from benchmarks.paced import Pace
@@ -316,12 +338,146 @@ child.say({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
 # The benchmarks themselves ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [impala_cartpole, cost_of_balance, channels])
+MADE = [impala_cartpole, cost_of_balance, channels, transports, weights, actors, learner, idle, replay]
+
+
+@pytest.mark.parametrize("module", MADE)
 def test_every_benchmark_can_be_made_and_says_how_to_repeat_it(module: Any, tmp_path: Path) -> None:
     made = module.make(Plan(quick=True, rounds=2, scratch=tmp_path))
     assert len(made.sides) == len({side.name for side in made.sides})
     assert made.settings
     assert made.name in command_line.NAMES
+
+
+def test_every_benchmark_that_can_be_named_is_there() -> None:
+    assert {"time_to_target", *(module.__name__.removeprefix("benchmarks.") for module in MADE)} == set(command_line.NAMES)
+
+
+def test_carriers_that_are_not_installed_are_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports.importlib.util, "find_spec", lambda name: None)
+    made = transports.make(Plan(quick=True, rounds=1, scratch=tmp_path))
+    assert {"tianflow", transports.COLD, "memcpy", "multiprocessing.Queue"} == {side.name for side in made.sides}
+    assert {f"{name} is not installed, so it was left out." for name in ("zmq ipc", "zmq tcp", "mpi4py")} == set(made.notes[3:])
+    values = {side.name: dict.fromkeys(made.units, 2.0) for side in made.sides}
+    assert {1.0} == {ratio.of(values) for ratio in made.ratios}
+
+
+def test_without_an_mpi_there_is_no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(carriers, "mpiexec", lambda: None)
+    assert ("mpi4py",) == transports.missing_carriers()
+
+
+@pytest.mark.parametrize("module", [actors, learner, replay])
+def test_without_atari_it_is_said_what_to_install(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
+        module.make(Plan(quick=True, rounds=1, scratch=tmp_path))
+
+
+@pytest.mark.parametrize("case", [*actors.CASES.items(), *learner.CASES.items(), *replay.SHARDS.items()])
+def test_every_case_of_a_half_is_a_config(case: tuple[str, tuple[Path, tuple[str, ...]]]) -> None:
+    name, (file, overrides) = case
+    config = load_config(file, overrides)
+    assert ("ALE" in config.env.id) == any(word in name for word in ("ALE", "Atari", "nature_cnn", "impala_resnet"))
+    assert name == config.network.name or case not in learner.CASES.items()
+
+
+def test_the_smaller_limit_counts() -> None:
+    values: dict[str, Values] = {
+        "apex, 2 shards": {"updates_per_s": 30.0},
+        "limits, 2 shards": {"draws": 100.0, "steps": 40.0},
+    }
+    assert 0.75 == replay.over_limit(values, 2)
+
+
+# What is timed ---------------------------------------------------------------------------------------------------------
+
+
+def test_parts_take_turns_and_their_rates_are_their_own() -> None:
+    calls: list[str] = []
+
+    def work(name: str, units: int, seconds: float) -> Callable[[], int]:
+        def do() -> int:
+            calls.append(name)
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                pass
+            return units
+
+        return do
+
+    found = halves.take_turns({"a": work("a", 10, 0.02), "b": work("b", 30, 0.03)}, 0.15)
+    turns = [name for name, _ in itertools.groupby(calls)]
+    assert ["a", "b"] * (len(turns) // 2) == turns
+    assert len(turns) >= 6
+    assert found["a"] <= 500.0
+    assert found["b"] <= 1000.0
+    assert min(found.values()) > 0.0
+
+
+def test_a_message_is_told_by_rate_and_by_the_later_latencies() -> None:
+    found = carriers.figures(2.0, 10, 1_000_000, [9_000_000, 1000, 2000, 3000])
+    assert {"messages": 5.0, "bandwidth": 5.0, "p50": 2.0, "p99": 2.0} == found
+
+
+def test_the_larger_the_fewer_messages_but_never_none() -> None:
+    sizes = list(transports.SIZES.values())
+    for share in (0.02, 1.0):
+        found = [carriers.counts(nbytes, share) for nbytes in sizes]
+        assert sorted(found, reverse=True) == found
+        assert min(min(pair) for pair in found) >= 2
+
+
+@pytest.mark.parametrize("carrier", ["memcpy", "queue"])
+def test_a_carrier_brings_every_message(carrier: str) -> None:
+    found = child.run("benchmarks.carriers", carrier, 0.02, 4096, timeout_s=30.0).answer["4096"]
+    assert set(transports.FIGURES) == set(found)
+    assert min(found.values()) > 0.0
+
+
+def test_what_the_producer_wrote_is_what_the_consumer_copies() -> None:
+    sent: list[Any] = []
+    carriers.produce(lambda _, data: sent.append(data.copy()), lambda: None, 4096, 0.02)
+    many, single = carriers.counts(4096, 0.02)
+    assert 1 + many + single == len(sent)
+    stamps = [int(data[: carriers.STAMP].view("int64")[0]) for data in sent[1 + many :]]
+    assert sorted(set(stamps)) == stamps
+    arriving = iter(sent)
+    found = carriers.consume(lambda: next(arriving), lambda: None, 4096, 0.02)
+    assert found["p50"] > 0.0
+    assert next(arriving, None) is None
+
+
+@pytest.mark.parametrize("what", ["slots", "cold"])
+def test_trajectories_stream_through_slots(what: str) -> None:
+    found = child.run("benchmarks.streamed", what, 0.02, 65536, timeout_s=30.0).answer["65536"]
+    assert set(transports.FIGURES) == set(found)
+    assert min(found.values()) > 0.0
+
+
+def test_the_last_reader_has_the_weights_after_they_were_published() -> None:
+    found = child.run("benchmarks.parameters", "spread", 4096, 2, 4, timeout_s=30.0).answer
+    assert found["last_reader"] > found["publish"] > 0.0
+
+
+def test_a_stopped_process_uses_nothing_and_a_busy_one_all() -> None:
+    before, began = resting.cpu_seconds(os.getpid()), time.thread_time()
+    while time.thread_time() - began < 0.1:
+        pass
+    assert 0.09 < resting.cpu_seconds(os.getpid()) - before < 1.0
+    assert resting.pss_mib([os.getpid()]) > 1.0
+
+
+def test_a_shard_is_filled_by_real_trajectories_until_it_lets_go() -> None:
+    config = load_config(replay.CARTPOLE, ("replay.capacity=2000", "replay.min_size=100", "env.num_envs=4"))
+    source = shards.fragments(config)
+    first = [next(source) for _ in range(shards.FRAGMENTS + 1)]
+    assert [0, *range(1, shards.FRAGMENTS), 0] == [fragment.number for fragment in first]
+    assert [0, 1] == [first[0].stream.incarnation, first[-1].stream.incarnation]
+    found = shards.filled(config, source).statistics().steps
+    assert sum(found.removed.values()) > 0
+    assert found.resident > 1000
 
 
 def test_without_its_peer_a_comparison_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
