@@ -25,7 +25,7 @@ from tianflow.coordinator import Run
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError, StateConflictError
 from tianflow.launchers.inline import HeapSlots
 from tianflow.layout import make_layout
-from tianflow.payloads import Episode, Evaluation, SavedState, Trajectory, Version
+from tianflow.payloads import Episode, Evaluation, SavedState, Settlement, Trajectory, Version
 from tianflow.program import HostSpec
 from tianflow.statistics import ComponentStatistics, StateClock, TimeShares
 from tianflow.validation import require_valid
@@ -497,6 +497,25 @@ async def test_a_run_that_ends_by_itself_is_judged_and_saved_at_its_last_version
     assert ("done", "max_env_steps") == (world.run.state, world.run.end_reason)
     assert ([FIRST], ["v1-0000000000"]) == (world.evaluator.asked, world.checkpoints)
     assert [True] == world.learner.held  # else it could train on what it has pulled ahead, and nobody would keep that
+
+
+async def test_after_the_last_update_nobody_begins_anything(tmp_path: Path) -> None:
+    """What was begun then would be committed, and counted, only if the run is slow to end: a deterministic run would not repeat."""
+    world = World(tmp_path, config(run={"max_updates": 1}))
+    async with going(world) as task:
+        world.commit()
+        pulled: list[Any] = []
+        world.run.exchange.request_batch(FIRST, pulled.append)
+        (batch,) = pulled
+        granted: list[Any] = []
+        for actor in range(8):  # more than there are credits
+            world.run.exchange.request_grant(f"actor-{actor}", granted.append)
+        before = len(granted)
+        tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
+        world.run.exchange.settle(Settlement(Version(FIRST.lineage, FIRST.number + 1), tickets, 1, True))
+        assert before == len(granted) < 8
+        await soon(task)
+    assert ("done", "max_updates") == (world.run.state, world.run.end_reason)
 
 
 async def test_an_evaluator_that_is_gone_at_the_end_costs_the_evaluation_and_not_the_checkpoint(tmp_path: Path) -> None:

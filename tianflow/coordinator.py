@@ -495,6 +495,7 @@ class Run:
         self._last_update = time.time()
         number, run = self.exchange.ledger.version.number, self.config.run
         if run.max_updates is not None and number >= run.max_updates:
+            self.exchange.hold_grants("ending")  # nobody begins what would be committed, and counted, only if the run is slow to end
             self.end("done", "max_updates")
         elif run.deterministic and number % run.barrier_updates == 0:
             self.exchange.hold_grants("barrier")
