@@ -101,11 +101,16 @@ def cases() -> tuple[Case, ...]:
         remembering, forgetting = {"network.lstm": 32, "run.max_env_steps": 600_000}, {"network.lstm": 0, "run.max_env_steps": 300_000}
         found.append(Case(f"memory {name} lstm", f"cartpole_{name}", {**memory, **remembering}, seeds=3, needed=3))
         found.append(Case(f"memory {name} without", f"cartpole_{name}", {**memory, **forgetting}, seeds=3, needed=0))
-    for shards in (1, 4):
-        found.append(Case(f"cartpole_apex {shards} shard{'s' * (shards > 1)}", "cartpole_apex", {"replay.shards": shards}))
+    found += [Case(f"cartpole_apex, shards: {shards}", "cartpole_apex", {"replay.shards": shards}) for shards in (1, 4)]
     found.append(Case("pendulum_sac", "pendulum_sac"))
     found.append(Case("memory_r2d2", "memory_r2d2"))
-    without = {"algorithm.burn_in": None, "algorithm.unroll": None, "algorithm.name": "dqn", "network.lstm": 0, "run.max_env_steps": 200_000}
+    without: Mapping[str, object] = {
+        "algorithm.burn_in": None,
+        "algorithm.unroll": None,
+        "algorithm.name": "dqn",
+        "network.lstm": 0,
+        "run.max_env_steps": 200_000,
+    }
     found.append(Case("memory_r2d2 without memory (dqn)", "memory_r2d2", without, seeds=3, needed=0))
     found.append(Case("pong_impala", "pong_impala", {"run.max_seconds": 600.0}, seeds=1, needed=1, rises_to=PONG_RISES))
     return tuple(found)

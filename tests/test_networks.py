@@ -266,7 +266,8 @@ def test_mlp_with_memory_shares_its_torso() -> None:
 
 def test_checking_a_built_in_network_does_not_import_torch() -> None:
     code = (
-        "import sys; from tianflow import network_rules; from tianflow.config import Config, EnvSettings, NetworkSettings, PPOSettings; from tianflow.payloads import *;"
+        "import sys; from tianflow import network_rules; from tianflow.payloads import *;"
+        "from tianflow.config import Config, EnvSettings, NetworkSettings, PPOSettings;"
         "leaf = LeafSpec('', (5,), 'float32'); action = ActionSpec('discrete', (), 'int64', (2,), (0,));"
         "config = Config(env=EnvSettings(id='x'), algorithm=PPOSettings(), network=NetworkSettings(lstm=3));"
         "assert not network_rules.check_network(config, EnvironmentSpec('x', (leaf,), action, 1, 'next_step'));"
