@@ -101,7 +101,7 @@ def cases() -> tuple[Case, ...]:
         remembering, forgetting = {"network.lstm": 32, "run.max_env_steps": 600_000}, {"network.lstm": 0, "run.max_env_steps": 300_000}
         found.append(Case(f"memory {name} lstm", f"cartpole_{name}", {**memory, **remembering}, seeds=3, needed=3))
         found.append(Case(f"memory {name} without", f"cartpole_{name}", {**memory, **forgetting}, seeds=3, needed=0))
-    found += [Case(f"cartpole_apex, shards: {shards}", "cartpole_apex", {"replay.shards": shards}) for shards in (1, 4)]
+    found += [Case(f"cartpole_apex {name}", "cartpole_apex", {"replay.shards": count}) for count, name in ((1, "1 shard"), (4, "4 shards"))]
     found.append(Case("pendulum_sac", "pendulum_sac"))
     found.append(Case("memory_r2d2", "memory_r2d2"))
     without: Mapping[str, object] = {
