@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tianflow.components.rows import Row, accumulate, blank, take_apart
+from tianflow.components.rows import Row, SlotRows, accumulate, blank
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
 from tianflow.envs.vector import VectorEnvironment
@@ -132,6 +132,7 @@ class Rollout:
         self._environment: VectorEnvironment | None = None
         self._carry = self._first_carry()
         self._noise = np.random.default_rng(0)
+        self._rows = SlotRows(replayed=config.algorithm.window is not None)
 
     def prepare(self) -> VectorEnvironment:
         """Make and reset the environments, unless they are there.
@@ -207,7 +208,7 @@ class Rollout:
 
     def _walk(self, walk: _Walk, slot: SlotView, min_fragment_steps: int) -> None:
         """Step until the slot is full, a cut is due, or someone says stop."""
-        rows = take_apart(slot.arrays, replayed=self._config.algorithm.window is not None)
+        rows = self._rows.of(slot.arrays)
         self._policy.place(self._actor, self._actors())
         noise = self._policy.noise(len(rows), self._spec.num_envs, self._noise)
         each_step = self._config.actors.refresh == "step"

@@ -34,7 +34,7 @@ class Row:
 
 
 def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
-    """Every row's views, made once per trajectory, so that a step indexes nothing. ``replayed``: as in `make_layout`."""
+    """Every row's views, made beforehand, so that a step indexes nothing. ``replayed``: as in `make_layout`."""
     leaves = [name.removeprefix("obs/") for name in arrays if name.startswith("obs/")]
     observations, starts = _by_row({name: list(arrays[f"obs/{name}"]) for name in leaves}), list(arrays["start"])
     tensors = _by_row({name: torch.from_numpy(arrays[f"obs/{name}"]).unbind(0) for name in leaves})
@@ -50,6 +50,34 @@ def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
     actions, versions = arrays["action"], arrays["version"].reshape(-1, 1)
     action_tensors = torch.from_numpy(actions).unbind(0)
     return list(map(Row, tensors, mask_tensors, starts, actions, action_tensors, versions, outcomes, _states(arrays, replayed)))
+
+
+class SlotRows:
+    """The rows of the slots that were written last, so that a slot that comes round again is not taken apart again.
+
+    Args:
+        replayed: as in `make_layout`.
+        most: rows to keep; each takes about 1.5 kB.
+    """
+
+    def __init__(self, *, replayed: bool, most: int = 256) -> None:
+        self._replayed, self._most, self._count = replayed, most, 0
+        self._kept: dict[int, tuple[Arrays, list[Row]]] = {}
+        """By the identity of the arrays, which are kept too, so that no others can have it meanwhile."""
+
+    def of(self, arrays: Arrays) -> list[Row]:
+        """The rows of ``arrays``: the same list for the same mapping while it is kept."""
+        found = self._kept.get(id(arrays))
+        if found is not None:
+            return found[1]
+        rows = take_apart(arrays, replayed=self._replayed)
+        while self._kept and self._count + len(rows) > self._most:
+            _, oldest = self._kept.pop(next(iter(self._kept)))
+            self._count -= len(oldest)
+        if len(rows) <= self._most:
+            self._kept[id(arrays)] = arrays, rows
+            self._count += len(rows)
+        return rows
 
 
 def _states(arrays: Arrays, replayed: bool) -> Sequence[dict[str, torch.Tensor]]:
