@@ -281,3 +281,19 @@ def test_while_nothing_changes_diff_is_inserts_times_ratio_less_samples(spi: flo
             limiter.drawn(1)
     found = limiter.statistics()
     assert found.inserts * spi - found.samples == pytest.approx(found.diff, abs=1e-6 * (1.0 + abs(found.inserts * spi)))
+
+
+def test_items_on_their_way_count_as_if_they_were_in() -> None:
+    """What was let in a moment ago and is not stored yet must not let others in on its place."""
+    limits = RateLimits(2.0, 10, 0.0, 60.0, 1000, insert_size=10, draw_size=4)
+    asked, told = Limiter(limits=limits), Limiter(limits=limits)
+    asked.inserted(10)
+    told.inserted(10)
+    for ahead in range(30):
+        assert told.may_insert(5) is asked.may_insert(5, ahead=ahead)
+        told.inserted(1)
+    assert not asked.may_insert(5, ahead=29)
+    empty = Limiter(limits=limits)
+    assert empty.may_insert(10, ahead=9)
+    assert empty.may_insert(10, ahead=20)
+    assert not empty.may_insert(10, ahead=21)

@@ -107,11 +107,15 @@ class Limiter:
     def limits(self) -> RateLimits:
         return self._limits
 
-    def may_insert(self, n: int) -> bool:
-        """True if ``n`` items may be inserted now. ValueError if that is more than ``insert_size``."""
+    def may_insert(self, n: int, *, ahead: int = 0) -> bool:
+        """True if ``n`` items may be inserted now, on top of ``ahead`` that were let in and are not counted yet.
+
+        Raises:
+            ValueError: ``n`` is more than ``insert_size``.
+        """
         _check("insert", n, self._limits.insert_size)
-        small = self._inserts - self._deletes < self._limits.min_size
-        return small or self._diff + self._limits.samples_per_insert * n <= self._limits.max_diff
+        small = self._inserts - self._deletes + ahead < self._limits.min_size
+        return small or self._diff + self._limits.samples_per_insert * (ahead + n) <= self._limits.max_diff
 
     def may_draw(self, m: int) -> bool:
         """True if ``m`` items may be drawn now. ValueError if that is more than ``draw_size``."""

@@ -282,11 +282,9 @@ class ReplayExchange(Exchange):
 
     def _room_for(self, items: int) -> bool:
         """Whether the limiter would let so many in on top of those that are on their way."""
-        limits, now, ahead = self.limiter.limits, self.limiter.statistics(), self._shards.ahead
-        if now.size + ahead < limits.min_size or now.diff + limits.samples_per_insert * (ahead + items) <= limits.max_diff:
-            return True
-        # Of what is there nothing can be drawn any more: waiting for draws would be waiting for ever.
-        return not ahead and self._shards.drained
+        ahead = self._shards.ahead
+        # If of what is there nothing can be drawn any more, waiting for draws would be waiting for ever.
+        return self.limiter.may_insert(items, ahead=ahead) or (not ahead and self._shards.drained)
 
     def _serve(self) -> None:
         """Begin the draw that the learner waits for, if both limiter and shards have it."""
