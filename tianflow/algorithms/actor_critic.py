@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tianflow.algorithms.flat import Adam, FlatBuffer
+from tianflow.algorithms.flat import Adam, FlatBuffer, require_alike
 from tianflow.algorithms.normalisers import ObservationNormaliser, RewardNormaliser
 from tianflow.config import AlgorithmSettings, Config
-from tianflow.errors import CheckpointError
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
 from tianflow.network_rules import is_image, state_spec
 from tianflow.networks import Network, Output, make_network
@@ -265,10 +264,7 @@ class ActorCriticLearner(ABC):
         Raises:
             CheckpointError: it is of another model; nothing was changed.
         """
-        for name, array in self.state_dict().items():
-            found = f"{state[name].dtype}{list(state[name].shape)}" if name in state else "nothing"
-            if found != f"{array.dtype}{list(array.shape)}":
-                raise CheckpointError(f"{name} is {found}, this model needs {array.dtype}{list(array.shape)}")
+        require_alike(state, self.state_dict())
         self.model.buffer.bytes.copy_(torch.tensor(state["flat"]))
         self.optimiser.mean.copy_(torch.tensor(state["adam/mean"]))
         self.optimiser.square.copy_(torch.tensor(state["adam/square"]))

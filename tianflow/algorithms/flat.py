@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tianflow.errors import CheckpointError
 from tianflow.payloads import TableEntry, WeightsTable, aligned
 
 
@@ -75,3 +78,11 @@ class Adam:
         self.square.mul_(beta_2).addcmul_(self._gradients, self._gradients, value=1.0 - beta_2)
         scale = (self.square.sqrt() / math.sqrt(1.0 - beta_2**self.steps)).add_(self._epsilon)
         self._parameters.addcdiv_(self.mean, scale, value=-learning_rate / (1.0 - beta_1**self.steps))
+
+
+def require_alike(state: Mapping[str, NDArray[Any]], needed: Mapping[str, NDArray[Any]]) -> None:
+    """Raise CheckpointError unless ``state`` has every array of ``needed`` with its dtype and shape."""
+    for name, array in needed.items():
+        found = f"{state[name].dtype}{list(state[name].shape)}" if name in state else "nothing"
+        if found != f"{array.dtype}{list(array.shape)}":
+            raise CheckpointError(f"{name} is {found}, this model needs {array.dtype}{list(array.shape)}")

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tianflow.algorithms.actor_critic import never
+from tianflow.algorithms.flat import require_alike
 from tianflow.algorithms.off_policy_models import Model, Module, Optimiser
 from tianflow.config import Config
-from tianflow.errors import CheckpointError
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.off_policy_settings import OffPolicySettings
 from tianflow.ops.returns import NStep, n_step
@@ -210,10 +210,7 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         Raises:
             CheckpointError: it is of another model; nothing was changed.
         """
-        for name, array in self.state_dict().items():
-            found = f"{state[name].dtype}{list(state[name].shape)}" if name in state else "nothing"
-            if found != f"{array.dtype}{list(array.shape)}":
-                raise CheckpointError(f"{name} is {found}, this model needs {array.dtype}{list(array.shape)}")
+        require_alike(state, self.state_dict())
         for name, tensor in self._tensors().items():
             tensor.copy_(torch.tensor(state[name]))
         for name, optimiser in self.optimisers.items():
