@@ -30,7 +30,7 @@ def make(plan: Plan) -> Benchmark:
     if importlib.util.find_spec("ale_py") is None:
         raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
     seconds = 0.02 if plan.quick else 1.0
-    shorter = ("actors.rollout_steps=2",) if plan.quick else ()
+    shorter = ("actors.rollout_steps=2", "env.num_envs=2") if plan.quick else ()
 
     def side(name: str) -> Side:
         config, overrides = CASES[name]

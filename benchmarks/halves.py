@@ -45,7 +45,9 @@ def take_turns(works: Mapping[str, bare.Work], seconds: float) -> dict[str, floa
 
 def actor(config: Config) -> dict[str, bare.Work]:
     """Steps of the environments of one actor."""
-    return {"environment": _stepping(config), "inference": _acting(config), "slots": _rolling(config)}
+    vector = _vector(config)
+    observation, _ = vector.reset(seed=config.run.seed)
+    return {"environment": _stepping(config, vector), "inference": _acting(config, vector, observation), "slots": _rolling(config)}
 
 
 def _vector(config: Config) -> Any:
@@ -66,12 +68,11 @@ def _vector(config: Config) -> Any:
     return gymnasium.make_vec(settings.id, num_envs=settings.num_envs, vectorization_mode="vector_entry_point", **kwargs)
 
 
-def _stepping(config: Config) -> bare.Work:
+def _stepping(config: Config, vector: Any) -> bare.Work:
     """Actions that were drawn beforehand."""
     import numpy as np
 
-    vector, steps = _vector(config), config.actors.rollout_steps
-    vector.reset(seed=config.run.seed)
+    steps = config.actors.rollout_steps
     choices = int(vector.single_action_space.n)
     actions = list(np.random.default_rng(config.run.seed).integers(0, choices, (steps, config.env.num_envs)))
 
@@ -83,17 +84,16 @@ def _stepping(config: Config) -> bare.Work:
     return work
 
 
-def _acting(config: Config) -> bare.Work:
+def _acting(config: Config, vector: Any, observation: Any) -> bare.Work:
     """What the shipped policy chooses; nothing is kept."""
     import numpy as np
     import torch
 
     from tianflow import envs
 
-    vector, steps, environments = _vector(config), config.actors.rollout_steps, config.env.num_envs
+    steps, environments = config.actors.rollout_steps, config.env.num_envs
     policy = _factory(config).make_policy(config, envs.probe(config))
     generator = np.random.default_rng(config.run.seed)
-    observation, _ = vector.reset(seed=config.run.seed)
 
     def work() -> int:
         nonlocal observation

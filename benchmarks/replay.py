@@ -41,7 +41,7 @@ def make(plan: Plan) -> Benchmark:
     window = training.Window(0.5, 1.0) if plan.quick else training.Window(3.0, 6.0)
     seconds = 0.05 if plan.quick else 1.0
     seeds = tuple(range(1, plan.rounds + 1))
-    shorter = ("env.num_envs=4",) if plan.quick else ()
+    shorter = ("env.num_envs=2", "replay.capacity=2000") if plan.quick else ()
 
     def rates(name: str) -> Values:
         config, overrides = SHARDS[name]
