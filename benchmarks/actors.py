@@ -9,10 +9,10 @@ from benchmarks import halves, sleeping, training
 from benchmarks.harness import Benchmark, BenchmarkError, Plan, Ratio, RoundValues, Side, quotient
 from benchmarks.machine import ROOT
 
-PONG = ("env.num_envs=16", "env.kwargs.img_height=84", "env.kwargs.img_width=84", "network.name=nature_cnn", "actors.rollout_steps=20")
+PONG = ("env.num_envs=8", "env.kwargs.img_height=84", "env.kwargs.img_width=84", "network.name=nature_cnn", "actors.rollout_steps=20")
 CASES = {
     "CartPole, 64": (training.CONFIGS / "impala_cartpole.toml", ()),
-    "ALE Pong 84x84x4, 16": (ROOT / "configs" / "pong_impala.toml", PONG),
+    "ALE Pong 84x84x4, 8": (ROOT / "configs" / "pong_impala.toml", PONG),
     "sleeping 5 ms, 4": (
         training.CONFIGS / "impala_cartpole.toml",
         ("env.id=benchmarks.sleeping:Sleeping", "env.num_envs=4", "actors.rollout_steps=4"),
@@ -29,7 +29,7 @@ def make(plan: Plan) -> Benchmark:
     """
     if importlib.util.find_spec("ale_py") is None:
         raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
-    seconds = 0.02 if plan.quick else 1.0
+    seconds = 0.02 if plan.quick else 0.6
     shorter = ("actors.rollout_steps=2", "env.num_envs=2") if plan.quick else ()
 
     def side(name: str) -> Side:
@@ -55,7 +55,7 @@ def make(plan: Plan) -> Benchmark:
         settings={
             "parts": f"take turns of {halves.TURN_S:g} s in one process on one core, {seconds:g} s each",
             "CartPole": "64 environments, T = 32, mlp 64-64 relu",
-            "ALE Pong": "16 environments of one thread, 84 x 84 x 4, frame skip 4 (not multiplied), T = 20, nature_cnn",
+            "ALE Pong": "8 environments of one thread, 84 x 84 x 4, frame skip 4 (not multiplied), T = 20, nature_cnn",
             "sleeping": f"4 environments of Python, one after another, {sleeping.STEP_S * 1e3:g} ms a step each, T = 4, mlp 64-64 relu",
         },
         notes=("With slots: also log-probabilities, flags, episode returns, and looking for what is not finite.",),

@@ -30,8 +30,10 @@ from numpy.typing import NDArray
 from benchmarks import child
 
 Bytes = NDArray[np.uint8]
-Send = Callable[[int, Bytes], None]
-"""Write the numbered message, whose bytes are given, into memory of the producer's and send it."""
+Write = Callable[[int, Bytes], Bytes]
+"""Write the numbered message, whose bytes are given, into memory of the producer's: that memory."""
+Send = Callable[[Bytes, int], object]
+"""Send what was written, by number."""
 Receive = Callable[[], Bytes]
 
 STAMP = 8  # bytes at the start of a message: when it was sent, in monotonic nanoseconds
@@ -59,19 +61,20 @@ def figures(seconds: float, many: int, nbytes: int, latency: list[int]) -> dict[
     }
 
 
-def produce(send: Send, acknowledged: Callable[[], object], nbytes: int, share: float) -> None:
+def produce(write: Write, send: Send, acknowledged: Callable[[], object], nbytes: int, share: float) -> None:
     """The producer's end: all messages of one size. ``acknowledged`` waits until the last one has been copied."""
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     many, single = counts(nbytes, share)
     for number in range(1 + many):
-        send(number, source)
+        send(write(number, source), number)
         if number == 0:
             acknowledged()  # whatever is set up by a first message is there now
     acknowledged()
     for number in range(single):
+        written = write(number, source)
         time.sleep(PAUSE_S)
-        source[:STAMP].view(np.int64)[0] = time.monotonic_ns()
-        send(number, source)
+        written[:STAMP].view(np.int64)[0] = time.monotonic_ns()
+        send(written, number)
         acknowledged()
 
 
@@ -124,15 +127,18 @@ def zmq_over(address: str, nbytes: int, share: float) -> dict[str, float]:
         socket.connect(address)
         ring = [(np.zeros(nbytes, np.uint8), zmq.MessageTracker()) for _ in range(IN_FLIGHT)]
 
-        def send(number: int, data: Bytes) -> None:
+        def write(number: int, data: Bytes) -> Bytes:
             buffer, tracker = ring[number % IN_FLIGHT]
             tracker.wait()
             np.copyto(buffer, data)
-            sent = socket.send(buffer, copy=copy, track=not copy)
-            if not copy:
-                ring[number % IN_FLIGHT] = (buffer, sent)
+            return buffer
 
-        produce(send, acknowledged, nbytes, share)
+        def send(written: Bytes, number: int) -> None:
+            sent = socket.send(written, copy=copy, track=not copy)
+            if not copy:
+                ring[number % IN_FLIGHT] = (written, sent)
+
+        produce(write, send, acknowledged, nbytes, share)
         socket.close(linger=-1)
         context.term()
 
@@ -170,7 +176,7 @@ def queue(nbytes: int, share: float) -> dict[str, float]:
     carrier: multiprocessing.Queue[Bytes] = multiprocessing.get_context("fork").Queue(IN_FLIGHT)
 
     def producing(acknowledged: Callable[[], object]) -> None:
-        produce(lambda _, data: carrier.put(data.copy()), acknowledged, nbytes, share)
+        produce(lambda _, data: data.copy(), lambda written, _: carrier.put(written), acknowledged, nbytes, share)
         carrier.close()
         carrier.join_thread()
 
@@ -219,13 +225,13 @@ def mpi_rank(nbytes: int, share: float) -> dict[str, float]:
     world: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
     buffer = np.zeros(nbytes, np.uint8)
 
-    def send(_: int, data: Bytes) -> None:
+    def write(_: int, data: Bytes) -> Bytes:
         np.copyto(buffer, data)
-        world.send(buffer, dest=0, tag=1)
+        return buffer
 
     if world.rank == 0:
         return consume(lambda: world.recv(source=1, tag=1), lambda: world.send(None, dest=1, tag=2), nbytes, share)
-    produce(send, lambda: world.recv(source=0, tag=2), nbytes, share)
+    produce(write, lambda written, _: world.send(written, dest=0, tag=1), lambda: world.recv(source=0, tag=2), nbytes, share)
     return {}
 
 

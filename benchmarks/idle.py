@@ -16,7 +16,7 @@ TIMEOUT_S = 120.0
 
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
-    train_s, seconds = (0.5, 1.0) if plan.quick else (2.0, 5.0)
+    train_s, seconds = (0.5, 1.0) if plan.quick else (1.0, 3.0)
     config = training.CONFIGS / "impala_cartpole.toml"
 
     def paused() -> Values:

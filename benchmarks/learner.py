@@ -26,7 +26,7 @@ def make(plan: Plan) -> Benchmark:
     """
     if importlib.util.find_spec("ale_py") is None:
         raise BenchmarkError("ale-py is not installed: pip install -e '.[bench]'")
-    seconds = 0.02 if plan.quick else 1.2
+    seconds = 0.02 if plan.quick else 0.8
     shorter = ("actors.rollout_steps=2", "env.num_envs=2") if plan.quick else ()
 
     def side(name: str) -> Side:
@@ -45,7 +45,7 @@ def make(plan: Plan) -> Benchmark:
         settings={
             "parts": f"take turns of {halves.TURN_S:g} s or one update in one process on one core, {seconds:g} s each",
             "mlp": "IMPALA, 64 x 32 samples of CartPole, mlp 64-64 relu",
-            "nature_cnn": "IMPALA, 16 x 20 samples of 84 x 84 x 4",
+            "nature_cnn": "IMPALA, 8 x 20 samples of 84 x 84 x 4",
             "impala_resnet": "IMPALA, 4 x 20 samples of 84 x 84 x 4",
         },
         notes=("Left out of both: messages, and publishing the weights.",),

@@ -34,7 +34,7 @@ SMALL = 1024
 
 
 async def send(end: socket.socket, shared: SharedArena, nbytes: int, counts: tuple[int, int], told: int) -> None:
-    """Fill and commit ``1 + counts[0]`` slots as grants come, then ``counts[1]``, each when ``told`` says that the last one was copied."""
+    """Fill and commit ``1 + counts[0]`` slots as grants come, then ``counts[1]``; ``told`` says when one was copied."""
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     private = np.zeros(nbytes, np.uint8)
 
@@ -52,12 +52,14 @@ async def send(end: socket.socket, shared: SharedArena, nbytes: int, counts: tup
                 np.copyto(private, source)
             np.copyto(data, source[: len(data)])
             sender.begin(grant, grant.version)
-            if counts[0] < number <= sum(counts):
-                await link.flush()  # this process blocks now
-                os.read(told, 1)
+            alone = counts[0] < number <= sum(counts)
+            if alone:
                 await asyncio.sleep(carriers.PAUSE_S)
                 data[: carriers.STAMP].view(np.int64)[0] = time.monotonic_ns()
             sender.commit(Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), ())
+            if alone or number == counts[0]:
+                await link.flush()  # this process blocks now
+                os.read(told, 1)
             number += 1
     except (EndOfChannel, ClosedChannelError):
         link.close()
@@ -111,11 +113,12 @@ async def receive(end: socket.socket, shared: SharedArena, nbytes: int, counts: 
     for _ in range(counts[0]):
         await receiver.take()
     seconds = time.monotonic_ns() - began
+    os.write(tell, b".")
     latency = []
     for _ in range(counts[1]):
+        latency.append(await receiver.take())
         await link.flush()
         os.write(tell, b".")
-        latency.append(await receiver.take())
     results.send({"seconds": [seconds], "latency": latency})
     receiver.close()
     await asyncio.sleep(0)

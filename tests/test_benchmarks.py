@@ -438,7 +438,7 @@ def test_a_carrier_brings_every_message(carrier: str) -> None:
 
 def test_what_the_producer_wrote_is_what_the_consumer_copies() -> None:
     sent: list[Any] = []
-    carriers.produce(lambda _, data: sent.append(data.copy()), lambda: None, 4096, 0.02)
+    carriers.produce(lambda _, data: data.copy(), lambda written, _: sent.append(written), lambda: None, 4096, 0.02)
     many, single = carriers.counts(4096, 0.02)
     assert 1 + many + single == len(sent)
     stamps = [int(data[: carriers.STAMP].view("int64")[0]) for data in sent[1 + many :]]
