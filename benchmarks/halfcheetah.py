@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "halfcheetah.json")
     given = parser.parse_args()
     first, second = sorted(os.sched_getaffinity(0))[:2]
-    runs = []
+    runs: list[dict[str, Any]] = []
     for seed in range(1, given.seeds + 1):
         with ThreadPoolExecutor(2) as pool:
             ours = pool.submit(tianflow, first, seed, given.steps)

@@ -25,8 +25,8 @@ from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message
 from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedArena
 from tianflow.errors import ClosedChannelError, EndOfChannel
-from tianflow.ledger import Limits
 from tianflow.payloads import Batch, Settlement, Trajectory, Version
+from tianflow.tickets import Limits
 
 SLOTS = carriers.IN_FLIGHT
 LIMITS = Limits(batch=1, max_staleness=SLOTS - 1, credits=SLOTS)

@@ -17,8 +17,8 @@ from tests.worlds import FIRST, NUM_ENVS, STEPS, WEIGHTS_NBYTES, EventsLink, Wei
 from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel
 from tianflow.events import EnvironmentFailed, Event, SettingsChanged
 from tianflow.interfaces import BatchSource, TrajectorySender
-from tianflow.ledger import State
 from tianflow.payloads import NO_VERSION, Batch, Episode, Settlement, Trajectory, Version
+from tianflow.tickets import State
 
 OpenWorld = Callable[..., World]
 EVERY_AWAIT = range(12)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tianflow.config import Config, EnvSettings, PPOSettings, RunSettings
 from tianflow.config_loading import with_changes
 from tianflow.errors import ConfigError, StateConflictError
-from tianflow.ledger import Ledger, Limits, State
+from tianflow.ledger import Ledger
 from tianflow.limiter import Limiter, RateLimits
 from tianflow.payloads import Batch, Holdings, Settlement, Trajectory, Version
 from tianflow.statistics import (
@@ -23,6 +23,7 @@ from tianflow.statistics import (
     RunStatistics,
     TimeShares,
 )
+from tianflow.tickets import Limits, State
 
 ENDED = ("done", "failed", "stopped")
 BATCH = 2

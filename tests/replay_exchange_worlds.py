@@ -13,7 +13,7 @@ from tianflow.channels.memory import heap_arena
 from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.channels.shards import answers
 from tianflow.layout import make_draw_layout, make_layout
-from tianflow.ledger import Ledger, Limits, State
+from tianflow.ledger import Ledger
 from tianflow.limiter import Limiter, RateLimits
 from tianflow.memory import DRAW_SLOTS
 from tianflow.payloads import (
@@ -33,6 +33,7 @@ from tianflow.payloads import (
     Trajectory,
     Version,
 )
+from tianflow.tickets import Limits, State
 
 STEPS, NUM_ENVS, DRAWN = 4, 2, 6
 SPEC = EnvironmentSpec("Small-v0", (LeafSpec("", (1,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), NUM_ENVS, "next_step")

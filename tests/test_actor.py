@@ -16,7 +16,7 @@ from tianflow.components.rollout import RolloutResult
 from tianflow.compute import Compute
 from tianflow.errors import EnvironmentFailedError, PoisonedTrajectoryError, RunError
 from tianflow.interfaces import LiveSettings
-from tianflow.ledger import State
+from tianflow.tickets import State
 
 STEPS = small_layout().steps
 CONFIG = cartpole(env={"max_failures": 2})

@@ -13,8 +13,9 @@ from tianflow.directives import SetBound, SetCredits, SetOrder
 from tianflow.errors import ConfigError
 from tianflow.interfaces import LiveSettings
 from tianflow.layout import make_layout
-from tianflow.ledger import Ledger, Limits
+from tianflow.ledger import Ledger
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec, Settlement, Trajectory, Version
+from tianflow.tickets import Limits
 
 SPEC = EnvironmentSpec("x", (LeafSpec("", (2,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")
 

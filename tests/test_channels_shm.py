@@ -27,8 +27,9 @@ from tianflow.channels.memory import MemoryBatchSource
 from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import BUFFERS, SharedArena, SharedMemory, SharedWeights, weights_checksum
 from tianflow.errors import BrokenChannelError, TianflowError
-from tianflow.ledger import Ledger, Limits
+from tianflow.ledger import Ledger
 from tianflow.payloads import Episode, Settlement, Version, aligned
+from tianflow.tickets import Limits
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SMALL = 4096

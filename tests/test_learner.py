@@ -22,8 +22,9 @@ from tianflow.config import Config
 from tianflow.errors import RunError
 from tianflow.interfaces import LearnerBatch, LiveSettings, StepResult
 from tianflow.layout import make_layout
-from tianflow.ledger import Ledger, Limits, State
+from tianflow.ledger import Ledger
 from tianflow.payloads import ActionSpec, Batch, EnvironmentSpec, LeafSpec, Trajectory, Version
+from tianflow.tickets import Limits, State
 
 SPEC = EnvironmentSpec("Small-v0", (LeafSpec("", (3,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")
 STEPS, FIRST = 4, Version(1, 0)

@@ -22,7 +22,7 @@ from tianflow.compute import Compute
 from tianflow.errors import WouldBlock
 from tianflow.interfaces import LiveSettings
 from tianflow.layout import make_draw_layout, make_layout
-from tianflow.ledger import Ledger, Limits
+from tianflow.ledger import Ledger
 from tianflow.limiter import Limiter, RateLimits
 from tianflow.memory import DRAW_SLOTS
 from tianflow.payloads import (
@@ -44,6 +44,7 @@ from tianflow.replay.sampling import importance_weights
 from tianflow.replay.selection import Prioritised, Uniform
 from tianflow.replay.settings import ShardSettings
 from tianflow.replay.shard import Shard
+from tianflow.tickets import Limits
 
 T, N, DRAWN, LENGTH, ALPHA, BETA = 5, 2, 8, 2, 0.7, 0.4
 SPEC = EnvironmentSpec("Small-v0", (LeafSpec("", (1,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), N, "next_step")

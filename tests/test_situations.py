@@ -36,9 +36,10 @@ from tianflow.events import Event
 from tianflow.host import FAILED, HostProcess
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.layout import layout_to_wire, make_layout, spec_to_wire
-from tianflow.ledger import Blocked, Ledger, Limits
+from tianflow.ledger import Ledger
 from tianflow.metrics.families import DROP_REASONS
 from tianflow.payloads import Batch, Settlement, Trajectory, Version
+from tianflow.tickets import Blocked, Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 

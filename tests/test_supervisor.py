@@ -10,9 +10,9 @@ import pytest
 
 from tianflow import supervisor as module
 from tianflow.errors import RunError
-from tianflow.ledger import State
 from tianflow.program import ComponentSpec, HostSpec
 from tianflow.supervisor import Patience, Supervisor
+from tianflow.tickets import State
 
 
 def host(name: str, *components: str) -> HostSpec:

@@ -18,8 +18,9 @@ from tianflow.components.balancer import Wishes, merge
 from tianflow.config import BalanceSettings, Config, EnvSettings, PPOSettings
 from tianflow.events import Observed
 from tianflow.interfaces import Controller
-from tianflow.ledger import Blocked, Ledger, Limits, State
+from tianflow.ledger import Ledger
 from tianflow.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
+from tianflow.tickets import Blocked, Limits, State
 
 Steps = tuple[Version, ...]
 """For each step of a trajectory, the version whose policy truly took it (runs of equal ones are stored once)."""

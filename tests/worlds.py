@@ -23,7 +23,7 @@ from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedA
 from tianflow.events import Event
 from tianflow.interfaces import BatchSource, EventPublisher, TrajectorySender, WeightsReader, WeightsWriter
 from tianflow.layout import make_layout
-from tianflow.ledger import Ledger, LedgerSnapshot, Limits
+from tianflow.ledger import Ledger
 from tianflow.payloads import (
     ActionSpec,
     Batch,
@@ -36,6 +36,7 @@ from tianflow.payloads import (
     TrajectoryLayout,
     Version,
 )
+from tianflow.tickets import LedgerSnapshot, Limits
 
 STEPS, NUM_ENVS = 4, 2
 FIRST = Version(1, 0)

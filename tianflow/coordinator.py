@@ -29,7 +29,6 @@ from tianflow.events import EnvironmentFailed, EpisodesFinished, EvaluationFinis
 from tianflow.interfaces import LiveSettings
 from tianflow.judge import EvaluatorPort, Judge
 from tianflow.keeper import Base, Keeper, LearnerPort
-from tianflow.ledger import State
 from tianflow.logs import logger
 from tianflow.payloads import EnvironmentSpec, Episode, Evaluation, SavedState, TrajectoryLayout
 from tianflow.program import HostSpec
@@ -40,6 +39,7 @@ from tianflow.statistics import ComponentStatistics, Histogram, RunStatistics
 from tianflow.summary import summarise
 from tianflow.supervisor import HostHandle, Patience, Supervisor
 from tianflow.tallies import ActiveClock, Bottleneck, EpisodeTally, Journal
+from tianflow.tickets import State
 
 TICK_S = 0.1
 ENDED = ("done", "failed", "stopped")

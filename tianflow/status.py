@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tianflow.config import Config
-from tianflow.ledger import LedgerSnapshot
 from tianflow.payloads import Version
 from tianflow.rates import WINDOWS, Rates
 from tianflow.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics
+from tianflow.tickets import LedgerSnapshot
 
 ENDED = ("done", "failed", "stopped")
 TRAJECTORIES = ("granted", "begun", "committed", "trained", "inserted", "open", "dropped", "late_commits", "cuts")

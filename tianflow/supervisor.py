@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tianflow.errors import RunError
-from tianflow.ledger import State
 from tianflow.logs import logger
 from tianflow.program import ComponentSpec, HostSpec
+from tianflow.tickets import State
 
 TICK_S = 0.5
 """Between two looks at progress."""

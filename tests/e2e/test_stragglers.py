@@ -14,7 +14,7 @@ from tests.oracle import oracle_config, until_true
 from tianflow import api
 from tianflow.coordinator import Run
 from tianflow.envs.make import environment_seed
-from tianflow.ledger import LedgerSnapshot
+from tianflow.tickets import LedgerSnapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 STEPS, SEED = 32, 1

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 
 from tianflow.channels.arena import Arena
 from tianflow.errors import TianflowError
-from tianflow.ledger import Blocked, Ledger, Limits
+from tianflow.ledger import Ledger
 from tianflow.payloads import Batch, Grant, Settlement, Trajectory, Version
+from tianflow.tickets import Blocked, Limits
 
 DeliverGrant = Callable[[Grant | None], None]
 DeliverBatch = Callable[[Batch | None], None]

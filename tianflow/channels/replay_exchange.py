@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tianflow.channels.arena import Arena
-    from tianflow.ledger import Ledger, Limits, Ticket
+    from tianflow.ledger import Ledger
     from tianflow.limiter import Limiter, RateLimits
+    from tianflow.tickets import Limits, Ticket
 
 NO_BOUND = -(2**62)
 """`DrawPart.oldest` when any version may be drawn."""

@@ -12,8 +12,8 @@ from tianflow import plugins
 from tianflow.directives import Directive, SetBound, SetCredits, SetOrder
 from tianflow.errors import ConfigError, Problem
 from tianflow.events import Observed
-from tianflow.ledger import Limits
 from tianflow.statistics import LawStatistics
+from tianflow.tickets import Limits
 
 if TYPE_CHECKING:
     from tianflow.channels.exchange import Exchange
