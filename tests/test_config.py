@@ -299,6 +299,23 @@ def change_problems(changes: dict[str, Any]) -> list[Problem]:
     return list(caught.value.problems)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "changed", "value"),
+    [("dqn", "epsilon_end", 0.01), ("dqn", "target_update_updates", 7), ("td3", "noise_end", 0.3), ("sac", "target_smoothing", 0.1)],
+)
+def test_exploration_and_targets_of_replay_algorithms_change_live(algorithm: str, changed: str, value: float) -> None:
+    config = load_config({"env": {"id": "X-v0"}, "algorithm": {"name": algorithm}})
+    assert value == getattr(with_changes(config, {"algorithm": {changed: value}}).algorithm, changed)
+    with pytest.raises(ConfigError, match=rf"cannot change while the run goes on.*algorithm\.{changed}"):
+        with_changes(config, {"algorithm": {"batch_size": 64}})
+
+
+def test_what_may_change_of_another_algorithm_is_unknown() -> None:
+    config = load_config({"env": {"id": "X-v0"}, "algorithm": {"name": "ppo"}})
+    with pytest.raises(ConfigError, match="no such setting; accepted: one of batch_trajectories, entropy_cost, learning_rate"):
+        with_changes(config, {"algorithm": {"epsilon_end": 0.1}})
+
+
 def test_live_settings_change_and_nothing_else_does() -> None:
     config = changed({"balance": {"max_staleness": 4}, "algorithm": {"learning_rate": 1e-4}})
     assert (4, 1e-4) == (config.balance.max_staleness, config.algorithm.learning_rate)

@@ -5,7 +5,7 @@ Those that learn from replay are in `tianflow.off_policy_settings`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -20,6 +20,9 @@ class Section(BaseModel):
 
 class AlgorithmSettings(Section):
     """What every algorithm has. A plug-in's own settings model derives from this."""
+
+    live: ClassVar[tuple[str, ...]] = ("learning_rate", "entropy_cost", "batch_trajectories")
+    """Those that may change while a run goes on."""
 
     name: str
     learning_rate: Annotated[float, Field(ge=0.0)] = 2.5e-4

@@ -272,11 +272,16 @@ class Config(Section):
 
 LIVE: dict[str, tuple[str, ...]] = {
     "balance": ("max_staleness", "credits", "straggler_patience", "min_fragment_steps", "controller", "parameters"),
-    "algorithm": ("learning_rate", "entropy_cost", "batch_trajectories"),
+    "algorithm": AlgorithmSettings.live,
     "replay": ("samples_per_insert", "error_buffer", "beta"),
     "learner": ("slowdown",),
     "evaluation": ("every_s", "episodes"),
     "weights": ("publish_interval_updates",),
     "actors": ("count",),
 }
-"""Settings that may change while a run goes on, by section. Everything else needs a new run."""
+"""Settings that may change while a run goes on, by section. Everything else needs a new run. `live_of` knows those of the algorithm."""
+
+
+def live_of(config: Config) -> dict[str, tuple[str, ...]]:
+    """`LIVE`, with what may change of the algorithm that ``config`` names."""
+    return {**LIVE, "algorithm": config.algorithm.live}

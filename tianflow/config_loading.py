@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError, create_model
 
 from tianflow import config_rules, plugins
-from tianflow.config import BUILT_IN_ALGORITHMS, LIVE, AlgorithmSettings, Config, algorithm_settings
+from tianflow.config import BUILT_IN_ALGORITHMS, AlgorithmSettings, Config, algorithm_settings, live_of
 from tianflow.config_problems import innermost, problems_of, unknown_key
 from tianflow.errors import ConfigError, Problem
 
@@ -68,7 +68,7 @@ def with_changes(config: Config, changes: Changes) -> Config:
     problems: list[Problem] = []
     for section, values in changes.items():
         if section not in Config.model_fields:
-            problems.append(unknown_key(Config, (section,), None, live=LIVE))
+            problems.append(unknown_key(Config, (section,), None, live=live_of(config)))
         elif not isinstance(values, Mapping):
             problems.append(Problem(section, values, "is a section", "a table of settings"))
         else:
@@ -79,9 +79,9 @@ def with_changes(config: Config, changes: Changes) -> Config:
     return _checked(_merged(config.model_dump(mode="json"), plain))
 
 
-def live_settings() -> str:
-    """All settings that may change while a run goes on, as a sentence part."""
-    return ", ".join(f"{section}.{key}" for section, keys in LIVE.items() for key in keys)
+def live_settings(config: Config) -> str:
+    """All settings that may change while a run with ``config`` goes on, as a sentence part."""
+    return ", ".join(f"{section}.{key}" for section, keys in live_of(config).items() for key in keys)
 
 
 def write_config(directory: Path, config: Config) -> None:
@@ -278,12 +278,13 @@ def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
 
 
 def _not_live(config: Config, section: str, key: str, value: object) -> Problem | None:
-    if key in LIVE.get(section, ()):
+    live = live_of(config)
+    if key in live.get(section, ()):
         return None
-    if section in LIVE and key not in type(getattr(config, section)).model_fields:
-        return unknown_key(Config, (section, key), value, live=LIVE)
+    if section in live and key not in type(getattr(config, section)).model_fields:
+        return unknown_key(Config, (section, key), value, live=live)
     return Problem(
-        f"{section}.{key}", value, "cannot change while the run goes on; it needs a new run", f"live settings: {live_settings()}"
+        f"{section}.{key}", value, "cannot change while the run goes on; it needs a new run", f"live settings: {live_settings(config)}"
     )
 
 

@@ -6,7 +6,7 @@ Items. Replay hands out windows of an episode; `OffPolicySettings.window` says h
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -33,6 +33,8 @@ class OffPolicySettings(AlgorithmSettings):
 
     ``entropy_cost`` and ``value_cost`` of the base have no meaning here and are refused when they are set.
     """
+
+    live: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     max_grad_norm: PositiveFloat = 40.0
     """Of each network by itself."""
@@ -76,6 +78,16 @@ class QSettings(OffPolicySettings):
     ``epsilon_base ** (1 + epsilon_alpha * i / (M - 1))`` for environment i of M = actors * num_envs, and the schedule is
     not used.
     """
+
+    live: ClassVar[tuple[str, ...]] = (
+        *OffPolicySettings.live,
+        "target_update_updates",
+        "epsilon_start",
+        "epsilon_end",
+        "epsilon_updates",
+        "epsilon_base",
+        "epsilon_alpha",
+    )
 
     double: bool = True
     """Double Q-learning (arXiv 1509.06461): the online network chooses the action that the target network values."""
@@ -148,6 +160,8 @@ class R2D2Settings(QSettings):
 class ContinuousSettings(OffPolicySettings):
     """What SAC and TD3 share: two critics, and targets that follow slowly."""
 
+    live: ClassVar[tuple[str, ...]] = (*OffPolicySettings.live, "target_smoothing")
+
     learning_rate: Rate = 3e-4
     """Of actor and critics, and of SAC's temperature."""
     adam_epsilon: PositiveFloat = 1e-8
@@ -166,6 +180,8 @@ class SACSettings(ContinuousSettings):
 
 class TD3Settings(ContinuousSettings):
     """TD3 (arXiv 1802.09477). Standard deviations are in units of half the range of an action."""
+
+    live: ClassVar[tuple[str, ...]] = (*ContinuousSettings.live, "noise_start", "noise_end", "noise_updates")
 
     name: Literal["td3"] = "td3"
     policy_delay: PositiveInt = 2

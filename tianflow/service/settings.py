@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tianflow.config import LIVE, Config
+from tianflow.config import Config, live_of
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import RunControl
 from tianflow.plugins import nearest
@@ -36,7 +36,8 @@ def show(run: RunControl, resource: str) -> web.Response:
 def live_values(config: Config, resource: str) -> dict[str, Any]:
     """Name and value of every setting of ``resource`` that can be changed."""
     dumped = {section: getattr(config, section).model_dump(mode="json") for section in RESOURCES[resource]}
-    return {key: values[key] for section, values in dumped.items() for key in LIVE[section]}
+    live = live_of(config)
+    return {key: values[key] for section, values in dumped.items() for key in live[section]}
 
 
 async def patch(run: RunControl, resource: str, request: web.Request) -> web.Response:
@@ -55,14 +56,14 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
         raise ConfigError([Problem(resource, body, "is not a merge patch", "an object of settings")])
     _check_generation(request, run.generation)
     if body:
-        run.change(changes_of(resource, body), source=f"http:{request.remote}")
+        run.change(changes_of(run.config, resource, body), source=f"http:{request.remote}")
     return show(run, resource)
 
 
-def changes_of(resource: str, body: Mapping[str, object]) -> dict[str, dict[str, object]]:
+def changes_of(config: Config, resource: str, body: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """The patch by sections. An unknown key goes where its nearest relative is, so that the refusal names that one."""
-    sections = RESOURCES[resource]
-    home = {key: section for section in reversed(sections) for key in LIVE[section]}
+    sections, live = RESOURCES[resource], live_of(config)
+    home = {key: section for section in reversed(sections) for key in live[section]}
     changes: dict[str, dict[str, object]] = {}
     for key, value in body.items():
         section = home.get(key) or home.get(nearest(key, tuple(home)), sections[0])
