@@ -31,6 +31,7 @@ from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.shm import SharedMemory, SharedWeights
 from tianflow.payloads import Version
 
+PATIENCE_S = 20.0
 TURN = 100
 """Updates with and without a stalled reader, in turn: so few messages fit into the socket of one that does not read."""
 
@@ -80,9 +81,10 @@ class Readers:
 
     async def last_had(self, version: Version) -> int:
         """Wait until all have ``version``; when the last one had it, in monotonic nanoseconds."""
-        while len(self._had.get(version.number, {})) < len(self._links):
-            self._all.clear()
-            await self._all.wait()
+        async with asyncio.timeout(PATIENCE_S):  # one that failed would be waited for without end
+            while len(self._had.get(version.number, {})) < len(self._links):
+                self._all.clear()
+                await self._all.wait()
         last = max(self._had.pop(version.number).values())
         for earlier in [number for number in self._had if number < version.number]:
             del self._had[earlier]
