@@ -16,7 +16,7 @@ TIMEOUT_S = 120.0
 
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
-    versions, turns = (8, 1) if plan.quick else (60, 1)
+    versions, turns = (8, 1) if plan.quick else (60, 6)
 
     def spread(nbytes: int, readers: int) -> Values:
         return child.run("benchmarks.parameters", "spread", nbytes, readers, versions, timeout_s=TIMEOUT_S).answer
