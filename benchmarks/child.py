@@ -107,10 +107,9 @@ def _ended(process: subprocess.Popen[str]) -> Any:
     try:
         yield
     finally:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):  # also when it has ended: what it started may not have
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
