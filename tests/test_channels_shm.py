@@ -305,13 +305,14 @@ def test_twenty_thousand_reads_beside_a_writer_in_another_process_are_whole_and_
         into, before, versions = flat(0, nbytes), Version(0, 0), set[Version]()
         while not reader._stored(0):
             assert writer.poll() is None
-        for _ in range(20_000):
+        reads = 0
+        while reads < 20_000 or len(versions) <= 100:  # on one core the two take turns, so it takes more
+            reads += 1
             version = reader.read_into(into)
             assert (into.view(np.int64) == version.number).all()
             assert before <= version
             before = version
             versions.add(version)
-        assert len(versions) > 100, "the writer was meant to be at work"
     finally:
         writer.kill()
         writer.wait()
