@@ -76,9 +76,10 @@ def test_killed_and_stopped_hosts_come_back_and_the_ledger_stays_sound(tmp_path:
         for _ in range(KILLS // 3):  # one that dies three times before it has forked anybody ends the run
             kill_again_and_again(live, "tianflow-forks", 1, rng)
             live.until_training(more=20)
-        metrics = sound(live)
-        assert metrics["trajectories_dropped_total", "learner_lost"] > 0
-        assert metrics["trajectories_dropped_total", "died"] > 0
+        # Whether one that is killed holds a trajectory is chance: on until both kinds of loss were seen, and counted.
+        for host, reason in {"learner": "learner_lost", "actors-0": "died"}.items():
+            while not sound(live).get(("trajectories_dropped_total", reason)):
+                kill_again_and_again(live, host, 1, rng)
         live.until("no descriptor is lost", lambda: live.descriptors() <= descriptors)
         assert 130 == live.interrupt(within_s=10.0)
         assert 0 == live.result["trajectories"]["open"]
