@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tianflow.checkpoint import CheckpointStore, read_arrays
-from tianflow.errors import CheckpointError
+from tianflow.components.rows import take_apart
+from tianflow.envs.make import environment_seed, make
+from tianflow.envs.spec import UnexpectedShapeError
+from tianflow.errors import CheckpointError, EnvironmentFailedError
+from tianflow.layout import make_layout, views
 from tianflow.logs import logger
-from tianflow.network_rules import state_spec
+from tianflow.network_rules import is_image, state_spec
 from tianflow.off_policy_settings import R2D2Settings
 from tianflow.payloads import shard_file
+from tianflow.replay.observations import find_stacks
 from tianflow.replay.selection import Fifo, Lifo, Prioritised, Uniform
 from tianflow.replay.sequences import ActorError, InitialPriority, SequenceError
 from tianflow.replay.settings import ShardSettings
@@ -24,6 +31,8 @@ if TYPE_CHECKING:
     from tianflow.replay.selection import Selector
 
 
+LOOK_STEPS = 8
+"""Steps after which a stack of four has been replaced twice."""
 log = logger("replay")
 
 
@@ -38,12 +47,36 @@ def make_shard(config: Config, spec: EnvironmentSpec) -> Shard:
         capacity=-(-config.replay.capacity // config.replay.shards),
         length=length,
         period=period,
-        stacks=frozenset(leaf.name for leaf in spec.observation if leaf.dtype == "uint8" and len(leaf.shape) == 3 and leaf.shape[0] > 1),
+        stacks=stacks_of(config, spec),
         state=tuple(state_spec(config.network).items()),
         mask_size=spec.action.mask_size if spec.action_mask else 0,
         max_samples=config.replay.max_samples,
     )
     return Shard(settings=settings, selector=_selector(config), initial_priority=_initial_priority(config))
+
+
+def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
+    """Names of the image leaves that are stacks of frames, as a few steps of the environments show: a space does not tell.
+
+    An image that is none (RGB, say) must not be kept as one: all its frames are new at every step, so few steps would fit.
+    """
+    if not any(is_image(leaf) for leaf in spec.observation):
+        return frozenset()
+    layout = make_layout(spec, steps=LOOK_STEPS, state_spec={}, return_accumulator=False)
+    arrays = views(layout, np.zeros(layout.nbytes, np.uint8))
+    first = {leaf.name: arrays[f"obs/{leaf.name}"][0] for leaf in spec.observation}
+    try:
+        environment = make(config.env, spec.num_envs)
+        try:
+            environment.reset(environment_seed(config.run.seed, 0, spec.num_envs), first, arrays.get("action_mask", [None])[0])
+            for row in take_apart(arrays):
+                environment.step(row.action, row.outcome)
+        finally:
+            environment.close()
+    except (EnvironmentFailedError, UnexpectedShapeError) as error:
+        log.warning("whether images are stacks of frames cannot be seen; they are kept whole", reason=str(error))
+        return frozenset()
+    return find_stacks(spec.observation, arrays, LOOK_STEPS)
 
 
 def restored_shard(config: Config, spec: EnvironmentSpec, checkpoint: Path | None, index: int) -> Shard:

@@ -1,0 +1,57 @@
+"""Which images are stacks of frames is seen, not guessed: one that is kept as a stack without being one leaves room for few steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tianflow import envs
+from tianflow.components.shard_making import make_shard, stacks_of
+from tianflow.config import Config
+from tianflow.config_loading import load_config
+
+
+class Images(gymnasium.Env[Any, Any]):
+    """Of ``shape`` uint8: frames that move on along the first axis if ``stacked``, else all new at every step."""
+
+    def __init__(self, shape: tuple[int, int, int] = (4, 6, 6), stacked: bool = True, broken: bool = False) -> None:
+        self.observation_space, self.action_space = spaces.Box(0, 255, tuple(shape), np.uint8), spaces.Discrete(2)
+        self._stacked, self._broken = stacked, broken
+        self._image = np.zeros(tuple(shape), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._image = self.np_random.integers(256, size=self._image.shape, dtype=np.uint8)
+        return self._image, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._broken:
+            raise RuntimeError("broken")
+        new = self.np_random.integers(256, size=self._image.shape, dtype=np.uint8)
+        self._image = np.concatenate([self._image[1:], new[-1:]]) if self._stacked else new
+        return self._image, 0.0, False, False, {}
+
+
+def config(**kwargs: object) -> Config:
+    env = {"id": "tests.test_shard_making:Images", "num_envs": 2, "kwargs": kwargs}
+    return load_config({"env": env, "algorithm": {"name": "dqn"}, "replay": {"capacity": 2000}})
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "stacks"),
+    [
+        ({"shape": [4, 6, 6]}, {""}),
+        ({"shape": [3, 6, 6], "stacked": False}, set()),  # RGB, channels first
+        ({"shape": [6, 6, 3], "stacked": False}, set()),  # RGB, channels last
+        ({"shape": [4, 6, 6], "broken": True}, set()),
+    ],
+)
+def test_an_image_is_a_stack_if_its_frames_move_on(kwargs: dict[str, object], stacks: set[str]) -> None:
+    wanted = config(**kwargs)
+    spec = envs.probe(wanted)
+    assert stacks == stacks_of(wanted, spec)
+    assert stacks == make_shard(wanted, spec).settings.stacks
