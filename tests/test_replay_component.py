@@ -19,6 +19,7 @@ from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.channels.shards import ShardEnd, answers
 from tianflow.components.replay_shard import ReplayShard
 from tianflow.compute import Compute
+from tianflow.drawing import importance_weights
 from tianflow.errors import WouldBlock
 from tianflow.interfaces import LiveSettings
 from tianflow.layout import make_draw_layout, make_layout
@@ -40,7 +41,6 @@ from tianflow.payloads import (
     Trajectory,
     Version,
 )
-from tianflow.replay.sampling import importance_weights
 from tianflow.replay.selection import Prioritised, Uniform
 from tianflow.replay.settings import ShardSettings
 from tianflow.replay.shard import Shard

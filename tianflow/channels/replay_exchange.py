@@ -17,6 +17,7 @@ import numpy as np
 
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.replay_records import DrawRecord, ShardPort, Shards, Stopwatch
+from tianflow.drawing import importance_weights
 from tianflow.ledger import LedgerError
 from tianflow.payloads import (
     Batch,
@@ -336,8 +337,7 @@ class ReplayExchange(Exchange):
         for index, (_, first, count) in draw.parts.items():
             probability[first : first + count] *= draw.shares[index]
         known = max(1, self._shards.size)
-        weight = (known * probability) ** -self._beta()
-        views["weight"][:] = weight / weight.max()
+        views["weight"][:] = importance_weights(probability, count=known, beta=self._beta())
         draw.state = "held"
         if self._pulling is None or self._pulling[0] != draw.for_version:
             self._discard(number, "unwanted")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from tianflow.drawing import shard_probabilities
 from tianflow.payloads import Holdings, Keep, ShardRequest, StateFile, Version, shard_file
 
 if TYPE_CHECKING:
@@ -166,11 +167,8 @@ class Shards(Mapping[int, ShardRecord]):
     def shares(self) -> dict[int, float]:
         """Each shard's probability of being drawn from: in proportion to mass; by number of items if nothing has mass. None is 0."""
         drawable = {index: shard.holdings for index, shard in self._up.items() if shard.holdings.items and not shard.spent}
-        weights = {index: holdings.mass for index, holdings in drawable.items() if holdings.mass > 0.0}
-        if not weights:
-            weights = {index: float(holdings.items) for index, holdings in drawable.items()}
-        total = sum(weights.values())
-        return {index: weight / total for index, weight in weights.items()}
+        chances = shard_probabilities([held.mass for held in drawable.values()], [held.items for held in drawable.values()])
+        return {index: chance for index, chance in zip(drawable, chances.tolist(), strict=True) if chance > 0.0}
 
     # Keeping ----------------------------------------------------------------------------------------------------------
 

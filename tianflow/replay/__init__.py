@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tianflow.replay.fragments import Fragment, Stream
 from tianflow.replay.observations import find_stacks
-from tianflow.replay.sampling import draw_over, importance_weights, split
+from tianflow.replay.sampling import draw_over, split
 from tianflow.replay.selection import Fifo, Lifo, Prioritised, Selector, Uniform
 from tianflow.replay.sequences import ActorError, InitialPriority, RunningMaximum, SequenceError, sequence_priority
 from tianflow.replay.settings import Drawn, Inserted, ShardSettings, ShardStatistics, Tally
@@ -30,7 +30,6 @@ __all__ = [
     "Uniform",
     "draw_over",
     "find_stacks",
-    "importance_weights",
     "sequence_priority",
     "split",
 ]

@@ -1,4 +1,4 @@
-"""Several shards as if they were one: a shard by its mass, an item inside it, and weights from the probability over all."""
+"""Several shards of one process as if they were one: a shard by its mass, and an item inside it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tianflow.drawing import shard_probabilities
 from tianflow.errors import WouldBlock
 from tianflow.replay.settings import Drawn
 from tianflow.replay.sum_tree import Floats, Indices
@@ -48,21 +49,12 @@ def split(n: int, masses: Sequence[float], counts: Sequence[int], generator: np.
         WouldBlock: there is no item anywhere.
     """
     chances = shard_probabilities(masses, counts)
+    if not chances.any():
+        raise WouldBlock(f"nothing to draw: {len(chances)} shards hold no item")
     parts = np.zeros(len(chances), np.int64)
     some = chances > 0.0  # the generator gives what rounding leaves over to the last one, which must not be one without mass
     parts[some] = generator.multinomial(n, chances[some])
     return parts
-
-
-def shard_probabilities(masses: Sequence[float], counts: Sequence[int]) -> Floats:
-    """[K] the probability of each shard; see `split`."""
-    weights = np.asarray(masses, np.float64)
-    if not weights.sum() > 0.0:
-        weights = np.asarray(counts, np.float64)
-    if not weights.sum() > 0.0:
-        raise WouldBlock(f"nothing to draw: {len(weights)} shards hold no item")
-    probabilities: Floats = weights / weights.sum()
-    return probabilities
 
 
 def draw_over(shards: Sequence[DrawnFrom], n: int, generator: np.random.Generator, out: Mapping[str, NDArray[Any]]) -> DrawnOverAll:
@@ -99,22 +91,6 @@ def _affordable(parts: Indices, shards: Sequence[DrawnFrom], generator: np.rando
         counts = [0 if shard is None else len(shard) for shard in others]
         parts = parts + split(excess, masses, counts, generator)
     return parts
-
-
-def importance_weights(probability: Floats, *, count: int, beta: float) -> Floats:
-    """``w_i = (N P(i))^-beta / max_j w_j`` (PER, arXiv 1511.05952, section 3.4).
-
-    Args:
-        probability: [n] of each drawn item among **all** items of all shards.
-        count: N, the number of items of all shards.
-        beta: 0 .. 1, how much of the bias is taken back.
-
-    Returns:
-        [n] float64 in (0, 1]. The maximum is that of these n, not of all items: it differs by a factor common to the batch.
-    """
-    weights = (count * probability) ** -beta
-    scaled: Floats = weights / weights.max()
-    return scaled
 
 
 def _part(name: str, array: NDArray[Any], begin: int, end: int) -> NDArray[Any]:
