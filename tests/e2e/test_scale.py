@@ -87,7 +87,7 @@ def test_128_actors_in_8_hosts_share_fairly_and_leave_the_coordinator_free(tmp_p
             )
             await until_everyone_has(run, commits(run), 1)  # starting a process is no part of what is measured
             run._loop_lag = lags = Lags()
-            made = await until_everyone_has(run, commits(run), 30)
+            made = await until_everyone_has(run, commits(run), 90)  # long enough for a 99th percentile that is not the worst of all
             seconds = list(lags.seconds)
             out, _ = await bare.communicate(b"")
             run.end("done", "test")
@@ -100,13 +100,7 @@ def test_128_actors_in_8_hosts_share_fairly_and_leave_the_coordinator_free(tmp_p
     made, seconds, bare = asyncio.run(whole())
     assert ACTORS == len(made)
     assert max(made.values()) <= 2 * min(made.values())
-    # Both were measured at the same time, in four parts: what else the machine did spoils some of them, a busy loop all.
-    assert min(p99(ours) / p99(theirs) for ours, theirs in zip(quarters(seconds), quarters(bare), strict=True)) <= 3
-
-
-def quarters(values: list[float]) -> list[list[float]]:
-    size = len(values) // 4
-    return [values[part * size : (part + 1) * size] for part in range(4)]
+    assert p99(seconds) <= 3 * p99(bare)
 
 
 def learner_pid(run: Run) -> int:
