@@ -9,7 +9,7 @@ from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
 from tianflow.components.balancer import Balancer, Wishes, make_laws, merge
-from tianflow.directives import SetBound, SetCredits, SetOrder
+from tianflow.directives import SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.errors import ConfigError
 from tianflow.interfaces import LiveSettings
 from tianflow.layout import make_layout
@@ -60,6 +60,15 @@ def test_order_of_arrival_is_refused_while_anything_bounds_staleness():
     let_go = wish(SetBound(None), SetOrder("arrival"))
     assert merge({"a": let_go}, cartpole(), slots=20)[0].order == "arrival"
     assert merge({"a": let_go, "b": wish(SetBound(2))}, cartpole(), slots=20)[0].order == "version"
+
+
+def test_admission_is_open_and_in_order_of_arrival_only_where_every_law_says_so():
+    filtering = wish(SetBound(2), SetAdmission("open"), SetOrder("arrival"))
+    alone = merge({"a": filtering}, cartpole(balance={"max_staleness": 2}), slots=20)[0]
+    assert (alone.max_staleness, alone.admission, alone.order) == (2, "open", "arrival")
+    beside = merge({"a": filtering, "b": wish(SetCredits(20))}, cartpole(balance={"max_staleness": 2}), slots=20)[0]
+    assert (beside.admission, beside.order) == ("paced", "version")
+    assert merge({}, cartpole(), slots=20)[0].admission == "paced"
 
 
 def test_an_absolute_directive_overwrites_the_one_before():

@@ -90,6 +90,9 @@ def test_a_law_without_parameters_says_so() -> None:
         (["balance.max_staleness=3", "balance.controller=open_loop"], None, None),
         (["balance.max_staleness=3", "balance.controller=['open_loop', 'staleness']"], 3, 4),
         (["balance.max_staleness=3", "balance.controller=lockstep"], 0, 1),
+        (["balance.max_staleness=3", "balance.controller=consume_only"], 3, None),
+        (["balance.max_staleness=3", "balance.controller=['consume_only', 'open_loop']"], 3, None),
+        (["balance.max_staleness=3", "balance.controller=['consume_only', 'staleness']"], 3, 4),
     ],
 )
 def test_the_credit_ceiling_follows_from_the_bound_in_force(overrides: list[str], bound: int | None, ceiling: int | None) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.virtual_time import Settings, World
-from tianflow.directives import Directive, SetBound, SetCredits, SetOrder
+from tianflow.directives import Directive, SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.events import Observed, UpdateFinished
+from tianflow_controllers.consume_only import ConsumeOnly
 from tianflow_controllers.freshest import Freshest
 from tianflow_controllers.lockstep import Lockstep
 from tianflow_controllers.open_loop import OpenLoop
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
 
     from tianflow.interfaces import Controller
 
-LAWS = {"staleness": Staleness, "freshest": Freshest, "lockstep": Lockstep, "open_loop": OpenLoop, "sample_ratio": SampleRatio}
+LAWS = {
+    "consume_only": ConsumeOnly,
+    "freshest": Freshest,
+    "lockstep": Lockstep,
+    "open_loop": OpenLoop,
+    "sample_ratio": SampleRatio,
+    "staleness": Staleness,
+}
 
 
 def observed(version: int = 0, **changes: Any) -> Observed:
@@ -123,6 +131,25 @@ def test_lockstep_is_bound_zero_and_exactly_one_batch_of_credits() -> None:
 
 def test_open_loop_lets_the_bound_go_and_gives_every_slot_in_order_of_arrival() -> None:
     assert [[SetBound(None), SetCredits(64), SetOrder("arrival")]] == answers(OpenLoop(), [observed()])
+
+
+@pytest.mark.parametrize("bound", [0, 3, None])
+def test_consume_only_keeps_the_bound_and_paces_nobody(bound: int | None) -> None:
+    event = observed(max_staleness=bound)
+    assert [[SetBound(bound), SetCredits(64), SetAdmission("open"), SetOrder("arrival")]] == answers(ConsumeOnly(), [event])
+
+
+def test_filtering_at_use_alone_keeps_the_bound_and_wastes_what_pacing_saves() -> None:
+    """Sixteen actors and a learner that fewer could feed: paced, all that was begun is trained on; unpaced, much of it expires."""
+    dropped = {}
+    for law in (Staleness(), ConsumeOnly()):
+        world = balanced(law, actors=16)
+        world.run(updates=200)
+        assert max(trained.staleness for trained in world.trained) <= 8
+        assert world.ledger.snapshot().violations == 0
+        dropped[type(law)] = world.ledger.snapshot().dropped.get("expired", 0)
+    assert dropped[Staleness] == 0
+    assert dropped[ConsumeOnly] > 100
 
 
 # freshest -----------------------------------------------------------------------------------------------------------

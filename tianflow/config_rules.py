@@ -22,9 +22,14 @@ def bound_in_force(config: Config) -> int | None:
     return None if laws(config) == ("open_loop",) else config.bound
 
 
+def is_paced(config: Config) -> bool:
+    """False where no law holds actors back for the bound's sake: they begin whatever memory has room for."""
+    return not set(laws(config)) <= {"open_loop", "consume_only"}
+
+
 def credits_ceiling(config: Config) -> int | None:
     """C at publish lag 0: the smaller of (max_staleness + 1) * B and ``balance.credits``; None when nothing limits it."""
-    batch, bound = config.algorithm.batch_trajectories, bound_in_force(config)
+    batch, bound = config.algorithm.batch_trajectories, bound_in_force(config) if is_paced(config) else None
     limits = [limit for limit in (config.balance.credits, None if bound is None else (bound + 1) * batch) if limit is not None]
     return min(limits, default=None)
 

@@ -13,7 +13,7 @@ class Directive:
 
 @dataclass(frozen=True, slots=True)
 class SetCredits(Directive):
-    """Let at most ``limit`` tickets be out at once. The ledger's ceiling still applies."""
+    """Let at most ``limit`` tickets be out at once. Where admission is paced, the ledger's ceiling still applies."""
 
     limit: int
 
@@ -23,6 +23,13 @@ class SetBound(Directive):
     """Hold the staleness bound at ``max_staleness`` (None: unbounded, which any stricter law overrides)."""
 
     max_staleness: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetAdmission(Directive):
+    """Who may begin: ``paced`` (never more tickets than the bound can use, the default) or ``open`` (whoever has a credit)."""
+
+    admission: Literal["paced", "open"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,9 +113,12 @@ class Ledger:
         """C_max = (max_staleness + 1 - publish lag) * B: with more credits a trajectory could be born too stale to be used.
 
         With replay, too: actors that run further ahead keep shards busy with what is too old by the time it could be drawn.
+        Where admission is open there is none but the slots.
         """
         bound = self._limits.max_staleness
-        return self._slots if bound is None else max(0, bound + 1 - self.publish_lag) * self._limits.batch
+        return (
+            self._slots if bound is None or self._limits.admission == "open" else max(0, bound + 1 - self.publish_lag) * self._limits.batch
+        )
 
     @property
     def credits_limit(self) -> int:

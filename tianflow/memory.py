@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tianflow.channels.arena import arena_nbytes
 from tianflow.config import Config
+from tianflow.config_rules import is_paced
 from tianflow.errors import ConfigError, Problem
 from tianflow.payloads import TrajectoryLayout
 
@@ -15,11 +16,11 @@ DRAW_SLOTS = 4
 def slots_wanted(config: Config) -> int:
     """Slots for every credit the bound allows, and one for every actor that may hold a ticket which was given up.
 
-    With an unbounded staleness only memory pushes back: four batches and two for each actor then. So it is with replay, which
+    Where the bound paces nobody only memory pushes back: four batches and two for each actor then. So it is with replay, which
     takes a trajectory out of its slot at once, however old it may become.
     """
     batch, actors = config.algorithm.batch_trajectories, config.actors.count
-    if config.bound is None or config.algorithm.window is not None:
+    if config.bound is None or not is_paced(config) or config.algorithm.window is not None:
         return max(32, 4 * batch + 2 * actors)
     return (config.bound + 1) * batch + actors
 

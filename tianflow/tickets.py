@@ -9,6 +9,7 @@ from typing import Literal
 from tianflow.payloads import Trajectory, Version
 
 Order = Literal["version", "arrival"]
+Admission = Literal["paced", "open"]
 
 
 class State(enum.Enum):
@@ -46,6 +47,8 @@ class Limits:
     """Seconds a ticket that stands in the way is waited for; None: without limit."""
     min_fragment_steps: int = 1
     order: Order = "version"
+    admission: Admission = "paced"
+    """open: credits are not held below what the bound can use, so what was begun in vain expires."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:

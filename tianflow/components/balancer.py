@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tianflow import plugins
-from tianflow.directives import Directive, SetBound, SetCredits, SetOrder
+from tianflow.directives import Directive, SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.errors import ConfigError, Problem
 from tianflow.events import Observed
 from tianflow.statistics import LawStatistics
@@ -47,6 +47,7 @@ class Wishes:
 
     credits: int | None = None
     bound: SetBound | None = None
+    admission: SetAdmission | None = None
     order: SetOrder | None = None
 
     def after(self, directive: Directive) -> Wishes:
@@ -56,6 +57,8 @@ class Wishes:
                 return replace(self, credits=limit)
             case SetBound():
                 return replace(self, bound=directive)
+            case SetAdmission():
+                return replace(self, admission=directive)
             case SetOrder():
                 return replace(self, order=directive)
         raise TypeError(f"a law gave {directive!r}, which nobody can carry out")
@@ -64,13 +67,16 @@ class Wishes:
 def merge(wishes: Mapping[str, Wishes], config: Config, *, slots: int) -> tuple[Limits, str]:
     """One set of limits from the config and all laws: the strictest wins. Also which law set the credits ("" for none).
 
-    A law may loosen the configured bound only when no other law and no credit setting is stricter: ``open_loop`` does.
+    A law may loosen the configured bound only when no other law and no credit setting is stricter: ``open_loop`` does. Admission
+    is open only where every law says so: ``consume_only``.
     """
     bounds = [wish.bound.max_staleness for wish in wishes.values() if wish.bound is not None]
     finite = [bound for bound in bounds if bound is not None]
     bound = min(finite) if finite else None if bounds else config.bound
     if finite and config.bound is not None:
         bound = min(*finite, config.bound)
+    admissions = [wish.admission is not None and wish.admission.admission == "open" for wish in wishes.values()]
+    is_open = bool(admissions) and all(admissions)
     orders = [wish.order.order for wish in wishes.values() if wish.order is not None]
     asked = {name: wish.credits for name, wish in wishes.items() if wish.credits is not None}
     winner = min(asked, key=lambda name: asked[name]) if asked else ""
@@ -85,7 +91,8 @@ def merge(wishes: Mapping[str, Wishes], config: Config, *, slots: int) -> tuple[
         credits=max(target, batch),
         patience=None if unlimited_patience else config.balance.straggler_patience,
         min_fragment_steps=config.balance.min_fragment_steps,
-        order="arrival" if "arrival" in orders and bound is None else "version",
+        order="arrival" if "arrival" in orders and (bound is None or is_open) else "version",
+        admission="open" if is_open else "paced",
     )
     return limits, winner
 
@@ -94,7 +101,8 @@ class Balancer:
     """Shows laws what is, and puts in force what they ask for.
 
     Consumes: the ledger, settings, ticks. Produces: limits. Waits: never for long; it looks after every settled update,
-    every change of settings and every tick. The ledger itself keeps C <= (bound + 1 - lag) * B at every moment between.
+    every change of settings and every tick. The ledger itself keeps C <= (bound + 1 - lag) * B at every moment between,
+    unless admission is open.
 
     Args:
         exchange: whose limits it sets.
