@@ -153,6 +153,29 @@ def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
     typer.echo(f"{config}: valid")
 
 
+@app.command("check-env")
+def check_env(
+    env: Annotated[str | None, typer.Argument(metavar="ENV", help="A registered id, or module:attribute.")] = None,
+    kwargs: Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Arguments of the environment.")] = None,
+    *,
+    config: Annotated[str | None, typer.Option("--config", metavar="CONFIG", help="Take the environment of this config instead.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Random steps to take.")] = 300,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether an environment can be trained in, and how fast it steps."""
+    if (env is None) == (config is None):
+        raise typer.BadParameter("either ENV or --config", param_hint="ENV")
+    with _exit_codes():
+        from tianflow.config import EnvSettings
+        from tianflow.config_loading import parse_overrides
+        from tianflow.envs import checking
+
+        settings = EnvSettings(id=env, kwargs=parse_overrides(kwargs or ())) if env is not None else _load(config or "", None).env
+        report = checking.check(settings, steps=steps)
+    typer.echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))
+    raise typer.Exit(0 if report.usable else 1)
+
+
 @config_app.command("show")
 def config_show(
     config: ConfigArgument,

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tianflow import cli
+from tianflow.config import EnvSettings
+from tianflow.envs.checking import Report, check
+
+
+def checked(name: str, **kwargs: Any) -> Report:
+    return check(EnvSettings(id=name, kwargs=kwargs), steps=30)
+
+
+def test_a_sound_environment_is_usable_and_timed() -> None:
+    report = checked("CartPole-v1")
+    assert [] == report.problems
+    assert report.usable
+    assert report.deterministic is True
+    assert report.steps == 30
+    assert report.step_mean_us is not None
+    assert report.step_mean_us > 0.0
+    assert report.spec["observation"] == {"observation": "float32[4]"}
+    assert report.spec["action"] == "discrete"
+
+
+@pytest.mark.parametrize(("what", "problem"), [("observation", "an observation is not finite"), ("reward", "a reward is not finite")])
+def test_what_is_not_finite_is_a_problem_told_once(what: str, problem: str) -> None:
+    assert [problem] == checked("tests.environments:NaNEnv", what=what).problems
+
+
+@pytest.mark.parametrize("where", ["constructor", "reset", "step"])
+def test_whatever_an_environment_raises_is_a_problem(where: str) -> None:
+    report = checked("tests.environments:RaisingEnv", where=where)
+    assert not report.usable
+    assert "EnvironmentBrokeError" in report.problems[0]
+
+
+def test_an_unknown_environment_is_a_problem() -> None:
+    assert not checked("NoSuchEnvironment-v0").usable
+
+
+def test_the_command_says_what_it_found_and_exits_with_it() -> None:
+    usable = CliRunner().invoke(cli.app, ["check-env", "tests.environments:CounterEnv", "length=3", "--steps", "20", "--json"])
+    assert usable.exit_code == 0
+    assert json.loads(usable.stdout)["usable"] is True
+    refused = CliRunner().invoke(cli.app, ["check-env", "tests.environments:NaNEnv"])
+    assert refused.exit_code == 1
+    assert "problem: an observation is not finite" in refused.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["CartPole-v1", "--config", "ppo"], ["CartPole-v1", "no_assignment"]])
+def test_bad_usage_is_two(arguments: list[str]) -> None:
+    assert CliRunner().invoke(cli.app, ["check-env", *arguments]).exit_code == 2

@@ -1,0 +1,151 @@
+"""Whether an environment can be trained in: made as a run makes it, checked by Gymnasium, and stepped at random."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tianflow.envs.make import make
+from tianflow.envs.vector import VectorEnvironment, failures_named
+from tianflow.errors import ConfigError, EnvironmentFailedError
+
+if TYPE_CHECKING:
+    from tianflow.config import EnvSettings
+
+
+@dataclass
+class Report:
+    """What was found. ``problems`` make an environment unusable, ``warnings`` do not."""
+
+    id: str
+    spec: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    deterministic: bool | None = None
+    """Whether two resets with one seed gave the same observation; None when it could not be reset."""
+    steps: int = 0
+    step_mean_us: float | None = None
+    """Microseconds of one step of one environment, random actions."""
+    step_p99_us: float | None = None
+
+    @property
+    def usable(self) -> bool:
+        """True if nothing was found that a run would fail at."""
+        return not self.problems
+
+    def document(self) -> dict[str, Any]:
+        """The report as JSON holds it."""
+        return {"usable": self.usable, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """The report as a person reads it, the verdict last."""
+        lines = [f"{name}: {value}" for name, value in self.spec.items()]
+        if self.deterministic is not None:
+            lines.append(f"same seed, same first observation: {'yes' if self.deterministic else 'no'}")
+        if self.step_mean_us is not None and self.step_p99_us is not None:
+            lines.append(f"{self.steps} random steps: {self.step_mean_us:.1f} µs each, 99% within {self.step_p99_us:.1f} µs")
+        lines += [f"warning: {sentence}" for sentence in self.warnings]
+        lines += [f"problem: {sentence}" for sentence in self.problems]
+        return [*lines, f"{self.id}: {'usable' if self.usable else 'not usable'}"]
+
+
+def check(settings: EnvSettings, *, steps: int = 300, seed: int = 0) -> Report:
+    """Make one environment as ``settings`` say, and try it for ``steps`` random steps. Whatever it raises is in the report."""
+    report = Report(settings.id)
+    try:
+        environment = make(settings, 1)
+        try:
+            _describe(environment, report)
+            _play(environment, report, steps, seed)
+        finally:
+            environment.close()
+        _gymnasium(settings, report)
+    except ConfigError as error:
+        report.problems += [" ".join(str(problem).split("\n")) for problem in error.problems]
+    except (EnvironmentFailedError, ValueError) as error:
+        report.problems.append(str(error))
+    return report
+
+
+def _describe(environment: VectorEnvironment, report: Report) -> None:
+    spec = environment.spec
+    report.spec = {
+        "observation": {leaf.name or "observation": f"{leaf.dtype}{list(leaf.shape)}" for leaf in spec.observation},
+        "action": spec.action.kind,
+        "action_shape": list(spec.action.shape),
+        "autoreset": spec.autoreset,
+        "frames_per_step": spec.frames_per_step,
+    }
+
+
+def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int) -> None:
+    """Random steps on the vector itself: stored observations are cast, and would hide what lies outside the space."""
+    vector: Any = environment._vector  # noqa: SLF001 - the rows that a run sees are already encoded
+    with failures_named("reset"):
+        first = [_copies(environment, vector.reset(seed=seed)[0]) for _ in range(2)]
+    report.deterministic = all(np.array_equal(a, first[1][name], equal_nan=a.dtype.kind == "f") for name, a in first[0].items())
+    vector.action_space.seed(seed)
+    _check_observation(first[1], report)
+    disabled, times = environment.spec.autoreset == "disabled", []
+    for _ in range(steps):
+        action = vector.action_space.sample()
+        began = time.perf_counter()
+        with failures_named("step"):
+            observation, reward, terminated, truncated, _ = vector.step(action)
+        times.append(time.perf_counter() - began)
+        _look(environment, observation, reward, report)
+        if disabled and (over := np.logical_or(terminated, truncated)).any():
+            with failures_named("reset"):
+                vector.reset(options={"reset_mask": over})
+    report.steps = len(times)
+    report.step_mean_us, report.step_p99_us = float(np.mean(times)) * 1e6, float(np.percentile(times, 99)) * 1e6
+
+
+def _copies(environment: VectorEnvironment, observation: Any) -> dict[str, np.ndarray[Any, Any]]:
+    arrays = {leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in environment.spec.observation}
+    environment.observations.encode(observation, arrays)
+    return arrays
+
+
+def _look(environment: VectorEnvironment, observation: Any, reward: Any, report: Report) -> None:
+    _check_observation(_copies(environment, observation), report)
+    if not environment._vector.observation_space.contains(observation):  # noqa: SLF001 - as above
+        _once(report.warnings, "an observation lies outside the observation space, or has another dtype")
+    if not np.isfinite(np.asarray(reward, np.float64)).all():
+        _once(report.problems, "a reward is not finite")
+
+
+def _check_observation(arrays: dict[str, np.ndarray[Any, Any]], report: Report) -> None:
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            _once(report.problems, f"observation {name!r} is not finite" if name else "an observation is not finite")
+
+
+def _once(sentences: list[str], sentence: str) -> None:
+    if sentence not in sentences:
+        sentences.append(sentence)
+
+
+def _gymnasium(settings: EnvSettings, report: Report) -> None:
+    """Gymnasium's own `check_env`, on an environment of its own; a whole vector has none to look at."""
+    from gymnasium.utils.env_checker import check_env
+
+    environment = make(settings, 1)
+    try:
+        singles = getattr(environment._vector, "envs", None)  # noqa: SLF001 - as above
+        if not singles:
+            return
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                check_env(singles[0].unwrapped, skip_render_check=True)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code and Gymnasium's assertions may raise anything
+                _once(report.warnings, f"Gymnasium's check_env: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        for warning in caught:
+            _once(report.warnings, (str(warning.message).splitlines() or [""])[0])
+    finally:
+        environment.close()
