@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,7 +56,7 @@ class Case:
     """One config under one set of overrides, over ``seeds``.
 
     Attributes:
-        needed: of so many seeds the target is expected; 0 where learning must fail.
+        needed: of so many seeds the target is expected; 0 where learning must fail, None where nothing is expected.
         rises_to: the mean of the last 100 training episodes that counts as solved, instead of the target in evaluation.
     """
 
@@ -64,12 +64,12 @@ class Case:
     config: str
     overrides: Mapping[str, object] = field(default_factory=dict)
     seeds: int = 5
-    needed: int = 4
+    needed: int | None = 4
     rises_to: float | None = None
 
     def over(self, seeds: int) -> Case:
         """The same over so many seeds, of which the same share is expected."""
-        return replace(self, seeds=seeds, needed=self.needed * seeds // self.seeds)
+        return replace(self, seeds=seeds, needed=None if self.needed is None else self.needed * seeds // self.seeds)
 
     def settings(self, seed: int) -> dict[str, object]:
         """Overrides of one run."""
@@ -126,6 +126,23 @@ class Record:
     summary: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Cases that are run and shown together.
+
+    Attributes:
+        table: records and cases -> Markdown.
+        out: where records are kept; the table and the plot lie beside it.
+        plot: draws the records into a file; None: there is no plot.
+    """
+
+    doc: str | None
+    cases: Sequence[Case]
+    table: Callable[[Sequence[Record], Sequence[Case]], str]
+    out: Path
+    plot: Callable[[Sequence[Record], Path], None] | None = None
+
+
 def settings_of(case: Case, seed: int) -> str:
     """The whole config of a run, by which a record of it is known again."""
     return to_toml(load_config(case.config, case.settings(seed)), only_changed=True)
@@ -153,14 +170,14 @@ def read(path: Path) -> list[Record]:
     return [Record(**record) for record in json.loads(path.read_text(encoding="utf-8"))["runs"]]
 
 
-def write(path: Path, records: Iterable[Record], known: Sequence[Case]) -> None:
-    """Keep ``records`` of ``known`` cases, with the machine, and the table beside them."""
+def write(path: Path, records: Iterable[Record], known: Sequence[Case], shown: Callable[[Sequence[Record], Sequence[Case]], str]) -> None:
+    """Keep ``records`` of ``known`` cases, with the machine, and the table that ``shown`` makes of them beside them."""
     order = {case.name: index for index, case in enumerate(known)}
     kept = sorted((record for record in records if record.case in order), key=lambda record: (order[record.case], record.seed))
     runs = [{"case": r.case, "seed": r.seed, "settings": r.settings, "summary": dict(r.summary)} for r in kept]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine.describe(), "runs": runs}, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(table(kept, known), encoding="utf-8")
+    path.with_suffix(".md").write_text(shown(kept, known), encoding="utf-8")
 
 
 HEAD = """# Learning
@@ -197,15 +214,15 @@ def _lines(records: Sequence[Record], known: Sequence[Case]) -> Iterator[tuple[s
             )
 
 
-def main() -> int:
-    """Run what is missing; exit code 1 when a case has too few solved runs (or, where none may be, one)."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(matrix: Matrix) -> int:
+    """Run what is missing; exit code 1 when a case has fewer solved runs than expected."""
+    parser = argparse.ArgumentParser(description=matrix.doc)
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="cases whose name matches one of these")
     parser.add_argument("--seeds", type=int, help="so many seeds of each case, instead of its own number")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, each on two cores of its own")
-    parser.add_argument("--out", type=Path, default=RESULTS / "learning.json")
+    parser.add_argument("--out", type=Path, default=matrix.out)
     given = parser.parse_args()
-    everything = [case if given.seeds is None else case.over(given.seeds) for case in cases()]
+    everything = [case if given.seeds is None else case.over(given.seeds) for case in matrix.cases]
     chosen = [case for case in everything if any(fnmatch.fnmatch(case.name, pattern) for pattern in given.only)]
     wanted = {(case.name, seed): (case, settings_of(case, seed)) for case in everything for seed in range(1, case.seeds + 1)}
     records = [r for r in read(given.out) if wanted.get((r.case, r.seed), (None, ""))[1] == r.settings]
@@ -221,9 +238,11 @@ def main() -> int:
                 print(f"failed: {error}", file=sys.stderr, flush=True)
                 continue
             records.append(record)
-            write(given.out, records, everything)
+            write(given.out, records, everything, matrix.table)
             print(_brief(record), flush=True)
-    print(table(records, everything))
+    print(matrix.table(records, everything))
+    if matrix.plot is not None:
+        matrix.plot(records, given.out.with_suffix(".svg"))
     return 0 if all(_as_expected(case, records) for case in chosen) else 1
 
 
@@ -250,8 +269,11 @@ def _as_expected(case: Case, records: Sequence[Record]) -> bool:
     found = [record.summary for record in records if record.case == case.name]
     solved = sum(case.solved(summary) and case.old_enough(summary) for summary in found)
     violations = sum(summary["staleness"]["violations"] for summary in found)
-    return len(found) == case.seeds and violations == 0 and (solved >= case.needed if case.needed else solved == 0)
+    as_many = case.needed is None or (solved >= case.needed if case.needed else solved == 0)
+    return len(found) == case.seeds and violations == 0 and as_many
 
+
+MATRIX = Matrix(doc=__doc__, cases=cases(), table=table, out=RESULTS / "learning.json")
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(MATRIX))
