@@ -176,6 +176,22 @@ def check_env(
     raise typer.Exit(0 if report.usable else 1)
 
 
+@app.command("doctor")
+def examine(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+    """Say what this machine and this installation give a run, and what to do where something is missing."""
+    from dataclasses import asdict
+
+    from tianflow import doctor
+
+    findings = doctor.examine(runs_dir)
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.level:8}{finding.name}: {finding.value}" + (f" -> {finding.advice}" if finding.advice else ""))
+    raise typer.Exit(1 if any(finding.level == "problem" for finding in findings) else 0)
+
+
 @config_app.command("show")
 def config_show(
     config: ConfigArgument,

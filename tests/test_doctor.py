@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tianflow import cli, doctor
+from tianflow.control_file import ControlFile, process_start_time
+
+
+def control_file(directory: Path, start_time: int | None) -> None:
+    directory.mkdir()
+    address = "http://127.0.0.1:1"
+    ControlFile(run=directory.name, pid=os.getpid(), start_time=start_time, address=address, token="", read_token="").write(directory)
+
+
+def test_runs_that_go_on_are_told_from_those_that_died(tmp_path: Path) -> None:
+    control_file(tmp_path / "alive", process_start_time(os.getpid()))
+    control_file(tmp_path / "dead", 1)
+    assert [("run alive", "ok"), ("run dead", "warning")] == [(f.name, f.level) for f in doctor.runs(tmp_path)]
+
+
+def test_the_quota_of_the_control_group_counts(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{2**30}\n")
+    assert doctor.cores(tmp_path).level == "warning"
+    assert doctor.cores(tmp_path).value.startswith("0.5 usable")
+    assert doctor.memory(tmp_path).value.startswith("1.0 GiB usable")
+
+
+def test_a_missing_package_is_a_problem_that_says_what_to_install() -> None:
+    assert doctor.Finding("no-such-package", "problem", "not installed", "pip install no-such-package") == doctor.package("no-such-package")
+
+
+def test_shared_memory_that_cannot_be_made_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError("not here")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert doctor.shared_memory().level == "problem"
+
+
+def test_the_command_exits_with_one_when_there_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["doctor", "--runs-dir", str(tmp_path), "--json"]
+    monkeypatch.setattr(doctor, "REQUIRED", ("numpy",))
+    monkeypatch.setattr(doctor, "shared_memory", lambda: doctor.Finding("shared memory", "ok", "there"))
+    monkeypatch.setattr(doctor, "gpu", lambda: doctor.Finding("gpu", "ok", "none"))
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    monkeypatch.setattr(doctor, "REQUIRED", ("no-such-package",))
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 1
+    assert "problem" in {finding["level"] for finding in json.loads(result.stdout)}

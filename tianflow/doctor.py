@@ -1,0 +1,151 @@
+"""What this machine and this installation give a run, each finding with what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import mmap
+import os
+import platform
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tianflow.control_file import NAME, ControlFile
+
+REQUIRED = ("torch", "numpy", "gymnasium", "aiohttp", "msgpack", "pydantic", "safetensors")
+EXTRAS = {"atari": "ale_py", "mujoco": "mujoco", "plots": "matplotlib"}
+MEMORY_PROBE = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. ``advice`` is empty where nothing is to be done."""
+
+    name: str
+    level: Literal["ok", "warning", "problem"]
+    value: str
+    advice: str = ""
+
+
+def examine(runs_dir: Path, cgroup: Path = Path("/sys/fs/cgroup")) -> list[Finding]:
+    """Everything that was found. Changes nothing, and starts nothing; ``cgroup`` is where version 2 is mounted."""
+    return [
+        Finding("python", "ok", platform.python_version()),
+        *(package(name) for name in REQUIRED),
+        *(extra(name, module) for name, module in EXTRAS.items()),
+        cores(cgroup),
+        memory(cgroup),
+        shared_memory(),
+        gpu(),
+        bf16(Path("/proc/cpuinfo")),
+        threads(os.environ.get("OMP_NUM_THREADS")),
+        descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        *runs(runs_dir),
+    ]
+
+
+def package(name: str) -> Finding:
+    """The version of a package that tianflow cannot do without."""
+    try:
+        return Finding(name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "problem", "not installed", f"pip install {name}")
+
+
+def extra(name: str, module: str) -> Finding:
+    """Whether an optional part is there."""
+    there = importlib.util.find_spec(module) is not None
+    return Finding(f"extra {name}", "ok", "installed" if there else f"not installed (pip install 'tianflow[{name}]')")
+
+
+def cores(cgroup: Path) -> Finding:
+    """Cores that this process may run on, and the share of them that its control group allows."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, period = [*_words(cgroup / "cpu.max"), "max", "1"][:2]
+    usable = affinity if quota == "max" else min(affinity, int(quota) / int(period))
+    value = f"{usable:g} usable of {os.cpu_count()}"
+    if usable < 2:
+        return Finding("cpu cores", "warning", value, "actors and the learner will take turns; allow more cores")
+    return Finding("cpu cores", "ok", value)
+
+
+def memory(cgroup: Path) -> Finding:
+    """Memory of the machine, or what the control group allows of it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = [*_words(cgroup / "memory.max"), "max"][0]
+    usable = total if limit == "max" else min(total, int(limit))
+    value = f"{usable / 2**30:.1f} GiB usable of {total / 2**30:.1f}"
+    return Finding("memory", "ok", value) if usable >= 2**31 else Finding("memory", "warning", value, "fewer actors or a smaller replay")
+
+
+def shared_memory() -> Finding:
+    """Whether memory without a name can be made, sized, mapped and written, as channels do."""
+    try:
+        descriptor = os.memfd_create("tianflow-doctor", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, MEMORY_PROBE)
+            with mmap.mmap(descriptor, MEMORY_PROBE) as view:
+                view[-1:] = b"x"
+        finally:
+            os.close(descriptor)
+    except (OSError, AttributeError) as error:
+        return Finding("shared memory", "problem", f"memfd_create: {error}", "Linux with memfd_create, or the inline launcher")
+    return Finding("shared memory", "ok", f"memfd_create, {MEMORY_PROBE // 2**20} MiB tried")
+
+
+def gpu() -> Finding:
+    """Whether PyTorch finds a GPU, and can compute on it."""
+    try:
+        import torch
+    except ImportError as error:
+        return Finding("gpu", "problem", f"PyTorch cannot be imported: {error}", "install torch anew")
+    if not torch.cuda.is_available():
+        return Finding("gpu", "ok", "none; learning is on the CPU")
+    try:
+        torch.ones(2, device="cuda").sum().item()
+    except RuntimeError as error:
+        return Finding("gpu", "problem", f"found, but unusable: {str(error).splitlines()[0]}", "a driver that fits this build of PyTorch")
+    return Finding("gpu", "ok", f"{torch.cuda.device_count()}, the first {torch.cuda.get_device_name(0)}")
+
+
+def bf16(cpuinfo: Path) -> Finding:
+    """Whether the CPU computes in bfloat16 by itself."""
+    found = sorted({"avx512_bf16", "amx_bf16", "bf16"} & set(_words(cpuinfo)))
+    return Finding("cpu bf16", "ok", ", ".join(found) or "no; bfloat16 is emulated and slow")
+
+
+def threads(setting: str | None) -> Finding:
+    """What OMP_NUM_THREADS says."""
+    if setting is None or setting.isdecimal():
+        return Finding("OMP_NUM_THREADS", "ok", setting or "not set")
+    return Finding("OMP_NUM_THREADS", "warning", repr(setting), "a whole number, or unset it")
+
+
+def descriptors(limit: int) -> Finding:
+    """How many files one process may hold open."""
+    if limit != resource.RLIM_INFINITY and limit < 1024:
+        return Finding("file descriptors", "warning", str(limit), "ulimit -n 4096 before many actors")
+    return Finding("file descriptors", "ok", "unlimited" if limit == resource.RLIM_INFINITY else str(limit))
+
+
+def runs(runs_dir: Path) -> list[Finding]:
+    """Runs that go on, and control files that runs left behind when they died."""
+    found: list[Finding] = []
+    for path in sorted(runs_dir.glob(f"*/{NAME}")):
+        file, name = ControlFile.read(path.parent), f"run {path.parent.name}"
+        if file is None:
+            found.append(Finding(name, "warning", f"{NAME} cannot be read", f"remove {path}"))
+        elif file.alive:
+            found.append(Finding(name, "ok", f"going on, {file.address}"))
+        else:
+            found.append(Finding(name, "warning", "died without ending", f"tianflow train --resume {path.parent.name}"))
+    return found or [Finding("runs", "ok", f"none is going on in {str(runs_dir)!r}")]
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:
+        return []
