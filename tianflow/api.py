@@ -22,6 +22,7 @@ from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.layouts import draw_layout, trajectory_layout
 from tianflow.logs import configure
+from tianflow.recording import recorded
 
 if TYPE_CHECKING:
     from tianflow.interfaces import RunControl
@@ -247,6 +248,7 @@ async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]
             from tianflow.service.server import serve
 
             address = (await stack.enter_async_context(serve(run, config.http, Tokens.make(), run.directory))).address
+        await stack.enter_async_context(recorded(run))
         finished = asyncio.get_running_loop().create_task(prepared.launcher.launch(run, slots), name="run")
         try:
             yield _Session(run, finished, address)
