@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError
+from tianflow.report.command import report
 
 if TYPE_CHECKING:
     from tianflow.config import Config
@@ -221,6 +222,9 @@ def evaluate(
 
         code = api.evaluate_cli(checkpoint, episodes=episodes, json_line=json_line, runs_dir=runs_dir)
     raise typer.Exit(code)
+
+
+app.command()(report)
 
 
 @app.command()
