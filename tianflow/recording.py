@@ -95,18 +95,20 @@ class Recorder:
     def _row(self, now: RunStatistics) -> Row:
         ledger, returns, before = now.ledger, now.recent_returns, self._before
         t = now.elapsed_s + self._offset
+        span = 0.0 if before is None else now.now - before.now
         window = 0.0  # back to the sample before
+        telling = span >= SPACING_S / 2  # what ended in less says nothing of speed
         return {
             "t": round(t, 3),
-            "span_s": 0.0 if before is None else round(now.now - before.now, 3),
+            "span_s": round(span, 3),
             "time": round(time.time(), 3),
             "state": now.state,
             "env_steps": now.env_steps,
             "updates": max(0, ledger.version.number),  # below 0 before the first version
             "episodes": now.episodes,
             "mean_return": sum(returns) / len(returns) if returns else None,
-            "steps_per_s": self._rates.steps_per_s(window),
-            "updates_per_s": self._rates.updates_per_s(window),
+            "steps_per_s": self._rates.steps_per_s(window) if telling else None,
+            "updates_per_s": self._rates.updates_per_s(window) if telling else None,
             "staleness": staleness_between(before, now),
             "queue": ledger.queue,
             "credits": {"limit": ledger.credits_limit, "in_use": ledger.in_use},

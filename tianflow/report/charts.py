@@ -12,7 +12,7 @@ from tianflow.report.markup import Markup, element, joined
 from tianflow.report.scales import Axis, drawable, time_axis, value_axis
 
 WIDTH, HEIGHT = 560.0, 250.0
-LEFT, RIGHT, TOP, BOTTOM = 66.0, 14.0, 12.0, 50.0
+LEFT, RIGHT, TOP, BOTTOM = 72.0, 14.0, 12.0, 50.0
 """Room for labels, also for the larger ones of a narrow screen."""
 COLOURS = 8
 NOTHING = "Nothing was recorded."

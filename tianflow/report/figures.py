@@ -47,14 +47,9 @@ def figures(run: Records) -> list[Markup]:
     return charts
 
 
-def _marks(run: Records) -> list[Mapping[str, object]]:
-    lists = [row["marks"] for row in run.rows if isinstance(row.get("marks"), list)]
-    return [mark for marks in lists for mark in marks if isinstance(mark, Mapping) and number_at(mark, "t") is not None]
-
-
 def _changes(run: Records) -> list[Mark]:
     found = []
-    for mark in _marks(run):
+    for mark in run.marks():
         t = number_at(mark, "t") or 0.0
         if mark.get("kind") == "resumed":
             found.append(Mark(t, "resumed"))
@@ -67,7 +62,7 @@ def _changes(run: Records) -> list[Mark]:
 
 def _returns(run: Records, times: Sequence[float], marks: Sequence[Mark]) -> Markup:
     dots = []
-    for mark in _marks(run):
+    for mark in run.marks():
         value = number_at(mark, "mean_return")
         if mark.get("kind") == "evaluation" and value is not None:
             label = f"evaluation of version {number_at(mark, 'version') or 0:.0f}: {value:.4g}"
@@ -101,7 +96,6 @@ def _staleness(run: Records, times: Sequence[float], marks: Sequence[Mark]) -> M
         band=Band("least to greatest", low, high, BLUE),
         lines=[
             Line("mean", run.series("staleness", "mean"), BLUE),
-            Line("99th percentile", run.series("staleness", "p99"), PURPLE),
             Line(name, bounds, ORANGE, steps=True),
         ],
         marks=marks,

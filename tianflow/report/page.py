@@ -83,7 +83,7 @@ def facts(run: Records) -> dict[str, str]:
     told = run.summary or last
     target = number_at(run.config, "run", "target_return")
     found = {
-        "time": duration(number_at(last, "t")),
+        "time": duration(number_at(last, "t") if run.rows else number_at(run.summary, "training_s")),
         "environment steps": number(number_at(told, "env_steps")),
         "steps/s": number(_speed(run)),
         "updates": number(number_at(told, "updates")),
@@ -94,7 +94,7 @@ def facts(run: Records) -> dict[str, str]:
         "staleness": _staleness(run, told),
         "violations of the bound": number(number_at(told, "staleness", "violations") if run.summary else number_at(last, "violations")),
         "dropped": _dropped(run),
-        "held back by": _verdicts(run),
+        "verdicts": _verdicts(run),
         "seed": number(number_at(run.config, "run", "seed")),
         "lines of history": _lines(run),
     }
@@ -112,8 +112,7 @@ def _speed(run: Records) -> float | None:
 def _evaluated(run: Records) -> str:
     found = run.summary.get("evaluation")
     if not found:
-        marks = [mark for row in run.rows for mark in row.get("marks") or () if isinstance(mark, Mapping)]
-        found = next((mark for mark in reversed(marks) if mark.get("kind") == "evaluation"), None)
+        found = next((mark for mark in reversed(run.marks()) if mark.get("kind") == "evaluation"), None)
     if not isinstance(found, Mapping):
         return DASH
     version, episodes = number(number_at(found, "version")), number(number_at(found, "episodes"))

@@ -45,6 +45,11 @@ class Records:
         """The number at ``path`` in every row; None where there is none."""
         return [number_at(row, *path) for row in self.rows]
 
+    def marks(self) -> list[Mapping[str, Any]]:
+        """What happened, of every row, each with a time."""
+        lists = [row["marks"] for row in self.rows if isinstance(row.get("marks"), list)]
+        return [mark for marks in lists for mark in marks if isinstance(mark, Mapping) and number_at(mark, "t") is not None]
+
 
 def number_at(row: object, *path: str) -> float | None:
     """The number that lies there."""

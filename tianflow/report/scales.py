@@ -9,7 +9,8 @@ from dataclasses import dataclass
 DRAWABLE = 1e100
 """Beyond this the differences of two numbers may be infinite: such a number is not drawn."""
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
+_PREFIXES = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
+"""From which number on, what is counted, and its name: four digits are still read at a glance."""
 _TIME_UNITS = ((2.5 * 86400.0, 86400.0, "d"), (2.5 * 3600.0, 3600.0, "h"), (150.0, 60.0, "min"), (0.0, 1.0, "s"))
 
 
@@ -36,7 +37,7 @@ def drawable(value: object) -> float | None:
 
 
 def value_axis(values: Iterable[float | None], *, zero: bool, whole: bool = False, count: int = 5) -> Axis:
-    """An axis that begins and ends at a tick.
+    """An axis that begins and ends at a tick; without ``zero``, a little beyond the values.
 
     Args:
         values: what is to be on it; None is nothing.
@@ -48,18 +49,25 @@ def value_axis(values: Iterable[float | None], *, zero: bool, whole: bool = Fals
     if zero or not known:
         known.append(0.0)
     low, high = min(known), max(known)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # constant: ticks need some room, but zero stays at the bottom
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1.0 / DRAWABLE):  # constant: ticks need some room, but zero stays at the bottom
         room = max(abs(low), 1.0) * (1.0 if whole else 0.1)
         low, high = low - (0.0 if low == 0.0 else room), high + (1.0 if low == 0.0 else room)
     step = _step((high - low) / count, whole=whole)
+    if not zero:
+        room = 0.05 * (high - low)
+        low, high = low - room, high + room
+        ticks = tuple(step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1))
+        return Axis(low, high, ticks, labels(ticks, step))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(step * at for at in range(first, max(last, first + 1) + 1))
     return Axis(ticks[0], ticks[-1], ticks, labels(ticks, step))
 
 
 def time_axis(times: Sequence[float], *, count: int = 5) -> Axis:
-    """From the first time to the last (seconds), in the unit that suits them."""
+    """From the first time (0 if that is near) to the last, in seconds, with labels in the unit that suits them."""
     low, high = (min(times), max(times)) if times else (0.0, 1.0)
+    if 0.0 < low < 0.05 * high:
+        low = 0.0
     if high <= low:
         high = low + 1.0
     _, unit, name = next(entry for entry in _TIME_UNITS if high >= entry[0] or not entry[0])
@@ -73,7 +81,7 @@ def labels(ticks: Sequence[float], step: float) -> tuple[str, ...]:
     largest = max(map(abs, ticks), default=0.0)
     if largest >= 1e16 or (0.0 < step < 1e-6):
         return tuple(f"{tick:.3g}" for tick in ticks)
-    scale, prefix = next(((scale, prefix) for scale, prefix in _PREFIXES if largest >= scale), (1.0, ""))
+    scale, prefix = next(((scale, prefix) for least, scale, prefix in _PREFIXES if largest >= least), (1.0, ""))
     digits = next((n for n in range(9) if math.isclose(round(step / scale, n), step / scale, rel_tol=1e-6)), 9)
     return tuple("0" if tick == 0.0 else f"{tick / scale:.{digits}f}{prefix}" for tick in ticks)
 

@@ -46,13 +46,13 @@ svg text { fill: var(--soft); font-size: 13px; font-variant-numeric: tabular-num
 .c0 { --colour: var(--c0); } .c1 { --colour: var(--c1); } .c2 { --colour: var(--c2); } .c3 { --colour: var(--c3); }
 .c4 { --colour: var(--c4); } .c5 { --colour: var(--c5); } .c6 { --colour: var(--c6); } .c7 { --colour: var(--c7); }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--edge); border-radius: 8px; }
-table { width: 100%; border-collapse: collapse; font-size: .9rem; }
+table { width: 100%; min-width: 560px; border-collapse: collapse; font-size: .9rem; }
 th, td { padding: 6px 12px; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); overflow-wrap: anywhere; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; } td:first-child { white-space: nowrap; }
 summary { cursor: pointer; }
 pre { margin: 12px 0 0; padding: 12px 16px; overflow-x: auto; background: var(--card); border: 1px solid var(--edge); border-radius: 8px;
   font-size: .85rem; }
-@media (max-width: 620px) { svg text { font-size: 18px; } .facts div { gap: 8px; } main { padding: 16px 12px 32px; } }
+@media (max-width: 520px) { svg text { font-size: 18px; } .facts div { gap: 8px; } main { padding: 16px 12px 32px; } }
 @media print { body { background: none; } details { display: block; } }
 """
 )
