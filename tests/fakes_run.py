@@ -17,6 +17,7 @@ from tianflow.payloads import Batch, Holdings, Settlement, Trajectory, Version
 from tianflow.statistics import (
     CheckpointStatistics,
     ComponentStatistics,
+    Diagnosis,
     Histogram,
     LawStatistics,
     ReplayStatistics,
@@ -120,7 +121,7 @@ class FakeRun:
         self.last_update = 0.0
         self.events_dropped = 0
         self.refused = 0
-        self.bottleneck = "learning-bound"
+        self.diagnosis = Diagnosis("learning-bound", "a faster learner would help", waits={"learner": 0.1, "actors": 0.6})
         self.waiting = 10.0
         self.update_seconds = Histogram()
         self.loop_lag = Histogram()
@@ -203,7 +204,7 @@ class FakeRun:
             loop_lag=self.loop_lag.read(),
             last_update_timestamp=self.last_update,
             actors_wanted=self.config.actors.count,
-            bottleneck=self.bottleneck,
+            diagnosis=self.diagnosis,
             target_return=self.config.run.target_return,
             time_to_target_s=None,
         )

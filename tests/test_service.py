@@ -26,6 +26,7 @@ from tianflow.rates import Rates
 from tianflow.service.app import Served, make_app
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens
 from tianflow.service.server import serve
+from tianflow.statistics import Diagnosis
 
 TOKENS = Tokens("control-token", "read-token")
 CONTROL = {"Authorization": "Bearer control-token"}
@@ -126,6 +127,17 @@ async def test_components_audit_and_checkpoints_answer(client: Client, run: Fake
     assert {"kl": 0.01, "ess_ratio": 0.9} == components[0]["gauges"]
     assert list(run.audit()) == (await (await client.get(f"{RUN}/audit", headers=READ)).json())["audit"]
     assert "0000000100" == (await (await client.get(f"{RUN}/checkpoints", headers=READ)).json())["checkpoints"][0]["name"]
+
+
+async def test_the_diagnosis_answers_with_its_shares_and_advice(client: Client, run: FakeRun) -> None:
+    run.diagnosis = Diagnosis("sampling-bound", "more actors", waits={"learner": 0.5, "actors": 0.0}, suggested={"actors.count": 4})
+    document = await (await client.get(f"{RUN}/diagnosis", headers=READ)).json()
+    assert {"id": "fake", "verdict": "sampling-bound", "advice": "more actors", "component": None} == {
+        key: document[key] for key in ("id", "verdict", "advice", "component")
+    }
+    assert ({"learner": 0.5, "actors": 0.0}, {"actors.count": 4}) == (document["waits"], document["suggested"])
+    status = await (await client.get(RUN, headers=READ)).json()
+    assert "sampling-bound" == status["bottleneck"] == status["diagnosis"]["verdict"]
 
 
 async def test_numbers_that_json_lacks_become_null(client: Client, run: FakeRun) -> None:

@@ -16,12 +16,12 @@ from tianflow.rates import Rates
 from tianflow.service import settings
 from tianflow.service.auth import Guard, guarded
 from tianflow.service.problems import ProblemError, add_safe_headers, answers, json_response
-from tianflow.status import describe, describe_components
+from tianflow.status import describe, describe_components, describe_diagnosis
 
 MAX_BODY = 64 * 1024
 """Bytes of a request's body. Every patch fits many times over; more would only cost memory."""
 RUN = "/api/v1/runs/{run}"
-LOOKS = ("components", "audit", "checkpoints")
+LOOKS = ("components", "diagnosis", "audit", "checkpoints")
 ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
 
 
@@ -102,10 +102,12 @@ class Handlers:
         return json_response(describe(served.rates.sample(), served.run.config, served.rates))
 
     async def look(self, request: web.Request) -> web.Response:
-        """Components, audit log or checkpoints."""
+        """Components, what holds the run back, audit log or checkpoints."""
         run, look = self._served(request).run, request.match_info["look"]
         if look == "components":
             return json_response({"components": describe_components(run.statistics())})
+        if look == "diagnosis":
+            return json_response({"id": run.id, **describe_diagnosis(run.statistics())})
         return json_response({look: run.audit() if look == "audit" else run.checkpoints()})
 
     async def act(self, request: web.Request) -> web.Response:
