@@ -279,6 +279,15 @@ def _cell(document: object, path: tuple[str, ...]) -> str:
     return str(document)
 
 
+@app.command()
+def diagnose(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+    """Say what holds RUN back, by how much, and what would help."""
+    from tianflow import diagnosing
+
+    with _exit_codes():
+        typer.echo(diagnosing.ask(runs_dir, run, as_json=as_json))
+
+
 @app.command("get")
 def get_settings(
     wish: Annotated[list[str], typer.Argument(metavar="[RUN] SECTION[.KEY]", help="Which settings, e.g. balance.max_staleness.")],
