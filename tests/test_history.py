@@ -159,6 +159,11 @@ async def test_a_line_tells_speeds_staleness_shares_and_credits(fake: FakeRun, t
     assert (4.0, "learning-bound", 4.0) == (line["span_s"], line["bottleneck"], line["episodes"])
 
 
+async def test_a_moment_is_too_short_to_tell_a_speed(fake: FakeRun, tmp_path: Path) -> None:
+    line = await recorded_line(fake, tmp_path / NAME, lambda: fake.train(1, seconds=0.4))
+    assert (0.4, None, None, 2) == (line["span_s"], line["steps_per_s"], line["updates_per_s"], line["staleness"]["count"])
+
+
 async def test_evaluations_and_changes_are_marks_once(fake: FakeRun, tmp_path: Path) -> None:
 
     def evaluate() -> None:

@@ -116,7 +116,7 @@ class Recorder:
             "dropped": dict(ledger.dropped),
             "violations": ledger.violations,
             "replay": None if now.replay is None else _replay(now.replay) | {"held_back": self._rates.held_back(window)},
-            "bottleneck": now.bottleneck,
+            "bottleneck": now.diagnosis.verdict,
             "generation": now.generation,
             "marks": self._marks(now, t),
         }
