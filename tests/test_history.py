@@ -159,6 +159,26 @@ async def test_a_line_tells_speeds_staleness_shares_and_credits(fake: FakeRun, t
     assert (4.0, "learning-bound", 4.0) == (line["span_s"], line["bottleneck"], line["episodes"])
 
 
+async def test_replay_whose_shards_are_gone_holds_an_unknown_number(fake_with_replay: FakeRun, tmp_path: Path) -> None:
+    assert fake_with_replay.replay is not None
+    fake_with_replay.replay.shards.clear()
+    line = await recorded_line(fake_with_replay, tmp_path / NAME, lambda: None)
+    assert None is line["replay"]["items"]
+
+
+def test_shares_of_time_are_of_the_last_five_seconds(fake: FakeRun, tmp_path: Path) -> None:
+    them = recorder(fake, tmp_path / NAME)
+    for _ in range(20):
+        them.sample()
+        fake.now += 1.0
+        fake.waiting += 1.0
+    for _ in range(3):
+        them.sample()
+        them._pending = None
+        fake.now += 1.0
+    assert {"waiting:batch": 2 / 5, "busy": 3 / 5} == pytest.approx(them.sample()["shares"]["learner"])
+
+
 async def test_a_moment_is_too_short_to_tell_a_speed(fake: FakeRun, tmp_path: Path) -> None:
     line = await recorded_line(fake, tmp_path / NAME, lambda: fake.train(1, seconds=0.4))
     assert (0.4, None, None, 2) == (line["span_s"], line["steps_per_s"], line["updates_per_s"], line["staleness"]["count"])

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 CLOSE_S = 5.0
 """A disk that does not answer for longer must not keep a run from ending."""
 
+SHARES_S = 5.0
+"""Components report about once a second, and what they do since is guessed: over a shorter time the guesses are what would be seen."""
+
 log = logger("history")
 
 
@@ -112,7 +115,7 @@ class Recorder:
             "staleness": staleness_between(before, now),
             "queue": ledger.queue,
             "credits": {"limit": ledger.credits_limit, "in_use": ledger.in_use},
-            "shares": self._rates.shares(window),
+            "shares": self._rates.shares(SHARES_S),
             "dropped": dict(ledger.dropped),
             "violations": ledger.violations,
             "replay": None if now.replay is None else _replay(now.replay) | {"held_back": self._rates.held_back(window)},
@@ -159,7 +162,7 @@ def staleness_between(before: RunStatistics | None, now: RunStatistics) -> Row:
 
 def _replay(replay: ReplayStatistics) -> Row:
     return {
-        "items": replay.items,
+        "items": replay.items if replay.shards else None,  # nobody knows how many those hold that are not up
         "capacity": replay.limits.capacity,
         "inserted": replay.inserts,
         "drawn": replay.drawn,
