@@ -37,11 +37,11 @@ class Watch:
         kept = self._kept
         if run.state != "running":
             kept.clear()
+        while len(kept) > 1 and kept[1].now <= run.now - WINDOW_S:
+            kept.popleft()
         found = diagnose([*kept, run], config)
         if run.state == "running" and (not kept or run.now - kept[-1].now >= SPACING_S):
             kept.append(run)
-            while len(kept) > 1 and kept[1].now <= run.now - WINDOW_S:
-                kept.popleft()
         if found.verdict != self._verdict:
             self._verdict, self._since = found.verdict, run.now
         return replace(run, diagnosis=replace(found, for_s=max(found.for_s, run.now - self._since)))
