@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tianflow.channels.broadcast import Broadcast
 from tianflow.config import Config, EnvSettings, PPOSettings, RunSettings
 from tianflow.config_loading import with_changes
 from tianflow.errors import ConfigError, StateConflictError
@@ -106,6 +107,7 @@ class FakeRun:
 
     def __init__(self, *, directory: Path = Path("runs/fake"), name: str = "fake", slots: int = 16, replay: bool = False) -> None:
         self.id, self.directory = name, directory
+        self.events = Broadcast()
         self.config = make_config()
         self.generation = 1
         self.state = "running"

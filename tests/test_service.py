@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tianflow.payloads import Version
 from tianflow.rates import Rates
 from tianflow.service.app import Served, make_app
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens
+from tianflow.service.feed import Feed
 from tianflow.service.server import serve
 from tianflow.statistics import Diagnosis
 
@@ -45,7 +47,8 @@ def run() -> FakeRun:
 
 async def client_of(run: FakeRun, **settings: Any) -> Client:
     guard = Guard(**({"tokens": TOKENS, "loopback": True} | settings))
-    app = make_app(runs={run.id: Served(run, Rates(read=run.statistics))}, guard=guard)
+    served = Served(run, Rates(read=run.statistics), Feed(events=run.events, clock=time.time))
+    app = make_app(runs={run.id: served}, guard=guard, http=HttpSettings())
     client: Client = TestClient(TestServer(app))
     await client.start_server()
     return client

@@ -237,6 +237,10 @@ class HttpSettings(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     allowed_hosts: tuple[str, ...] = ()
     """Host names accepted besides localhost and the address bound."""
+    max_streams: Annotated[int, Field(ge=0)] = 32
+    """Open streams of events; more are refused."""
+    max_requests_per_s: PositiveFloat = 200.0
+    """Requests a second from one address, over one second; more are refused."""
 
 
 class MetricsSettings(Section):

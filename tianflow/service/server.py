@@ -7,7 +7,8 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from tianflow.interfaces import RunControl
 from tianflow.rates import Rates
 from tianflow.service.app import Served, make_app
 from tianflow.service.auth import Guard, Tokens
+from tianflow.service.feed import Feed
 
 GRACE_S = 1.0
 """Seconds that requests still being answered get at the end."""
@@ -48,10 +50,11 @@ async def serve(run: RunControl, http: HttpSettings, tokens: Tokens, directory: 
         loopback = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
         guard = Guard(tokens=tokens, loopback=loopback, allowed_hosts=http.allowed_hosts)
         server = Server(_address(bound), bound.getsockname()[1])
-        runner = web.AppRunner(
-            make_app(runs={run.id: Served(run, rates)}, guard=guard), access_log=None, handle_signals=False, shutdown_timeout=GRACE_S
-        )
-        async with _answering(runner, bound), _announced(run, server, tokens, directory), _sampled(rates):
+        feed = Feed(events=run.events, clock=time.time)
+        app = make_app(runs={run.id: Served(run, rates, feed)}, guard=guard, http=http)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=GRACE_S)
+        # the feed closes first: every stream is then written to its end while the server is still there
+        async with _answering(runner, bound), _announced(run, server, tokens, directory), _going(rates.run), _going(feed.run):
             yield server
     finally:
         bound.close()
@@ -116,12 +119,14 @@ async def _announced(run: RunControl, server: Server, tokens: Tokens, directory:
 
 
 @asynccontextmanager
-async def _sampled(rates: Rates) -> AsyncIterator[None]:
-    sampling = asyncio.create_task(rates.run(lambda: None), name="rates")
+async def _going(component: Callable[[Callable[[], None]], Coroutine[None, None, None]]) -> AsyncIterator[None]:
+    """``component`` works while the context is open."""
+    task = asyncio.create_task(component(lambda: None))
     try:
+        await asyncio.sleep(0)  # its first step: cancelled before that, it would not clean up
         yield
     finally:
-        sampling.cancel()
-        await asyncio.wait([sampling])
-        if not sampling.cancelled():
-            sampling.result()
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
