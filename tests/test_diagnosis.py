@@ -127,6 +127,13 @@ def test_a_run_that_does_not_train_has_its_state_for_a_verdict() -> None:
     assert "paused" == diagnose([before, replace(run, state="paused")], configured()).verdict
 
 
+def test_pauses_and_starts_are_no_part_of_the_shares() -> None:
+    names = ("learner", "actor-0")
+    before = look(100.0, [component(name, {"starting": 1.0, "busy": 50.0}, at=100.0) for name in names])
+    after = look(110.0, [component(name, {"starting": 1.0, "paused": 6.0, "waiting:batch": 2.0, "busy": 52.0}, at=110.0) for name in names])
+    assert {"learner": 0.5, "actors": 0.0} == diagnose([before, after], configured()).waits
+
+
 # Advice ---------------------------------------------------------------------------------------------------------------
 
 
@@ -291,7 +298,7 @@ def test_a_state_that_lasts_counts_until_now() -> None:
 
 
 def test_a_restarted_component_counts_from_its_own_start() -> None:
-    before, after = TimeShares({"busy": 500.0}, "busy", 100.0), TimeShares({"waiting:grant": 6.0}, "busy", 110.0)
+    before, after = TimeShares({"waiting:grant": 500.0}, "busy", 100.0), TimeShares({"waiting:grant": 6.0}, "busy", 110.0)
     assert {"waiting:grant": 6.0} == time_between(before, after, 100.0, 110.0)
 
 

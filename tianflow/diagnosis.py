@@ -216,6 +216,9 @@ def _waiting(window: Window) -> str:
 
 
 def _sampling(window: Window) -> Advice:
+    """What is foretold takes both sides for steady: where updates or trajectories vary much, few of them in the window misjudge the
+    learner's share, and where both sides are equally fast they wait for each other now and then.
+    """
     count, enough, waits = window.actors, window.enough, min(MOST, window.learner_waits)
     suggested: dict[str, float] = {} if enough <= count else {"actors.count": enough}
     if enough > window.hosts:
