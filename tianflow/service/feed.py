@@ -65,6 +65,8 @@ class Feed:
         self.newest = 0
         self.closed = False
         """True once nothing more will come."""
+        self.at_end: set[Callable[[], None]] = set()
+        """Called when nothing more will come."""
 
     async def run(self, started: Callable[[], None]) -> None:
         """Take events until cancelled; then what is there is told at once, and `closed` is True."""
@@ -80,6 +82,8 @@ class Feed:
             self._events.unsubscribe(self._queue)
             self.closed = True
             self._news.set()
+            for told in tuple(self.at_end):
+                told()
 
     def look(self, *, last: bool = False) -> None:
         """Take all that came, and tell what is due; with ``last``, everything."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from aiohttp import web
@@ -23,6 +25,8 @@ PRESENT_S = 1.0
 """Seconds between two looks whether the reader is still there: its place is for another one."""
 WRITE_S = 30.0
 """Seconds in which a reader must take what was written; otherwise it is gone."""
+END_S = 0.5
+"""Seconds in which a reader must take what was told last: the server waits for nobody who does not read."""
 RETRY_MS = 1000
 HEADERS = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
 
@@ -57,16 +61,34 @@ class Streams:
 
 
 async def _stream(feed: Feed, request: web.Request, number: int, *, follow: bool) -> web.StreamResponse:
-    response = web.StreamResponse(headers=HEADERS)
+    response, transport = web.StreamResponse(headers=HEADERS), request.transport
     await response.prepare(request)
     try:
-        await _write(response, f"retry: {RETRY_MS}\n\n".encode())
-        await _copy(feed, request, response, number, follow=follow)
+        async with _ending(feed):
+            await _write(response, f"retry: {RETRY_MS}\n\n".encode())
+            await _copy(feed, request, response, number, follow=follow)
     except (TimeoutError, ConnectionError):
-        # it is gone, or as good as gone: what waits to be sent to it is let go
-        if request.transport is not None:
-            request.transport.abort()
+        # A connection that is merely closed would wait for its reader to take what was written.
+        if transport is not None:
+            transport.abort()
     return response
+
+
+@asynccontextmanager
+async def _ending(feed: Feed) -> AsyncIterator[None]:
+    """What is inside has `END_S` once nothing more will come; TimeoutError then."""
+    async with asyncio.timeout(None) as end:
+
+        def limit() -> None:
+            end.reschedule(asyncio.get_running_loop().time() + END_S)
+
+        if feed.closed:
+            limit()
+        feed.at_end.add(limit)
+        try:
+            yield
+        finally:
+            feed.at_end.discard(limit)
 
 
 async def _copy(feed: Feed, request: web.Request, response: web.StreamResponse, number: int, *, follow: bool) -> None:
