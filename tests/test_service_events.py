@@ -157,12 +157,14 @@ def test_what_came_too_fast_for_the_feed_is_told_as_lost(feed: Feed, broadcast: 
 async def test_a_feed_that_ends_tells_what_it_still_holds(feed: Feed, broadcast: Broadcast) -> None:
     going = asyncio.create_task(feed.run(lambda: None))
     await asyncio.sleep(0)
-    for number in range(3):
+    broadcast.publish(UpdateFinished(1, 0.1, 64))
+    feed.look()
+    for number in range(2, 5):
         broadcast.publish(UpdateFinished(number, 0.1, 64))
     going.cancel()
     await asyncio.wait([going])
     assert feed.closed
-    assert 3 == feed.since(0, 1)[1][0].data["count"]
+    assert [1, 3] == [event.data["count"] for event in feed.since(0, 2)[1]]
     dropped = broadcast.dropped
     for _ in range(2000):
         broadcast.publish(EXITED)
@@ -364,6 +366,12 @@ async def test_a_reader_that_does_not_read_holds_up_nobody_and_is_let_go(
                 return not await full()
 
             await until(free)
+            reader.setblocking(False)
+            received = b""
+            async with asyncio.timeout(5.0):
+                while more := await asyncio.get_running_loop().sock_recv(reader, 2**20):
+                    received += more
+            assert not received.endswith(b"0\r\n\r\n"), "what was still to be sent is let go, too"
         finally:
             reader.close()
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError
+from tianflow.following import events
 from tianflow.report.command import report
 
 if TYPE_CHECKING:
@@ -286,6 +287,9 @@ def diagnose(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJs
 
     with _exit_codes():
         typer.echo(diagnosing.ask(runs_dir, run, as_json=as_json))
+
+
+app.command()(events)
 
 
 @app.command("get")
