@@ -148,8 +148,6 @@ def parse(response: HTTPResponse) -> Iterator[Told]:
     while line := response.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
             raise ValueError("a line of the stream is too long")
-        if not line.endswith(b"\n"):
-            return
         text = line.decode("utf-8").rstrip("\r\n")
         if text:  # a comment is a field without a name
             name, _, value = text.partition(":")

@@ -14,7 +14,7 @@ from tianflow.config import HttpSettings
 from tianflow.interfaces import RunControl
 from tianflow.metrics.prometheus import Exporter
 from tianflow.rates import Rates
-from tianflow.service import settings
+from tianflow.service import openapi, settings
 from tianflow.service.auth import Guard, guarded
 from tianflow.service.feed import Feed
 from tianflow.service.problems import ProblemError, add_safe_headers, answers, json_response
@@ -69,6 +69,7 @@ class Handlers:
             web.get("/livez", self.livez),
             web.get("/readyz", self.readyz),
             web.get("/metrics", self.metrics),
+            web.get("/openapi.json", self.openapi),
             web.get("/api/v1/runs", self.list_runs),
             web.get(RUN, self.show_run),
             web.get(f"{RUN}/events", self.events, allow_head=False),
@@ -98,6 +99,11 @@ class Handlers:
         """Prometheus text or OpenMetrics."""
         body, content_type = self._exporter.exposition(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def openapi(self, _request: web.Request) -> web.Response:
+        """What can be asked, and what is answered: an OpenAPI document."""
+        configs = {name: served.run.config for name, served in self._runs.items()}
+        return json_response(openapi.document(configs, looks=LOOKS, actions=ACTIONS))
 
     async def list_runs(self, _request: web.Request) -> web.Response:
         """Every run in short."""
@@ -146,7 +152,7 @@ class Handlers:
 
     async def page(self, _request: web.Request) -> web.Response:
         """Where everything is, for a person who came with a browser."""
-        paths = ["/livez", "/readyz", "/metrics", "/api/v1/runs"]
+        paths = ["/livez", "/readyz", "/metrics", "/openapi.json", "/api/v1/runs"]
         for name in self._runs:
             paths += [_href(name), *(f"{_href(name)}/{part}" for part in (*LOOKS, "events", *settings.RESOURCES))]
         items = "".join(f'<li><a href="{escape(path)}">{escape(path)}</a></li>' for path in paths)
