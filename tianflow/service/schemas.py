@@ -66,7 +66,8 @@ def _live(config: Config, resource: str, mode: Any) -> dict[str, Schema]:
     live = live_of(config)
     found = {}
     for section in RESOURCES[resource]:
-        whole = _whole(type(getattr(config, section)), mode)
+        model: type[BaseModel] = type(getattr(config, section))
+        whole = _whole(model, mode)
         definitions = whole.get("$defs", {})
         for key in live[section]:
             found[key] = _inlined(whole["properties"][key], definitions)
