@@ -291,4 +291,4 @@ class FakeRun:
         return state
 
     def _record(self, source: str, action: str, old: object, new: object) -> None:
-        self._audit.append({"when": "2024-05-01T12:00:00+00:00", "source": source, "action": action, "old": old, "new": new})
+        self._audit.append({"time": "2024-05-01T12:00:00+00:00", "source": source, "action": action, "old": old, "new": new})

@@ -59,14 +59,17 @@ def document(runs: Mapping[str, Config], *, looks: Iterable[str], actions: Itera
         "components": {
             "schemas": schemas.named(),
             "responses": {str(status): _refusal(status) for status in REFUSALS},
-            "parameters": {
-                "run": {"name": "run", "in": "path", "required": True, "description": "Id of a run", "schema": {"type": "string"}}
-            },
+            "parameters": {"run": _run_parameter(tuple(runs))},
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer", "description": "Of control.json; its read_token does for GET"}
             },
         },
     }
+
+
+def _run_parameter(names: Sequence[str]) -> dict[str, Any]:
+    schema: Schema = {"type": "string", "minLength": 1, **({"examples": list(names)} if names else {})}
+    return {"name": "run", "in": "path", "required": True, "description": "Id of a run", "schema": schema}
 
 
 def _refusal(status: int) -> dict[str, Any]:

@@ -144,14 +144,8 @@ def named() -> dict[str, Schema]:
         "Component": struct(**component, **more),
         "Diagnosis": of_dataclass(Diagnosis),
         "Law": of_dataclass(LawStatistics),
-        "AuditEntry": {
-            "type": "object",
-            "properties": {"when": TEXT | {"format": "date-time"}, "source": TEXT, "action": TEXT, "old": ANY, "new": ANY},
-        },
-        "Checkpoint": {
-            "type": "object",
-            "properties": {"name": TEXT, "version": listing(COUNT), "env_steps": COUNT, "bytes": COUNT, "created": TEXT},
-        },
+        "AuditEntry": struct(["old", "new"], time=TEXT | {"format": "date-time"}, source=TEXT, action=TEXT, old=ANY, new=ANY),
+        "Checkpoint": struct(name=TEXT, version=listing(COUNT), env_steps=COUNT, bytes=COUNT, created=TEXT),
         "Action": struct(id=TEXT, action=TEXT, state=TEXT),
         **{f"event-{kind}": schema for kind, schema in event_schemas().items()},
     }
