@@ -234,6 +234,13 @@ async def test_a_learner_patch_reaches_both_of_its_sections_at_once(client: Clie
     assert (1e-3, 2.0, 2) == (run.config.algorithm.learning_rate, run.config.learner.slowdown, run.generation)
 
 
+async def test_a_whole_number_may_be_written_with_a_point(client: Client, run: FakeRun) -> None:
+    response = await patch(client, "balance", b'{"max_staleness": 4.0, "straggler_patience": 2.0}')
+    assert 200 == response.status
+    assert (4, 2.0) == (run.config.balance.max_staleness, run.config.balance.straggler_patience)
+    await problem(await patch(client, "balance", b'{"max_staleness": 4.5}'), 422)
+
+
 async def test_null_returns_to_the_default(client: Client, run: FakeRun) -> None:
     await patch(client, "balance", {"max_staleness": 4})
     await patch(client, "balance", {"max_staleness": None})

@@ -220,6 +220,25 @@ def test_live_settings_of_every_algorithm_are_as_described(algorithm: str, resou
 @pytest.mark.parametrize(
     ("resource", "body"),
     [
+        ("balance", {"max_staleness": 4.0, "credits": None}),
+        ("balance", {"max_staleness": "unbounded"}),
+        ("balance", {"parameters": {"gain": None}}),
+        ("balance", {"parameters": None}),
+        ("balance", {"controller": ["staleness", "freshest"]}),
+        ("learner", {"learning_rate": 0, "slowdown": None}),
+        ("actors", {}),
+    ],
+)
+async def test_what_the_schema_allows_is_taken(client: Client, resource: str, body: dict[str, object]) -> None:
+    whole = await described(client)
+    taken = whole["paths"][f"/api/v1/runs/{{run}}/{resource}"]["patch"]["requestBody"]["content"]["application/merge-patch+json"]["schema"]
+    check(whole, taken, body)
+    assert 200 == (await patch(client, resource, body)).status
+
+
+@pytest.mark.parametrize(
+    ("resource", "body"),
+    [
         ("balance", {"max_staleness": -1}),
         ("balance", {"max_staleness": "none"}),
         ("balance", {"credits": 0}),

@@ -58,8 +58,14 @@ def settings_read(config: Config, resource: str) -> Schema:
 
 def settings_patch(config: Config, resource: str) -> Schema:
     """A merge patch of them (RFC 7396): any of them, null for the default."""
-    properties = {name: nullable(schema) for name, schema in _live(config, resource, "validation").items()}
+    properties = {name: nullable(_patched(schema)) for name, schema in _live(config, resource, "validation").items()}
     return struct(properties, **properties)
+
+
+def _patched(schema: Schema) -> Schema:
+    """In a merge patch, null takes a key out of a table."""
+    values = schema.get("additionalProperties")
+    return {**schema, "additionalProperties": nullable(values)} if isinstance(values, dict) else schema
 
 
 def _live(config: Config, resource: str, mode: Any) -> dict[str, Schema]:

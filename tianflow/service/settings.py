@@ -17,6 +17,8 @@ from tianflow.plugins import nearest
 from tianflow.service.problems import ProblemError, json_response
 
 MERGE_PATCH = "application/merge-patch+json"
+EXACT = 2**53
+"""Up to here, a float is every whole number exactly."""
 RESOURCES: dict[str, tuple[str, ...]] = {
     "actors": ("actors",),
     "balance": ("balance",),
@@ -73,7 +75,7 @@ def changes_of(config: Config, resource: str, body: Mapping[str, object]) -> dic
 
 def _parse(body: bytes) -> object:
     try:
-        return json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse)
+        return json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_float=_number, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ProblemError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {error}.") from error
 
@@ -83,6 +85,12 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         raise ValueError("a key is given twice")
     return found
+
+
+def _number(text: str) -> float:
+    """2.0 is a whole number to JSON, and the only way some languages write one."""
+    value = float(text)
+    return int(value) if abs(value) <= EXACT and value.is_integer() else value
 
 
 def _refuse(constant: str) -> object:
