@@ -241,6 +241,21 @@ async def test_a_whole_number_may_be_written_with_a_point(client: Client, run: F
     await problem(await patch(client, "balance", b'{"max_staleness": 4.5}'), 422)
 
 
+@pytest.mark.parametrize(
+    ("resource", "body", "path"),
+    [
+        ("evaluation", {"episodes": 2**63}, "evaluation.episodes"),
+        ("balance", {"parameters": {"gain": -(10**30)}}, "balance.parameters.gain"),
+    ],
+)
+async def test_a_number_that_no_process_could_be_sent_changes_nothing(
+    client: Client, run: FakeRun, resource: str, body: object, path: str
+) -> None:
+    document = await problem(await patch(client, resource, body), 422)
+    assert [path] == [error["path"] for error in document["errors"]]
+    assert 1 == run.generation
+
+
 async def test_null_returns_to_the_default(client: Client, run: FakeRun) -> None:
     await patch(client, "balance", {"max_staleness": 4})
     await patch(client, "balance", {"max_staleness": None})

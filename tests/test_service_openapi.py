@@ -245,6 +245,8 @@ async def test_what_the_schema_allows_is_taken(client: Client, resource: str, bo
         ("balance", {"nothing": 1}),
         ("balance", {"memory_limit": 1}),
         ("actors", {"count": 1.5}),
+        ("evaluation", {"episodes": 2**63}),
+        ("balance", {"max_staleness": 10**30}),
         ("learner", {"learning_rate": -1.0}),
         ("evaluation", {"every_s": 0.0}),
     ],

@@ -158,7 +158,7 @@ def _events() -> dict[str, Any]:
             "name": "Last-Event-ID",
             "in": "header",
             "description": "Go on after this number. Without it only what is to come is told; 0: all that is kept",
-            "schema": {"type": "string", "pattern": "^[0-9]{1,18}$"},
+            "schema": {"type": "string", "pattern": "^[0-9]{0,18}$"},
         },
         {
             "name": "follow",

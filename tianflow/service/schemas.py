@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 from tianflow import events
 from tianflow.config import Config, live_of
 from tianflow.service.feed import LOST, kind_of
-from tianflow.service.settings import RESOURCES
+from tianflow.service.settings import LARGEST, RESOURCES
 from tianflow.statistics import Diagnosis, LawStatistics
 
 Schema = dict[str, Any]
@@ -63,9 +63,11 @@ def settings_patch(config: Config, resource: str) -> Schema:
 
 
 def _patched(schema: Schema) -> Schema:
-    """In a merge patch, null takes a key out of a table."""
-    values = schema.get("additionalProperties")
-    return {**schema, "additionalProperties": nullable(values)} if isinstance(values, dict) else schema
+    """As a merge patch has it: null takes a key out of a table, and whole numbers have 64 bits."""
+    found = {key: [_patched(item) for item in value] if key == "anyOf" else value for key, value in schema.items()}
+    if isinstance(values := schema.get("additionalProperties"), dict):
+        found["additionalProperties"] = nullable(values)
+    return {"maximum": LARGEST, **found} if schema.get("type") == "integer" else found
 
 
 def _live(config: Config, resource: str, mode: Any) -> dict[str, Schema]:

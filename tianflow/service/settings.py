@@ -19,6 +19,8 @@ from tianflow.service.problems import ProblemError, json_response
 MERGE_PATCH = "application/merge-patch+json"
 EXACT = 2**53
 """Up to here, a float is every whole number exactly."""
+LARGEST = 2**63 - 1
+"""The largest whole number that reaches the run's processes."""
 RESOURCES: dict[str, tuple[str, ...]] = {
     "actors": ("actors",),
     "balance": ("balance",),
@@ -57,6 +59,7 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
     if not isinstance(body, dict):
         raise ConfigError([Problem(resource, body, "is not a merge patch", "an object of settings")])
     _check_generation(request, run.generation)
+    _check_size(resource, body)
     if body:
         run.change(changes_of(run.config, resource, body), source=f"http:{request.remote}")
     return show(run, resource)
@@ -85,6 +88,18 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         raise ValueError("a key is given twice")
     return found
+
+
+def _check_size(path: str, value: object) -> None:
+    """Refuse what would be in force here and break every process that it is sent to."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_size(f"{path}.{key}", item)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_size(f"{path}.{index}", item)
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise ConfigError([Problem(path, str(value)[:80], "is larger than any number that can be kept", f"at most {LARGEST}")])
 
 
 def _number(text: str) -> float:
