@@ -19,6 +19,8 @@ from tianflow.service.problems import ProblemError, json_response
 MERGE_PATCH = "application/merge-patch+json"
 EXACT = 2**53
 """Up to here, a float is every whole number exactly."""
+DEEPEST = 8
+"""Levels of a patch; no setting has more than three."""
 LARGEST = 2**63 - 1
 """The largest whole number that reaches the run's processes."""
 RESOURCES: dict[str, tuple[str, ...]] = {
@@ -90,14 +92,13 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _check_size(path: str, value: object) -> None:
-    """Refuse what would be in force here and break every process that it is sent to."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_size(f"{path}.{key}", item)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _check_size(f"{path}.{index}", item)
+def _check_size(path: str, value: object, depth: int = 0) -> None:
+    """Refuse what would be in force here and break every process that it is sent to, and what is nested as no setting is."""
+    if depth > DEEPEST:
+        raise ConfigError([Problem(path.partition(".")[0], None, "is nested too deeply", f"at most {DEEPEST} levels")])
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_size(f"{path}.{key}", item, depth + 1)
     elif isinstance(value, int) and abs(value) > LARGEST:
         raise ConfigError([Problem(path, str(value)[:80], "is larger than any number that can be kept", f"at most {LARGEST}")])
 
