@@ -256,6 +256,13 @@ async def test_a_number_that_no_process_could_be_sent_changes_nothing(
     assert 1 == run.generation
 
 
+@pytest.mark.parametrize("depth", [9, 500, 900])
+async def test_a_patch_nested_as_no_setting_is_is_422(client: Client, run: FakeRun, depth: int) -> None:
+    document = await problem(await patch(client, "balance", b'{"parameters": ' + b"[" * depth + b"]" * depth + b"}"), 422)
+    assert ("balance", "is nested too deeply") == tuple(document["errors"][0][key] for key in ("path", "message"))
+    assert 1 == run.generation
+
+
 async def test_null_returns_to_the_default(client: Client, run: FakeRun) -> None:
     await patch(client, "balance", {"max_staleness": 4})
     await patch(client, "balance", {"max_staleness": None})
