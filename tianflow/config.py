@@ -116,7 +116,8 @@ class NetworkSettings(Section):
 class ActorSettings(Section):
     """How many actors, in how many host processes, and how long a trajectory is."""
 
-    count: Annotated[int, Field(ge=0)] = 2
+    count: Annotated[int, Field(ge=0, le=4096)] = 2
+    """More of them in one run keep its coordinator so busy that it is late to answer, and to stop when it is told to."""
     rollout_steps: PositiveInt = 32
     hosts: PositiveInt | None = None
     """Host processes the actors are spread over; None: one each, at most one for every core."""
