@@ -17,6 +17,7 @@ from tianflow.rates import Rates
 from tianflow.service import openapi, settings
 from tianflow.service.auth import Guard, guarded
 from tianflow.service.feed import Feed
+from tianflow.service.openapi import RUN
 from tianflow.service.problems import ProblemError, add_safe_headers, answers, json_response
 from tianflow.service.streams import Streams
 from tianflow.service.throttle import Throttle, throttled
@@ -24,7 +25,6 @@ from tianflow.status import describe, describe_components, describe_diagnosis
 
 MAX_BODY = 64 * 1024
 """Bytes of a request's body. Every patch fits many times over; more would only cost memory."""
-RUN = "/api/v1/runs/{run}"
 LOOKS = ("components", "diagnosis", "audit", "checkpoints")
 ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
 
