@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from tianflow.errors import ConfigError, Problem
 
 CONFIG_FILE = "config.toml"
 """In a run's directory: the settings in force, live changes included."""
+
+LARGEST = 2**63 - 1
+"""The largest whole number that reaches a run's processes."""
 
 Overrides = Sequence[str] | Mapping[str, object]
 Changes = Mapping[str, object]
@@ -234,6 +237,8 @@ def _checked(tables: Table) -> Config:
 
     Strict JSON rules: ``"4"`` and ``true`` are no numbers, whole numbers do for floats, lists for tuples.
     """
+    if too_large := list(_too_large("", tables)):
+        raise ConfigError(too_large)
     problems: list[Problem] = []
     section = tables.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
@@ -256,6 +261,18 @@ def _checked(tables: Table) -> Config:
     if problems := config_rules.check(config):
         raise ConfigError(problems)
     return config
+
+
+def _too_large(path: str, value: object) -> Iterator[Problem]:
+    """Whole numbers that no message to another process holds: in force here, they would break every one that they are sent to."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        yield Problem(path, f"a number of {value.bit_length()} bits", "is larger than any number that can be kept", f"at most {LARGEST}")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _too_large(f"{path}.{key}" if path else str(key), item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _too_large(f"{path}.{index}", item)
 
 
 def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:

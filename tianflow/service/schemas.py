@@ -10,8 +10,9 @@ from pydantic import BaseModel, TypeAdapter
 
 from tianflow import events
 from tianflow.config import Config, live_of
+from tianflow.config_loading import LARGEST
 from tianflow.service.feed import LOST, kind_of
-from tianflow.service.settings import LARGEST, RESOURCES
+from tianflow.service.settings import RESOURCES
 from tianflow.statistics import Diagnosis, LawStatistics
 
 Schema = dict[str, Any]

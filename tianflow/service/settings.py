@@ -21,8 +21,6 @@ EXACT = 2**53
 """Up to here, a float is every whole number exactly."""
 DEEPEST = 8
 """Levels of a patch; no setting has more than three."""
-LARGEST = 2**63 - 1
-"""The largest whole number that reaches the run's processes."""
 RESOURCES: dict[str, tuple[str, ...]] = {
     "actors": ("actors",),
     "balance": ("balance",),
@@ -61,7 +59,7 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
     if not isinstance(body, dict):
         raise ConfigError([Problem(resource, body, "is not a merge patch", "an object of settings")])
     _check_generation(request, run.generation)
-    _check_size(resource, body)
+    _check_depth(resource, body)
     if body:
         run.change(changes_of(run.config, resource, body), source=f"http:{request.remote}")
     return show(run, resource)
@@ -92,15 +90,13 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _check_size(path: str, value: object, depth: int = 0) -> None:
-    """Refuse what would be in force here and break every process that it is sent to, and what is nested as no setting is."""
+def _check_depth(resource: str, value: object, depth: int = 0) -> None:
+    """Refuse what is nested as no setting is."""
     if depth > DEEPEST:
-        raise ConfigError([Problem(path.partition(".")[0], None, "is nested too deeply", f"at most {DEEPEST} levels")])
+        raise ConfigError([Problem(resource, None, "is nested too deeply", f"at most {DEEPEST} levels")])
     if isinstance(value, dict | list):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            _check_size(f"{path}.{key}", item, depth + 1)
-    elif isinstance(value, int) and abs(value) > LARGEST:
-        raise ConfigError([Problem(path, str(value)[:80], "is larger than any number that can be kept", f"at most {LARGEST}")])
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_depth(resource, item, depth + 1)
 
 
 def _number(text: str) -> float:
