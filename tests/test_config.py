@@ -373,7 +373,7 @@ def test_parameters_of_a_law_are_merged_one_by_one() -> None:
         (f"run.max_updates={2**63}", "run.max_updates"),
         (f"evaluation.episodes={10**40}", "evaluation.episodes"),
         (f"network.hidden=[64, {2**64}]", "network.hidden.1"),
-        (f"env.kwargs={{ depth = {-(10**300)} }}", "env.kwargs.depth"),
+        (f"balance.parameters={{ depth = {-(10**300)} }}", "balance.parameters.depth"),
     ],
 )
 def test_a_number_that_no_other_process_could_be_sent_is_refused_wherever_it_comes_from(override: str, path: str) -> None:
@@ -384,4 +384,4 @@ def test_a_number_that_no_other_process_could_be_sent_is_refused_wherever_it_com
 
 
 def test_the_largest_number_there_is_does() -> None:
-    assert {"depth": 2**63 - 1} == load_config("cartpole_ppo", [f"env.kwargs={{ depth = {2**63 - 1} }}"]).env.kwargs
+    assert 2**63 - 1 == load_config("cartpole_ppo", [f"run.max_updates={2**63 - 1}"]).run.max_updates

@@ -237,7 +237,8 @@ def _checked(tables: Table) -> Config:
 
     Strict JSON rules: ``"4"`` and ``true`` are no numbers, whole numbers do for floats, lists for tuples.
     """
-    if too_large := list(_too_large("", tables)):
+    # Not the arguments of environments: they are the user's own, never change live, and need not leave the process if it is the only one.
+    if too_large := list(_too_large("", {name: table for name, table in tables.items() if name != "env"})):
         raise ConfigError(too_large)
     problems: list[Problem] = []
     section = tables.get("algorithm")
