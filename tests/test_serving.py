@@ -239,19 +239,23 @@ async def test_runs_that_were_going_go_on_with_the_next_service_and_rest_as_befo
         for name in ("a", "b", "d"):
             await world.submit(name)
         await until(up(world, "a", "b"))
-        assert 202 == (await world.act("b", "pause")).status
-        await until(lambda: world.child("b").run.state == "paused")
+        world.files.run("b").joinpath("audit.jsonl").write_text('{"action": "pause"}\n')  # a real run writes it
     assert all(child.outcome.result() is None for children in world.children.values() for child in children)
     async with opened(tmp_path) as again:
         await until(up(again, "a", "b"))
         await until(lambda: again.child("b").run.state == "paused")
         assert "running" == again.child("a").run.state
         assert "pending" == (await again.states())["d"]
-        assert 202 == (await again.act("b", "resume")).status
-        await until(lambda: again.child("b").run.state == "running")
-    async with opened(tmp_path) as third:
-        await until(up(third, "a", "b"))
-        assert "running" == third.child("b").run.state
+        again.child("b").kill()
+        await until(lambda: len(again.children["b"]) == 2)
+        await until(lambda: again.child("b").run.state == "paused")
+        again.child("b").end(Outcome("stopped", "somebody"))
+        await until(up(again, "d"))
+        again.child("d").end(Outcome("stopped", "somebody"))
+        assert 202 == (await again.act("b", "resume")).status  # whoever queues it again wants it to go on
+        await until(lambda: len(again.children["b"]) == 3)
+        await until(up(again, "b"))
+        assert "running" == again.child("b").run.state
 
 
 async def test_a_run_that_waits_while_the_service_ends_is_not_started(tmp_path: Path) -> None:

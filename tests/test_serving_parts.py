@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes_run import FakeRun
 from tianflow.errors import ConfigError
 from tianflow.metrics.prometheus import Exporter
+from tianflow.serving.child import Files
 from tianflow.serving.metrics import ServiceCollector, exposition
 from tianflow.serving.naming import require_allowed
 from tianflow.serving.store import ReusedKeyError, Store, StoreError, TakenError
@@ -37,10 +38,9 @@ def add(store: Store, name: str, **more: Any) -> None:
 def test_a_record_is_there_after_the_store_was_opened_again(store: Store, tmp_path: Path) -> None:
     add(store, "a")
     store.begin("a", now=2.0)
-    store.rest("a", paused=True)
     record = Store(tmp_path / "runs.sqlite").get("a")  # the first one was never closed: its process may have been killed
     assert record is not None
-    assert ("a", "running", '{"env": {"id": "a"}}', "test", 1.0, 2.0, None, "", True) == (
+    assert ("a", "running", '{"env": {"id": "a"}}', "test", 1.0, 2.0, None, "") == (
         record.id,
         record.state,
         record.config,
@@ -49,7 +49,6 @@ def test_a_record_is_there_after_the_store_was_opened_again(store: Store, tmp_pa
         record.started,
         record.ended,
         record.reason,
-        record.paused,
     )
 
 
@@ -65,11 +64,10 @@ def test_what_was_going_comes_before_what_waits(store: Store) -> None:
 def test_an_end_is_remembered_and_a_queued_run_has_none(store: Store) -> None:
     add(store, "a")
     store.begin("a", now=2.0)
-    store.rest("a", paused=True)
     store.end("a", state="failed", reason="it broke", now=3.0)
     ended = store.get("a")
     assert ended is not None
-    assert ("failed", "it broke", 3.0, False) == (ended.state, ended.reason, ended.ended, ended.paused)
+    assert ("failed", "it broke", 3.0) == (ended.state, ended.reason, ended.ended)
     store.queue("a")
     queued = store.get("a")
     assert queued is not None
@@ -130,6 +128,28 @@ def test_a_disk_that_refuses_is_an_error_of_ours(store: Store) -> None:
     store.close()
     with pytest.raises(StoreError):
         store.wanted()
+
+
+# Files ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "paused"),
+    [
+        (None, False),
+        ("", False),
+        ('{"action": "pause"}\n', True),
+        ('{"action": "pause"}\n{"action": "change"}\n', True),
+        ('{"action": "pause"}\n{"action": "resume"}\n', False),
+        ('{"action": "resume"}\n{"action": "pause"}\n{"acti', True),
+    ],
+)
+def test_who_was_told_to_rest_is_known_from_the_audit(tmp_path: Path, lines: str | None, paused: bool) -> None:
+    files = Files(tmp_path)
+    files.run("a").mkdir()
+    if lines is not None:
+        (files.run("a") / "audit.jsonl").write_text(lines)
+    assert paused == files.paused("a")
 
 
 # What a config may name -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,18 @@ class Files:
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
+
+    def audit(self, name: str) -> Iterator[dict[str, Any]]:
+        """Every change and action of the run, oldest first; a line that a crash tore is left out."""
+        with suppress(OSError), (self.run(name) / "audit.jsonl").open(encoding="utf-8") as file:
+            for line in file:
+                with suppress(ValueError):
+                    yield json.loads(line)
+
+    def paused(self, name: str) -> bool:
+        """Whether a person wanted the run to rest when it was last told either."""
+        told = [entry["action"] for entry in self.audit(name) if entry.get("action") in {"pause", "resume"}]
+        return told[-1:] == ["pause"]
 
     def tail(self, name: str) -> str:
         """The end of its log."""

@@ -133,10 +133,6 @@ class House:
             if life.child is not None:
                 life.child.kill()
 
-    async def pause(self, life: Life, *, paused: bool) -> None:
-        """Remember that a person wants it to rest, or to go on, also after a restart."""
-        await self.remember(self._store.rest, life.record.id, paused=paused)
-
     async def stop(self, record: Record, source: str) -> str:
         """End a run that does not answer for itself: one that waits, or starts; the state it leads to."""
         life = self._lives.get(record.id)
@@ -243,7 +239,8 @@ class House:
         while life.contact is None:
             life.contact = await asyncio.to_thread(lambda: child.control)
             await asyncio.sleep(0.0 if life.contact else 0.1)
-        if life.record.paused:
+        went_on = life.record.state == "running" or bool(life.deaths)
+        if went_on and await asyncio.to_thread(self.files.paused, life.record.id):
             await self._asker.act(life.contact, "pause")
         while True:
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import hashlib
-import json
 import re
 import secrets
 import time
@@ -209,8 +208,6 @@ class Handlers:
         record, life = await self._known(request)
         action = request.match_info["action"]
         if life is not None and life.contact is not None:
-            if action in {"pause", "resume"}:
-                await self._house.pause(life, paused=action == "pause")
             return await self._asker.forward(life.contact, request, f"/{action}")
         if action == "stop":
             state = await self._house.stop(record, f"http:{request.remote}")
@@ -274,11 +271,7 @@ def _not_there(record: Record, life: Life | None) -> Exception:
 
 
 def _audit(files: Files, name: str) -> list[Any]:
-    try:
-        lines = (files.run(name) / "audit.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    return list(files.audit(name))
 
 
 def _checkpoints(files: Files, name: str) -> list[Any]:

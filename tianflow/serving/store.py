@@ -27,12 +27,11 @@ CREATE TABLE IF NOT EXISTS runs (
     submitted REAL NOT NULL,
     started REAL,
     ended REAL,
-    reason TEXT NOT NULL DEFAULT '',
-    paused INTEGER NOT NULL DEFAULT 0
+    reason TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX IF NOT EXISTS by_state ON runs (state);
 """
-COLUMNS = "number, id, state, config, source, submitted, started, ended, reason, paused"
+COLUMNS = "number, id, state, config, source, submitted, started, ended, reason"
 
 
 class StoreError(TianflowError):
@@ -58,7 +57,6 @@ class Record:
         source: who submitted it.
         submitted, started, ended: seconds since 1970.
         reason: why it ended, or ``""``.
-        paused: a person wants it to rest.
     """
 
     number: int
@@ -70,7 +68,6 @@ class Record:
     started: float | None
     ended: float | None
     reason: str
-    paused: bool
 
 
 class Store:
@@ -144,12 +141,8 @@ class Store:
         self._ask("UPDATE runs SET state = 'pending', ended = NULL, reason = '' WHERE id = ?", name)
 
     def end(self, name: str, *, state: str, reason: str, now: float) -> None:
-        """It has ended. Nobody rests it any more."""
-        self._ask("UPDATE runs SET state = ?, reason = ?, ended = ?, paused = 0 WHERE id = ?", state, reason, now, name)
-
-    def rest(self, name: str, *, paused: bool) -> None:
-        """Whether a person wants it to rest."""
-        self._ask("UPDATE runs SET paused = ? WHERE id = ?", int(paused), name)
+        """It has ended."""
+        self._ask("UPDATE runs SET state = ?, reason = ?, ended = ? WHERE id = ?", state, reason, now, name)
 
     def close(self) -> None:
         """Nothing can be asked afterwards."""
@@ -160,7 +153,7 @@ class Store:
 
     def _records(self, condition: str, *values: object) -> list[Record]:
         rows = self._ask(f"SELECT {COLUMNS} FROM runs WHERE {condition}", *values)  # noqa: S608 - our own texts
-        return [Record(*[*row[:-1], bool(row[-1])]) for row in rows]
+        return [Record(*row) for row in rows]
 
     def _ask(self, statement: str, *values: object) -> list[Any]:
         try:
