@@ -133,7 +133,14 @@ class Reader:
 
     def _run(self, arguments: list[str], told: str, expected: tuple[str, ...]) -> None:
         done = subprocess.run(
-            arguments, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=50
+            arguments,
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=50,
         )
         seen = f"{told}\n--- stdout\n{done.stdout[-3000:]}\n--- stderr\n{done.stderr[-3000:]}"
         if done.returncode:
