@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markdown_it import MarkdownIt
 
@@ -110,7 +111,8 @@ class Reader:
         self.folder = folder
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         modules = os.pathsep.join((str(ROOT), str(ROOT / "controllers")))
-        self.environment = {**os.environ, "PATH": path, "PYTHONPATH": modules, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        environment = {**os.environ, "PATH": path, "PYTHONPATH": modules, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        self._where: dict[str, Any] = {"cwd": folder, "env": environment}
 
     def follow(self, text: str) -> None:
         """Do all that a page says, from top to bottom.
@@ -157,9 +159,7 @@ class Reader:
         before = set(client.running(self.folder / "runs"))
         with (self.folder / "run.log").open("ab") as log:
             line = f"exec {command.line.rstrip('& ')}"
-            process = subprocess.Popen(
-                ["bash", "-c", line], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            process = subprocess.Popen(["bash", "-c", line], **self._where, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
         def trains() -> bool:
             if process.poll() is not None:

@@ -1,4 +1,4 @@
-"""The pages in ``docs/``, without running them: their files are whole and short, their settings and links exist, and their reader is strict."""
+"""The pages in ``docs/``, without running them: their files are short and well formed, settings and links exist, the reader is strict."""
 
 from __future__ import annotations
 
