@@ -136,8 +136,7 @@ class Reader:
     def _run(self, arguments: list[str], told: str, expected: tuple[str, ...]) -> None:
         done = subprocess.run(
             arguments,
-            cwd=self.folder,
-            env=self.environment,
+            **self._where,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
