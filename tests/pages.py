@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))")
+COMMAND_S = 150.0
+"""Far more than any command of a page takes, on a machine that has other things to do."""
 LANGUAGES = ("console", "python", "toml", "text")
 
 
@@ -141,7 +143,7 @@ class Reader:
             capture_output=True,
             text=True,
             check=False,
-            timeout=50,
+            timeout=COMMAND_S,
         )
         seen = f"{told}\n--- stdout\n{done.stdout[-3000:]}\n--- stderr\n{done.stderr[-3000:]}"
         if done.returncode:
@@ -168,7 +170,7 @@ class Reader:
                 return any(client.request(contact, "GET")["bottleneck"].endswith(("bound", "balanced")) for contact in new)
             return False
 
-        until(f"{command.line} trains", trains, within_s=40.0)
+        until(f"{command.line} trains", trains, within_s=COMMAND_S)
         return process
 
     @contextmanager
@@ -178,7 +180,7 @@ class Reader:
         try:
             yield running
             for process in running:
-                if code := process.wait(20.0):
+                if code := process.wait(COMMAND_S):
                     raise PageError(f"exit code {code}: {(self.folder / 'run.log').read_text()[-3000:]}")
         finally:
             for process in running:

@@ -18,9 +18,7 @@ from tests.pages import ROOT
 from tianflow.cli import app
 
 UNIT, CONTAINER = ROOT / "deploy" / "tianflow.service", ROOT / "deploy" / "Containerfile"
-needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze (Debian package systemd) is not installed"
-)
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze (Debian: systemd) is not installed")
 
 
 def unit() -> dict[str, str]:
