@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests import environments
 from tests.fakes import CountingPolicy, FakePolicy, FakeSlot, VersionPolicy, granted, versions
+from tianflow.algorithms.actor_critic import ActorCriticPolicy
 from tianflow.components.rollout import Rollout
 from tianflow.components.rows import SlotRows
 from tianflow.config import ActorSettings, Config, EnvSettings, PPOSettings, RunSettings
@@ -550,3 +552,29 @@ def test_slots_written_in_turn_hold_what_one_slot_would():
         turning.slot = slots[number % 4]
         turning.run()
         assert equal(alone.copy(), turning.copy())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_policy_that_acts_on_arrays_writes_what_it_would_write_with_tensors(mode):
+    """A `refresh` between steps included: the arrays follow the weights that were loaded."""
+    config = make_config(MODES[mode], num_envs=3, steps=12, env="CounterEnv", length=5, refresh="step")
+    written = []
+    for hidden in (False, True):
+        policy = ActorCriticPolicy(config, probe(config))
+        flat, loads = ActorCriticPolicy(config.model_copy(update={"run": RunSettings(seed=7)}), probe(config)), count()
+        if hidden:
+            policy.on_arrays = lambda num_envs: None
+
+        def load(policy=policy, flat=flat, loads=loads):
+            if next(loads) == 5:
+                policy.load(flat._bytes)
+            return Version(1, 3)
+
+        harness = Harness(config, lambda action, policy=policy: policy, load=load)
+        harness.run()
+        written.append([harness.copy(), (harness.run(), harness.copy())[1]])
+    for arrays, tensors in zip(*written, strict=True):
+        assert set(arrays) == set(tensors)
+        for name, array in arrays.items():
+            np.testing.assert_allclose(array, tensors[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    assert len(np.unique(written[0][0]["action"])) > 1

@@ -21,6 +21,8 @@ class Row:
 
     observation: dict[str, torch.Tensor]
     """{leaf: [N, *leaf]} that the action is chosen from."""
+    seen: dict[str, NDArray[Any]]
+    """The same memory as ``observation``."""
     mask: torch.Tensor | None
     start: NDArray[np.bool_]
     action: NDArray[Any]
@@ -49,7 +51,9 @@ def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
     outcomes = map(StepRow, *written, observations[1:], starts[1:], masks[1:], finals)
     actions, versions = arrays["action"], arrays["version"].reshape(-1, 1)
     action_tensors = torch.from_numpy(actions).unbind(0)
-    return list(map(Row, tensors, mask_tensors, starts, actions, action_tensors, versions, outcomes, _states(arrays, replayed)))
+    return list(
+        map(Row, tensors, observations, mask_tensors, starts, actions, action_tensors, versions, outcomes, _states(arrays, replayed))
+    )
 
 
 class SlotRows:
