@@ -122,6 +122,32 @@ def test_the_handed_rows_of_next_step_autoreset():
     assert (Episode(3.0, 3),) * 2 == result.episodes
 
 
+class Stubborn(SyncVectorEnv):
+    """Says of a step that only reset an environment that its episode has ended, too, and for what reward."""
+
+    over = np.zeros(1, bool)
+
+    def step(self, actions):
+        observation, reward, terminated, truncated, info = super().step(actions)
+        before, self.over = self.over, terminated.copy()
+        return observation, np.where(before, 9.0, reward), terminated | before, truncated, info
+
+
+def test_what_a_vector_says_of_a_step_that_only_resets_does_not_count():
+    lengths, steps = (3, 1, 2), 10
+    harness = Harness(
+        make_config("CounterEnv", num_envs=1, steps=steps),
+        make_environment=lambda: VectorEnvironment(Stubborn([lambda: environments.CounterEnv(lengths)]), "stubborn"),
+    )
+    valid = [1, 1, 1, 0, 1, 0, 1, 1, 0, 1]
+    for expected in (valid, [1, 1, 0, 1, 0, 1, 1, 0, 1, 1]):
+        result, arrays = harness.run(), harness.slot.arrays
+        np.testing.assert_array_equal(arrays["valid"][:, 0], np.array(expected, bool))
+        np.testing.assert_array_equal(arrays["reward"][:, 0], np.array(expected, np.float32))
+        assert not (arrays["terminated"] & ~arrays["valid"]).any()
+        assert [(e.episode_return, e.length) for e in result.episodes] == ([(3, 3), (1, 1), (2, 2)])
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("env", ["DictEnv", "TupleEnv"])
 def test_structured_observations_are_exact_in_every_mode(mode, env):

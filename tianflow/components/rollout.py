@@ -214,6 +214,8 @@ class Rollout:
     def _finish(self, walk: _Walk, arrays: Arrays) -> None:
         """What the policy records of all rows at once, the check for what is not finite, and what the next trajectory goes on from."""
         length, carry = walk.length, self._carry
+        given = {name: arrays[name][:length] for name in ("reward", "terminated", "truncated", "valid")}
+        walk.environment.settle(**given, start=arrays["start"][1 : length + 1])
         for name, recorded in self._policy.record(walk.acting.parameters(length), torch.from_numpy(arrays["action"][:length])).items():
             arrays[name][:length] = recorded.numpy()
         if length < len(arrays["reward"]):
