@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from tianflow.statistics import RunStatistics
 
+    Array = NDArray[Any]
     Tree = Mapping[str, torch.Tensor]
 
 
@@ -173,8 +174,24 @@ class ActorStep:
     state: Tree
 
 
+class ArrayStep(Protocol):
+    """`Policy.act` with noise, on NumPy arrays, for a policy without memory and without masks."""
+
+    size: int
+    """P, parameters of one action."""
+
+    def __call__(
+        self, observation: Mapping[str, NDArray[Any]], noise: NDArray[Any], parameters: NDArray[Any], action: NDArray[Any]
+    ) -> None:
+        """{leaf: [N, ...]} and [N, K] -> into ``parameters`` [N, P] and ``action`` [N, *stored]. ``noise`` is overwritten."""
+
+
 class Policy(Protocol):
-    """The actor's half of an algorithm. Never constructs an optimiser."""
+    """The actor's half of an algorithm. Never constructs an optimiser.
+
+    It may have ``on_arrays(num_envs)`` beside the methods here: an `ArrayStep`, which follows `load` as `act` does and gives the same up
+    to rounding, or None where that would not be quicker. Rollouts then step with it.
+    """
 
     table: WeightsTable
     """Where each tensor lies in the flat buffer."""

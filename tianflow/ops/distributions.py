@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tianflow.payloads import ActionSpec
@@ -38,6 +39,9 @@ class Distribution(Protocol):
         """Parameters under which actions whose ``mask`` ([..., sum of categories], bool) is False have probability 0."""
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor: ...
+    def choose(self, parameters: NDArray[Any], noise: NDArray[Any], out: NDArray[Any]) -> None:
+        """`sample` on arrays, into ``out`` [..., *stored]. ``noise`` is overwritten."""
+
     def mode(self, parameters: Tensor) -> Tensor:
         """The most probable action."""
 
@@ -80,6 +84,16 @@ class Categorical:
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         return self.mode(parameters + noise)
+
+    def choose(self, parameters: NDArray[Any], noise: NDArray[Any], out: NDArray[Any]) -> None:
+        np.add(parameters, noise, out=noise)
+        if self.scalar:
+            noise.argmax(-1, out=out)
+            return
+        first = 0
+        for k, count in enumerate(self.categories):
+            out[..., k] = noise[..., first : first + count].argmax(-1)
+            first += count
 
     def mode(self, parameters: Tensor) -> Tensor:
         if self.scalar:
@@ -140,6 +154,11 @@ class DiagonalGaussian:
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = parameters.chunk(2, -1)
         return self._shaped(torch.addcmul(mean, log_std.exp(), noise))
+
+    def choose(self, parameters: NDArray[Any], noise: NDArray[Any], out: NDArray[Any]) -> None:
+        np.multiply(noise, np.exp(parameters[..., self.noise_size :]), out=noise)
+        np.add(noise, parameters[..., : self.noise_size], out=noise)
+        out[...] = noise.reshape(out.shape)
 
     def mode(self, parameters: Tensor) -> Tensor:
         return self._shaped(parameters.chunk(2, -1)[0])
