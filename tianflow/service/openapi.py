@@ -8,7 +8,8 @@ from typing import Any
 
 from tianflow import __version__
 from tianflow.config import Config
-from tianflow.service import schemas
+from tianflow.history import LIMIT
+from tianflow.service import past, schemas
 from tianflow.service.auth import OPEN, OPEN_ON_LOOPBACK
 from tianflow.service.schemas import Schema, reference
 from tianflow.service.settings import MERGE_PATCH, RESOURCES
@@ -116,7 +117,7 @@ def _server() -> dict[str, Any]:
     metrics = _answer("Every metric", text, "text/plain")
     metrics["content"]["application/openmetrics-text"] = {"schema": text}
     return {
-        "/": _get("/", "Where everything is", _answer("A page of links", text, "text/html")),
+        "/": _get("/", "The console, a page for a person", _answer("A page", text, "text/html")),
         "/livez": _get("/livez", "Is the process alive", alive, 503),
         "/readyz": _get("/readyz", "Can training proceed", ready, 503),
         "/metrics": _get("/metrics", "Prometheus text or OpenMetrics, as Accept says", metrics),
@@ -128,14 +129,25 @@ def _server() -> dict[str, Any]:
 
 def _looks(looks: Iterable[str]) -> dict[str, Any]:
     diagnosis = schemas.named()["Diagnosis"]
+    rows = schemas.listing(reference("HistoryRow"))
     answers = {
         "components": ("Every component in full", schemas.struct(components=schemas.listing(reference("Component")))),
         "diagnosis": ("What holds the run back", schemas.struct(id=schemas.TEXT, **diagnosis["properties"])),
         "audit": ("Every change and action, oldest first", schemas.struct(audit=schemas.listing(reference("AuditEntry")))),
         "checkpoints": ("Checkpoints, newest first", schemas.struct(checkpoints=schemas.listing(reference("Checkpoint")))),
+        "history": ("How the run went, oldest first", schemas.struct(history=rows, time=schemas.NUMBER)),
     }
     paths = {f"{RUN}/{look}": answers[look] for look in looks}
-    return {path: _get(path, summary, _answer(summary, schema)) for path, (summary, schema) in paths.items()}
+    found = {path: _get(path, summary, _answer(summary, schema)) for path, (summary, schema) in paths.items()}
+    for operation in found.get(f"{RUN}/history", {}).values():
+        operation["parameters"] = [_points()]
+        operation["responses"]["503"] = {"$ref": "#/components/responses/503"}
+    return found
+
+
+def _points() -> dict[str, Any]:
+    schema = {"type": "integer", "minimum": past.FEWEST, "maximum": LIMIT, "default": past.USUAL}
+    return {"name": "points", "in": "query", "description": "Lines at most: neighbours are merged until there are so few", "schema": schema}
 
 
 def _actions(actions: Iterable[str]) -> dict[str, Any]:
