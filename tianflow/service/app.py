@@ -107,7 +107,7 @@ class Handlers:
     async def list_runs(self, _request: web.Request) -> web.Response:
         """Every run in short."""
         statistics = {name: served.run.statistics() for name, served in self._runs.items()}
-        runs = [{"id": name, "state": run.state, "ready": run.ready, "href": _href(name)} for name, run in statistics.items()]
+        runs = [{"id": name, "state": run.state, "ready": run.ready, "href": href(name)} for name, run in statistics.items()]
         return json_response({"runs": runs})
 
     async def show_run(self, request: web.Request) -> web.Response:
@@ -141,7 +141,7 @@ class Handlers:
             "stop": run.stop,
         }
         state = does[action](source=f"http:{request.remote}")
-        return json_response({"id": run.id, "action": action, "state": state}, HTTPStatus.ACCEPTED, headers={"Location": _href(run.id)})
+        return json_response({"id": run.id, "action": action, "state": state}, HTTPStatus.ACCEPTED, headers={"Location": href(run.id)})
 
     async def show_settings(self, request: web.Request) -> web.Response:
         """Live settings of one part of the run."""
@@ -159,5 +159,6 @@ class Handlers:
         return served
 
 
-def _href(name: str) -> str:
+def href(name: str) -> str:
+    """Where a run is."""
     return f"/api/v1/runs/{name}"

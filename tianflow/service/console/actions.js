@@ -17,7 +17,7 @@ const SURE = {
 };
 
 function allowed(state, service) {
-  if (ENDED.includes(state)) return service ? ["resume"] : [];
+  if (ENDED.includes(state)) return service && state !== "done" ? ["resume"] : [];
   if (state === "stopping") return [];
   if (state === "pending" || state === "draining") return ["stop"];
   return [state === "paused" ? "resume" : "pause", "checkpoint", "drain", "stop"];
