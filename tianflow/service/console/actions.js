@@ -23,7 +23,7 @@ function allowed(state, service) {
   return [state === "paused" ? "resume" : "pause", "checkpoint", "drain", "stop"];
 }
 
-/** Buttons of a run; `done()` is called after each that worked. */
+/** Buttons of a run; `done(state)` is called after each that worked, with the state that it leads to. */
 export class Actions {
   constructor(id, done) {
     this.id = id;
@@ -72,7 +72,7 @@ export class Actions {
       const { data } = await ask(runPath(this.id, `/${name}`), { method: "POST" });
       show(this.error, false);
       announce(`${capital(name)}: the run is ${data?.state ?? "told"}`);
-      await this.done();
+      this.done(data?.state);
     } catch (error) {
       say(this.error, error.message);
       show(this.error, true);

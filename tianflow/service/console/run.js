@@ -32,7 +32,7 @@ export class RunView {
     this.looked = 0;
     this.range = 0;
     this.settings = new SettingsPanel(id);
-    this.actions = new Actions(id, () => this.polling.now());
+    this.actions = new Actions(id, (state) => this.acted(state));
     this.staleness = new StalenessPanel({ change: (bound) => this.settings.put("balance.max_staleness", bound) });
     this.diagnosis = new DiagnosisPanel({
       takes: (path) => this.settings.takes(path),
@@ -138,6 +138,12 @@ export class RunView {
     this.auditPanel.draw(this.audit);
   }
 
+  acted(state) {
+    this.run = { ...this.run, state: state ?? this.run.state };
+    this.paint();
+    this.polling.now();
+  }
+
   lost(error) {
     if (error.status === 401) return;
     const last = this.run?.state;
@@ -183,6 +189,7 @@ export class RunView {
     say(this.state, run.state);
     say(this.lead, [run.algorithm, run.environment].filter(Boolean).join(" on ") || "\u00a0");
     const reasons = (run.reasons ?? []).filter(Boolean);
+    if (run.state === "pending" && !reasons.length) reasons.push("it waits until there is room for another run");
     show(this.reasons, !run.ready && reasons.length);
     say(this.reasons, capital(reasons.join("; ")));
     const left = Object.values(run.progress?.time_left_s ?? {});
