@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class Handlers:
     async def openapi(self, _request: web.Request) -> web.Response:
         """What can be asked, and what is answered: an OpenAPI document."""
         configs = {name: served.run.config for name, served in self._runs.items()}
-        return json_response(openapi.document(configs, looks=LOOKS, actions=ACTIONS))
+        return json_response(await asyncio.to_thread(openapi.document, configs, looks=LOOKS, actions=ACTIONS))
 
     async def list_runs(self, _request: web.Request) -> web.Response:
         """Every run in short."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 from tianflow import events
 from tianflow.config import Config, live_of
 from tianflow.config_loading import LARGEST
+from tianflow.service.docstrings import of_fields
 from tianflow.service.feed import LOST, kind_of
 from tianflow.service.settings import RESOURCES
 from tianflow.statistics import Diagnosis, LawStatistics
@@ -78,8 +79,10 @@ def _live(config: Config, resource: str, mode: Any) -> dict[str, Schema]:
         model: type[BaseModel] = type(getattr(config, section))
         whole = _whole(model, mode)
         definitions = whole.get("$defs", {})
+        texts = of_fields(model)
         for key in live[section]:
-            found[key] = _inlined(whole["properties"][key], definitions)
+            text = {"description": texts[key]} if key in texts else {}
+            found[key] = text | _inlined(whole["properties"][key], definitions)
     return found
 
 

@@ -119,7 +119,7 @@ class Handlers:
 
     async def openapi(self, _request: web.Request) -> web.Response:
         """What can be asked, and what is answered: an OpenAPI document."""
-        return json_response(openapi.document(looks=LOOKS, actions=ACTIONS))
+        return json_response(await asyncio.to_thread(openapi.document, looks=LOOKS, actions=ACTIONS))
 
     async def list_runs(self, request: web.Request) -> web.Response:
         """Runs in short, newest first, a page at a time."""

@@ -68,7 +68,7 @@ function tableFrom(text, old) {
   return patch;
 }
 
-function hintOf(kind, schema) {
+function hintOf(kind, schema, told) {
   const parts = [];
   const { minimum, maximum, exclusiveMinimum: above } = kind.limits ?? {};
   if (kind.name === "number") parts.push(kind.whole ? "whole number" : "number");
@@ -79,7 +79,7 @@ function hintOf(kind, schema) {
   if (kind.name === "table") parts.push("name = number, one a line");
   const standard = found(schema, "default");
   const unset = standard === null || standard === undefined;
-  const empty = kind.name === "table" ? "" : unset ? "empty: left to tianflow" : `default ${shortValue(standard)}`;
+  const empty = kind.name === "table" || (unset && told) ? "" : unset ? "empty: left to tianflow" : `default ${shortValue(standard)}`;
   const words = kind.words?.length ? `or ${kind.words.join(", ")}` : "";
   return [[parts.join(" "), words].filter(Boolean).join(", "), empty].filter(Boolean).join(" · ");
 }
@@ -112,8 +112,10 @@ export class Field {
   }
 
   about(schema) {
-    const text = found(schema, "description");
-    return [text ? h("span", {}, `${text} `) : null, h("span", { class: "form" }, hintOf(this.kind, schema))].filter(Boolean);
+    // What the source calls None is an empty field here.
+    const text = (found(schema, "description") ?? "").replace(/\bNone\b/g, "empty");
+    const form = hintOf(this.kind, schema, text.includes("empty"));
+    return [text ? h("span", {}, text) : null, h("span", { class: "form" }, form)].filter(Boolean);
   }
 
   makeInput() {
