@@ -76,5 +76,5 @@ function bar(name, shares) {
     track.append(part);
   }
   const text = states.map(([state, share]) => h("span", {}, h("i", { class: `swatch block ${stateColour(state)}`, "aria-hidden": "true" }), `${stateName(state)} ${percent(share)}`));
-  return h("div", { class: "half" }, h("h3", {}, name), track, h("p", { class: "shares" }, ...text));
+  return h("div", { class: "half" }, h("h3", {}, name), track, h("p", { class: "parts" }, ...text));
 }

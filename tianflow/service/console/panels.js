@@ -113,7 +113,7 @@ const LINES = [
 export class Panels {
   constructor(grid) {
     this.grid = grid;
-    this.charts = new Map(LINES.map((spec) => [spec.key, new Chart({ title: spec.title, unit: spec.unit })]));
+    this.charts = new Map(LINES.map((spec) => [spec.key, new Chart({ title: spec.title, unit: spec.unit, css: spec.shares ? "shares" : "" })]));
     for (const [key, chart] of this.charts) chart.node.id = `chart-${key}`;
     grid.replaceChildren(...[...this.charts.values()].map((chart) => chart.node));
   }

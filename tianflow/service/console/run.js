@@ -67,9 +67,9 @@ export class RunView {
     this.lead = h("p", { class: "lead" }, "\u00a0");
     this.reasons = h("p", { class: "reasons", hidden: true });
     this.facts = Object.fromEntries(FACTS.map((name) => [name, h("dd", {}, "–")]));
-    const facts = h("dl", { class: "strip" }, ...FACTS.map((name) => h("div", {}, h("dt", {}, name), this.facts[name])));
+    this.strip = h("dl", { class: "strip" }, ...FACTS.map((name) => h("div", {}, h("dt", {}, name), this.facts[name])));
     const title = h("div", {}, h("h1", {}, this.id, " ", this.state), this.lead, this.reasons);
-    return h("header", { class: "head" }, h("div", { class: "title" }, title, this.actions.node), facts);
+    return h("header", { class: "head" }, h("div", { class: "title" }, title, this.actions.node), this.strip);
   }
 
   chooser() {
@@ -187,7 +187,8 @@ export class RunView {
   paintHead(run) {
     this.state.className = `state ${mood(run.state)}`;
     say(this.state, run.state);
-    say(this.lead, [run.algorithm, run.environment].filter(Boolean).join(" on ") || "\u00a0");
+    say(this.lead, [run.algorithm, run.environment].filter(Boolean).join(" on "));
+    show(this.strip, run.progress || run.summary);
     const reasons = (run.reasons ?? []).filter(Boolean);
     if (run.state === "pending" && !reasons.length) reasons.push("it waits until there is room for another run");
     show(this.reasons, !run.ready && reasons.length);

@@ -85,7 +85,7 @@ class Line {
   draw(run) {
     this.state.className = `state ${mood(run.state)}`;
     say(this.state, run.state);
-    const staleness = run.staleness?.max === null || run.staleness?.max === undefined ? "–" : `${run.staleness.max} of ${run.staleness.bound}`;
+    const staleness = run.staleness?.max === null || run.staleness?.max === undefined ? "–" : `${whole(run.staleness.max)} of ${run.staleness.bound === "unbounded" ? "∞" : run.staleness.bound}`;
     const reasons = (run.reasons ?? []).join("; ");
     const texts = [
       [run.algorithm, run.environment].filter(Boolean).join(" on ") || "–",
