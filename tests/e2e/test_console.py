@@ -114,7 +114,7 @@ def test_a_run_is_watched_and_changed(tmp_path: Path, watched: Watched) -> None:
     page = watched.page
     with harness.run(tmp_path, **CARTPOLE) as live:
         live.until_training(more=3)
-        live.until("a past of five lines", lambda: len(read_rows(live.directory / NAME)) >= 5)
+        live.until("a past of five lines", lambda: lines_of(live) >= 5)
         opened(watched, live)
         watched.reads(".head .state", "running")
         assert page.url.endswith(f"/#/runs/{live.name}"), "the token is not left in the address"
@@ -131,6 +131,7 @@ def test_a_run_is_watched_and_changed(tmp_path: Path, watched: Watched) -> None:
         changed_by_two_at_once(watched, live)
         assert [422, 422, 412] == watched.refusals
         act(watched, live)
+        nothing_is_asked_while_nobody_looks(watched, live)
         assert [] == watched.errors
         page.get_by_role("button", name="Stop", exact=True).click()
         page.get_by_role("button", name=f"Stop {live.name}").click()
@@ -203,10 +204,14 @@ def changed_by_two_at_once(watched: Watched, live: LiveRun) -> None:
     """A change that was made for settings which are no longer in force is not applied, and not lost."""
     page = watched.page
 
-    outdated = ['"1"']
+    generation = live.status()["settings"]["generation"]
+    sent: list[str | None] = []
 
     def swap(route: Route, request: Request) -> None:
-        more = {"if-match": outdated.pop()} if outdated and request.method == "PATCH" else {}
+        more = {}
+        if request.method == "PATCH":
+            more = {} if sent else {"if-match": '"1"'}
+            sent.append(request.headers.get("if-match"))
         route.continue_(headers={**request.headers, **more})
 
     page.route("**/balance", swap)
@@ -218,6 +223,7 @@ def changed_by_two_at_once(watched: Watched, live: LiveRun) -> None:
     watched.reads("#settings-balance .done", "In force")
     assert 8.0 == settings(live)["straggler_patience"]
     page.unroute("**/balance")
+    assert [f'"{generation}"'] * 2 == sent
 
 
 def act(watched: Watched, live: LiveRun) -> None:
@@ -233,6 +239,26 @@ def act(watched: Watched, live: LiveRun) -> None:
     watched.sees("dialog")
     page.get_by_role("button", name="Not now").click()
     assert "running" == live.status()["state"]
+
+
+def nothing_is_asked_while_nobody_looks(watched: Watched, live: LiveRun) -> None:
+    page, asked = watched.page, []
+    hide = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true }); "
+    hide += "document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(hide, True)
+    page.wait_for_load_state("networkidle")
+    page.on("request", lambda request: asked.append(request.url))
+    before = lines_of(live)
+    live.until("three more lines of history", lambda: lines_of(live) >= before + 3)
+    page.evaluate("1")  # what the browser had to tell has been told
+    assert [] == asked
+    page.evaluate(hide, False)
+    until_drawn_anew(watched, "#chart-speed")
+    assert asked
+
+
+def lines_of(live: LiveRun) -> int:
+    return len(read_rows(live.directory / NAME))
 
 
 def test_without_a_token_one_is_asked_for_and_a_token_to_read_changes_nothing(tmp_path: Path, watched: Watched) -> None:

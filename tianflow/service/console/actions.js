@@ -31,7 +31,8 @@ export class Actions {
     this.error = h("p", { class: "error", role: "alert", hidden: true });
     this.buttons = new Map(Object.entries(WORDS).map(([name, text]) => [name, this.button(name, text)]));
     this.dialog = h("dialog", { "aria-labelledby": "sure-title" });
-    this.row = h("div", { class: "row actions", role: "group", "aria-label": "Actions" }, ...this.buttons.values());
+    this.told = h("span", { class: "done" });
+    this.row = h("div", { class: "row actions", role: "group", "aria-label": "Actions" }, this.told, ...this.buttons.values());
     this.node = h("div", {}, this.row, this.error, this.dialog);
   }
 
@@ -71,6 +72,7 @@ export class Actions {
     try {
       const { data } = await ask(runPath(this.id, `/${name}`), { method: "POST" });
       show(this.error, false);
+      say(this.told, name === "checkpoint" ? "Checkpoint asked for" : "");
       announce(`${capital(name)}: the run is ${data?.state ?? "told"}`);
       this.done(data?.state);
     } catch (error) {

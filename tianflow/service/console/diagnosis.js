@@ -51,7 +51,7 @@ export class DiagnosisPanel {
       entry.value = suggested[entry.path];
       say(entry.text, `${entry.path} = ${entry.value}`);
     }
-    if (this.gain) say(this.gain, foretold && pace ? `about ${number(foretold)} steps/s instead of ${number(pace)}` : "");
+    if (this.gain) say(this.gain, foretold && pace ? gainOf(foretold, pace) : "");
   }
 
   button(entry) {
@@ -63,6 +63,11 @@ export class DiagnosisPanel {
     const roles = Object.keys(ROLES).filter((role) => shares[role]);
     this.bars.replaceChildren(...roles.map((role) => bar(ROLES[role], shares[role])));
   }
+}
+
+function gainOf(foretold, pace) {
+  const same = Math.abs(foretold - pace) < 0.01 * pace;
+  return same ? "at about the same speed" : `about ${number(foretold)} steps/s instead of ${number(pace)}`;
 }
 
 function bar(name, shares) {

@@ -3,6 +3,7 @@
 const MOST = 2400;
 const USED = 1000;
 const RECENT_S = 30;
+const LONGEST_GAP_S = 20;
 
 /** Rows of one run. */
 export class Rows {
@@ -33,9 +34,11 @@ export class Rows {
     if (this.rows.length > MOST) this.rows = [...halved(this.rows.slice(0, MOST / 2)), ...this.rows.slice(MOST / 2)];
   }
 
-  /** True if `run` cannot be what follows: it began anew. */
+  /** True if the server knows more of what came before `run`: nobody looked for a while, or it began anew. */
   breaks(run) {
-    return this.base === null || (this.before !== null && run.elapsed_s < this.before.elapsed_s);
+    if (this.base === null || this.before === null) return true;
+    const passed = run.elapsed_s - this.before.elapsed_s;
+    return passed < 0 || passed > LONGEST_GAP_S;
   }
 
   /** The newest `seconds` (all of them without), in at most `most` rows. */

@@ -108,7 +108,7 @@ export class RunView {
     if (this.rows.breaks(run)) await this.remember(run);
     else this.rows.add(run);
     await this.followAudit(`${run.settings?.generation} ${run.state}`);
-    await this.settings.follow(run.settings?.generation).catch((error) => this.blame(error));
+    await this.settings.follow(run.settings?.generation);
   }
 
   async resting(run) {
@@ -120,8 +120,8 @@ export class RunView {
     try {
       this.rows.begin((await ask(runPath(this.id, `/history?points=${MOST_ROWS}`))).data, run);
     } catch (error) {
-      if (error.status === 401) throw error;
-      this.rows.begin(null, run); // a run that waits, or a server that does not tell: charts begin now
+      if (error.status === 401 || error.status === 0) throw error;
+      this.rows.begin(null, run); // a server that does not tell: charts begin now
     }
   }
 
@@ -140,6 +140,7 @@ export class RunView {
 
   acted(state) {
     this.run = { ...this.run, state: state ?? this.run.state };
+    this.seen = {};
     this.paint();
     this.polling.now();
   }
@@ -154,10 +155,6 @@ export class RunView {
       this.paint();
       if (!this.service) this.polling.stop();
     }
-  }
-
-  blame(error) {
-    if (error.status === 401) throw error;
   }
 
   // Painting --------------------------------------------------------------------------------------------------------

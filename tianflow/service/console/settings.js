@@ -31,9 +31,16 @@ export class SettingsPanel {
   /** Read everything again if `generation` is not the one that is shown. */
   async follow(generation) {
     if (generation === this.generation) return;
-    this.schemas ??= await schemasOf();
-    await Promise.all([...this.forms.values()].map((form) => form.load(this.schemas[form.name])));
-    this.generation = generation;
+    try {
+      this.schemas ??= await schemasOf();
+      await Promise.all([...this.forms.values()].map((form) => form.load(this.schemas[form.name])));
+      this.generation = generation;
+      show(this.problem, false);
+    } catch (error) {
+      if (error.status === 401 || error.status === 0) throw error;
+      say(this.problem, `The settings cannot be shown. ${error.message}`);
+      show(this.problem, true);
+    }
   }
 
   /** Whether there is a field for the setting at `path`. */
