@@ -287,6 +287,7 @@ def test_runs_are_submitted_to_a_service_watched_and_queued_again(tmp_path: Path
     with service(tmp_path / "runs", "--max-runs", "1") as served:
         page.goto(f"{served.control.address}/#token={served.control.token}")
         watched.reads(".card > .unit", "There is no run yet.")
+        assert f"{served.control.address}/" == page.url, "the token is not left in the address"
         watched.accessible()
         submit(watched, "one")
         watched.reads("h1", "one running")
