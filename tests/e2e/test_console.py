@@ -101,6 +101,7 @@ def points(page: Page, chart: str) -> str:
 
 def until_drawn_anew(watched: Watched, chart: str, times: int = 1) -> None:
     """Until the line of ``chart`` has changed so often."""
+    watched.page.locator(chart).scroll_into_view_if_needed()  # out of sight it is not drawn
     for _ in range(times):
         before = points(watched.page, chart)
         watched.page.wait_for_function(
@@ -310,6 +311,9 @@ def test_runs_are_submitted_to_a_service_watched_and_queued_again(tmp_path: Path
         page.get_by_role("link", name="Runs").click()
         served.until("the next takes the place", lambda: served.run("two")["state"] == "running")
         watched.reads("tbody tr:nth-child(1) .state", "running")
+        page.goto(f"{served.control.address}/#/runs/three")
+        watched.text_in("h1", "No such run")
+        page.get_by_role("link", name="All runs").click()
         page.get_by_role("link", name="one").click()
         page.get_by_role("button", name="Go on").click()
         watched.reads(".head .state", "pending")

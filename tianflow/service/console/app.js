@@ -43,11 +43,20 @@ async function route() {
   if (mine !== turn) return;
   const service = listed.can_submit === true;
   list.hidden = !service && listed.runs.length < 2;
-  const [, run] = /^#\/runs\/(.+)$/.exec(location.hash) ?? [];
-  if (run) put(new RunView(decodeURIComponent(run), { service, status }));
+  const run = named();
+  if (run) put(new RunView(run, { service, status }));
   else if (location.hash === "#/submit" && service) put(new SubmitView({ status }));
   else if (!service && listed.runs.length === 1) history.replaceState(null, "", pageOf(listed.runs[0].id)), route();
   else put(new RunsView({ status }));
+}
+
+/** The run that the address names; nothing if it names none that could be one. */
+function named() {
+  try {
+    return decodeURIComponent(/^#\/runs\/(.+)$/.exec(location.hash)?.[1] ?? "");
+  } catch {
+    return "";
+  }
 }
 
 function failure(error) {

@@ -59,8 +59,23 @@ export class Chart {
     this.frame = null;
     this.layer = s("g", { class: "cursor" });
     this.clip = newId("clip");
-    this.observer = new ResizeObserver(() => this.paint());
+    // To ask an element for its size between two changes of the page makes the browser lay everything out each time.
+    this.size = { width: 0, height: 0 };
+    this.observer = new ResizeObserver(([{ contentRect: size }]) => {
+      this.size = { width: Math.round(size.width), height: Math.round(size.height) };
+      this.paint();
+    });
     this.observer.observe(this.svg);
+    // What is far out of sight is not drawn until it comes near.
+    this.near = true;
+    this.watcher = new IntersectionObserver(
+      (entries) => {
+        this.near = entries.at(-1).isIntersecting;
+        this.paint();
+      },
+      { rootMargin: "240px" },
+    );
+    this.watcher.observe(this.svg);
     this.move = () => this.paintCursor();
     cursor.addEventListener("move", this.move);
     this.svg.addEventListener("pointermove", (event) => this.pointAt(event));
@@ -70,6 +85,7 @@ export class Chart {
   /** Let go of what outlives the element. */
   close() {
     this.observer.disconnect();
+    this.watcher.disconnect();
     cursor.removeEventListener("move", this.move);
   }
 
@@ -87,12 +103,12 @@ export class Chart {
     this.content = content;
     this.svg.setAttribute("aria-label", `${this.title}, ${this.unit}. ${content.words}`);
     this.paint();
+    if (!this.near && content.rows.length) this.say(content.legend, content.rows.at(-1));
   }
 
   paint() {
-    const width = this.svg.clientWidth;
-    const height = this.svg.clientHeight;
-    if (!this.content || width < 60 || height < 60) return;
+    const { width, height } = this.size;
+    if (!this.content || !this.near || width < 60 || height < 60) return;
     const { x, y, paint, marks } = this.content;
     const frame = new Frame(width, height, x, y, this.room);
     this.frame = frame;

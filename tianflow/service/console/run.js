@@ -147,6 +147,10 @@ export class RunView {
 
   lost(error) {
     if (error.status === 401) return;
+    if (error.status === 404) {
+      this.polling.stop();
+      this.node.replaceChildren(h("section", { class: "card alone" }, h("h1", {}, "No such run"), h("p", {}, error.message), h("p", {}, h("a", { href: "#/" }, "All runs"))));
+    }
     const last = this.run?.state;
     const over = error.status === 0 && (last === "stopping" || last === "draining" || ENDED.includes(last));
     this.status.lost(over ? "The run has ended, and its server with it." : error.message);
