@@ -188,7 +188,7 @@ def train_cli(
             async with _opened(prepared, http=http) as session:
                 signals.session = session
                 if session.address:
-                    console.print(f"run {session.run.id}, control and metrics at {session.address}", highlight=False)
+                    console.print(_where(session, terminal=console.is_terminal), highlight=False, soft_wrap=True)
                 screen = asyncio.create_task(make_screen(run=session.run, console=console, plain=plain).run(lambda: None))
                 try:
                     await asyncio.wait({session.finished})
@@ -228,6 +228,14 @@ class _Session:
     run: Run
     finished: asyncio.Task[None]
     address: str
+    token: str = ""
+
+
+def _where(session: _Session, *, terminal: bool) -> str:
+    """Where the run answers. On a terminal the address opens the console, token and all; a log, which others may read, gets no token."""
+    if not terminal:
+        return f"run {session.run.id}, control and metrics at {session.address}"
+    return f"run {session.run.id}, console at {session.address}/#token={session.token}"
 
 
 @contextlib.asynccontextmanager
@@ -246,16 +254,18 @@ async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]
             slots=slots,
             resumed=prepared.checkpoint,
         )
-        address = ""
+        address = token = ""
         if http:
             from tianflow.service.auth import Tokens
             from tianflow.service.server import serve
 
-            address = (await stack.enter_async_context(serve(run, config.http, Tokens.make(), run.directory))).address
+            tokens = Tokens.make()
+            address = (await stack.enter_async_context(serve(run, config.http, tokens, run.directory))).address
+            token = tokens.control
         await stack.enter_async_context(recorded(run))
         finished = asyncio.get_running_loop().create_task(prepared.launcher.launch(run, slots), name="run")
         try:
-            yield _Session(run, finished, address)
+            yield _Session(run, finished, address, token)
         finally:
             if not finished.done():
                 finished.cancel()

@@ -14,6 +14,7 @@ from tianflow.history import NAME, SPACING_S, HistoryFile, Row, merged
 from tianflow.logs import logger
 from tianflow.rates import Rates
 from tianflow.statistics import ReplayStatistics, RunStatistics
+from tianflow.status import by_age
 
 if TYPE_CHECKING:
     from tianflow.interfaces import RunControl
@@ -150,14 +151,15 @@ def staleness_between(before: RunStatistics | None, now: RunStatistics) -> Row:
     bound = None if None in bounds else max(bound for bound in bounds if bound is not None)
     total = sum(counts.values())
     if not total:
-        return {"count": 0, "min": None, "mean": None, "p99": None, "max": None, "bound": bound}
+        return {"count": 0, "min": None, "mean": None, "p99": None, "max": None, "bound": bound, "counts": {}}
     rank, seen, p99 = math.ceil(0.99 * total), 0, 0
     for age, count in counts.items():
         seen, p99 = seen + count, age
         if seen >= rank:
             break
     mean = sum(age * count for age, count in counts.items()) / total
-    return {"count": total, "min": min(counts), "mean": mean, "p99": p99, "max": max(counts), "bound": bound}
+    extremes = {"min": min(counts), "mean": mean, "p99": p99, "max": max(counts)}
+    return {"count": total, **extremes, "bound": bound, "counts": by_age(counts)}
 
 
 def _replay(replay: ReplayStatistics) -> Row:
