@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError
+from tianflow.exporting.command import export
 from tianflow.following import events
 from tianflow.report.command import report
 
@@ -223,6 +224,9 @@ def evaluate(
 
         code = api.evaluate_cli(checkpoint, episodes=episodes, json_line=json_line, runs_dir=runs_dir)
     raise typer.Exit(code)
+
+
+app.command()(export)
 
 
 app.command()(report)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -199,6 +199,14 @@ class Policy(Protocol):
 
     def place(self, index: int, count: int) -> None:
         """Which actor of how many this one is, for those that explore differently. Told before every trajectory."""
+
+
+@runtime_checkable
+class NamesParameters(Protocol):
+    """A `Policy` that can say what its parameters are. ``tianflow export`` asks; those of others are called ``parameters`` there."""
+
+    def named(self, parameters: torch.Tensor) -> Tree:
+        """What ``parameters`` [N, P] consist of: {name: [N, ...]}, e.g. ``logits``."""
 
 
 @dataclass(frozen=True, slots=True)
