@@ -16,14 +16,12 @@ import torch
 from typer.testing import CliRunner, Result
 
 import tianflow
-from tianflow import cli, plugins, validation
-from tianflow.checkpoint import CheckpointStore, write_state
-from tianflow.config_loading import load_config
+from tests.checkpoints import Sections, checkpoint
+from tianflow import cli
 from tianflow.errors import CheckpointError
 from tianflow.exporting import ExportError, formats
 from tianflow.exporting.command import write_export
 from tianflow.networks import Mlp
-from tianflow.payloads import Version
 from tianflow.playing import LoadedPolicy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
@@ -31,7 +29,6 @@ torch.set_num_threads(1)
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-Sections = dict[str, dict[str, Any]]
 NORMALISED = {"normalisation": {"observations": True}}
 SMALL = {"hidden": [16]}
 CASES: dict[str, Sections] = {
@@ -61,24 +58,6 @@ NAMES = {
     "clipped": {"action", "mean", "log_std"},
 }
 EVERY_SUFFIX = pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
-
-
-def checkpoint(folder: Path, sections: Sections) -> Path:
-    """One whose weights and statistics are all drawn, so that nothing is 0 or 1 by chance."""
-    config = load_config(sections)
-    spec = validation.require_valid(config).spec
-    factory: Any = plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name")
-    learner = factory.make_learner(config, spec, torch.device("cpu"))
-    generator = torch.Generator().manual_seed(1)
-    buffer = learner.model.buffer
-    buffer.parameters.add_(torch.randn(buffer.parameters.shape, generator=generator) * 0.03)
-    for extra in buffer.extras.values():
-        extra.copy_(torch.rand(extra.shape, generator=generator).double() + 0.5)
-    store = CheckpointStore(folder / "a-run" / "checkpoints", keep=1)
-    staged = store.stage()
-    state = write_state(staged, learner.state_dict())
-    manifest = {"config": json.loads(config.model_dump_json()), "env_steps": 1234}
-    return store.publish(staged, version=Version(1, 10), state=state, manifest=manifest)
 
 
 def observations(case: str, count: int, generator: np.random.Generator) -> list[Any]:

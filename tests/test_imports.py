@@ -17,6 +17,7 @@ COMPUTES = (
     "tianflow.components",
     "tianflow.building",
     "tianflow.playing",
+    "tianflow.filming",
     "tianflow.exporting.deployed",
     "tianflow.exporting.formats",
 )

@@ -145,18 +145,6 @@ def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> Loade
     return LoadedPolicy(config=config, spec=spec, arrays=found.read())
 
 
-def evaluate_cli(checkpoint: str, *, episodes: int, json_line: bool, runs_dir: Path = RUNS) -> int:
-    """``tianflow eval``: play, print, and the exit code."""
-    from tianflow.playing import evaluate
-
-    result = evaluate(load_policy(checkpoint, runs_dir=runs_dir), episodes=episodes)
-    if json_line:
-        sys.stdout.write(json.dumps(result) + "\n")
-    else:
-        sys.stdout.write(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes\n")
-    return 0
-
-
 def train_cli(
     config: Config,
     *,

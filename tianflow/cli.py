@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError
+from tianflow.evaluating import evaluate
 from tianflow.exporting.command import export
 from tianflow.following import events
 from tianflow.report.command import report
@@ -209,21 +210,7 @@ def config_show(
         typer.echo(to_toml(_load(config, overrides), only_changed=not resolved), nl=False)
 
 
-@app.command("eval")
-def evaluate(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT|RUN", help="A checkpoint, or a run, whose newest one is taken.")],
-    *,
-    runs_dir: RunsDir = RUNS,
-    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
-    json_line: AsJson = False,
-) -> None:
-    """Play whole episodes with the policy of CHECKPOINT, and print its returns."""
-    with _exit_codes():
-        _show_warnings()
-        from tianflow import api
-
-        code = api.evaluate_cli(checkpoint, episodes=episodes, json_line=json_line, runs_dir=runs_dir)
-    raise typer.Exit(code)
+app.command("eval")(evaluate)
 
 
 app.command()(export)
