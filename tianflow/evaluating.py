@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tianflow.errors import CheckpointError, ConfigError, TianflowError
+from tianflow.command_line import RUNS, AsJson, RunsDir, exit_codes
 
 
 def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | None, video_episodes: int) -> dict[str, Any]:
@@ -41,25 +41,18 @@ def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | N
 def evaluate(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT|RUN", help="A checkpoint, or a run, whose newest one is taken.")],
     *,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")] = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
     video: Annotated[Path | None, typer.Option("--video", metavar="DIR", help="Film episodes into this folder, too.")] = None,
     video_episodes: Annotated[int, typer.Option(min=1, help="Episodes to film, one file each.")] = 3,
-    json_line: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_line: AsJson = False,
 ) -> None:
     """Play whole episodes with the policy of CHECKPOINT, and print its returns."""
-    from tianflow.logs import configure
+    with exit_codes():
+        from tianflow.logs import configure
 
-    configure(level="WARNING")  # that the newest checkpoint is skipped, say
-    try:
+        configure(level="WARNING")  # that the newest checkpoint is skipped, say
         result = evaluated(checkpoint, runs_dir=runs_dir, episodes=episodes, video=video, video_episodes=video_episodes)
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(130) from None
-    except TianflowError as error:
-        typer.echo(str(error), err=True)
-        usage = isinstance(error, CheckpointError | ConfigError) or getattr(error, "bad", False)
-        raise typer.Exit(2 if usage else 1) from None
     if json_line:
         typer.echo(json.dumps(result))
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tianflow.errors import CheckpointError, ConfigError, TianflowError
+from tianflow.command_line import RUNS, RunsDir, exit_codes
 from tianflow.exporting import ExportError
 
 if TYPE_CHECKING:
@@ -88,13 +88,9 @@ def export(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT|RUN", help="A checkpoint, or a run, whose newest one is taken.")],
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to; its suffix says what: .pt2 (PyTorch) or .onnx.")],
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")] = Path("runs"),
+    runs_dir: RunsDir = RUNS,
 ) -> None:
     """Write the policy of CHECKPOINT as a program that needs no tianflow: raw observations in, actions out."""
-    try:
+    with exit_codes():
         write_export(checkpoint, output, runs_dir=runs_dir)
-    except TianflowError as error:
-        typer.echo(str(error), err=True)
-        usage = isinstance(error, CheckpointError | ConfigError) or getattr(error, "bad", False)
-        raise typer.Exit(2 if usage else 1) from None
     typer.echo(str(output))
