@@ -24,6 +24,7 @@ from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.layouts import draw_layout, trajectory_layout
 from tianflow.logs import configure
 from tianflow.recording import recorded
+from tianflow.sinks.outlet import require_sinks
 from tianflow.summary import EOF
 
 if TYPE_CHECKING:
@@ -278,6 +279,7 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
     """Everything that reads files, imports what the config names, or makes an environment. Blocks: not for a loop."""
     checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
     _require_device(config.learner.device)
+    require_sinks(config)
     spec = validation.require_valid(config).spec
     assert spec is not None
     layout = trajectory_layout(config, spec)

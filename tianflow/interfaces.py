@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Version,
         WeightsTable,
     )
-    from tianflow.statistics import RunStatistics
+    from tianflow.statistics import RunStatistics, SinkStatistics
 
     Tree = Mapping[str, torch.Tensor]
 
@@ -274,6 +274,8 @@ class RunControl(Protocol):
     id: str
     directory: Path
     events: Broadcast
+    sinks: dict[str, SinkStatistics]
+    """By name; whoever feeds them counts here."""
 
     @property
     def config(self) -> Config:
