@@ -299,7 +299,7 @@ def fed(folder: Path, make: Callable[[SinkRun], Any]) -> list[Row]:
     """Two rows through a sink, with an evaluation in the second."""
     run = SinkRun("a-run", folder, load_config("cartpole_ppo").model_dump(mode="json"))
     rows = [
-        row(1.0, mean_return=20.0, staleness={"p99": 1}),
+        row(1.0, mean_return=20.0, staleness={"p99": 1}, shares={"learner": {"waiting:batch": 0.5}}),
         row(2.0, mean_return=30.0, staleness={"p99": 2}, marks=[{"t": 1.5, "kind": "evaluation", "mean_return": 99.0, "version": 3}]),
     ]
     sink = make(run)
@@ -318,7 +318,8 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     fed(tmp_path, lambda run: TensorBoard(run=run))
     found = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
-    assert {"mean_return", "staleness/p99", "evaluation/mean_return", "evaluation/version"} == set(found.Tags()["scalars"])
+    names = {"mean_return", "staleness/p99", "shares/learner/waiting:batch", "evaluation/mean_return", "evaluation/version"}
+    assert names == set(found.Tags()["scalars"])
     assert [(100, 20.0, 1001.0), (200, 30.0, 1002.0)] == [(e.step, e.value, e.wall_time) for e in found.Scalars("mean_return")]
     assert [(200, 99.0, 1001.5)] == [(e.step, e.value, e.wall_time) for e in found.Scalars("evaluation/mean_return")]
     (text,) = found.Tensors("config/text_summary")
@@ -354,7 +355,7 @@ def test_mlflow_finds_what_was_written_and_a_resumed_run_goes_on_in_its_own(tmp_
     assert ("a-run", "FINISHED", "CartPole-v1") == (found.info.run_name, found.info.status, found.data.params["env.id"])
     history = client.get_metric_history(found.info.run_id, "mean_return")
     assert {(100, 20.0, 1001000), (200, 30.0, 1002000)} == {(metric.step, metric.value, metric.timestamp) for metric in history}
-    assert 99.0 == found.data.metrics["evaluation/mean_return"]
+    assert (99.0, 0.5) == (found.data.metrics["evaluation/mean_return"], found.data.metrics["shares/learner/waiting.batch"])
 
 
 @pytest.mark.extra("wandb")
@@ -367,5 +368,5 @@ def test_wandb_keeps_a_run_that_is_offline(tmp_path: Path, monkeypatch: pytest.M
     fed(tmp_path, lambda run: WandB(run=run, mode="offline"))
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-a-run.wandb")
     data = file.read_bytes()
-    for wanted in (b"mean_return", b"staleness/p99", b"evaluation/mean_return", b"CartPole-v1"):
+    for wanted in (b"mean_return", b"staleness/p99", b"shares/learner/waiting:batch", b"evaluation/mean_return", b"CartPole-v1"):
         assert wanted in data

@@ -48,7 +48,9 @@ class MLflow:
     def write(self, row: Row) -> None:
         for point in points(row):
             at = int(point.time * 1000.0)
-            self._client.log_batch(self._id, metrics=[self._metric(name, value, at, point.step) for name, value in point.values.items()])
+            # not every version takes a colon in a name
+            metrics = [self._metric(name.replace(":", "."), value, at, point.step) for name, value in point.values.items()]
+            self._client.log_batch(self._id, metrics=metrics)
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
