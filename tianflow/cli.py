@@ -115,9 +115,12 @@ def _training_config(config: str | None, overrides: list[str], resume: str | Non
 def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
     """Find everything that is wrong with CONFIG, and what it will cost, without starting anything."""
     with exit_codes():
+        from tianflow.sinks.outlet import require_sinks
         from tianflow.validation import require_valid
 
-        validation = require_valid(_load(config, overrides))
+        settings = _load(config, overrides)
+        require_sinks(settings)
+        validation = require_valid(settings)
     spec = validation.spec
     if spec is not None:
         leaves = ", ".join(f"{leaf.name or 'observation'} {leaf.dtype}{list(leaf.shape)}" for leaf in spec.observation)
