@@ -24,6 +24,7 @@ from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.layouts import draw_layout, trajectory_layout
 from tianflow.logs import configure
 from tianflow.recording import recorded
+from tianflow.sinks.outlet import require_sinks
 from tianflow.summary import EOF
 
 if TYPE_CHECKING:
@@ -146,18 +147,6 @@ def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> Loade
     spec = validation.require_valid(config).spec
     assert spec is not None
     return LoadedPolicy(config=config, spec=spec, arrays=found.read())
-
-
-def evaluate_cli(checkpoint: str, *, episodes: int, json_line: bool, runs_dir: Path = RUNS) -> int:
-    """``tianflow eval``: play, print, and the exit code."""
-    from tianflow.playing import evaluate
-
-    result = evaluate(load_policy(checkpoint, runs_dir=runs_dir), episodes=episodes)
-    if json_line:
-        sys.stdout.write(json.dumps(result) + "\n")
-    else:
-        sys.stdout.write(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes\n")
-    return 0
 
 
 def train_cli(
@@ -300,6 +289,7 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
     """Everything that reads files, imports what the config names, or makes an environment. Blocks: not for a loop."""
     checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
     _require_device(config.learner.device)
+    require_sinks(config)
     spec = validation.require_valid(config).spec
     assert spec is not None
     layout = trajectory_layout(config, spec)

@@ -255,10 +255,14 @@ class HttpSettings(Section):
 
 
 class MetricsSettings(Section):
-    """How often numbers are gathered."""
+    """How often numbers are gathered, and where they go."""
 
     interval_s: PositiveFloat = 1.0
     """Seconds between two reports of a host, and between two plain lines' samples."""
+    sinks: tuple[str, ...] = ()
+    """Where rows of the run's history go besides its file: tensorboard, wandb, mlflow, another installed one, or module:attribute."""
+    kwargs: dict[str, dict[str, Any]] = {}
+    """Arguments of sinks, by name. They are written with the config, so secrets belong into the environment."""
 
 
 class Config(Section):

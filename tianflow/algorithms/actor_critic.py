@@ -118,6 +118,10 @@ class ActorCriticPolicy:
     def record(self, parameters: Tensor, action: Tensor) -> dict[str, Tensor]:
         return {"log_prob": self.log_prob(parameters, action)}
 
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """``logits``, or ``mean`` and ``log_std`` of an action before it is clipped."""
+        return self._model.distribution.named(parameters)
+
     def place(self, index: int, count: int) -> None:
         """All actors explore alike: by sampling."""
 
