@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError
+from tianflow.simulation.command import simulate
 
 if TYPE_CHECKING:
     from tianflow.config import Config
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at configs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
+app.command()(simulate)
 
 ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a config that comes with tianflow.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="section.key=value", help="Settings that replace those of the config.")]
