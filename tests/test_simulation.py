@@ -158,6 +158,7 @@ HARD = st.builds(
     failures_per_hour=st.sampled_from([0.0, 400.0]),
     restart_s=st.sampled_from([0.0, 2.0]),
     latency_s=st.sampled_from([0.0, 0.05, 0.7]),
+    learner_latency_s=st.sampled_from([0.0, 0.02, 0.5]),
     bandwidth=st.just(1000.0),
     trajectory_bytes=st.sampled_from([0.0, 500.0]),
     weights_bytes=st.sampled_from([0.0, 500.0]),

@@ -35,6 +35,8 @@ class Rates(Section):
     restart_s: NonNegativeFloat = 10.0
     latency_s: NonNegativeFloat = 0.0
     """One way, between an actor and the machine of learner and coordinator."""
+    learner_latency_s: NonNegativeFloat = 0.0
+    """One way, between learner and coordinator, which are processes of one machine."""
     bandwidth: PositiveFloat | None = None
     """Bytes per second of each actor's link; None: no limit."""
     trajectory_bytes: NonNegativeFloat = 0.0

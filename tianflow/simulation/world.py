@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVarTuple
 
 from tianflow.components.balancer import TICK_S, Balancer
 from tianflow.components.learner import admissible
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tianflow.config import Config
     from tianflow.simulation.rates import Rates
 
+Ts = TypeVarTuple("Ts")
 QUIET_TICKS = 400
 """So many looks of the laws in a row with nothing else due: nothing ever will be."""
 
@@ -139,25 +140,30 @@ class Simulation:
     def _pull(self) -> None:
         ahead = self._updating is not None
         self._pulled = True
-        self.desk.request_batch(Version(1, self._version.number + ahead), self._received)
+        self._tell(self.desk.request_batch, Version(1, self._version.number + ahead), self._hear)
+
+    def _tell(self, act: Callable[[*Ts], None], *arguments: *Ts) -> None:
+        self.clock.at(self.rates.learner_latency_s, act, *arguments)
+
+    def _hear(self, batch: Batch) -> None:
+        self.clock.at(self.rates.learner_latency_s, self._received, batch)
 
     def _received(self, batch: Batch) -> None:
         self._pulled = False
         if self._updating is None:
-            # On the heap, so that the desk is done with what it does before the learner answers.
-            self.clock.at(0.0, self._use, batch)
+            self._use(batch)
         else:
             self._ahead = batch
 
     def _use(self, batch: Batch) -> None:
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
         if not admissible(batch, self._version, self._bound):
-            self.desk.give_back(tickets)
+            self._tell(self.desk.give_back, tickets)
             self._pull()
             return
         self._updating = batch
         self._enter("busy")
-        self.desk.copied(tickets)
+        self._tell(self.desk.copied, tickets)
         if self.config.learner.prefetch and self._bound != 0 and not self.config.run.deterministic:
             self._pull()
         update_s = lognormal(self._random, self.rates.update_s, self.rates.update_spread) * (1 + self.config.learner.slowdown)
@@ -172,11 +178,11 @@ class Simulation:
             self._published = self._version
             self.clock.at(self.rates.transfer_s(self.rates.weights_bytes), self._seen, self._version)
         self._enter("waiting:batch")
+        self._tell(self.desk.settle, Settlement(self._version, tickets, self._bound, publishes))
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            self.clock.at(0.0, self._use, ahead)
-        self.desk.settle(Settlement(self._version, tickets, self._bound, publishes))
-        if ahead is None and not self._pulled:
+            self._use(ahead)
+        elif not self._pulled:
             self._pull()
 
     # Inside ---------------------------------------------------------------------------------------------------------
