@@ -66,7 +66,7 @@ class Host:
 
     def start(self, actor: Actor, life: int) -> None:
         """``actor``, whose turn it is, begins, unless the weights that its grant names are still on their way."""
-        if self.running is not actor or actor.life != life:
+        if actor.life != life:  # it failed while it waited
             return
         if self.around.weights.visible < actor.ready[0].version:
             actor.enter("waiting:weights")

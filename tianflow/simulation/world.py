@@ -169,16 +169,16 @@ class Simulation:
         update_s = lognormal(self._random, self.rates.update_s, self.rates.update_spread) * (1 + self.config.learner.slowdown)
         interval, number = self.config.weights.publish_interval_updates, self._version.number + 1
         publishes = publish_due(version=number, published=self._published.number, interval=interval, bound=self._bound)
-        self.clock.at(update_s + (self.rates.publish_s if publishes else 0.0), self._updated, tickets, publishes)
+        self.clock.at(update_s + (self.rates.publish_s if publishes else 0.0), self._updated, tickets, self._bound, publishes)
 
-    def _updated(self, tickets: tuple[int, ...], publishes: bool) -> None:
+    def _updated(self, tickets: tuple[int, ...], bound: int | None, publishes: bool) -> None:
         self._version = Version(1, self._version.number + 1)
         self._updating = None
         if publishes:
             self._published = self._version
             self.clock.at(self.rates.transfer_s(self.rates.weights_bytes), self._seen, self._version)
         self._enter("waiting:batch")
-        self._tell(self.desk.settle, Settlement(self._version, tickets, self._bound, publishes))
+        self._tell(self.desk.settle, Settlement(self._version, tickets, bound, publishes))
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             self._use(ahead)
