@@ -1,9 +1,10 @@
-"""Why the bound matters: ``python -m benchmarks.bound`` trains CartPole under bounds, a filter at use and no bound at all.
+"""Why the bound matters: ``python -m benchmarks.bound`` trains with learners of several speeds under several bounds, laws and algorithms.
 
-Three actors share two cores with one learner, which sleeps some multiple of the time it computes. *bound N* paces actors by
-credits (law ``staleness``), *filter 4* admits everybody and drops at use what is older than 4 updates (law ``consume_only``), *open
-loop* keeps no bound. Every run ends at the target (100 episodes of evaluation), or after `SECONDS` of training.
-With ``--only none`` nothing is run, and what was measured earlier is shown and drawn; that needs the extra ``plots``.
+Four actors feed one learner, which is as fast as it can be or sleeps so many times as long as it computes. Data are then as old
+as the bound, or whatever takes its place, lets them become: a bound kept by pacing (law ``staleness``), the same bound kept by
+throwing away at the learner's door (``consume_only``), or none (``open_loop``, where memory holds `SLOTS` trajectories). A run ends
+when 100 episodes of evaluation average the target, or after `SECONDS` of training. With ``--only none`` nothing is run, and what was
+measured earlier is shown and drawn; that needs the extra ``plots``.
 """
 
 from __future__ import annotations
@@ -18,114 +19,117 @@ from benchmarks.learning import Case, Matrix, Record, main
 from benchmarks.results import RESULTS
 
 SECONDS = 30.0
-ACTORS = 3
-SLOWDOWNS = (0, 4)
+ACTORS = 4
+SLOTS = 32
+SLOWDOWNS = (0.0, 4.0, 10.0)
 """Seconds the learner sleeps for each that it computes."""
 ALGORITHMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    "ppo": ("cartpole_ppo", {"algorithm.decoupled": False}),
-    "ppo decoupled": ("cartpole_ppo", {"algorithm.decoupled": True}),
-    "impala": ("cartpole_impala", {}),
+    "PPO": ("cartpole_ppo", {"algorithm.decoupled": False}),
+    "decoupled PPO": ("cartpole_ppo", {"algorithm.decoupled": True}),
+    "IMPALA": ("cartpole_impala", {}),
 }
-BALANCES: Mapping[str, Mapping[str, object]] = {
-    **{f"bound {bound}": {"balance.controller": "staleness", "balance.max_staleness": bound} for bound in (1, 4, 16)},
-    "filter 4": {"balance.controller": "consume_only", "balance.max_staleness": 4},
-    "open loop": {"balance.controller": "open_loop", "balance.max_staleness": "unbounded"},
+HOLDERS: Mapping[str, Mapping[str, object]] = {
+    "η = 1": {"balance.max_staleness": 1},
+    "η = 4": {"balance.max_staleness": 4},
+    "η = 16": {"balance.max_staleness": 16},
+    "filter at 4": {"balance.max_staleness": 4, "balance.controller": "consume_only"},
+    "filter at 16": {"balance.max_staleness": 16, "balance.controller": "consume_only"},
+    "open loop": {"balance.max_staleness": "unbounded", "balance.controller": "open_loop"},
 }
-
-
-def name_of(algorithm: str, balance: str, slowdown: int) -> str:
-    """The case of one cell of the matrix."""
-    return f"{algorithm}, {balance}, slowdown {slowdown}"
-
-
-def cases() -> tuple[Case, ...]:
-    """The whole matrix."""
-    common: Mapping[str, object] = {"actors.count": ACTORS, "run.max_seconds": SECONDS, "run.max_env_steps": 1_000_000_000}
-    return tuple(
-        Case(name_of(algorithm, balance, slowdown), config, {**common, **settings, **law, "learner.slowdown": float(slowdown)}, needed=None)
-        for slowdown in SLOWDOWNS
-        for algorithm, (config, settings) in ALGORITHMS.items()
-        for balance, law in BALANCES.items()
-    )
-
-
-def expired_share(summary: Mapping[str, Any]) -> float:
-    """Of the trajectories that were begun, the share dropped for its age."""
-    trajectories = summary["trajectories"]
-    return float(trajectories["dropped"].get("expired", 0) / max(1, trajectories["begun"]))
-
-
+"""What holds the age of data."""
+COMMON: Mapping[str, object] = {"actors.count": ACTORS, "run.max_seconds": SECONDS, "run.max_env_steps": None}
 HEAD = f"""# Why the bound matters
 
-CartPole, {ACTORS} actors of 32 environments and one learner on two cores; each line: runs with other seeds, to the target of 475 (100
-episodes of evaluation) or {SECONDS:.0f} s of training. *slowdown*: seconds the learner sleeps for each it computes. *bound N* paces actors
-by credits, *filter 4* drops at use what is older than 4 updates and paces nobody, *open loop* keeps no bound. The time is the median
-over runs that reached the target, the return the mean over runs of the last evaluation (of the last 100 training episodes where
-none took place), staleness the median of means and the maximum of all, *expired* the mean share of trajectories dropped for their age.
+CartPole to a mean of 475 over 100 episodes of evaluation, {ACTORS} actors of 32 environments, two cores a run, at most {SECONDS:.0f} s of
+training. *slowed*: the learner sleeps so many times as long as it computes. η: the bound, kept by pacing actors. *filter*: actors are
+not paced, and what is too old is dropped when the learner takes it. *open loop*: no bound, {SLOTS} trajectories of memory. Medians over
+seeds; a run that did not reach the target counts as {SECONDS:.0f} s. Final return: of the last evaluation. Dropped: of the trajectories
+that were begun, those begun in vain.
 
-| case | reached | time to target s | return | env steps/s | staleness mean | max | violations | expired |
-|---|---|---|---|---|---|---|---|---|
+| algorithm | slowed | held by | reached | time to target, s (range) | final return | steps/s trained | staleness mean | max | dropped |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
-def table(records: Sequence[Record], known: Sequence[Case]) -> str:
+def name(algorithm: str, slowdown: float, holder: str) -> str:
+    """What a case is called."""
+    return f"{algorithm}, slowed {slowdown:g}, {holder}"
+
+
+def cases() -> tuple[Case, ...]:
+    """Every algorithm with every speed of the learner under every holder."""
+    return tuple(
+        Case(name(algorithm, slowdown, holder), config, {**COMMON, **settings, **held, "learner.slowdown": slowdown}, needed=None)
+        for algorithm, (config, settings) in ALGORITHMS.items()
+        for slowdown in SLOWDOWNS
+        for holder, held in HOLDERS.items()
+    )
+
+
+def seconds_to_target(summary: Mapping[str, Any]) -> float:
+    """Seconds of training until the target was reached; ``SECONDS`` where it was not, or only by the evaluation at the end."""
+    found = summary["time_to_target_s"] if summary["target_reached"] else None
+    return SECONDS if found is None else min(SECONDS, float(found))
+
+
+def table(records: Sequence[Record], _known: Sequence[Case]) -> str:
     """For people: one line a case."""
-    return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in _lines(records, known))
+    return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in _lines(records))
 
 
-def _lines(records: Sequence[Record], known: Sequence[Case]) -> Iterator[tuple[str, ...]]:
-    for case in known:
-        found = [record.summary for record in records if record.case == case.name]
-        if not found:
-            continue
-        times = [time_of(summary) for summary in found if summary["target_reached"]]
-        ages = [summary["staleness"] for summary in found]
-        yield (
-            case.name,
-            f"{len(times)} of {len(found)}",
-            f"{statistics.median(times):.1f}" if times else "-",
-            f"{statistics.mean(map(last_return, found)):.0f}",
-            f"{statistics.median(summary['steps_per_s'] or 0.0 for summary in found):,.0f}",
-            f"{statistics.median(age['mean'] or 0.0 for age in ages):.2f}",
-            str(max(age["max"] or 0 for age in ages)),
-            str(sum(age["violations"] for age in ages)),
-            f"{statistics.mean(map(expired_share, found)):.0%}",
-        )
+def _lines(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    for algorithm in ALGORITHMS:
+        for slowdown in SLOWDOWNS:
+            for holder in HOLDERS:
+                found = [record.summary for record in records if record.case == name(algorithm, slowdown, holder)]
+                if found:
+                    yield (algorithm, f"{slowdown:g}×" if slowdown else "no", holder, *_figures(found))
 
 
-def time_of(summary: Mapping[str, Any]) -> float:
-    """Seconds of training to the target; all of them, where only the evaluation at the end met it."""
-    reached = summary["time_to_target_s"]
-    return float(summary["training_s"] if reached is None else reached)
-
-
-def last_return(summary: Mapping[str, Any]) -> float:
-    """Of the last evaluation, or of training where none took place."""
-    evaluated = summary["evaluation"].get("mean_return")
-    return float(evaluated if evaluated is not None else summary["mean_return"] or 0.0)
+def _figures(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    times = [seconds_to_target(summary) for summary in found]
+    ages = [summary["staleness"] for summary in found]
+    dropped = sum(sum(summary["trajectories"]["dropped"].values()) for summary in found)
+    begun = sum(summary["trajectories"]["begun"] for summary in found)
+    trained = [summary["steps_per_s"] * summary["trajectories"]["trained"] / summary["trajectories"]["begun"] for summary in found]
+    return (
+        f"{sum(bool(summary['target_reached']) for summary in found)} of {len(found)}",
+        f"{statistics.median(times):.1f} ({min(times):.1f} – {max(times):.1f})",
+        f"{statistics.median(summary['evaluation'].get('mean_return', 0.0) for summary in found):.0f}",
+        f"{statistics.median(trained):,.0f}",
+        f"{statistics.median(age['mean'] for age in ages):.2f}",
+        str(max(age["max"] for age in ages)),
+        f"{dropped / begun:.0%}",
+    )
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """``path`` (SVG): mean return by balance, a panel for each algorithm, a bar for each slowdown. Needs the extra ``plots``."""
+    """Time to target over how much the learner is slowed, into ``path`` (SVG): one panel an algorithm, one line a holder."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         print("no plot: it needs the extra 'plots'", file=sys.stderr)
         return
-    shown = [slowdown for slowdown in sorted(SLOWDOWNS) if any(record.case.endswith(f"slowdown {slowdown}") for record in records)]
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     panels = figure.subplots(1, len(ALGORITHMS), sharey=True)
     for panel, algorithm in zip(panels, ALGORITHMS, strict=True):
-        for index, slowdown in enumerate(shown):
-            names = [name_of(algorithm, balance, slowdown) for balance in BALANCES]
-            heights = [statistics.mean([last_return(r.summary) for r in records if r.case == name] or [0.0]) for name in names]
-            places = [place + 0.8 * (index - (len(shown) - 1) / 2) / len(shown) for place in range(len(names))]
-            panel.bar(places, heights, width=0.8 / len(shown), label=f"slowdown {slowdown}")
-        panel.axhline(475, color="black", linewidth=0.8, linestyle=":")
-        panel.set_xticks(range(len(BALANCES)), list(BALANCES), rotation=30)
-        panel.set_title(algorithm)
-    panels[0].set_ylabel(f"return at the target or after {SECONDS:.0f} s")
-    panels[-1].legend()
+        for index, holder in enumerate(HOLDERS):
+            style = "-" if holder.startswith("η") else "--" if holder.startswith("filter") else ":"
+            times = [[seconds_to_target(r.summary) for r in records if r.case == name(algorithm, slow, holder)] for slow in SLOWDOWNS]
+            points = [(1 + slow, found) for slow, found in zip(SLOWDOWNS, times, strict=True) if found]
+            middles = [statistics.median(found) for _, found in points]
+            spread = [
+                [middle - min(found) for middle, (_, found) in zip(middles, points, strict=True)],
+                [max(found) - middle for middle, (_, found) in zip(middles, points, strict=True)],
+            ]
+            beside = [x * 1.03 ** (index - 2.5) for x, _ in points]  # or the bars of one slowdown would lie on each other
+            panel.errorbar(beside, middles, yerr=spread, label=holder, linestyle=style, marker="o", markersize=4, capsize=2)
+        panel.set(title=algorithm, xscale="log", xlabel="an update takes so many times as long")
+        panel.set_xticks([1 + slow for slow in SLOWDOWNS], [f"{1 + slow:g}" for slow in SLOWDOWNS])
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel(f"seconds to 475 ({SECONDS:.0f}: not reached)")
+    panels[0].legend(fontsize="x-small")
     figure.savefig(path, metadata={"Date": None})
 
 

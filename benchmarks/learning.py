@@ -267,10 +267,12 @@ def _brief(record: Record) -> str:
 
 def _as_expected(case: Case, records: Sequence[Record]) -> bool:
     found = [record.summary for record in records if record.case == case.name]
+    if len(found) != case.seeds or any(summary["staleness"]["violations"] for summary in found):
+        return False
+    if case.needed is None:
+        return True
     solved = sum(case.solved(summary) and case.old_enough(summary) for summary in found)
-    violations = sum(summary["staleness"]["violations"] for summary in found)
-    as_many = case.needed is None or (solved >= case.needed if case.needed else solved == 0)
-    return len(found) == case.seeds and violations == 0 and as_many
+    return solved >= case.needed if case.needed else solved == 0
 
 
 MATRIX = Matrix(doc=__doc__, cases=cases(), table=table, out=RESULTS / "learning.json")

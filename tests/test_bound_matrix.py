@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.bound import ALGORITHMS, BALANCES, SLOWDOWNS, cases, expired_share, table, time_of
+from benchmarks.bound import ACTORS, ALGORITHMS, HOLDERS, SECONDS, SLOTS, SLOWDOWNS, cases, seconds_to_target, table
 from benchmarks.learning import Record
 from tianflow.config_loading import load_config
 from tianflow.memory import slots_wanted
@@ -16,7 +16,6 @@ def summary(**changes: Any) -> dict[str, Any]:
         "time_to_target_s": 7.0,
         "training_s": 9.0,
         "steps_per_s": 1000.0,
-        "mean_return": 20.0,
         "evaluation": {"mean_return": 480.0},
         "staleness": {"mean": 2.0, "max": 4, "violations": 0},
         "trajectories": {"begun": 100, "trained": 60, "dropped": {"expired": 25, "stopped": 15}},
@@ -26,26 +25,24 @@ def summary(**changes: Any) -> dict[str, Any]:
 
 def test_every_cell_is_one_valid_config_of_its_own() -> None:
     found = {case.name: load_config(case.config, case.settings(1)) for case in cases()}
-    assert len(found) == len(cases()) == len(ALGORITHMS) * len(BALANCES) * len(SLOWDOWNS)
+    assert len(found) == len(cases()) == len(ALGORITHMS) * len(HOLDERS) * len(SLOWDOWNS)
     assert len({config.model_dump_json() for config in found.values()}) == len(found)
 
 
 def test_who_is_not_paced_has_the_room_of_an_open_loop() -> None:
     rooms = {case.name: slots_wanted(load_config(case.config, case.settings(1))) for case in cases()}
-    assert rooms["ppo, filter 4, slowdown 0"] == rooms["ppo, open loop, slowdown 0"] == 32
-    assert rooms["ppo, bound 4, slowdown 0"] == 5 + 3
+    assert rooms["PPO, slowed 0, filter at 4"] == rooms["PPO, slowed 0, open loop"] == SLOTS
+    assert rooms["PPO, slowed 0, η = 4"] == 5 + ACTORS
 
 
-def test_only_what_was_too_old_counts_as_expired() -> None:
-    assert expired_share(summary()) == 0.25
+def test_a_run_that_met_the_target_too_late_or_never_counts_as_the_whole_time() -> None:
+    late = summary(time_to_target_s=None)
+    never = summary(target_reached=False)
+    assert [7.0, SECONDS, SECONDS] == [seconds_to_target(each) for each in (summary(), late, never)]
 
 
-def test_a_run_that_met_the_target_in_its_last_evaluation_took_all_its_time() -> None:
-    assert [7.0, 9.0] == [time_of(summary()), time_of(summary(time_to_target_s=None))]
-
-
-def test_the_table_keeps_who_failed_out_of_the_time_and_in_the_return() -> None:
+def test_the_table_counts_who_failed_and_what_was_begun_in_vain() -> None:
     case = cases()[0]
-    failed = summary(target_reached=False, time_to_target_s=None, evaluation={})
+    failed = summary(target_reached=False, time_to_target_s=None, evaluation={"mean_return": 20.0})
     line = table([Record(case.name, 1, "", summary()), Record(case.name, 2, "", failed)], cases()).splitlines()[-1]
-    assert line == f"| {case.name} | 1 of 2 | 7.0 | 250 | 1,000 | 2.00 | 4 | 0 | 25% |"
+    assert line == "| PPO | no | η = 1 | 1 of 2 | 18.5 (7.0 – 30.0) | 250 | 600 | 2.00 | 4 | 40% |"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ def test_the_quota_of_the_control_group_counts(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_a_problem_that_says_what_to_install() -> None:
     assert doctor.Finding("no-such-package", "problem", "not installed", "pip install no-such-package") == doctor.package("no-such-package")
+
+
+@pytest.mark.parametrize(("limit", "level"), [(256, "warning"), (1024, "ok"), (resource.RLIM_INFINITY, "ok")])
+def test_few_open_files_are_a_warning(limit: int, level: str) -> None:
+    assert level == doctor.descriptors(limit).level
 
 
 def test_shared_memory_that_cannot_be_made_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.environments import CounterEnv
 from tianflow import cli
 from tianflow.config import EnvSettings
 from tianflow.envs.checking import Report, check
@@ -37,6 +39,37 @@ def test_whatever_an_environment_raises_is_a_problem(where: str) -> None:
     report = checked("tests.environments:RaisingEnv", where=where)
     assert not report.usable
     assert "EnvironmentBrokeError" in report.problems[0]
+
+
+class OutsideEnv(CounterEnv):
+    """Every observation after the first lies outside its space."""
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return np.full_like(observation, self.observation_space.high + 1), *rest
+
+
+class UnseededEnv(CounterEnv):
+    """Begins somewhere else each time, whatever the seed."""
+
+    begun = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        UnseededEnv.begun += 1
+        observation, info = super().reset(**kwargs)
+        return np.full_like(observation, UnseededEnv.begun), info
+
+
+def test_observations_outside_their_space_are_a_warning_told_once() -> None:
+    report = checked("tests.test_envs_checking:OutsideEnv", length=20)
+    assert report.usable
+    assert 1 == report.warnings.count("an observation lies outside the observation space, or has another dtype")
+
+
+def test_an_environment_that_ignores_its_seed_is_told_by_us_and_by_gymnasium() -> None:
+    report = checked("tests.test_envs_checking:UnseededEnv")
+    assert report.deterministic is False
+    assert any(sentence.startswith("Gymnasium's check_env: AssertionError") for sentence in report.warnings)
 
 
 def test_an_unknown_environment_is_a_problem() -> None:

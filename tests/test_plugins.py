@@ -42,7 +42,7 @@ def test_a_group_without_plug_ins_has_no_names() -> None:
 def test_an_unknown_name_is_told_the_installed_ones_and_the_nearest() -> None:
     found = problem("freshst")
     assert ("a.path", "freshst", "freshest") == (found.path, found.value, found.nearest)
-    assert "one of freshest, lockstep, open_loop, sample_ratio, staleness, or module:attribute" == found.accepted
+    assert "one of consume_only, freshest, lockstep, open_loop, sample_ratio, staleness, or module:attribute" == found.accepted
 
 
 def test_anything_importable_may_be_named() -> None:
