@@ -27,6 +27,7 @@ from benchmarks import (
     learner,
     machine,
     many_actors,
+    pong_gpu,
     replay,
     resting,
     results,
@@ -342,7 +343,7 @@ child.say({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
 
 
 MADE = [
-    *(impala_cartpole, cost_of_balance, freshness, many_actors, stalled),
+    *(impala_cartpole, cost_of_balance, freshness, many_actors, stalled, pong_gpu),
     *(channels, transports, weights, actors, learner, idle, replay),
 ]
 
@@ -352,11 +353,14 @@ def test_every_benchmark_can_be_made_and_says_how_to_repeat_it(module: Any, tmp_
     made = module.make(Plan(quick=True, rounds=2, scratch=tmp_path))
     assert len(made.sides) == len({side.name for side in made.sides})
     assert made.settings
-    assert made.name in command_line.NAMES
+    assert made.name in (*command_line.NAMES, *command_line.LONG)
 
 
 def test_every_benchmark_that_can_be_named_is_there() -> None:
-    assert {"time_to_target", *(module.__name__.removeprefix("benchmarks.") for module in MADE)} == set(command_line.NAMES)
+    assert {"time_to_target", *(module.__name__.removeprefix("benchmarks.") for module in MADE)} == {
+        *command_line.NAMES,
+        *command_line.LONG,
+    }
 
 
 def test_nobody_is_idle_by_law_however_many_actors_there_are() -> None:
@@ -398,7 +402,7 @@ def test_without_an_mpi_there_is_no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> N
     assert ("mpi4py",) == transports.missing_carriers()
 
 
-@pytest.mark.parametrize("module", [actors, learner, replay])
+@pytest.mark.parametrize("module", [actors, learner, pong_gpu, replay])
 def test_without_atari_it_is_said_what_to_install(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
@@ -556,7 +560,7 @@ def test_quick_is_one_round_without_waiting() -> None:
 def test_an_unknown_benchmark_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command_line.arguments(["chanels"])
-    assert "stalled, channels" in capsys.readouterr().err
+    assert "many_actors, channels" in capsys.readouterr().err
 
 
 def test_a_benchmark_that_cannot_run_fails_the_command_and_not_the_others(
