@@ -16,6 +16,8 @@ CASES = {
     "impala_resnet": (PIXELS, (*PONG, "env.num_envs=4", "network.name=impala_resnet")),
 }
 """Config and overrides, by network."""
+BF16 = "nature_cnn, bf16"
+SIDES = {**CASES, BF16: (PIXELS, (*PONG, "learner.precision=bf16"))}
 
 
 def make(plan: Plan) -> Benchmark:
@@ -30,23 +32,30 @@ def make(plan: Plan) -> Benchmark:
     shorter = ("actors.rollout_steps=2", "env.num_envs=2") if plan.quick else ()
 
     def side(name: str) -> Side:
-        config, overrides = CASES[name]
+        config, overrides = SIDES[name]
         return Side(name, lambda _: halves.measure("learner", config, (*overrides, *shorter), seconds))
 
     return Benchmark(
         name="learner",
         title="samples/s from slots to gradient over the same step on a resident batch",
-        sides=tuple(side(name) for name in CASES),
-        ratios=tuple(
-            Ratio(f"{name}: from slots over resident", lambda v, n=name: quotient(v[n]["slots"], v[n]["resident"]), 0.9)  # type: ignore[misc]
-            for name in CASES
+        sides=tuple(side(name) for name in SIDES),
+        ratios=(
+            *(
+                Ratio(f"{name}: from slots over resident", lambda v, n=name: quotient(v[n]["slots"], v[n]["resident"]), 0.9)  # type: ignore[misc]
+                for name in SIDES
+            ),
+            Ratio("nature_cnn resident: bf16 over fp32", lambda v: quotient(v[BF16]["resident"], v["nature_cnn"]["resident"])),
         ),
         units={"resident": "samples/s, the step alone", "slots": "samples/s, copied out of slots, step, weights laid out"},
         settings={
             "parts": f"take turns of {halves.TURN_S:g} s or one update in one process on one core, {seconds:g} s each",
             "mlp": "IMPALA, 64 x 32 samples of CartPole, mlp 64-64 relu",
             "nature_cnn": "IMPALA, 8 x 20 samples of 84 x 84 x 4",
+            BF16: "the same with learner.precision = bf16",
             "impala_resnet": "IMPALA, 4 x 20 samples of 84 x 84 x 4",
         },
-        notes=("Left out of both: messages, and publishing the weights.",),
+        notes=(
+            "Left out of both: messages, and publishing the weights.",
+            "Where the CPU has no bfloat16 arithmetic, bf16 is emulated, and slower than fp32.",
+        ),
     )

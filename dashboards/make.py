@@ -73,7 +73,7 @@ def overview() -> Json:
         "Does it learn, how fast, and what holds it back.",
         [
             figure("State", "What the run is doing.", f"{now('run_state')} == 1", legend="{{state}}"),
-            figure("Bottleneck", "What bounds the throughput now.", f"{now('run_bottleneck')} == 1", legend="{{reason}}"),
+            figure("Bottleneck", "What bounds the throughput now.", f"{now('diagnosis')} == 1", legend="{{verdict}}"),
             figure("Mean return", "Of the last 100 episodes of training.", now("episode_return_mean")),
             figure("Steps", "Environment steps per second.", rate("env_steps_total"), unit="ops"),
             figure("Staleness", "Highest of the last 1,000 trajectories, in updates.", now("staleness_max_updates")),

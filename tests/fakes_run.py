@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tianflow.channels.broadcast import Broadcast
 from tianflow.config import Config, EnvSettings, PPOSettings, RunSettings
 from tianflow.config_loading import with_changes
 from tianflow.errors import ConfigError, StateConflictError
@@ -17,6 +18,7 @@ from tianflow.payloads import Batch, Holdings, Settlement, Trajectory, Version
 from tianflow.statistics import (
     CheckpointStatistics,
     ComponentStatistics,
+    Diagnosis,
     Histogram,
     LawStatistics,
     ReplayStatistics,
@@ -105,6 +107,7 @@ class FakeRun:
 
     def __init__(self, *, directory: Path = Path("runs/fake"), name: str = "fake", slots: int = 16, replay: bool = False) -> None:
         self.id, self.directory = name, directory
+        self.events = Broadcast()
         self.config = make_config()
         self.generation = 1
         self.state = "running"
@@ -120,7 +123,7 @@ class FakeRun:
         self.last_update = 0.0
         self.events_dropped = 0
         self.refused = 0
-        self.bottleneck = "learning-bound"
+        self.diagnosis = Diagnosis("learning-bound", "a faster learner would help", waits={"learner": 0.1, "actors": 0.6})
         self.waiting = 10.0
         self.update_seconds = Histogram()
         self.loop_lag = Histogram()
@@ -203,7 +206,7 @@ class FakeRun:
             loop_lag=self.loop_lag.read(),
             last_update_timestamp=self.last_update,
             actors_wanted=self.config.actors.count,
-            bottleneck=self.bottleneck,
+            diagnosis=self.diagnosis,
             target_return=self.config.run.target_return,
             time_to_target_s=None,
         )
@@ -288,4 +291,4 @@ class FakeRun:
         return state
 
     def _record(self, source: str, action: str, old: object, new: object) -> None:
-        self._audit.append({"when": "2024-05-01T12:00:00+00:00", "source": source, "action": action, "old": old, "new": new})
+        self._audit.append({"time": "2024-05-01T12:00:00+00:00", "source": source, "action": action, "old": old, "new": new})

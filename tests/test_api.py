@@ -152,6 +152,17 @@ async def test_a_live_bound_wider_than_the_slots_have_room_for_is_bounded_by_the
         assert control.state == "running"
 
 
+@pytest.mark.parametrize(("count", "reason"), [(300, "actors.count = 300: the memory limit holds .* trajectories"), (43_582_835, "4096")])
+async def test_more_live_actors_than_memory_or_a_coordinator_has_room_for_are_refused_and_nothing_changes(tmp_path, count, reason):
+    async with tianflow.open_run(NARROW, runs_dir=tmp_path) as handle:
+        control = handle.control
+        await until(lambda: control.statistics().ledger.updates > 2)
+        with pytest.raises(ConfigError, match=reason):
+            control.change({"actors": {"count": count}}, source="test")
+        assert control.config.actors.count == 1
+        assert control.generation == 0
+
+
 def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.setattr("tianflow.api.GPU_NODES", ())
     with pytest.raises(ConfigError, match="learner.device"):

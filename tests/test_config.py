@@ -365,3 +365,23 @@ def test_parameters_of_a_law_are_merged_one_by_one() -> None:
     config = load_config(TABLES, ["balance.controller=freshest", "balance.parameters.quiet_updates=3"])
     config = with_changes(config, {"balance": {"parameters": {"hold_updates": 4}}})
     assert {"quiet_updates": 3.0, "hold_updates": 4.0} == config.balance.parameters
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        (f"run.max_updates={2**63}", "run.max_updates"),
+        (f"evaluation.episodes={10**40}", "evaluation.episodes"),
+        (f"network.hidden=[64, {2**64}]", "network.hidden.1"),
+        (f"balance.parameters={{ depth = {-(10**300)} }}", "balance.parameters.depth"),
+    ],
+)
+def test_a_number_that_no_other_process_could_be_sent_is_refused_wherever_it_comes_from(override: str, path: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config("cartpole_ppo", [override])
+    assert [path] == [problem.path for problem in refused.value.problems]
+    assert "larger than any number that can be kept" in str(refused.value)
+
+
+def test_the_largest_number_there_is_does() -> None:
+    assert 2**63 - 1 == load_config("cartpole_ppo", [f"run.max_updates={2**63 - 1}"]).run.max_updates

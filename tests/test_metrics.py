@@ -244,7 +244,22 @@ def test_two_runs_share_one_family_each() -> None:
 
 
 def test_labels_are_small_sets_only(run: FakeRun) -> None:
-    allowed = {"run", "component", "reason", "controller", "state", "host", "shard", "side", "le", "code", "version", "python"}
+    allowed = {
+        "run",
+        "component",
+        "reason",
+        "controller",
+        "state",
+        "host",
+        "shard",
+        "side",
+        "role",
+        "verdict",
+        "le",
+        "code",
+        "version",
+        "python",
+    }
     for shown in (run, FakeRun(replay=True)):
         assert {key for _, labels in samples(exporter(shown)) for key, _ in labels} <= allowed
 

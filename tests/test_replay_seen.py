@@ -24,7 +24,6 @@ from tianflow.screen import drawing, plain_line, summary_text
 from tianflow.statistics import RunStatistics
 from tianflow.status import describe
 from tianflow.summary import summarise
-from tianflow.tallies import Bottleneck
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 
@@ -304,12 +303,4 @@ def test_a_resumed_run_accounts_for_its_own_draws(tmp_path: Path) -> None:
 )
 async def test_whom_the_limiter_of_a_real_run_holds_back_is_the_verdict(tmp_path: Path, config: Config, expected: str) -> None:
     async with tianflow.open_run(config, runs_dir=tmp_path) as handle:
-        bottleneck = Bottleneck()
-
-        def verdict() -> str:
-            run = handle.control.statistics()
-            assert run.replay is not None
-            spent = run.ledger.in_use >= run.ledger.credits_limit
-            return bottleneck.name(run.components, run.now, credits_spent=spent, blocked=run.replay.blocked_s)
-
-        await until(lambda: verdict() == expected)
+        await until(lambda: handle.control.statistics().diagnosis.verdict == expected)

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from tianflow.payloads import Version
 from tianflow.rates import Rates
 from tianflow.service.app import Served, make_app
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens
+from tianflow.service.feed import Feed
 from tianflow.service.server import serve
+from tianflow.statistics import Diagnosis
 
 TOKENS = Tokens("control-token", "read-token")
 CONTROL = {"Authorization": "Bearer control-token"}
@@ -44,7 +47,8 @@ def run() -> FakeRun:
 
 async def client_of(run: FakeRun, **settings: Any) -> Client:
     guard = Guard(**({"tokens": TOKENS, "loopback": True} | settings))
-    app = make_app(runs={run.id: Served(run, Rates(read=run.statistics))}, guard=guard)
+    served = Served(run, Rates(read=run.statistics), Feed(events=run.events, clock=time.time))
+    app = make_app(runs={run.id: served}, guard=guard, http=HttpSettings())
     client: Client = TestClient(TestServer(app))
     await client.start_server()
     return client
@@ -126,6 +130,17 @@ async def test_components_audit_and_checkpoints_answer(client: Client, run: Fake
     assert {"kl": 0.01, "ess_ratio": 0.9} == components[0]["gauges"]
     assert list(run.audit()) == (await (await client.get(f"{RUN}/audit", headers=READ)).json())["audit"]
     assert "0000000100" == (await (await client.get(f"{RUN}/checkpoints", headers=READ)).json())["checkpoints"][0]["name"]
+
+
+async def test_the_diagnosis_answers_with_its_shares_and_advice(client: Client, run: FakeRun) -> None:
+    run.diagnosis = Diagnosis("sampling-bound", "more actors", waits={"learner": 0.5, "actors": 0.0}, suggested={"actors.count": 4})
+    document = await (await client.get(f"{RUN}/diagnosis", headers=READ)).json()
+    assert {"id": "fake", "verdict": "sampling-bound", "advice": "more actors", "component": None} == {
+        key: document[key] for key in ("id", "verdict", "advice", "component")
+    }
+    assert ({"learner": 0.5, "actors": 0.0}, {"actors.count": 4}) == (document["waits"], document["suggested"])
+    status = await (await client.get(RUN, headers=READ)).json()
+    assert "sampling-bound" == status["bottleneck"] == status["diagnosis"]["verdict"]
 
 
 async def test_numbers_that_json_lacks_become_null(client: Client, run: FakeRun) -> None:
@@ -217,6 +232,35 @@ async def test_a_patch_is_in_force_and_audited(client: Client, run: FakeRun) -> 
 async def test_a_learner_patch_reaches_both_of_its_sections_at_once(client: Client, run: FakeRun) -> None:
     await patch(client, "learner", {"learning_rate": 1e-3, "slowdown": 2.0})
     assert (1e-3, 2.0, 2) == (run.config.algorithm.learning_rate, run.config.learner.slowdown, run.generation)
+
+
+async def test_a_whole_number_may_be_written_with_a_point(client: Client, run: FakeRun) -> None:
+    response = await patch(client, "balance", b'{"max_staleness": 4.0, "straggler_patience": 2.0}')
+    assert 200 == response.status
+    assert (4, 2.0) == (run.config.balance.max_staleness, run.config.balance.straggler_patience)
+    await problem(await patch(client, "balance", b'{"max_staleness": 4.5}'), 422)
+
+
+@pytest.mark.parametrize(
+    ("resource", "body", "path"),
+    [
+        ("evaluation", {"episodes": 2**63}, "evaluation.episodes"),
+        ("balance", {"parameters": {"gain": -(10**30)}}, "balance.parameters.gain"),
+    ],
+)
+async def test_a_number_that_no_process_could_be_sent_changes_nothing(
+    client: Client, run: FakeRun, resource: str, body: object, path: str
+) -> None:
+    document = await problem(await patch(client, resource, body), 422)
+    assert [path] == [error["path"] for error in document["errors"]]
+    assert 1 == run.generation
+
+
+@pytest.mark.parametrize("depth", [9, 500, 900])
+async def test_a_patch_nested_as_no_setting_is_is_422(client: Client, run: FakeRun, depth: int) -> None:
+    document = await problem(await patch(client, "balance", b'{"parameters": ' + b"[" * depth + b"]" * depth + b"}"), 422)
+    assert ("balance", "is nested too deeply") == tuple(document["errors"][0][key] for key in ("path", "message"))
+    assert 1 == run.generation
 
 
 async def test_null_returns_to_the_default(client: Client, run: FakeRun) -> None:

@@ -116,7 +116,8 @@ class NetworkSettings(Section):
 class ActorSettings(Section):
     """How many actors, in how many host processes, and how long a trajectory is."""
 
-    count: Annotated[int, Field(ge=0)] = 2
+    count: Annotated[int, Field(ge=0, le=4096)] = 2
+    """More of them in one run keep its coordinator so busy that it is late to answer, and to stop when it is told to."""
     rollout_steps: PositiveInt = 32
     hosts: PositiveInt | None = None
     """Host processes the actors are spread over; None: one each, at most one for every core."""
@@ -165,7 +166,11 @@ class LearnerSettings(Section):
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     """auto: a GPU where there is one."""
-    precision: Literal["fp32"] = "fp32"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: matrix products and convolutions of the learner's networks, and their gradients, in bfloat16; parameters, losses, targets and
+    optimiser stay float32, and actors always act in float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn and
+    impala_resnet: about twice as fast on such a CPU); small MLPs gain nothing, and lose a quarter of their speed to casting. An algorithm
+    of your own has to heed it itself."""
     ranks: Annotated[int, Field(ge=1, le=1)] = 1
     threads: PositiveInt = 1
     prefetch: Annotated[int, Field(ge=0, le=1)] = 1
@@ -237,6 +242,10 @@ class HttpSettings(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     allowed_hosts: tuple[str, ...] = ()
     """Host names accepted besides localhost and the address bound."""
+    max_streams: Annotated[int, Field(ge=0)] = 32
+    """Open streams of events; more are refused."""
+    max_requests_per_s: PositiveFloat = 200.0
+    """Requests a second from one address, over one second; more are refused."""
 
 
 class MetricsSettings(Section):

@@ -20,6 +20,7 @@ from tianflow.channels.shards import answers
 from tianflow.checkpoint import Checkpoint
 from tianflow.components.balancer import Balancer
 from tianflow.config import Config
+from tianflow.diagnosis import Watch
 from tianflow.errors import (
     ConfigError,
     RunError,
@@ -35,10 +36,10 @@ from tianflow.program import HostSpec
 from tianflow.replay_rules import rate_limits
 from tianflow.room import Room, SlotOwner
 from tianflow.roster import Roster
-from tianflow.statistics import ComponentStatistics, Histogram, RunStatistics
-from tianflow.summary import summarise
+from tianflow.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics
+from tianflow.summary import SUMMARY, summarise
 from tianflow.supervisor import HostHandle, Patience, Supervisor
-from tianflow.tallies import ActiveClock, Bottleneck, EpisodeTally, Journal
+from tianflow.tallies import ActiveClock, EpisodeTally, Journal
 from tianflow.tickets import State
 
 TICK_S = 0.1
@@ -92,7 +93,7 @@ class Run:
             actors=lambda: self.config.actors.count,
         )
         self._episodes = EpisodeTally(count=self._base.episodes)
-        self._bottleneck = Bottleneck()
+        self._watch = Watch()
         self._loop_lag = Histogram()
         self._state = "starting"
         self._began = time.monotonic()
@@ -542,7 +543,7 @@ class Run:
     def _write_summary(self) -> None:
         text = json.dumps(self.summary(), indent=2)
         try:
-            (self.directory / "summary.json").write_text(text + "\n", encoding="utf-8")
+            (self.directory / SUMMARY).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             log.warning("the summary cannot be written", error=str(error))
 
@@ -592,14 +593,9 @@ class Run:
         ledger = self.exchange.ledger
         components = tuple(self._roster.reports)
         ready, reasons = self.ready()
-        spent = ledger.credits_in_use >= ledger.credits_limit
         replay = self.exchange.replay_statistics() if isinstance(self.exchange, ReplayExchange) else None
-        bottleneck = self._state
-        if bottleneck == "running":
-            blocked = None if replay is None else replay.blocked_s
-            bottleneck = self._bottleneck.name(components, now, credits_spent=spent, blocked=blocked)
         supervisor = self._supervisor
-        return RunStatistics(
+        statistics = RunStatistics(
             run=self.id,
             state=self._state,
             ready=ready,
@@ -627,11 +623,12 @@ class Run:
             loop_lag=self._loop_lag.read(),
             last_update_timestamp=self._last_update,
             actors_wanted=self.config.actors.count,
-            bottleneck=bottleneck,
+            diagnosis=Diagnosis(self._state, ""),
             replay=replay,
             target_return=self.config.run.target_return,
             time_to_target_s=self._to_target,
         )
+        return self._watch.look(statistics, self.config)
 
     def summary(self) -> dict[str, object]:
         """What ``summary.json`` and ``--json`` say of the run."""

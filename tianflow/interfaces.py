@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from tianflow.channels.broadcast import Broadcast
     from tianflow.config import AlgorithmSettings, Config
     from tianflow.directives import Directive
     from tianflow.events import Event
@@ -264,6 +265,7 @@ class RunControl(Protocol):
 
     id: str
     directory: Path
+    events: Broadcast
 
     @property
     def config(self) -> Config:

@@ -79,12 +79,15 @@ class Room:
         )
 
     def check(self, config: Config) -> None:
-        """Raise ConfigError if ``config`` cannot be put in force: a law refuses it, or the slots can never feed the learner."""
+        """Raise ConfigError if ``config`` cannot be put in force: a law refuses it, or memory has too few slots for batch and actors."""
         make_laws(config)
         capacity, batch = slots_capacity(config, self._layout), config.algorithm.batch_trajectories
         if capacity < batch:
             message = f"the memory limit holds {capacity} trajectories: fewer than a batch can never feed the learner"
             raise ConfigError([Problem("algorithm.batch_trajectories", batch, message, f"at most {capacity}")])
+        if capacity < batch + config.actors.count:
+            message = f"the memory limit holds {capacity} trajectories, and a batch of {batch} and a slot for every actor are more"
+            raise ConfigError([Problem("actors.count", config.actors.count, message, f"at most {capacity - batch}")])
 
     def grow(self, config: Config, exchange: Exchange) -> None:
         """Make the slots that ``config`` wants exist. Raises ConfigError, and nothing changes, when the machine has no room."""

@@ -126,7 +126,7 @@ def _rows(run: Mapping[str, Any]) -> list[tuple[str, Text]]:
         *([] if run["replay"] is None else [("replay", Text(_replay(run)))]),
         ("credits", Text(_credits(run))),
         *(("shards" if role == "replay" else role, _shares(shares)) for role, shares in run["shares"].items()),
-        ("bottleneck", Text(run["bottleneck"])),
+        ("bottleneck", Text.assemble((run["bottleneck"], "bold"), f"  {run['diagnosis']['advice']}")),
         ("time left", Text("   ".join(f"{name} {duration(seconds)}" for name, seconds in left.items()) or NOTHING)),
     ]
     if run["reasons"]:

@@ -160,6 +160,32 @@ class CheckpointStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What holds a run back. `tianflow.diagnosis` makes it."""
+
+    verdict: str
+    """sampling-bound, learning-bound, transport-bound, balance-bound, stalled, balanced or starting; or the state of a run that does
+    not train."""
+    advice: str
+    """Why, by how much, and what would help, in a sentence."""
+    component: str | None = None
+    """Who stands still in a stalled run."""
+    for_s: float = 0.0
+    """Seconds for which it has been so."""
+    window_s: float = 0.0
+    """Seconds that the shares are of."""
+    waits: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the time for which the ``learner`` waited for a batch, and ``actors`` on average for a credit."""
+    shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Mean share of each state by role; pauses and starts left out."""
+    suggested: Mapping[str, float] = field(default_factory=dict)
+    """Values of settings that would help, by path."""
+    steps_per_s: float | None = None
+    foretold_steps_per_s: float | None = None
+    """What they would bring, where that can be said."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatistics:
     """Everything about a run at one moment; what metrics, screen and API read.
 
@@ -198,8 +224,7 @@ class RunStatistics:
     last_update_timestamp: float
     """Unix time of the last settled update, 0 before the first."""
     actors_wanted: int
-    bottleneck: str
-    """One of sampling-bound, learning-bound, transport-bound, balance-bound, starting, paused, stalled."""
+    diagnosis: Diagnosis
     replay: ReplayStatistics | None
     """None for an algorithm that uses each trajectory once."""
     target_return: float | None

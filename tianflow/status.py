@@ -91,7 +91,8 @@ def describe(run: RunStatistics, config: Config, rates: Rates) -> dict[str, Any]
             "environment": config.env.id,
             "algorithm": config.algorithm.name,
             "elapsed_s": run.elapsed_s,
-            "bottleneck": run.bottleneck,
+            "bottleneck": run.diagnosis.verdict,
+            "diagnosis": describe_diagnosis(run),
             "progress": {
                 "env_steps": run.env_steps,
                 "env_frames": run.env_frames,
@@ -124,6 +125,12 @@ def describe(run: RunStatistics, config: Config, rates: Rates) -> dict[str, Any]
             "checkpoint": {key: getattr(run.checkpoint, key) for key in ("attempts", "failures", "last_success")},
         }
     )
+    return described
+
+
+def describe_diagnosis(run: RunStatistics) -> dict[str, Any]:
+    """What holds the run back; JSON-ready."""
+    described: dict[str, Any] = json_ready(asdict(run.diagnosis))
     return described
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tianflow.algorithms.flat import Adam, FlatBuffer, require_alike
 from tianflow.algorithms.normalisers import ObservationNormaliser, RewardNormaliser
+from tianflow.algorithms.precision import Forward, as_it_is, forward_in
 from tianflow.config import AlgorithmSettings, Config
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
 from tianflow.network_rules import is_image, state_spec
@@ -36,10 +37,12 @@ def never() -> bool:
 class Model:
     """A network, its action distribution and its normalisers, all of whose tensors lie in one `FlatBuffer`.
 
-    Actors and learner make it alike from config and spec: same names, same offsets, same weights at first.
+    Actors and learner make it alike from config and spec: same names, same offsets, same weights at first. ``forward`` is how
+    `evaluate` calls the network.
     """
 
-    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
+    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device, forward: Forward = as_it_is) -> None:
+        self._forward = forward
         normalisation = config.env.normalisation
         # In training mode dropout would give the learner another policy than the one that acted.
         self.network = make_network(config.network, spec, seed=config.run.seed).to(device).eval()
@@ -58,7 +61,7 @@ class Model:
 
     def evaluate(self, observation: Tree, state: Tree, start: Tensor) -> Output:
         """The network on a sequence of stored observations [T, B, ...]; see `Network.forward`."""
-        output: Output = self.network(self.observations(observation), state, start)
+        output: Output = self._forward(self.network, self.observations(observation), state, start)
         return output
 
 
@@ -177,7 +180,7 @@ class ActorCriticLearner(ABC):
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         settings: AlgorithmSettings = config.algorithm
-        self.model = Model(config, spec, device)
+        self.model = Model(config, spec, device, forward_in(config.learner.precision, device))
         self.optimiser = Adam(self.model.buffer.parameters, self.model.buffer.gradients, epsilon=settings.adam_epsilon)
         self.generator = torch.Generator().manual_seed(config.run.seed)
         self.table, self.device = self.model.buffer.table, device

@@ -78,10 +78,10 @@ class DQNLearner(OffPolicyLearner[QNetwork, DQNSettings]):
     def look(self, arrays: Tree) -> Found:
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
         with torch.no_grad():
-            valued, _ = self.target.network.act(part.after, {})
-            chosen = self.model.network.act(part.after, {})[0] if self.settings.double else valued
+            valued, _ = self.forward(self.target.network.act, part.after, {})
+            chosen = self.forward(self.model.network.act, part.after, {})[0] if self.settings.double else valued
             target = n_step_target(part.step, double_q_value(chosen, valued, part.mask_after))
-        values, _ = self.model.network.act(part.observation, {})
+        values, _ = self.forward(self.model.network.act, part.observation, {})
         value = taken(values, part.action)
         error = target - value
         loss = weighted_loss(error, part.weight, part.learned, delta=self.settings.huber_delta)

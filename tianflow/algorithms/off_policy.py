@@ -17,6 +17,7 @@ from torch import Tensor
 from tianflow.algorithms.actor_critic import never
 from tianflow.algorithms.flat import require_alike
 from tianflow.algorithms.off_policy_models import Model, Module, Optimiser
+from tianflow.algorithms.precision import forward_in
 from tianflow.config import Config
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.off_policy_settings import OffPolicySettings
@@ -134,6 +135,8 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
     def __init__(self, model: Model[Module], config: Config, settings: Settings, device: torch.device) -> None:
         self.model, self.settings, self.device = model, settings, device
         self.table = model.buffer.table
+        self.forward = forward_in(config.learner.precision, device)
+        """How `look` calls every network."""
         self.generator = torch.Generator().manual_seed(config.run.seed)
         self.learning_rate = settings.learning_rate
         self.updates = 0

@@ -50,7 +50,7 @@ class ActorAndCritics(OffPolicyLearner[Module, Settings]):
         """Add the gradient of the critics' loss, ``mean(weight error^2) / 2`` of one plus that of the other, to its buffer."""
         with torch.no_grad():
             target = n_step_target(part.step, self.bootstrap(part))
-        values = self.critics.network(part.observation, self.range.scaled(part.action))
+        values: Tensor = self.forward(self.critics.network, part.observation, self.range.scaled(part.action))
         error = target - values
         loss = weighted_loss(error, part.weight, part.learned.expand_as(error), delta=None) * 2.0
         torch.autograd.backward(loss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,10 +40,10 @@ class R2D2Learner(OffPolicyLearner[QNetwork, R2D2Settings]):
         settings, valid = self.settings, arrays["valid"]
         observation, state = self.model.observations(harmless(arrays)), subtree(arrays, "state/")
         fresh, burn_in = arrays["start"][0], settings.burn_in
-        values = unrolled(self.model.network, observation, state, fresh, burn_in)
+        values = unrolled(partial(self.forward, self.model.network), observation, state, fresh, burn_in)
         learned = learned_rows(valid, fresh, burn_in)
         with torch.no_grad():
-            valued = self.target.network(observation, state, only_first(fresh, valid.shape[0] + 1)).values
+            valued = self.forward(self.target.network, observation, state, only_first(fresh, valid.shape[0] + 1)).values
             bootstrap = double_q_value(values.detach() if settings.double else valued, valued, arrays.get("action_mask"))
             step = summed(arrays, discount=settings.discount, n=settings.n_step)
             target = n_step_target(step, rows_after(bootstrap, step.steps_t), rescaling=settings.value_rescaling)

@@ -66,7 +66,7 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
         critics = self.look_at_critics(part)
         action, log_prob = self._sample(part.observation)
-        value = self.critics.network(part.observation, action).amin(0)
+        value = self.forward(self.critics.network, part.observation, action).amin(0)
         actor_loss = masked_mean(self._temperature() * log_prob - value, part.learned)
         self.look_at_actor(actor_loss)
         entropy = -masked_mean(log_prob.detach(), part.learned)
@@ -89,7 +89,7 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
     def bootstrap(self, part: Transitions) -> Tensor:
         """``min_i Q_i(after, a) - temperature log pi(a)`` for an action a drawn anew (arXiv 1812.05905, eq. 3 and 6)."""
         action, log_prob = self._sample(part.after)
-        value: Tensor = self.target_critics.network(part.after, action).amin(0)
+        value: Tensor = self.forward(self.target_critics.network, part.after, action).amin(0)
         return value - self._temperature() * log_prob
 
     def moved(self) -> None:
@@ -99,7 +99,7 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
         return {}
 
     def _sample(self, observation: Tree) -> tuple[Tensor, Tensor]:
-        mean, log_std = self.model.network(observation).chunk(2, -1)
+        mean, log_std = self.forward(self.model.network, observation).chunk(2, -1)
         return squashed_sample(mean, log_std, self.normal(*mean.shape))
 
     def _temperature(self) -> Tensor:

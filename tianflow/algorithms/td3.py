@@ -71,8 +71,8 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
             "q_value": critics.value,
         }
         if self.updates % self.settings.policy_delay == 0:
-            action = self.model.network(part.observation)
-            loss = -masked_mean(self.critics.network(part.observation, action)[0], part.learned)
+            action = self.forward(self.model.network, part.observation)
+            loss = -masked_mean(self.forward(self.critics.network, part.observation, action)[0], part.learned)
             self.look_at_actor(loss)
             norms["adam"] = self.model.norm()
             statistics |= {"loss": critics.loss + loss.detach(), "policy_loss": loss.detach()}
@@ -81,9 +81,9 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
     def bootstrap(self, part: Transitions) -> Tensor:
         """``min_i Q_i(after, clip(pi(after) + clipped noise))``, all of the targets (arXiv 1802.09477, eq. 14)."""
         settings = self.settings
-        action = self.target_actor.network(part.after)
+        action = self.forward(self.target_actor.network, part.after)
         noise = (self.normal(*action.shape) * settings.target_noise).clamp(-settings.target_noise_clip, settings.target_noise_clip)
-        value: Tensor = self.target_critics.network(part.after, (action + noise).clamp(-1.0, 1.0)).amin(0)
+        value: Tensor = self.forward(self.target_critics.network, part.after, (action + noise).clamp(-1.0, 1.0)).amin(0)
         return value
 
     def moved(self) -> None:

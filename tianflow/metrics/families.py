@@ -16,7 +16,7 @@ from tianflow.status import credits_target, staleness_summary
 STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384, 65536)
 """To 256 for what is used once; beyond for what lies in replay."""
 STATES = ("starting", "running", "paused", "draining", "stopping", "done", "failed", "stopped")
-BOTTLENECKS = ("sampling-bound", "learning-bound", "transport-bound", "balance-bound", "balanced", "starting", "paused", "stalled")
+VERDICTS = ("sampling-bound", "learning-bound", "transport-bound", "balance-bound", "balanced", "starting", "paused", "stalled")
 DROP_REASONS = (
     "expired",
     "straggler",
@@ -97,7 +97,13 @@ FAMILIES: tuple[Family, ...] = (
     gauge("run_elapsed_seconds", "Time since the run began.", one(lambda r: r.elapsed_s)),
     gauge("run_state", "1 for the state that the run is in.", _flags(lambda r: r.state, STATES), "state"),
     gauge("run_ready", "1 while training can proceed.", one(lambda r: float(r.ready))),
-    gauge("run_bottleneck", "1 for what bounds the throughput now.", _flags(lambda r: r.bottleneck, BOTTLENECKS), "reason"),
+    gauge("diagnosis", "1 for what bounds the throughput now.", _flags(lambda r: r.diagnosis.verdict, VERDICTS), "verdict"),
+    gauge(
+        "waiting_ratio",
+        "Share of the last seconds for which the learner waited for a batch, and actors on average for a credit.",
+        lambda r: [((role,), share) for role, share in r.diagnosis.waits.items()],
+        "role",
+    ),
     # Trajectories: one snapshot of the ledger
     counter("trajectories_granted", "Tickets granted.", one(lambda r: r.ledger.granted)),
     counter("trajectories_returned", "Tickets given back before their trajectory began.", one(lambda r: r.ledger.returned)),

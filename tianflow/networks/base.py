@@ -36,6 +36,9 @@ class Network(nn.Module):
     ``(config.network, EnvironmentSpec)`` and gives a module with `forward`; deriving from this class gives it the rest. Its
     parameters must be float32, and it must have no persistent buffers: what is published is its parameters. Its own
     settings come in ``config.network.kwargs``.
+
+    With ``learner.precision = "bf16"`` the learner calls it under `torch.autocast`, and casts up what it gives; it has to run there,
+    which is so unless it writes into tensors of its own with a fixed dtype. Actors call it in float32.
     """
 
     @staticmethod

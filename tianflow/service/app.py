@@ -10,36 +10,43 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from tianflow.config import HttpSettings
 from tianflow.interfaces import RunControl
 from tianflow.metrics.prometheus import Exporter
 from tianflow.rates import Rates
-from tianflow.service import settings
+from tianflow.service import openapi, settings
 from tianflow.service.auth import Guard, guarded
+from tianflow.service.feed import Feed
+from tianflow.service.openapi import RUN
 from tianflow.service.problems import ProblemError, add_safe_headers, answers, json_response
-from tianflow.status import describe, describe_components
+from tianflow.service.streams import Streams
+from tianflow.service.throttle import Throttle, throttled
+from tianflow.status import describe, describe_components, describe_diagnosis
 
 MAX_BODY = 64 * 1024
 """Bytes of a request's body. Every patch fits many times over; more would only cost memory."""
-RUN = "/api/v1/runs/{run}"
-LOOKS = ("components", "audit", "checkpoints")
+LOOKS = ("components", "diagnosis", "audit", "checkpoints")
 ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A run and its speeds."""
+    """A run, its speeds and its events."""
 
     run: RunControl
     rates: Rates
+    feed: Feed
 
 
-def make_app(*, runs: Mapping[str, Served], guard: Guard) -> web.Application:
+def make_app(*, runs: Mapping[str, Served], guard: Guard, http: HttpSettings) -> web.Application:
     """The application for ``runs``, by id; the mapping is looked at again for each request."""
     requests: Counter[int] = Counter()
     exporter = Exporter(runs=lambda: [served.run.statistics() for served in runs.values()], requests=requests)
-    app = web.Application(middlewares=[answers(requests), guarded(guard, max_body=MAX_BODY)], client_max_size=MAX_BODY)
+    throttle = Throttle(per_s=http.max_requests_per_s)
+    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY)]
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(add_safe_headers)
-    app.add_routes(Handlers(runs=runs, exporter=exporter).routes())
+    app.add_routes(Handlers(runs=runs, exporter=exporter, streams=Streams(limit=http.max_streams)).routes())
     return app
 
 
@@ -49,10 +56,11 @@ class Handlers:
     Args:
         runs: the runs there are, by id.
         exporter: gives their metrics.
+        streams: gives their events.
     """
 
-    def __init__(self, *, runs: Mapping[str, Served], exporter: Exporter) -> None:
-        self._runs, self._exporter = runs, exporter
+    def __init__(self, *, runs: Mapping[str, Served], exporter: Exporter, streams: Streams) -> None:
+        self._runs, self._exporter, self._streams = runs, exporter, streams
 
     def routes(self) -> list[web.RouteDef]:
         """All of them."""
@@ -61,8 +69,10 @@ class Handlers:
             web.get("/livez", self.livez),
             web.get("/readyz", self.readyz),
             web.get("/metrics", self.metrics),
+            web.get("/openapi.json", self.openapi),
             web.get("/api/v1/runs", self.list_runs),
             web.get(RUN, self.show_run),
+            web.get(f"{RUN}/events", self.events, allow_head=False),
             web.get(f"{RUN}/{{look:{'|'.join(LOOKS)}}}", self.look),
             web.post(f"{RUN}/{{action:{'|'.join(ACTIONS)}}}", self.act),
             web.get(f"{RUN}/{{resource:{'|'.join(settings.RESOURCES)}}}", self.show_settings),
@@ -90,10 +100,15 @@ class Handlers:
         body, content_type = self._exporter.exposition(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
+    async def openapi(self, _request: web.Request) -> web.Response:
+        """What can be asked, and what is answered: an OpenAPI document."""
+        configs = {name: served.run.config for name, served in self._runs.items()}
+        return json_response(openapi.document(configs, looks=LOOKS, actions=ACTIONS))
+
     async def list_runs(self, _request: web.Request) -> web.Response:
         """Every run in short."""
         statistics = {name: served.run.statistics() for name, served in self._runs.items()}
-        runs = [{"id": name, "state": run.state, "ready": run.ready, "href": _href(name)} for name, run in statistics.items()]
+        runs = [{"id": name, "state": run.state, "ready": run.ready, "href": href(name)} for name, run in statistics.items()]
         return json_response({"runs": runs})
 
     async def show_run(self, request: web.Request) -> web.Response:
@@ -102,11 +117,17 @@ class Handlers:
         return json_response(describe(served.rates.sample(), served.run.config, served.rates))
 
     async def look(self, request: web.Request) -> web.Response:
-        """Components, audit log or checkpoints."""
+        """Components, what holds the run back, audit log or checkpoints."""
         run, look = self._served(request).run, request.match_info["look"]
         if look == "components":
             return json_response({"components": describe_components(run.statistics())})
+        if look == "diagnosis":
+            return json_response({"id": run.id, **describe_diagnosis(run.statistics())})
         return json_response({look: run.audit() if look == "audit" else run.checkpoints()})
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """What happens, as it happens: server-sent events."""
+        return await self._streams.answer(self._served(request).feed, request)
 
     async def act(self, request: web.Request) -> web.Response:
         """Do it: 202 with the state it leads to. Repeating one is not an error."""
@@ -119,7 +140,7 @@ class Handlers:
             "stop": run.stop,
         }
         state = does[action](source=f"http:{request.remote}")
-        return json_response({"id": run.id, "action": action, "state": state}, HTTPStatus.ACCEPTED, headers={"Location": _href(run.id)})
+        return json_response({"id": run.id, "action": action, "state": state}, HTTPStatus.ACCEPTED, headers={"Location": href(run.id)})
 
     async def show_settings(self, request: web.Request) -> web.Response:
         """Live settings of one part of the run."""
@@ -131,9 +152,9 @@ class Handlers:
 
     async def page(self, _request: web.Request) -> web.Response:
         """Where everything is, for a person who came with a browser."""
-        paths = ["/livez", "/readyz", "/metrics", "/api/v1/runs"]
+        paths = ["/livez", "/readyz", "/metrics", "/openapi.json", "/api/v1/runs"]
         for name in self._runs:
-            paths += [_href(name), *(f"{_href(name)}/{part}" for part in (*LOOKS, *settings.RESOURCES))]
+            paths += [href(name), *(f"{href(name)}/{part}" for part in (*LOOKS, "events", *settings.RESOURCES))]
         items = "".join(f'<li><a href="{escape(path)}">{escape(path)}</a></li>' for path in paths)
         text = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>tianflow</title><h1>tianflow</h1><ul>{items}</ul></html>'
         return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": "default-src 'none'"})
@@ -146,5 +167,6 @@ class Handlers:
         return served
 
 
-def _href(name: str) -> str:
+def href(name: str) -> str:
+    """Where a run is."""
     return f"/api/v1/runs/{name}"

@@ -17,6 +17,10 @@ from tianflow.plugins import nearest
 from tianflow.service.problems import ProblemError, json_response
 
 MERGE_PATCH = "application/merge-patch+json"
+EXACT = 2**53
+"""Up to here, a float is every whole number exactly."""
+DEEPEST = 8
+"""Levels of a patch; no setting has more than three."""
 RESOURCES: dict[str, tuple[str, ...]] = {
     "actors": ("actors",),
     "balance": ("balance",),
@@ -51,10 +55,11 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
     if request.content_type != MERGE_PATCH:
         detail = f"A change is a merge patch, of type {MERGE_PATCH}."
         raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail, headers={"Accept-Patch": MERGE_PATCH})
-    body = _parse(await request.read())
+    body = parse(await request.read())
     if not isinstance(body, dict):
         raise ConfigError([Problem(resource, body, "is not a merge patch", "an object of settings")])
     _check_generation(request, run.generation)
+    _check_depth(resource, body)
     if body:
         run.change(changes_of(run.config, resource, body), source=f"http:{request.remote}")
     return show(run, resource)
@@ -71,9 +76,10 @@ def changes_of(config: Config, resource: str, body: Mapping[str, object]) -> dic
     return changes
 
 
-def _parse(body: bytes) -> object:
+def parse(body: bytes) -> object:
+    """A body of JSON. ProblemError 400 when it is none, or names a key twice."""
     try:
-        return json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse)
+        return json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_float=_number, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ProblemError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {error}.") from error
 
@@ -83,6 +89,21 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         raise ValueError("a key is given twice")
     return found
+
+
+def _check_depth(resource: str, value: object, depth: int = 0) -> None:
+    """Refuse what is nested as no setting is."""
+    if depth > DEEPEST:
+        raise ConfigError([Problem(resource, None, "is nested too deeply", f"at most {DEEPEST} levels")])
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_depth(resource, item, depth + 1)
+
+
+def _number(text: str) -> float:
+    """2.0 is a whole number to JSON, and the only way some languages write one."""
+    value = float(text)
+    return int(value) if abs(value) <= EXACT and value.is_integer() else value
 
 
 def _refuse(constant: str) -> object:

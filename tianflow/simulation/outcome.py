@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from tianflow.tallies import Bottleneck
+from tianflow.diagnosis import NOTICEABLE
 from tianflow.tickets import LedgerSnapshot
 
 if TYPE_CHECKING:
@@ -118,19 +118,19 @@ def between(before: Mark, after: Mark, *, config: Config, stalled: bool) -> Outc
 
 
 def _diagnosis(learner: Mapping[str, float], actors: Mapping[str, float], *, refused: float) -> tuple[str, str]:
-    """The same verdict as of a run (`Bottleneck`), and what would change it. ``refused``: part of grants that had to be waited for."""
+    """The same verdict as of a run (`tianflow.diagnosis`), and what would change it. ``refused``: part of grants that had to be waited for."""
     waits, wait = learner.get("waiting:batch", 0.0), actors.get("waiting:grant", 0.0) + actors.get("waiting:weights", 0.0)
     both = f"the learner waits {waits:.0%} and the actors {wait:.0%} of the time"
-    if waits > Bottleneck.NOTICEABLE and wait > Bottleneck.NOTICEABLE:
+    if waits > NOTICEABLE and wait > NOTICEABLE:
         if refused > 0.5:
             return "balance-bound", f"{both}: both could go on, the bound says no; a higher balance.max_staleness would use it"
         return "transport-bound", f"{both}, for what is on its way; less latency or a faster link would use it"
-    if waits > Bottleneck.NOTICEABLE:
+    if waits > NOTICEABLE:
         return (
             "sampling-bound",
             f"the learner waits {waits:.0%} of the time; {1 / max(1 - waits, 1e-9):.1f}x the actors would saturate it",
         )
-    if wait > Bottleneck.NOTICEABLE:
+    if wait > NOTICEABLE:
         return (
             "learning-bound",
             f"the actors wait {wait:.0%} of the time; {max(0.0, 1 - wait):.0%} of them would keep the learner as busy",

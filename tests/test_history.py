@@ -1,0 +1,289 @@
+"""``history.jsonl``: bounded, whole after a crash, continued by a resumed run, and never in the way of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
+from tests.fakes_run import FakeRun
+from tests.settings import cartpole
+from tianflow import recording
+from tianflow.history import MARKS, NAME, HistoryFile, merged, read_rows
+from tianflow.recording import Recorder, recorded, staleness_between
+from tianflow.statistics import RunStatistics
+
+IMPORTED = tianflow.api
+
+
+def row(t: float, **fields: Any) -> dict[str, Any]:
+    return {"t": t, "span_s": 1.0, "env_steps": int(100 * t), "steps_per_s": 100.0, **fields}
+
+
+def staleness(count: int, low: int, mean: float, high: int, bound: int | None) -> dict[str, Any]:
+    return {"count": count, "min": low, "mean": mean, "p99": high, "max": high, "bound": bound}
+
+
+# The file -----------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_never_more_lines_than_the_limit_and_they_are_evenly_spaced(tmp_path: Path) -> None:
+    file = HistoryFile(tmp_path / NAME, limit=16)
+    written, t = -100.0, 0
+    for t in range(500):
+        if t - written >= file.period_s:
+            file.append(row(float(t), span_s=file.period_s))
+            written = t
+        assert len(read_rows(tmp_path / NAME)) <= 16
+    times = [line["t"] for line in read_rows(tmp_path / NAME)]
+    assert 32.0 == file.period_s
+    assert 8 <= len(times) <= 16
+    assert {32.0} == {later - earlier for earlier, later in itertools.pairwise(times)}
+    assert t - times[-1] < 32.0
+
+
+def test_merged_lines_keep_extremes_and_means_and_marks() -> None:
+    older = row(1.0, staleness=staleness(1, 0, 0.0, 0, 3), shares={"learner": {"busy": 1.0}}, marks=[{"kind": "change"}], queue=9)
+    newer = row(4.0, span_s=3.0, staleness=staleness(3, 1, 2.0, 3, 2), shares={"learner": {"paused": 1.0}}, marks=[{"kind": "evaluation"}])
+    newer |= {"steps_per_s": 200.0, "queue": 2}
+    line = merged(older, newer)
+    assert (4.0, 4.0, 400, 175.0, 2) == tuple(line[key] for key in ("t", "span_s", "env_steps", "steps_per_s", "queue"))
+    assert staleness(4, 0, 1.5, 3, 3) == line["staleness"]
+    assert {"learner": {"busy": 0.25, "paused": 0.75}} == line["shares"]
+    assert ["change", "evaluation"] == [mark["kind"] for mark in line["marks"]]
+
+
+def test_an_unbounded_time_makes_a_merged_line_unbounded() -> None:
+    line = merged(row(1.0, staleness=staleness(1, 0, 0.0, 0, None)), row(2.0, staleness=staleness(1, 0, 0.0, 0, 4)))
+    assert line["staleness"]["bound"] is None
+
+
+def test_marks_of_a_line_are_bounded_and_the_newest_stay() -> None:
+    line = row(0.0)
+    for t in range(1, 100):
+        line = merged(line, row(float(t), marks=[{"t": t}]))
+    assert [{"t": t} for t in range(100 - MARKS, 100)] == line["marks"]
+
+
+def test_lines_without_what_they_should_hold_merge_all_the_same() -> None:
+    line = merged({"t": 1.0}, {"t": 2.0})
+    assert (2.0, 0.0, None) == (line["t"], line["span_s"], line["steps_per_s"])
+
+
+def test_a_torn_line_is_passed_over_and_what_follows_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    path.write_text('{"t":1.0}\n[1]\n{"t":"x"}\n{"t":NaN}\n{"t":2.0,"env_st', encoding="utf-8")
+    assert [1.0] == [line["t"] for line in read_rows(path)]
+    file = HistoryFile(path)
+    assert 1.0 == file.open()
+    file.append(row(3.0))
+    assert [1.0, 3.0] == [line["t"] for line in read_rows(path)]
+
+
+def test_a_file_that_goes_on_keeps_its_limit_and_its_period(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    path.write_text("".join(json.dumps(row(float(t))) + "\n" for t in range(0, 60, 4)), encoding="utf-8")
+    file = HistoryFile(path, limit=16)
+    assert 56.0 == file.open()
+    assert 4.0 == file.period_s
+    for t in range(60, 200, 4):
+        file.append(row(float(t)))
+        assert len(read_rows(path)) <= 16
+
+
+def test_what_json_has_no_number_for_becomes_null(tmp_path: Path) -> None:
+    HistoryFile(tmp_path / NAME).append(row(1.0, mean_return=float("nan")))
+    assert None is read_rows(tmp_path / NAME)[0]["mean_return"]
+
+
+def test_a_limit_that_cannot_be_kept_by_merging_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="two lines"):
+        HistoryFile(tmp_path / NAME, limit=1)
+
+
+def test_no_file_is_no_lines(tmp_path: Path) -> None:
+    assert [] == read_rows(tmp_path / NAME)
+    assert None is HistoryFile(tmp_path / NAME).open()
+
+
+# Samples ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeRun:
+    """Made before there is a loop: it reads the installed entry points."""
+    return FakeRun(directory=tmp_path)
+
+
+@pytest.fixture
+def fake_with_replay(tmp_path: Path) -> FakeRun:
+    return FakeRun(directory=tmp_path, replay=True)
+
+
+def recorder(fake: FakeRun, path: Path, **options: Any) -> Recorder:
+    return Recorder(run=fake, file=HistoryFile(path), **options)
+
+
+async def recorded_line(fake: FakeRun, path: Path, *steps: Any) -> dict[str, Any]:
+    """The line that covers ``steps``, with a sample between them."""
+    them = recorder(fake, path)
+    for step in steps:
+        them.sample()
+        step()
+    await them.close()
+    return read_off_the_loop(path)[-1]
+
+
+def read_off_the_loop(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: found.extend(read_rows(path)))
+    thread.start()
+    thread.join()
+    return found
+
+
+async def test_a_line_tells_speeds_staleness_shares_and_credits(fake: FakeRun, tmp_path: Path) -> None:
+    line = await recorded_line(fake, tmp_path / NAME, lambda: fake.train(4))
+    assert 4 * 64 / 4.0 == line["steps_per_s"]
+    assert 1.0 == line["updates_per_s"]
+    assert staleness(8, 0, 0.0, 0, 1) == line["staleness"]
+    assert {"limit": 4, "in_use": 0} == line["credits"]
+    assert {"busy": 1.0} == line["shares"]["learner"]
+    assert (4.0, "learning-bound", 4.0) == (line["span_s"], line["bottleneck"], line["episodes"])
+
+
+async def test_replay_whose_shards_are_gone_holds_an_unknown_number(fake_with_replay: FakeRun, tmp_path: Path) -> None:
+    assert fake_with_replay.replay is not None
+    fake_with_replay.replay.shards.clear()
+    line = await recorded_line(fake_with_replay, tmp_path / NAME, lambda: None)
+    assert None is line["replay"]["items"]
+
+
+def test_shares_of_time_are_of_the_last_five_seconds(fake: FakeRun, tmp_path: Path) -> None:
+    them = recorder(fake, tmp_path / NAME)
+    for _ in range(20):
+        them.sample()
+        fake.now += 1.0
+        fake.waiting += 1.0
+    for _ in range(3):
+        them.sample()
+        them._pending = None
+        fake.now += 1.0
+    assert {"waiting:batch": 2 / 5, "busy": 3 / 5} == pytest.approx(them.sample()["shares"]["learner"])
+
+
+async def test_a_moment_is_too_short_to_tell_a_speed(fake: FakeRun, tmp_path: Path) -> None:
+    line = await recorded_line(fake, tmp_path / NAME, lambda: fake.train(1, seconds=0.4))
+    assert (0.4, None, None, 2) == (line["span_s"], line["steps_per_s"], line["updates_per_s"], line["staleness"]["count"])
+
+
+async def test_evaluations_and_changes_are_marks_once(fake: FakeRun, tmp_path: Path) -> None:
+
+    def evaluate() -> None:
+        fake.evaluation = {"version": 4.0, "mean_return": 12.5, "episodes": 10.0}
+
+    def change() -> None:
+        fake.change({"balance": {"max_staleness": 3}}, source="test")
+
+    line = await recorded_line(fake, tmp_path / NAME, evaluate, change, lambda: None)
+    assert ["evaluation", "change"] == [mark["kind"] for mark in line["marks"]]
+    assert 12.5 == line["marks"][0]["mean_return"]
+    assert (2, 3) == (line["marks"][1]["generation"], line["staleness"]["bound"])
+
+
+async def test_replay_is_told_where_there_is_one(fake_with_replay: FakeRun, tmp_path: Path) -> None:
+    fake = fake_with_replay
+    line = await recorded_line(fake, tmp_path / NAME, lambda: fake.train(4))
+    assert (128, 256, {"expired": 128}) == tuple(line["replay"][key] for key in ("inserted", "drawn", "discarded"))
+
+
+def look(counts: dict[int, int], bound: int | None) -> RunStatistics:
+    statistics = FakeRun().statistics()
+    return replace(statistics, ledger=replace(statistics.ledger, staleness=counts, max_staleness=bound))
+
+
+def test_staleness_is_that_of_what_was_trained_on_in_between_under_the_wider_bound() -> None:
+    before = look({0: 5, 9: 3}, 9)
+    assert staleness(200, 0, 8 / 200, 4, 9) | {"p99": 1} == staleness_between(before, look({0: 200, 9: 3, 1: 4, 4: 1}, 4))
+    assert {"count": 0, "min": None, "mean": None, "p99": None, "max": None, "bound": 9} == staleness_between(before, before)
+    assert None is staleness_between(look({}, None), look({}, 2))["bound"]
+
+
+async def test_a_resumed_run_goes_on_in_time(fake: FakeRun, tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    path.write_text(json.dumps(row(500.0)) + "\n", encoding="utf-8")
+    # The run says that 100 s have passed: it goes on from a checkpoint that is older than the last line
+    async with recorded(fake):
+        while len(read_off_the_loop(path)) < 2:  # noqa: ASYNC110 - a file tells nobody
+            await asyncio.sleep(0.01)
+        fake.now += 7.0
+    rows = read_off_the_loop(path)
+    assert [500.0, 500.0, 507.0] == [line["t"] for line in rows]
+    assert ["resumed"] == [mark["kind"] for mark in rows[1]["marks"]]
+
+
+async def test_a_failing_disk_costs_lines_and_nothing_else(fake: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    them = recorder(fake, tmp_path / NAME)
+    broken = True
+
+    def append(file: HistoryFile, line: dict[str, Any], whole: Any = HistoryFile.append) -> None:
+        if broken:
+            raise OSError(28, "No space left on device")
+        whole(file, line)
+
+    monkeypatch.setattr(HistoryFile, "append", append)
+    them.sample()
+    fake.train(4)
+    them.sample()
+    await them._write()
+    broken = False
+    await them.close()
+    line = read_off_the_loop(tmp_path / NAME)[-1]
+    assert (4.0, 8) == (line["span_s"], line["staleness"]["count"])
+
+
+async def test_a_disk_that_hangs_does_not_keep_a_run_from_ending(
+    fake: FakeRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    freed = threading.Event()
+    monkeypatch.setattr(HistoryFile, "append", lambda *_: freed.wait(30.0))
+    monkeypatch.setattr(recording, "CLOSE_S", 0.05)
+    try:
+        async with asyncio.timeout(10.0):
+            async with recorded(fake):
+                await asyncio.sleep(0.02)
+    finally:
+        freed.set()
+    assert "not written in time" in caplog.text
+
+
+async def test_a_bug_in_recording_does_not_reach_the_run(fake: FakeRun, caplog: pytest.LogCaptureFixture) -> None:
+    fake.statistics = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    async with recorded(fake):
+        await asyncio.sleep(0.02)
+    assert "not whole" in caplog.text
+
+
+# A real run ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
+def test_a_run_without_http_has_a_history_that_a_resumed_run_goes_on_with(tmp_path: Path) -> None:
+    first = tianflow.train(cartpole(run={"name": "one"}), runs_dir=tmp_path)
+    rows = read_rows(first.directory / NAME)
+    assert (4, first.summary["env_steps"], "done") == (rows[-1]["updates"], rows[-1]["env_steps"], rows[-1]["state"])
+    assert ["evaluation"] == [mark["kind"] for line in rows for mark in line["marks"]]
+    second = tianflow.train(cartpole(run={"max_updates": 6}), runs_dir=tmp_path, resume="one")
+    more = read_rows(second.directory / NAME)
+    assert rows == more[: len(rows)]
+    times = [line["t"] for line in more]
+    assert sorted(times) == times
+    assert (6, second.summary["env_steps"]) == (more[-1]["updates"], more[-1]["env_steps"])
+    assert ["resumed", "evaluation"] == [mark["kind"] for line in more[len(rows) :] for mark in line["marks"]]

@@ -1,0 +1,310 @@
+"""learner.precision: bfloat16 is nowhere but inside the networks of the learner, and float32 is as it always was."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import test_algorithms as on_policy
+from tests import test_off_policy_algorithms as off_policy
+from tianflow.algorithms import precision
+from tianflow.algorithms.flat import Adam
+from tianflow.algorithms.precision import InBfloat16, as_it_is, forward_in, raised, why_slow
+from tianflow.config import Config, LearnerSettings
+from tianflow.interfaces import LearnerBatch
+from tianflow.networks import Output
+from tianflow.ops import distributions
+from tianflow.payloads import LeafSpec
+
+CPU = torch.device("cpu")
+IMAGE = LeafSpec("", (84, 84, 4), "uint8")
+BF16 = LearnerSettings(precision="bf16")
+every_actor_critic = pytest.mark.parametrize("algorithm", on_policy.ALGORITHMS)
+every_off_policy = pytest.mark.parametrize("name", off_policy.FACTORIES)
+
+
+@pytest.fixture(autouse=True)
+def hardware_has_bfloat16(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """So that no test but those of the warning depends on the machine."""
+    if "cpuinfo" not in request.fixturenames:
+        monkeypatch.setattr(precision, "why_slow", lambda _: "")
+
+
+def halved(settings: Config) -> Config:
+    return settings.model_copy(update={"learner": BF16})
+
+
+def learners(settings: Config, spec: Any) -> tuple[Any, Any]:
+    """One in float32, one in bfloat16, with equal weights."""
+    factory: Any = on_policy.ALGORITHMS[settings.algorithm.name]
+    return factory.make_learner(settings, spec, CPU), factory.make_learner(halved(settings), spec, CPU)
+
+
+def replaying(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A learner from replay in bfloat16."""
+    with monkeypatch.context() as patch:
+        patch.setattr(off_policy, "Config", lambda **sections: Config(**sections, learner=BF16))
+        return off_policy.made(name)[1]
+
+
+def first_gradient(learner: Any, batch: LearnerBatch, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """Of the first optimiser step of an update, clipped."""
+    gradients: list[Tensor] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Adam, "step", lambda optimiser, _: gradients.append(optimiser._gradients.clone()))
+        assert learner.step(batch).finite
+    return gradients[0]
+
+
+class Watch:
+    """Dtypes of floating-point tensors that go through functions, and whether autocast was on meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.dtypes: dict[str, set[torch.dtype]] = {}
+        self.autocast: dict[str, set[bool]] = {}
+
+    def over(self, owner: Any, name: str) -> None:
+        """Watch ``owner.name`` from now on; a module may be told by its name."""
+        owner = importlib.import_module(owner) if isinstance(owner, str) else owner
+        watched = getattr(owner, name)
+
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            self.autocast.setdefault(name, set()).add(torch.is_autocast_enabled("cpu"))
+            found = watched(*args, **kwargs)
+            parts = [*args, *kwargs.values(), *(found if isinstance(found, tuple) else [found])]
+            floats = {part.dtype for part in parts if isinstance(part, Tensor) and part.is_floating_point()}
+            self.dtypes.setdefault(name, set()).update(floats)
+            return found
+
+        self._monkeypatch.setattr(owner, name, seen)
+
+    def in_float32(self) -> set[str]:
+        """Functions that saw float32 alone, and never autocast."""
+        return {name for name, dtypes in self.dtypes.items() if dtypes == {torch.float32} and self.autocast[name] == {False}}
+
+
+def emitted(learner: Any) -> set[torch.dtype]:
+    """What the layers of the learner's network give from now on; filled while it computes."""
+    found: set[torch.dtype] = set()
+    for module in learner.model.network.modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Conv2d):
+            module.register_forward_hook(lambda _, __, output: found.add(output.dtype))
+    return found
+
+
+# Bfloat16 stays inside --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lstm", [0, 5])
+@pytest.mark.parametrize("network", ["mlp", "nature_cnn"])
+@pytest.mark.parametrize(("algorithm", "estimator"), [("ppo", "gae"), ("impala", "vtrace"), ("a2c", "actor_critic_returns")])
+def test_log_probabilities_targets_and_losses_are_float32(
+    algorithm: str, estimator: str, network: str, lstm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = on_policy.spec(on_policy.DISCRETE, *([IMAGE] if network == "nature_cnn" else []))
+    settings = on_policy.config(algorithm, network=network, lstm=lstm)
+    learner = learners(settings, env)[1]
+    batch, layers, watch = on_policy.batch_for(settings, env, learner), emitted(learner), Watch(monkeypatch)
+    module = f"tianflow.algorithms.{algorithm}"
+    watch.over(distributions.Categorical, "evaluate")
+    watch.over(module, estimator)
+    watch.over(module if algorithm == "ppo" else "tianflow.algorithms.single_pass", "value_loss")
+    watch.over(torch.autograd, "backward")
+    assert learner.step(batch).finite
+    assert torch.bfloat16 in layers
+    assert {"evaluate", estimator, "value_loss", "backward"} == watch.in_float32()
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "others"),
+    [
+        ("dqn", "dqn", ("double_q_value", "taken")),
+        ("r2d2", "r2d2", ("double_q_value", "taken", "summed", "sequence_priority")),
+        ("sac", "off_policy_continuous", ()),
+        ("td3", "off_policy_continuous", ()),
+    ],
+)
+def test_targets_and_losses_from_replay_are_float32(
+    name: str, module: str, others: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = replaying(name, monkeypatch)
+    layers, watch = emitted(learner), Watch(monkeypatch)
+    watched = {"n_step_target", "weighted_loss", *others}
+    for function in watched:
+        watch.over(f"tianflow.algorithms.{module}", function)
+    if name == "sac":
+        watch.over("tianflow.algorithms.sac", "squashed_sample")
+    watch.over(torch.autograd, "backward")
+    assert learner.step(LearnerBatch(off_policy.windows(name))).finite
+    assert torch.bfloat16 in layers
+    assert watched | {"backward"} | ({"squashed_sample"} if name == "sac" else set()) == watch.in_float32()
+
+
+def test_log_probabilities_have_more_digits_than_bfloat16() -> None:
+    """A dtype says float32 of numbers that were rounded before, too."""
+    env = on_policy.spec()
+    settings = on_policy.config()
+    learner = learners(settings, env)[1]
+    arrays = on_policy.batch_for(settings, env, learner).arrays
+    output = learner.model.evaluate({"": arrays["obs/"]}, {}, arrays["start"])
+    log_prob = learner.model.distribution.log_prob(output.parameters[:-1], arrays["action"])
+    assert torch.equal(output.parameters, output.parameters.bfloat16().float())
+    assert 0.5 < (log_prob != log_prob.bfloat16().float()).float().mean()
+
+
+# What comes of it -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+@pytest.mark.parametrize("network", ["mlp", "nature_cnn"])
+@every_actor_critic
+def test_its_gradient_is_that_of_float32_within_a_tenth(algorithm: str, network: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its length; and it is not the same gradient, or nothing was computed in bfloat16."""
+    env = on_policy.spec(on_policy.ACTIONS[kind], *([IMAGE] if network == "nature_cnn" else []))
+    settings = on_policy.config(algorithm, network=network)
+    whole, half = learners(settings, env)
+    batch = on_policy.batch_for(settings, env, whole)
+    expected, found = (first_gradient(learner, batch, monkeypatch) for learner in (whole, half))
+    assert 0.0 < torch.linalg.vector_norm(found - expected) < 0.1 * torch.linalg.vector_norm(expected)
+    assert 0.995 < torch.cosine_similarity(found, expected, 0)
+
+
+@every_off_policy
+def test_its_gradient_from_replay_is_that_of_float32_within_a_tenth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = LearnerBatch(off_policy.windows(name))
+    whole, half = off_policy.made(name)[1], replaying(name, monkeypatch)
+    expected, found = (first_gradient(learner, batch, monkeypatch) for learner in (whole, half))
+    assert 0.0 < torch.linalg.vector_norm(found - expected) < 0.1 * torch.linalg.vector_norm(expected)
+
+
+@every_actor_critic
+def test_parameters_gradients_and_optimiser_stay_float32(algorithm: str) -> None:
+    env, settings = on_policy.spec(), on_policy.config(algorithm, lstm=5)
+    whole, half = learners(settings, env)
+    for seed in range(2):
+        half.step(on_policy.batch_for(settings, env, half, seed))
+    assert {torch.float32} == {tensor.dtype for leaf in half.model.network.parameters() for tensor in (leaf, leaf.grad)}
+    expected = {name: (array.dtype, array.shape) for name, array in whole.state_dict().items()}
+    assert expected == {name: (array.dtype, array.shape) for name, array in half.state_dict().items()}
+    assert whole.table == half.table
+
+
+@every_actor_critic
+def test_it_resumes_bit_for_bit_and_from_either_precision(algorithm: str) -> None:
+    env, settings = on_policy.spec(), on_policy.config(algorithm, lstm=5)
+    whole, half = learners(settings, env)
+    half.step(on_policy.batch_for(settings, env, half, 0))
+    state, batch = half.state_dict(), on_policy.batch_for(settings, env, half, 1)
+    again = learners(settings, env)[1]
+    again.load_state_dict(state)
+    assert half.step(batch) == again.step(batch)
+    off_policy.same_state(half.state_dict(), again.state_dict())
+    whole.load_state_dict(state)
+    off_policy.same_state(state, whole.state_dict())
+    assert whole.step(batch).finite
+
+
+def test_actors_and_evaluation_act_in_float32_whatever_the_learner_does() -> None:
+    env, settings = on_policy.spec(), on_policy.config(lstm=5)
+    arrays = []
+    for each in (settings, halved(settings)):
+        policy, learner = on_policy.pair(each, env)
+        policy.load(learner.flat())
+        arrays.append(on_policy.rollout(policy, env))
+    off_policy.same_state(*({name: tensor.numpy() for name, tensor in each.items()} for each in arrays))
+
+
+# Float32 is as it was ---------------------------------------------------------------------------------------------------
+
+
+@every_actor_critic
+def test_in_float32_no_layer_knows_of_autocast(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    env, settings = on_policy.spec(), on_policy.config(algorithm)
+    learner = learners(settings, env)[0]
+    layers, watch = emitted(learner), Watch(monkeypatch)
+    watch.over(torch.nn.functional, "linear")
+    learner.step(on_policy.batch_for(settings, env, learner))
+    assert {torch.float32} == layers
+    assert {"linear"} == watch.in_float32()
+
+
+def test_float32_is_a_plain_call() -> None:
+    output = Output(torch.ones(2), torch.ones(2), {})
+    assert as_it_is is forward_in("fp32", CPU)
+    assert output is as_it_is(lambda: output)
+
+
+# Casting up -------------------------------------------------------------------------------------------------------------
+
+
+def test_all_bfloat16_that_a_network_gives_is_raised_and_nothing_else_touched() -> None:
+    low, whole, number = torch.ones(2, dtype=torch.bfloat16), torch.ones(2), torch.ones(2, dtype=torch.int64)
+    found = raised(Output(low, whole, {"h": low, "steps": number}))
+    assert isinstance(found, Output)
+    assert (torch.float32, torch.float32) == (found.parameters.dtype, found.state["h"].dtype)
+    assert found.value is whole
+    assert found.state["steps"] is number
+    assert (torch.float32, True) == (raised((low, 3))[0].dtype, raised((low, 3))[1] == 3)
+
+
+def test_weights_are_cast_anew_for_every_call() -> None:
+    """What autocast keeps of a weight would be older than the weight after an optimiser step."""
+    layer, x, forward = torch.nn.Linear(4, 4), torch.ones(1, 4), InBfloat16(CPU)
+    before = forward(layer, x)
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.bias.zero_()
+    assert before.abs().sum() > 0.0
+    assert torch.equal(torch.zeros(1, 4), forward(layer, x))
+
+
+# Where it is slow -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "slow"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16 amx_tile", False),
+        ("flags\t\t: fpu amx_bf16", False),
+        ("Features\t: fp asimd bf16", False),
+        ("flags\t\t: fpu avx2 avx512f", True),
+        ("bugs\t\t: avx512_bf16", True),
+        ("", True),
+    ],
+)
+def test_a_cpu_without_bfloat16_is_known_by_its_flags(line: str, slow: bool, tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\n{line}\n")
+    assert slow == bool(why_slow(CPU, cpuinfo))
+
+
+def test_a_cpu_that_shows_no_flags_is_not_taken_for_fast(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "missing"
+    assert "cannot be read" in why_slow(CPU, cpuinfo)
+
+
+@pytest.mark.parametrize(("wanted", "reason", "lines"), [("bf16", "it is emulated", 1), ("bf16", "", 0), ("fp32", "it is emulated", 0)])
+def test_slow_bfloat16_is_warned_of_once_and_computed_all_the_same(
+    wanted: Any, reason: str, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(precision, "why_slow", lambda _: reason)
+    settings = on_policy.config().model_copy(update={"learner": LearnerSettings(precision=wanted)})
+    env = on_policy.spec()
+    with caplog.at_level(logging.WARNING, "tianflow"):
+        policy, learner = on_policy.pair(settings, env)
+        assert learner.step(LearnerBatch(on_policy.rollout(policy, env))).finite
+    warnings = [record for record in caplog.records if "bf16" in record.getMessage()]
+    assert lines == len(warnings)
+    assert all(reason == record.__dict__["reason"] for record in warnings)
+
+
+def test_a_precision_that_is_unknown_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision"):
+        LearnerSettings(precision="fp16")
