@@ -18,9 +18,7 @@ from tianflow.directives import Directive, SetBound, SetCredits
 from tianflow.errors import ConfigError
 from tianflow.events import Event, Observed
 from tianflow.payloads import Batch
-from tianflow.selection import must_wait_for
 from tianflow.simulation import measuring
-from tianflow.simulation.looking import forced_by_counts
 from tianflow.simulation.outcome import Outcome
 from tianflow.simulation.rates import Rates, make_rates, read_rates
 from tianflow.simulation.world import Simulation
@@ -227,49 +225,11 @@ def test_the_bound_holds_and_nothing_stops_whatever_happens(case: dict[str, Any]
     assert not broken_identity(simulation.ledger)
 
 
-@settings(max_examples=40, deadline=None)
-@example(
-    case={"count": 3, "batch": 3, "bound": 4, "interval": 1, "patience": 10.0, "minimum": 7, "hosts": None},
-    hard=Rates(
-        trajectory_s=1.0,
-        update_s=0.1,
-        trajectory_spread=1.0,
-        straggler_share=0.3,
-        straggler_factor=30.0,
-        failures_per_hour=400.0,
-        restart_s=2.0,
-        latency_s=0.05,
-    ),
-    seed=0,
-)  # what a failed actor had in hand is not waited for
-@given(case=SMALL, hard=HARD, seed=st.integers(0, 5))
-def test_looking_only_when_it_matters_changes_nothing(case: dict[str, Any], hard: Rates, seed: int) -> None:
-    always, rarely = (Simulation(small(case), hard, seed=seed, watched=watched).run(updates=25, seconds=3e4) for watched in (False, True))
-    assert {**always.document(), "events": 0} == {**rarely.document(), "events": 0}
-
-
-@settings(max_examples=300)
-@given(committed=st.lists(st.integers(0, 6), max_size=20), open_=st.lists(st.integers(0, 6), max_size=20), batch=st.integers(1, 6))
-def test_counts_are_judged_as_lists_are(committed: list[int], open_: list[int], batch: int) -> None:
-    counts = [{slack: values.count(slack) for slack in values} for values in (committed, open_)]
-    assert must_wait_for(sorted(committed), sorted(open_), batch) == forced_by_counts(counts[0], counts[1], batch)
-
-
 def test_a_run_in_which_nobody_goes_on_is_called_stalled() -> None:
     simulation = Simulation(config(), rates())
     simulation.ledger.hold_grants(True)
     outcome = simulation.run(updates=10)
     assert ("stalled", 0) == (outcome.bottleneck, outcome.updates)
-
-
-def test_thousands_of_actors_are_simulated_without_going_over_them() -> None:
-    """Events grow with trajectories, and looks at the ledger with updates."""
-    simulation = Simulation(config(count=2000, batch=1000, bound=2), rates(update_s=0.6))
-    looks, take = [], simulation.ledger.take
-    simulation.ledger.take = lambda *arguments: (looks.append(1), take(*arguments))[1]  # type: ignore[method-assign]
-    outcome = simulation.run(updates=10)
-    assert outcome.events < 8 * outcome.trained
-    assert len(looks) < 60 * outcome.updates
 
 
 # Rates and the command --------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 from tianflow.errors import TianflowError
 from tianflow.ledger import Ledger
 from tianflow.payloads import Batch, Grant, Settlement, Trajectory, Version
-from tianflow.simulation.looking import Look, Watch
 from tianflow.tickets import Blocked, Limits
 
 if TYPE_CHECKING:
@@ -33,15 +32,11 @@ class Desk:
         ledger: decides.
         clock: virtual time.
         holders: how many actors there are.
-        watched: False looks at the ledger after every commit, as the exchange does; without ``grain_s`` it gives the same.
-        grain_s: seconds between two looks that only cut: with thousands of tickets a look takes milliseconds.
     """
 
-    def __init__(self, *, ledger: Ledger, clock: Clock, holders: int, watched: bool = True, grain_s: float = 0.0) -> None:
+    def __init__(self, *, ledger: Ledger, clock: Clock, holders: int) -> None:
         self.ledger = ledger
-        self._clock, self._holders, self._watched, self._grain_s = clock, holders, watched, grain_s
-        self._next_cut = 0.0
-        self._watch = Watch(ledger)
+        self._clock, self._holders = clock, holders
         self._wanting: deque[tuple[Asker, int]] = deque()
         self._begun: dict[int, tuple[Asker, int]] = {}
         self._asked_to_cut: set[int] = set()
@@ -65,14 +60,12 @@ class Desk:
         """The holder begins."""
         if self.ledger.begin(ticket, version):
             self._begun[ticket] = actor, life
-            self._watch.begun(version)
 
     def commit(self, trajectory: Trajectory) -> None:
         """A trajectory is whole, or as long as a cut left it."""
         ticket = trajectory.ticket
         self._begun.pop(ticket, None)
-        if self.ledger.commit(ticket, trajectory, self._clock.now):
-            self._watch.committed(trajectory.version, was_cut=ticket in self._asked_to_cut)
+        self.ledger.commit(ticket, trajectory, self._clock.now)
         self._asked_to_cut.discard(ticket)
         self._pump()
 
@@ -82,7 +75,6 @@ class Desk:
             self._begun.pop(ticket, None)
             self._asked_to_cut.discard(ticket)
         self.ledger.holder_lost(actor.name, reason)
-        self._watch.lost()
         self._pump()
 
     # Learner --------------------------------------------------------------------------------------------------------
@@ -97,7 +89,6 @@ class Desk:
         if self._pulling is not None:
             raise TianflowError("the learner pulls one batch at a time")
         self._pulling = for_version, deliver
-        self._watch.lost()
         self._pump()
 
     def copied(self, tickets: Iterable[int]) -> None:
@@ -108,7 +99,6 @@ class Desk:
     def give_back(self, tickets: Iterable[int]) -> None:
         """A batch was not used after all."""
         self.ledger.give_back(tickets)
-        self._watch.lost()
         self._pump()
 
     def settle(self, settlement: Settlement) -> None:
@@ -124,7 +114,6 @@ class Desk:
         """Put limits in force."""
         if limits != self.ledger.limits:
             self.ledger.set_limits(limits)
-            self._watch.lost()
             self._pump()
 
     def on_settled(self, observe: Callable[[], None]) -> None:
@@ -153,26 +142,15 @@ class Desk:
         if self._pulling is None:
             return
         for_version, deliver = self._pulling
-        look = self._watch.worthwhile(for_version.number) if self._watched else Look.NOW
-        if look is Look.CUT and self._grain_s:
-            if self._clock.now < self._next_cut:
-                return
-            self._next_cut = self._clock.now + self._grain_s
-            self._clock.at(self._grain_s, self._pump)
-        elif look is Look.NO:
-            return
         self._alarm += 1
-        before = self.ledger.credits_in_use
         answer = self.ledger.take(for_version, self._clock.now)
         if isinstance(answer, Blocked):
-            self._watch.looked(new_cuts=self._wait_for_stragglers(answer), before=before)
+            self._wait_for_stragglers(answer)
             return
         self._pulling = None
         deliver(answer)
 
-    def _wait_for_stragglers(self, blocked: Blocked) -> int:
-        """Returns how many are cut that were not yet."""
-        cuts = len(self._asked_to_cut)
+    def _wait_for_stragglers(self, blocked: Blocked) -> None:
         for ticket in blocked.cut:
             if ticket not in self._asked_to_cut and ticket in self._begun:
                 self._asked_to_cut.add(ticket)
@@ -180,9 +158,7 @@ class Desk:
                 actor.cut(ticket, life)
         if blocked.until is not None:
             self._clock.at(max(0.0, blocked.until - self._clock.now) + 0.001, self._ring, self._alarm)
-        return len(self._asked_to_cut) - cuts
 
     def _ring(self, alarm: int) -> None:
         if alarm == self._alarm:
-            self._watch.lost()
             self._pump()

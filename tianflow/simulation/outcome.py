@@ -118,7 +118,10 @@ def between(before: Mark, after: Mark, *, config: Config, stalled: bool) -> Outc
 
 
 def _diagnosis(learner: Mapping[str, float], actors: Mapping[str, float], *, refused: float) -> tuple[str, str]:
-    """The same verdict as of a run (`tianflow.diagnosis`), and what would change it. ``refused``: part of grants that had to be waited for."""
+    """The same verdict as of a run (`tianflow.diagnosis`), and what would change it.
+
+    ``refused``: part of the requests for a grant that had to wait.
+    """
     waits, wait = learner.get("waiting:batch", 0.0), actors.get("waiting:grant", 0.0) + actors.get("waiting:weights", 0.0)
     both = f"the learner waits {waits:.0%} and the actors {wait:.0%} of the time"
     if waits > NOTICEABLE and wait > NOTICEABLE:

@@ -29,9 +29,6 @@ Ts = TypeVarTuple("Ts")
 QUIET_TICKS = 400
 """So many looks of the laws in a row with nothing else due: nothing ever will be."""
 
-SLOW_LOOKS = 1024
-"""With more slots than this, looks that only cut are gathered."""
-
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -55,20 +52,19 @@ class Simulation:
         config: as for a run. ``actors.hosts`` None: every actor computes by itself.
         rates: how long everything takes.
         seed: of every time that is drawn.
-        watched: see `Desk`.
 
     Raises:
         ConfigError: the config learns from replay, or can feed no update.
     """
 
-    def __init__(self, config: Config, rates: Rates, *, seed: int = 0, watched: bool = True) -> None:
+    def __init__(self, config: Config, rates: Rates, *, seed: int = 0) -> None:
         refuse(config)
         self.config, self.rates = config, rates
         self.clock = Clock()
         self._random = random.Random(seed)  # noqa: S311 - times, not secrets
         batch, slots = config.algorithm.batch_trajectories, min(MOST_SLOTS, slots_wanted(config))
         self.ledger = Ledger(limits=Limits(batch=batch, max_staleness=config.bound, credits=max(batch, slots)), slots=slots)
-        self.desk = Desk(ledger=self.ledger, clock=self.clock, holders=config.actors.count, watched=watched, grain_s=self._grain_s(slots))
+        self.desk = Desk(ledger=self.ledger, clock=self.clock, holders=config.actors.count)
         self._actor_times, self._learner_times = Times(self.clock), Times(self.clock)
         self.visible = NO_VERSION
         self._held_up: list[tuple[Actor, int]] = []
@@ -186,10 +182,6 @@ class Simulation:
             self._pull()
 
     # Inside ---------------------------------------------------------------------------------------------------------
-
-    def _grain_s(self, slots: int) -> float:
-        """An actor sees at its next step that it is cut, so a tenth of a step more says little. Only where looks are slow."""
-        return self.rates.trajectory_s / self.config.actors.rollout_steps / 10 if slots > SLOW_LOOKS else 0.0
 
     def _make_actors(self) -> list[Actor]:
         count, hosts = self.config.actors.count, self.config.actors.hosts
