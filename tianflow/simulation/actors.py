@@ -119,7 +119,10 @@ class Actor:
             self.enter("waiting:turn")
         if grant.plenty and len(self.ready) + (self._grant is not None) < 2:
             self.ask()
-        self.host.queue.append((self, life))
+        self.around.clock.at(self.around.rates.turn_s, self._line_up, life)
+
+    def _line_up(self, life: int) -> None:
+        self.host.queue.append((self, life))  # one that has failed meanwhile is passed over
         self.host.turn()
 
     def begin(self) -> None:

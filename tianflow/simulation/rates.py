@@ -27,6 +27,8 @@ class Rates(Section):
     """Valid environment steps in a whole trajectory; None: ``actors.rollout_steps * env.num_envs``."""
     publish_s: NonNegativeFloat = 0.0
     """Added to every update whose version is published."""
+    turn_s: NonNegativeFloat = 0.0
+    """From hearing of a grant to the first step, when nobody else has the turn: the way to the compute thread."""
     straggler_share: Fraction = 0.0
     """This part of the actors is slower, always the same ones."""
     straggler_factor: Annotated[float, Field(ge=1.0)] = 1.0
@@ -58,7 +60,7 @@ def make_rates(values: Mapping[str, object]) -> Rates:
 def _problem(values: Mapping[str, object], loc: tuple[int | str, ...], kind: str, message: str) -> Problem:
     key = str(loc[0]) if loc else ""
     if kind == "missing":
-        message = "nobody can tell it: measure it with --measure, or give it in the file of --rates or as rates." + key
+        message = f"nobody can tell it: take it from a run with --like, measure it with --measure, or give it as rates.{key}"
     elif kind == "extra_forbidden":
         message, accepted = "is no rate", "one of " + ", ".join(Rates.model_fields)
         return Problem(f"rates.{key}", values.get(key), message, accepted)
@@ -69,11 +71,10 @@ def read_rates(path: Path) -> dict[str, object]:
     """The table of rates in a TOML or JSON file, unchecked.
 
     Raises:
-        ConfigError: it cannot be read, or is the directory of a run, whose summary does not hold how long a trajectory takes.
+        ConfigError: it cannot be read.
     """
     if path.is_dir():
-        message = "a run's directory keeps no time of a trajectory or an update: its summary has steps, updates and staleness only"
-        raise ConfigError([Problem("--rates", str(path), message, "a TOML or JSON file of rates, or --measure")])
+        raise ConfigError([Problem("--rates", str(path), "is a directory", "a TOML or JSON file of rates; a run is given with --like")])
     try:
         text = path.read_text(encoding="utf-8")
         table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

@@ -51,14 +51,17 @@ class Simulation:
     Args:
         config: as for a run. ``actors.hosts`` None: every actor computes by itself.
         rates: how long everything takes.
+        actors: how many there are; None: as the config says, which may not be as many.
         seed: of every time that is drawn.
 
     Raises:
         ConfigError: the config learns from replay, or can feed no update.
     """
 
-    def __init__(self, config: Config, rates: Rates, *, seed: int = 0) -> None:
-        refuse(config)
+    def __init__(self, config: Config, rates: Rates, *, actors: int | None = None, seed: int = 0) -> None:
+        if actors is not None:  # a copy is not judged again: what limits a run is no limit here
+            config = config.model_copy(update={"actors": config.actors.model_copy(update={"count": actors})})
+        refuse(config, actors)
         self.config, self.rates = config, rates
         self.clock = Clock()
         self._random = random.Random(seed)  # noqa: S311 - times, not secrets
@@ -213,10 +216,10 @@ class Simulation:
         )
 
 
-def refuse(config: Config) -> None:
-    """Raise `ConfigError` for a config that cannot be simulated."""
+def refuse(config: Config, actors: int | None) -> None:
+    """Raise `ConfigError` for a config that cannot be simulated with so many actors (None: as many as it says)."""
     if config.algorithm.window is not None:
         message = "learns from replay: only algorithms that use each trajectory once are simulated (no shards, no limiter)"
         raise ConfigError([Problem("algorithm.name", config.algorithm.name, message)])
-    if config.actors.count == 0:
+    if (config.actors.count if actors is None else actors) < 1:
         raise ConfigError([Problem("actors.count", 0, "nobody would sample, so there is nothing to simulate", "at least 1")])
