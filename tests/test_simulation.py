@@ -232,6 +232,27 @@ def test_a_run_in_which_nobody_goes_on_is_called_stalled() -> None:
     assert ("stalled", 0) == (outcome.bottleneck, outcome.updates)
 
 
+def test_the_way_to_the_compute_thread_costs_time_only_where_nothing_waits_there_already() -> None:
+    plain = rates(update_s=0.5, turn_s=0.25, trajectory_spread=0.0)
+    alone = Simulation(config(count=1, batch=1, bound=0), plain).run(updates=50, warmup=10)
+    assert 1 / (0.25 + 1.0 + 0.5) == pytest.approx(alone.updates_per_s, rel=0.01)
+    ahead = Simulation(config(count=1, batch=1, bound=8), plain).run(updates=50, warmup=10)
+    assert 1.0 == pytest.approx(ahead.updates_per_s, rel=0.01)
+
+
+def test_ten_thousand_actors_with_stragglers_and_failures_are_kept_within_the_bound() -> None:
+    """More than a run may have. Everything that happens to a trajectory is a few events, however many others there are."""
+    hard = rates(update_s=0.09, trajectory_spread=0.3, straggler_share=0.02, straggler_factor=20.0, failures_per_hour=60.0)
+    simulation = Judged(config(batch=1000, bound=10), hard, actors=10_000, seed=1)
+    outcome = simulation.run(updates=40)
+    assert (10_000, 40, 0) == (outcome.actors, outcome.updates, outcome.staleness.violations)
+    assert 10 == max(age for _, age in simulation.used)
+    assert outcome.cuts > 0
+    assert {"died"} <= set(outcome.dropped) <= {"died", "straggler"}
+    assert not broken_identity(simulation.ledger)
+    assert outcome.events < 8 * simulation.ledger.snapshot().granted
+
+
 # Rates and the command --------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +270,8 @@ def test_the_command_takes_rates_from_a_file_and_overrides(tmp_path: Path) -> No
     assert 0 == result.exit_code, result.output
     document = json.loads(result.stdout)
     assert (3, 20, 0.5, 1.0) == (document["actors"], document["updates"], document["rates"]["update_s"], document["rates"]["trajectory_s"])
+    many = run("cartpole_ppo", "actors=5000", "rates.trajectory_s=1", "rates.update_s=1", "--updates", "2", "--json")
+    assert 5000 == json.loads(many.stdout)["actors"]
     plain = run("cartpole_ppo", "rates.trajectory_s=1", "rates.update_s=1", "--updates", "20")
     assert "staleness: min" in plain.stdout
 
@@ -260,7 +283,9 @@ def test_the_command_takes_rates_from_a_file_and_overrides(tmp_path: Path) -> No
         (("cartpole_ppo", "rates.trajectory_s=1"), "rates.update_s: nobody can tell it"),
         (("cartpole_ppo", "rates.trajectory_s=1", "rates.update_s=1", "rates.speed=1"), "is no rate"),
         (("cartpole_ppo", "rates.trajectory_s=-1", "rates.update_s=1"), "greater than 0"),
-        (("cartpole_ppo", "--rates", "."), "keeps no time of a trajectory"),
+        (("cartpole_ppo", "--rates", "."), "a run is given with --like"),
+        (("cartpole_ppo", "actors=0", "rates.trajectory_s=1", "rates.update_s=1"), "a whole number from 1"),
+        (("cartpole_ppo", "actors=many", "rates.trajectory_s=1", "rates.update_s=1"), "is not how many actors"),
         (("cartpole_ppo", "--rates", "no-such-file.toml"), "No such file"),
         (("cartpole_ppo", "actors.count=0", "rates.trajectory_s=1", "rates.update_s=1"), "nobody would sample"),
     ],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +40,7 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
         ConfigError: the run has not trained steadily for `LEAST_S` seconds.
     """
     spans = _steady(rows)
-    seconds = sum(end["span_s"] for _, end in spans)
+    seconds = sum(float(end.get("span_s") or 0.0) for _, end in spans)
     steps, episodes, updates = (_grown(spans, key) for key in ("env_steps", "episodes", "updates"))
     learner, actors = (_seconds(spans, role) for role in ("learner", "actor"))
     if seconds < LEAST_S or min(steps, updates) <= 0 or min(learner.get("busy", 0.0), actors.get("busy", 0.0)) <= 0.0:
@@ -105,7 +104,7 @@ def _steady(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     Shares of a row look back over `SHARES_S`, so what comes sooner after a start or a change is left out.
     """
     spans: list[tuple[Row, Row]] = []
-    quiet_from = inf
+    quiet_from = rows[0]["t"] + SHARES_S if rows else 0.0
     for before, row in pairwise(rows):
         if before.get("state") != "running" or _changed(row):
             quiet_from = row["t"] + SHARES_S
@@ -121,14 +120,14 @@ def _changed(row: Row) -> bool:
 
 
 def _grown(spans: Sequence[tuple[Row, Row]], key: str) -> float:
-    return float(sum(max(0, end[key] - start[key]) for start, end in spans))
+    return float(sum(max(0, (end.get(key) or 0) - (start.get(key) or 0)) for start, end in spans))
 
 
 def _seconds(spans: Sequence[tuple[Row, Row]], role: str) -> dict[str, float]:
     """Seconds in each state of one component of the role, on average."""
     found: dict[str, float] = {}
     for _, row in spans:
-        shares: Mapping[str, Any] = row["shares"].get(role, {})
+        shares: Mapping[str, Any] = (row.get("shares") or {}).get(role, {})
         for state, share in shares.items():
-            found[state] = found.get(state, 0.0) + share * row["span_s"]
+            found[state] = found.get(state, 0.0) + share * float(row.get("span_s") or 0.0)
     return found
