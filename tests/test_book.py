@@ -30,6 +30,8 @@ def sound(book: TicketBook) -> None:
         assert [list(book.oldest(state, count)) for count in range(len(those) + 2)] == [those[:count] for count in range(len(those) + 2)]
         for version in book.versions(state):
             assert tuple(ticket.number for ticket in those if ticket.version == version) == book.of_version(state, version)
+    for holder in ("actor-0", "actor-1", "nobody"):
+        assert [ticket for ticket in tickets if ticket.holder == holder] == book.of_holder(holder)
     arrived = sorted((t for t in tickets if t.state is State.COMMITTED), key=lambda t: (t.committed_at, t.number))
     assert arrived == book.arrived(len(tickets))
     assert (arrived[0].committed_at if arrived else None) == book.first_arrival
@@ -128,7 +130,7 @@ TestLedgerMachine.settings = settings(max_examples=80, stateful_step_count=40, d
 
 
 def ticket(number: int, state: State, version: Version, at: float) -> Ticket:
-    return Ticket(number, "actor-0", number, state, version, committed_at=at)
+    return Ticket(number, f"actor-{number % 2}", number, state, version, committed_at=at)
 
 
 VERSIONS = st.builds(Version, st.integers(1, 2), st.integers(0, 3))

@@ -23,6 +23,8 @@ class TicketBook:
         self._tickets: dict[int, Ticket] = {}
         self._counts = dict.fromkeys(State, 0)
         self._listed: dict[State, dict[Version, list[int]]] = {state: {} for state in LISTED}
+        self._held: dict[str, list[int]] = {}
+        """Numbers of the live tickets of each holder, in ticket order."""
         self._arrived: list[tuple[float, int]] = []
         """When each committed ticket was committed, and its number."""
 
@@ -43,11 +45,13 @@ class TicketBook:
     def add(self, ticket: Ticket) -> None:
         """``ticket`` lives from now on."""
         self._tickets[ticket.number] = ticket
+        self._held.setdefault(ticket.holder, []).append(ticket.number)
         self._enter(ticket)
 
     def pop(self, number: int) -> Ticket:
         """The ticket of that number, which lives no longer. Raises KeyError."""
         ticket = self._tickets.pop(number)
+        self._held[ticket.holder].remove(number)
         self._leave(ticket)
         return ticket
 
@@ -72,6 +76,10 @@ class TicketBook:
     def of_version(self, state: State, version: Version) -> tuple[int, ...]:
         """Numbers of the tickets of one version, in ticket order."""
         return tuple(self._listed[state].get(version, ()))
+
+    def of_holder(self, holder: str) -> list[Ticket]:
+        """Live tickets of ``holder``, in ticket order."""
+        return [self._tickets[number] for number in self._held.get(holder, ())]
 
     def oldest(self, state: State, count: int) -> list[Ticket]:
         """The first ``count`` tickets in ``state`` by version, then by number."""

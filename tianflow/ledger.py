@@ -190,7 +190,7 @@ class Ledger:
 
     def holder_lost(self, holder: str, reason: str) -> int:
         """``holder`` was reaped: its open tickets are dropped, its slots are free. Committed ones stay good. Returns how many."""
-        lost = [t.number for t in self.live(State.GRANTED, State.BEGUN) if t.holder == holder]
+        lost = [t.number for t in self._tickets.of_holder(holder) if t.state in (State.GRANTED, State.BEGUN)]
         for number in lost:
             self._drop(number, reason)
         for slot, (owner, number) in list(self._quarantine.items()):
