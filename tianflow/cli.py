@@ -21,6 +21,7 @@ from tianflow.following import events
 from tianflow.overview import status, top
 from tianflow.report.command import report
 from tianflow.serving.command import serve, submit
+from tianflow.simulation.command import simulate
 
 if TYPE_CHECKING:
     from tianflow.config import Config
@@ -190,6 +191,7 @@ app.command()(export)
 
 
 app.command()(report)
+app.command()(simulate)
 
 
 app.command()(serve)
