@@ -25,6 +25,8 @@ from benchmarks import (
     impala_cartpole,
     learner,
     machine,
+    peers_cartpole,
+    peers_pong,
     replay,
     resting,
     results,
@@ -338,7 +340,7 @@ child.say({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
 # The benchmarks themselves ---------------------------------------------------------------------------------------------
 
 
-MADE = [impala_cartpole, cost_of_balance, channels, transports, weights, actors, learner, idle, replay]
+MADE = [impala_cartpole, cost_of_balance, channels, transports, weights, actors, learner, idle, replay, peers_cartpole, peers_pong]
 
 
 @pytest.mark.parametrize("module", MADE)

@@ -57,7 +57,7 @@ def read_task(description: str | None, given: Sequence[str] | None = None, *, en
     parser.add_argument("--target", type=float, default=None, help="mean return of the last 100 training episodes that ends training")
     parser.add_argument("--seconds", type=float, default=90.0, help="of training, at most")
     parser.add_argument("--warm", type=float, default=0.0, help="seconds of training before the rate is looked at")
-    chosen = parser.parse_args(given)
+    chosen = parser.parse_intermixed_args(given)
     strange = [option for option in chosen.options if "=" not in option]
     if strange:
         parser.error(f"{strange[0]!r} is not of the form name=value")
