@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import beside, child, machine, peers_cartpole, peers_pong, results
+from benchmarks import beside, child, machine, peers_cartpole, peers_pong, peers_table, results
 from benchmarks.beside import Rival
 from benchmarks.harness import Plan, alternate
 from benchmarks.peers import common, factory_appo, install, rllib_algorithms
@@ -410,6 +410,36 @@ def test_a_ratio_with_a_peer_that_is_not_installed_does_not_come_about(place: Pa
         assert {None} == {ratio.of(values) for ratio in made.ratios}
         values = {side.name: {"time_to_target": 2.0 if "tianflow" in side.name else 6.0, "env_steps_per_s": 3.0} for side in made.sides}
         assert {3.0 if made.name == "peers_cartpole" else 1.0} == {ratio.of(values) for ratio in made.ratios}
+
+
+def value(side: str, name: str, figures: tuple[float | None, float | None, float | None], count: int, asked: int) -> dict[str, Any]:
+    median, low, high = figures
+    more = {"median": median, "low": low, "high": high, "count": count, "asked": asked}
+    return {"side": side, "name": name, "unit": "", "warm_up": False, **more}
+
+
+def test_the_short_table_has_a_line_for_each_side_and_says_what_did_not_come_about() -> None:
+    values = [
+        value("ours", "time_to_target", (2.0, 1.0, 4.0), 3, 3),
+        value("ours", "env_steps_per_s", (50_000.0, 40_000.0, 60_000.0), 3, 3),
+        value("slow", "time_to_target", (None, 50.0, 50.0), 1, 3),
+        value("slow", "env_steps_per_s", (900.0, 800.0, 1_000.0), 3, 3),
+        value("never", "time_to_target", (None, None, None), 0, 3),
+        value("absent", beside.NOT_INSTALLED, (None, None, None), 0, 3),
+    ]
+    head, _, *lines = peers_table.compact({"values": values}).splitlines()
+    assert ["side", "time to target, s", "env steps/s"] == [cell.strip() for cell in head.strip("|").split("|")]
+    assert [
+        ["ours", "2 (1 – 4)", "50,000 (40,000 – 60,000)"],
+        ["slow", "– (50 – 50), 1 of 3", "900 (800 – 1,000)"],
+        ["never", "–", ""],
+        ["absent", "not installed", "not installed"],
+    ] == [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_short_table_of_results_that_are_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 1 == peers_table.main([str(tmp_path / "peers_pong.json")])
+    assert "make bench-peers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rival", [*peers_cartpole.RIVALS, *peers_pong.RIVALS])
