@@ -80,7 +80,7 @@ def make(plan: Plan) -> Benchmark:
         name="peers_pong",
         title="ALE Pong, 84 x 84 x 4, frame skip 4, the CNN of Nature: environment steps/s while training, beside peers",
         sides=(*map(ours, CONFIGS), *map(theirs, RIVALS)),
-        ratios=tuple(Ratio(f"{our} over {their}", faster(our, their), aim=1.0) for our, their in PAIRS),
+        ratios=tuple(Ratio(f"{our} over {their}", faster(our, their)) for our, their in PAIRS),
         units=beside.UNITS,
         settings={
             **{

@@ -185,6 +185,25 @@ def test_rllibs_lag_is_found_wherever_it_lies() -> None:
     assert [1.0, 2.0] == sorted(rllib_algorithms.numbers(found, rllib_algorithms.LAG))
 
 
+@pytest.mark.parametrize("script", [factory_appo, rllib_algorithms])
+def test_a_peers_own_network_can_be_changed_for_that_of_the_others(script: Any) -> None:
+    own, same = script.settings_of(CARTPOLE), script.settings_of(Task("cartpole", 1, 475.0, 60.0, 0.0, {"network": "64-64"}))
+    assert own == script.CARTPOLE
+    changed = {name: same[name] for name in same if same[name] != own.get(name)}
+    assert changed in ({"encoder_mlp_layers": (64, 64), "nonlinearity": "tanh"}, {"model": rllib_algorithms.SAME_NETWORK})
+
+
+def test_sample_factory_is_told_several_values_as_its_parser_takes_them() -> None:
+    assert ["--env=CartPole-v1", "--encoder_mlp_layers", "64", "64"] == factory_appo.command_line(
+        {"env": "CartPole-v1", "encoder_mlp_layers": (64, 64)}
+    )
+
+
+def test_one_pass_over_pong_is_an_option_of_sample_factory() -> None:
+    assert factory_appo.PONG == factory_appo.settings_of(Task("pong", 1, None, 60.0, 0.0, {}))
+    assert 1 == factory_appo.settings_of(Task("pong", 1, None, 60.0, 0.0, {"epochs": "1"}))["num_epochs"]
+
+
 def test_sample_factorys_frames_are_told_as_environment_steps() -> None:
     assert {"cartpole": 1, "pong": 4} == factory_appo.FRAME_SKIP
 
@@ -329,8 +348,8 @@ started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"
 pathlib.Path(sys.argv[1]).write_text(str(started.pid))
 time.sleep(600)
 """
-    with pytest.raises(child.TookLongerError, match="took longer than 1 s"):
-        child.run(module(text), tmp_path / "pid", timeout_s=1.0)
+    with pytest.raises(child.TookLongerError, match="took longer than 3 s"):
+        child.run(module(text), tmp_path / "pid", timeout_s=3.0)
     stat = Path(f"/proc/{(tmp_path / 'pid').read_text(encoding='utf-8')}/stat")
     assert not stat.exists() or stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
 
@@ -398,7 +417,7 @@ def test_a_peer_that_is_not_installed_is_a_row_that_says_so(place: Path, tmp_pat
     found = results.document(outcome, machine=machine.describe(), began="2030-01-01T00:00:00+00:00", quick=True)
     results.check(found)
     assert [["TorchRL PPO", "not installed [make bench-peers installs it]", "–", "–", "0 of 2"]] == row(results.table(found), "TorchRL PPO")
-    assert "TorchRL PPO = RL Zoo's settings, 8 environments, 1 process (not installed)" in results.table(found)
+    assert "TorchRL PPO = RL Zoo's settings, 8 environments, 1 process, 64-64 tanh (not installed)" in results.table(found)
 
 
 def test_a_ratio_with_a_peer_that_is_not_installed_does_not_come_about(place: Path, tmp_path: Path) -> None:
@@ -473,6 +492,10 @@ def test_cores_are_numbers_that_this_process_may_use(monkeypatch: pytest.MonkeyP
     with pytest.raises(SystemExit):
         command_line.arguments(["--cores", "0,2", "peers_pong"])
     assert "may be used: 2, 3, 7" in capsys.readouterr().err
+
+
+def test_what_needs_peers_runs_only_when_it_is_named() -> None:
+    assert {"peers_cartpole", "peers_pong"} == set(command_line.NAMES) - set(command_line.arguments([]).names)
 
 
 def test_seconds_bound_each_run(place: Path, tmp_path: Path) -> None:

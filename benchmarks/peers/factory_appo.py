@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.peers.common import EPISODES, Lag, Progress, Speaker, Task, read_task
 
-CARTPOLE = {
+CARTPOLE: dict[str, Any] = {
     "env": "CartPole-v1",
     "use_rnn": False,
     "num_envs_per_worker": 20,
@@ -26,9 +27,9 @@ CARTPOLE = {
     "experiment_summaries_interval": 10,
 }
 """The command that Sample Factory documents for CartPole."""
-PONG = {"env": "atari_pong"}
+PONG: dict[str, Any] = {"env": "atari_pong"}
 """All as in Sample Factory's Atari example: 84 x 84 x 4, frame skip 4, the CNN of Nature."""
-ONE_EPOCH = {
+ONE_EPOCH: dict[str, Any] = {
     **PONG,
     "async_rl": True,
     "num_workers": 2,
@@ -39,8 +40,25 @@ ONE_EPOCH = {
     "num_batches_per_epoch": 4,
     "num_epochs": 1,
 }
+SAME_NETWORK: dict[str, Any] = {"encoder_mlp_layers": (64, 64), "nonlinearity": "tanh"}
+"""For CartPole with ``network=64-64``: what the other peers have, in place of Sample Factory's 512-512."""
 FRAME_SKIP = {"cartpole": 1, "pong": 4}
 """Sample Factory counts frames."""
+
+
+def settings_of(task: Task) -> dict[str, Any]:
+    """Those that its options choose."""
+    if task.env == "cartpole":
+        return CARTPOLE | (SAME_NETWORK if task.options.get("network") == "64-64" else {})
+    return ONE_EPOCH if task.options.get("epochs") == "1" else PONG
+
+
+def command_line(settings: Mapping[str, Any]) -> list[str]:
+    """As Sample Factory's parser takes it; what has several values without the equals sign."""
+    given: list[str] = []
+    for name, value in settings.items():
+        given += [f"--{name}", *map(str, value)] if isinstance(value, tuple) else [f"--{name}={value}"]
+    return given
 
 
 def make_pong(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> Any:
@@ -66,7 +84,7 @@ def configuration(task: Task, settings: dict[str, Any], directory: str) -> Any:
     common["num_workers"] = len(os.sched_getaffinity(0))  # its default counts cores that may not be used
     # a little later than the observer stops it, in case that its looks cease
     common["train_for_seconds"] = int(task.seconds) + 30
-    given = [f"--{name}={value}" for name, value in (common | settings).items()]
+    given = command_line(common | settings)
     if task.env == "cartpole":
         from sf_examples.train_gym_env import parse_custom_args, register_custom_components
 
@@ -101,13 +119,13 @@ def main() -> None:
     """Train, tell how it went."""
     task = read_task(__doc__)
     speaker = Speaker()
-    settings = CARTPOLE if task.env == "cartpole" else ONE_EPOCH if task.options.get("epochs") == "1" else PONG
+    settings = settings_of(task)
     from sample_factory.algo.utils.misc import ExperimentStatus
     from sample_factory.train import make_runner
 
     lag, progress = Lag("minibatches"), Progress(task)
     with tempfile.TemporaryDirectory() as directory:
-        _, runner = make_runner(configuration(task, dict(settings), directory))
+        _, runner = make_runner(configuration(task, settings, directory))
         runner.register_observer(observer(task, progress, lag))
         status = runner.init()
         if status == ExperimentStatus.SUCCESS:

@@ -45,7 +45,16 @@ PONG: dict[str, Any] = {
     },
 }
 """84 x 84 x 4, frame skip 4, the CNN of Nature; one runner beside the learner is what two cores carry."""
+SAME_NETWORK = {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh", "vf_share_layers": False}
+"""For CartPole with ``network=64-64``: what the other peers have, in place of the example's 32 linear units."""
 LAG = "diff_num_grad_updates"
+
+
+def settings_of(task: Task) -> dict[str, Any]:
+    """Those that its options choose."""
+    if task.env == "cartpole":
+        return CARTPOLE | ({"model": SAME_NETWORK} if task.options.get("network") == "64-64" else {})
+    return PONG
 
 
 def make_pong(_: Any) -> Any:
@@ -124,7 +133,7 @@ def main() -> None:
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     import ray
 
-    settings = CARTPOLE if task.env == "cartpole" else PONG
+    settings = settings_of(task)
     lag, progress = Lag("gradient updates"), Progress(task)
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as directory:  # names of its sockets must stay short
         ray.init(num_cpus=4, include_dashboard=False, object_store_memory=2 << 30, _temp_dir=directory)
