@@ -517,7 +517,7 @@ def test_a_paced_step_counts_what_its_actor_computed_but_not_what_it_waited() ->
 
 def test_nothing_named_means_all() -> None:
     chosen = command_line.arguments([])
-    assert (list(command_line.NAMES), 5, 60.0) == (chosen.names, chosen.rounds, chosen.patience)
+    assert (list(command_line.UNASKED), 5, 60.0) == (chosen.names, chosen.rounds, chosen.patience)
 
 
 def test_quick_is_one_round_without_waiting() -> None:
