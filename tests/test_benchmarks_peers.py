@@ -341,17 +341,38 @@ def test_a_child_gets_the_interpreter_and_the_threads_it_is_to_have(module: Call
     assert child.run(name, timeout_s=30.0, threads=None).answer["threads"] is None
 
 
-def test_what_a_child_started_in_a_group_of_its_own_is_gone_when_it_took_too_long(module: Callable[[str], str], tmp_path: Path) -> None:
+def is_gone(pid: int, within_s: float = 20.0) -> bool:
+    """True once the process has ended; whoever inherited it may not have asked for its exit code yet."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_what_a_child_started_in_a_group_of_its_own_does_not_outlive_it(module: Callable[[str], str]) -> None:
     text = """
-import pathlib, subprocess, sys, time
+import subprocess, sys, time
 started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-pathlib.Path(sys.argv[1]).write_text(str(started.pid))
+print(started.pid, flush=True)
 time.sleep(600)
 """
-    with pytest.raises(child.TookLongerError, match="took longer than 3 s"):
-        child.run(module(text), tmp_path / "pid", timeout_s=3.0)
-    stat = Path(f"/proc/{(tmp_path / 'pid').read_text(encoding='utf-8')}/stat")
-    assert not stat.exists() or stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    process = child._start(module(text), ())
+    with child._ended(process):
+        assert process.stdout is not None
+        started = int(process.stdout.readline())
+        assert not is_gone(started, within_s=0.05)
+    assert is_gone(started)
+
+
+def test_a_child_that_takes_too_long_is_told_apart_from_one_that_fails(module: Callable[[str], str]) -> None:
+    with pytest.raises(child.TookLongerError, match="took longer than 1 s"):
+        child.run(module("import time; time.sleep(600)"), timeout_s=1.0)
 
 
 ANSWER = {
