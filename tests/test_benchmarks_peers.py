@@ -16,7 +16,7 @@ import pytest
 from benchmarks import __main__ as command_line
 from benchmarks import beside, child, machine, peers_cartpole, peers_pong, peers_table, results
 from benchmarks.beside import Rival
-from benchmarks.harness import Plan, alternate
+from benchmarks.harness import BenchmarkError, Plan, alternate
 from benchmarks.peers import common, factory_appo, install, rllib_algorithms
 from benchmarks.peers.common import Lag, Progress, Task, read_task
 from tianflow.config_loading import load_config
@@ -490,7 +490,7 @@ def test_every_rival_has_an_environment_and_a_script(rival: Rival) -> None:
 
 def test_without_atari_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_pong.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(beside.BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
+    with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
         peers_pong.make(Plan(quick=True, rounds=1, scratch=tmp_path))
 
 
@@ -519,11 +519,19 @@ def test_what_needs_peers_runs_only_when_it_is_named() -> None:
     assert {"peers_cartpole", "peers_pong"} == set(command_line.NAMES) - set(command_line.arguments([]).names)
 
 
-def test_seconds_bound_each_run(place: Path, tmp_path: Path) -> None:
-    asked = command_line.arguments(["--seconds", "33", "peers_cartpole"]).seconds
-    plan = Plan(quick=False, rounds=1, scratch=tmp_path, seconds=asked)
-    assert 33.0 == peers_cartpole.make(plan).settings["seconds of training at most"]
-    assert "23 s after 10 s of training" == peers_pong.make(plan).settings["window"]
+def test_seconds_bound_each_run(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+
+    def make(plan: Plan) -> None:
+        plans.append(plan)
+        raise BenchmarkError("that is enough")
+
+    monkeypatch.setattr(peers_cartpole, "make", make)
+    with pytest.raises(BenchmarkError, match="enough"):
+        command_line.run("peers_cartpole", command_line.arguments(["--seconds", "33", "peers_cartpole"]), tmp_path)
+    monkeypatch.undo()
+    assert 33.0 == peers_cartpole.make(plans[0]).settings["seconds of training at most"]
+    assert "23 s after 10 s of training" == peers_pong.make(plans[0]).settings["window"]
 
 
 def test_the_last_episodes_that_count_are_a_hundred() -> None:
