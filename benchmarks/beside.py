@@ -17,6 +17,8 @@ GRACE_S = 60.0
 """What a peer may need beyond its training, to start and to end, before it counts as hanging."""
 LOOK_S = 1.0
 """Seconds between looks at memory: the largest trees of processes take hundredths of a core so."""
+TO_TARGET = ("time_to_target", "start_to_target", "steps_to_target")
+"""Of runs that have a target."""
 NOT_INSTALLED = "not_installed"
 UNITS = {
     "time_to_target": "s of training",
@@ -65,6 +67,12 @@ def rival_side(rival: Rival, arguments: tuple[object, ...], seconds: float, seed
 
 def attempt(rival: Rival, arguments: tuple[object, ...], seconds: float) -> Values:
     """One run of ``seconds`` of training at most; what hangs or fails is told as that, for the other rows' sake."""
+    values = _attempt(rival, arguments, seconds)
+    return values if "--target" in arguments else {name: value for name, value in values.items() if name not in TO_TARGET}
+
+
+def _attempt(rival: Rival, arguments: tuple[object, ...], seconds: float) -> Values:
+    nothing: Values = dict.fromkeys((*TO_TARGET, "env_steps_per_s"))
     given = (*arguments, "--seconds", seconds, *rival.options)
     try:
         done = child.run(
@@ -77,10 +85,10 @@ def attempt(rival: Rival, arguments: tuple[object, ...], seconds: float) -> Valu
             threads=rival.threads,
         )
     except child.TookLongerError:
-        return {"time_to_target": None, "start_to_target": None, "env_steps_per_s": None, "hung": 1.0}
+        return nothing | {"hung": 1.0}
     except BenchmarkError as error:
         print(error, file=sys.stderr, flush=True)
-        return {"time_to_target": None, "start_to_target": None, "env_steps_per_s": None, "failed": 1.0}
+        return nothing | {"failed": 1.0}
     return told(done)
 
 

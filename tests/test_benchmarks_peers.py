@@ -393,11 +393,16 @@ def there(place: Path) -> None:
 
 def test_a_peers_answer_becomes_the_values_of_its_row(there: None, module: Callable[[str], str]) -> None:
     module(f"import json, sys; print(json.dumps({ANSWER!r} | {{'steps_to_target': sys.argv[1:]}}))")
-    values = beside.attempt(RIVAL, ("--seed", 4, "cartpole"), 20.0)
+    values = beside.attempt(RIVAL, ("--seed", 4, "cartpole", "--target", 475.0), 20.0)
     assert {"time_to_target": 9.0, "start_to_target": 11.0, "env_steps_per_s": 10.0, "return": 476.0}.items() <= values.items()
-    assert ["--seed", "4", "cartpole", "--seconds", "20.0"] == values["steps_to_target"]
+    assert ["--seed", "4", "cartpole", "--target", "475.0", "--seconds", "20.0"] == values["steps_to_target"]
     assert {"whole_process", "cores"} <= set(values)
     assert "lag_mean" not in values
+
+
+def test_a_run_without_a_target_says_nothing_of_one(there: None, module: Callable[[str], str]) -> None:
+    module(f"import json; print(json.dumps({ANSWER!r}))")
+    assert not {"time_to_target", "start_to_target", "steps_to_target"} & set(beside.attempt(RIVAL, (), 20.0))
 
 
 def test_lag_is_in_the_row_of_a_peer_that_tells_it() -> None:
@@ -410,7 +415,7 @@ def test_a_peer_that_hangs_is_a_sample_that_did_not_come_about(
 ) -> None:
     monkeypatch.setattr(beside, "GRACE_S", 0.5)
     module("import time; time.sleep(600)")
-    values = beside.attempt(RIVAL, (), 0.5)
+    values = beside.attempt(RIVAL, ("--target", 475.0), 0.5)
     assert (None, None, 1.0) == (values["time_to_target"], values["env_steps_per_s"], values["hung"])
 
 
@@ -418,7 +423,7 @@ def test_a_peer_that_fails_is_told_as_that_and_not_as_slow(
     there: None, module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     module("raise SystemExit('no such luck')")
-    values = beside.attempt(RIVAL, (), 5.0)
+    values = beside.attempt(RIVAL, ("--target", 475.0), 5.0)
     assert (None, 1.0) == (values["time_to_target"], values["failed"])
     assert "hung" not in values
     assert "no such luck" in capsys.readouterr().err
