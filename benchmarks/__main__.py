@@ -18,6 +18,8 @@ NAMES = (
     "time_to_target",
     "impala_cartpole",
     "cost_of_balance",
+    "freshness",
+    "many_actors",
     "channels",
     "transports",
     "weights",
@@ -25,18 +27,17 @@ NAMES = (
     "learner",
     "idle",
     "replay",
-    "peers_cartpole",
-    "peers_pong",
 )
-
-UNASKED = tuple(name for name in NAMES if not name.startswith("peers_"))
-"""What runs when none is named: rows beside peers take half an hour, and need what `make bench-peers` installs."""
+LONG = ("stalled", "pong_gpu", "peers_cartpole", "peers_pong")
+"""Half an hour long, or in need of a GPU, or of peers that `make bench-peers` installs: only when they are named."""
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; when none is named, all that need no peers")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}, all of them when none is named; or {', '.join(LONG)}"
+    )
     parser.add_argument("--quick", action="store_true", help="prove that they run; the numbers mean nothing and go to names of their own")
     parser.add_argument("--rounds", type=int, help="samples of each side; 5, or 1 with --quick")
     parser.add_argument(
@@ -46,10 +47,11 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--cores", type=_cores, help="those to use, such as 0,1; all that may be used")
     parser.add_argument("--results", type=Path, default=results.RESULTS, help="where JSON and tables go")
     chosen = parser.parse_args(given)
-    unknown = [name for name in chosen.names if name not in NAMES]
+    known = (*NAMES, *LONG)
+    unknown = [name for name in chosen.names if name not in known]
     if unknown:
-        parser.error(f"there is no {unknown[0]!r}; known are {', '.join(NAMES)}")
-    chosen.names = chosen.names or list(UNASKED)
+        parser.error(f"there is no {unknown[0]!r}; known are {', '.join(known)}")
+    chosen.names = chosen.names or list(NAMES)
     chosen.rounds = chosen.rounds or (1 if chosen.quick else 5)
     if chosen.rounds < 1:
         parser.error("--rounds must be at least 1")

@@ -61,7 +61,15 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
 
 def test_train_hands_over_the_config_and_what_was_wished(api: Api, tmp_path: Path) -> None:
     done = run("train", "cartpole_ppo", "run.seed=7", "--plain", "--json", "--require-target", "--no-http", "--runs-dir", str(tmp_path))
-    wishes = {"resume": None, "runs_dir": tmp_path, "http": False, "plain": True, "json_line": True, "require_target": True}
+    wishes = {
+        "resume": None,
+        "runs_dir": tmp_path,
+        "http": False,
+        "plain": True,
+        "json_line": True,
+        "require_target": True,
+        "until_eof": False,
+    }
     assert (0, [(load_config("cartpole_ppo", ["run.seed=7"]), wishes)]) == (done.exit_code, api.asked)
 
 

@@ -412,7 +412,7 @@ async def test_a_foreign_host_is_421(client: Client, host: str) -> None:
     await problem(await client.get("/livez", headers={"Host": host}), 421)
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1", "localhost."])
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1", "localhost.", "[::1]:8080"])
 async def test_names_of_this_machine_are_accepted(client: Client, host: str) -> None:
     assert 200 == (await client.get("/livez", headers={"Host": host})).status
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import json
+import os
 import secrets
 import signal
 import sys
@@ -23,6 +24,7 @@ from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.layouts import draw_layout, trajectory_layout
 from tianflow.logs import configure
 from tianflow.recording import recorded
+from tianflow.summary import EOF
 
 if TYPE_CHECKING:
     from tianflow.interfaces import RunControl
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 Overrides = Sequence[str] | Mapping[str, object]
 RUNS = Path("runs")
+STDIN = 0
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
 """Device files of the driver: looking for them costs nothing, where asking PyTorch would import it."""
 
@@ -166,6 +169,7 @@ def train_cli(
     plain: bool,
     json_line: bool,
     require_target: bool,
+    until_eof: bool = False,
 ) -> int:
     """``tianflow train``: everything a person sees, and the exit code."""
     from rich.console import Console
@@ -176,7 +180,7 @@ def train_cli(
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
     # Not inside the loop: there an interrupt would have to wait for an environment that does not come back.
     prepared = _prepare(config, resume, runs_dir)
-    signals = _Signals(lambda text: console.print(text, highlight=False))
+    signals = _Signals(lambda text: console.print(text, highlight=False), until_eof=until_eof)
     summary: dict[str, Any] = {}
 
     async def whole() -> None:
@@ -327,29 +331,41 @@ class _Signals:
 
     Args:
         say: shows a line to whoever pressed Ctrl-C.
+        until_eof: the end of standard input counts as one, too.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], *, until_eof: bool) -> None:
+        self._say, self._until_eof = say, until_eof
         self.caught: list[int] = []
         self.session: _Session | None = None
 
     def __enter__(self) -> None:
         loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._handle, number)
+            loop.add_signal_handler(number, self._handle, number, signal.Signals(number).name)
+        if self._until_eof:
+            loop.add_reader(STDIN, self._read)
 
     def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().remove_signal_handler(number)
+            loop.remove_signal_handler(number)
+        if self._until_eof:
+            loop.remove_reader(STDIN)
 
-    def _handle(self, number: int) -> None:
+    def _read(self) -> None:
+        """Whoever started this holds the other end of standard input, and writes nothing: an end says that they are gone."""
+        if not os.read(STDIN, 4096):
+            asyncio.get_running_loop().remove_reader(STDIN)
+            self._handle(signal.SIGHUP, EOF)
+
+    def _handle(self, number: int, reason: str) -> None:
         self.caught.append(number)
         if self.session is None:
             assert self._main is not None
             self._main.cancel()
         elif len(self.caught) == 1:
-            self._say(f"{signal.Signals(number).name}: stopping with a last checkpoint; once more stops at once")
-            self.session.run.end("stopped", signal.Signals(number).name)
+            self._say(f"{reason}: stopping with a last checkpoint; once more stops at once")
+            self.session.run.end("stopped", reason)
         else:
             self.session.finished.cancel()

@@ -37,7 +37,7 @@ from tianflow.replay_rules import rate_limits
 from tianflow.room import Room, SlotOwner
 from tianflow.roster import Roster
 from tianflow.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics
-from tianflow.summary import summarise
+from tianflow.summary import SUMMARY, summarise
 from tianflow.supervisor import HostHandle, Patience, Supervisor
 from tianflow.tallies import ActiveClock, EpisodeTally, Journal
 from tianflow.tickets import State
@@ -543,7 +543,7 @@ class Run:
     def _write_summary(self) -> None:
         text = json.dumps(self.summary(), indent=2)
         try:
-            (self.directory / "summary.json").write_text(text + "\n", encoding="utf-8")
+            (self.directory / SUMMARY).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             log.warning("the summary cannot be written", error=str(error))
 

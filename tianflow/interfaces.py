@@ -298,7 +298,7 @@ class RunControl(Protocol):
     def stop(self, *, source: str) -> str: ...
     def request_checkpoint(self, *, source: str) -> str: ...
     def audit(self) -> Sequence[Mapping[str, object]]:
-        """Every change and action, oldest first: when (ISO 8601), source, action, old, new."""
+        """The newest changes and actions, oldest first: time (ISO 8601), source, action, old, new. The file has all of them."""
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
         """Checkpoints on disk, newest first: name, version, env_steps, bytes, created."""

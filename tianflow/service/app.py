@@ -108,7 +108,7 @@ class Handlers:
     async def list_runs(self, _request: web.Request) -> web.Response:
         """Every run in short."""
         statistics = {name: served.run.statistics() for name, served in self._runs.items()}
-        runs = [{"id": name, "state": run.state, "ready": run.ready, "href": _href(name)} for name, run in statistics.items()]
+        runs = [{"id": name, "state": run.state, "ready": run.ready, "href": href(name)} for name, run in statistics.items()]
         return json_response({"runs": runs})
 
     async def show_run(self, request: web.Request) -> web.Response:
@@ -140,7 +140,7 @@ class Handlers:
             "stop": run.stop,
         }
         state = does[action](source=f"http:{request.remote}")
-        return json_response({"id": run.id, "action": action, "state": state}, HTTPStatus.ACCEPTED, headers={"Location": _href(run.id)})
+        return json_response({"id": run.id, "action": action, "state": state}, HTTPStatus.ACCEPTED, headers={"Location": href(run.id)})
 
     async def show_settings(self, request: web.Request) -> web.Response:
         """Live settings of one part of the run."""
@@ -154,7 +154,7 @@ class Handlers:
         """Where everything is, for a person who came with a browser."""
         paths = ["/livez", "/readyz", "/metrics", "/openapi.json", "/api/v1/runs"]
         for name in self._runs:
-            paths += [_href(name), *(f"{_href(name)}/{part}" for part in (*LOOKS, "events", *settings.RESOURCES))]
+            paths += [href(name), *(f"{href(name)}/{part}" for part in (*LOOKS, "events", *settings.RESOURCES))]
         items = "".join(f'<li><a href="{escape(path)}">{escape(path)}</a></li>' for path in paths)
         text = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>tianflow</title><h1>tianflow</h1><ul>{items}</ul></html>'
         return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": "default-src 'none'"})
@@ -167,5 +167,6 @@ class Handlers:
         return served
 
 
-def _href(name: str) -> str:
+def href(name: str) -> str:
+    """Where a run is."""
     return f"/api/v1/runs/{name}"

@@ -43,9 +43,14 @@ HEADERS: dict[int, dict[str, Schema]] = {
 }
 
 
-def document(runs: Mapping[str, Config], *, looks: Iterable[str], actions: Iterable[str]) -> dict[str, Any]:
-    """The document for ``runs``: settings by id. Where they have different algorithms, a resource has either's settings."""
-    paths = {**_server(), **_looks(looks), **_actions(actions), **_events(), **_settings(tuple(runs.values()))}
+def document(
+    runs: Mapping[str, Config], *, looks: Iterable[str], actions: Iterable[str], more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The document for ``runs``: settings by id. Where they have different algorithms, a resource has either's settings.
+
+    ``more``: operations by path, besides or instead of those that every server has.
+    """
+    paths = {**_server(), **_looks(looks), **_actions(actions), **_events(), **_settings(tuple(runs.values())), **(more or {})}
     return {
         "openapi": "3.1.1",
         "info": {
@@ -80,49 +85,50 @@ def _with_parameters(path: str, item: dict[str, Any]) -> dict[str, Any]:
     return {"parameters": [{"$ref": "#/components/parameters/run"}], **item} if "{run}" in path else item
 
 
-def _operation(
+def operation(
     path: str, method: str, summary: str, answer: Mapping[str, Any], *refusals: int, status: int = 200, **more: Any
 ) -> dict[str, Any]:
     """One operation: what it answers when all is well, and what it may be refused with."""
     looking = method in {"get", "head"}
     refused = {*ALWAYS, *refusals, *(() if looking and path in OPEN else (401,)), *((404,) if "{run}" in path else ())}
-    operation: dict[str, Any] = {
+    made: dict[str, Any] = {
         "operationId": "-".join([method, *path.replace("{run}", "run").replace(".json", "").strip("/").split("/")]).rstrip("-"),
         "summary": summary,
         "responses": {str(status): dict(answer), **{str(code): {"$ref": f"#/components/responses/{code}"} for code in sorted(refused)}},
         **more,
     }
     if looking and path in OPEN:
-        operation["security"] = []
+        made["security"] = []
     elif looking and path in OPEN_ON_LOOPBACK:
-        operation["security"] = [{}, {"token": []}]
-    return operation
+        made["security"] = [{}, {"token": []}]
+    return made
 
 
-def _get(path: str, summary: str, answer: Mapping[str, Any], *refusals: int) -> dict[str, Any]:
+def reading(path: str, summary: str, answer: Mapping[str, Any], *refusals: int) -> dict[str, Any]:
     """GET, and HEAD, which answers the same without a body."""
     bare = {key: value for key, value in answer.items() if key != "content"}
-    return {"get": _operation(path, "get", summary, answer, *refusals), "head": _operation(path, "head", summary, bare, *refusals)}
+    return {"get": operation(path, "get", summary, answer, *refusals), "head": operation(path, "head", summary, bare, *refusals)}
 
 
-def _answer(description: str, schema: Schema, content_type: str = JSON, headers: Schema | None = None) -> dict[str, Any]:
+def answered(description: str, schema: Schema, content_type: str = JSON, headers: Schema | None = None) -> dict[str, Any]:
+    """An answer with a body."""
     return {"description": description, "content": {content_type: {"schema": schema}}, **({"headers": headers} if headers else {})}
 
 
 def _server() -> dict[str, Any]:
     text = schemas.TEXT
-    alive = _answer("The coordinator's tick is young", schemas.struct(alive=schemas.TRUTH))
-    ready = _answer("Training can proceed", schemas.struct(ready=schemas.TRUTH))
-    metrics = _answer("Every metric", text, "text/plain")
+    alive = answered("The coordinator's tick is young", schemas.struct(alive=schemas.TRUTH))
+    ready = answered("Training can proceed", schemas.struct(ready=schemas.TRUTH))
+    metrics = answered("Every metric", text, "text/plain")
     metrics["content"]["application/openmetrics-text"] = {"schema": text}
     return {
-        "/": _get("/", "Where everything is", _answer("A page of links", text, "text/html")),
-        "/livez": _get("/livez", "Is the process alive", alive, 503),
-        "/readyz": _get("/readyz", "Can training proceed", ready, 503),
-        "/metrics": _get("/metrics", "Prometheus text or OpenMetrics, as Accept says", metrics),
-        "/openapi.json": _get("/openapi.json", "This document", _answer("An OpenAPI document", {"type": "object"})),
-        "/api/v1/runs": _get("/api/v1/runs", "Every run in short", _answer("Runs", reference("Runs"))),
-        RUN: _get(RUN, "Everything a status screen needs", _answer("The run", reference("Run"))),
+        "/": reading("/", "Where everything is", answered("A page of links", text, "text/html")),
+        "/livez": reading("/livez", "Is the process alive", alive, 503),
+        "/readyz": reading("/readyz", "Can training proceed", ready, 503),
+        "/metrics": reading("/metrics", "Prometheus text or OpenMetrics, as Accept says", metrics),
+        "/openapi.json": reading("/openapi.json", "This document", answered("An OpenAPI document", {"type": "object"})),
+        "/api/v1/runs": reading("/api/v1/runs", "Every run in short", answered("Runs", reference("Runs"))),
+        RUN: reading(RUN, "Everything a status screen needs", answered("The run", reference("Run"))),
     }
 
 
@@ -135,15 +141,15 @@ def _looks(looks: Iterable[str]) -> dict[str, Any]:
         "checkpoints": ("Checkpoints, newest first", schemas.struct(checkpoints=schemas.listing(reference("Checkpoint")))),
     }
     paths = {f"{RUN}/{look}": answers[look] for look in looks}
-    return {path: _get(path, summary, _answer(summary, schema)) for path, (summary, schema) in paths.items()}
+    return {path: reading(path, summary, answered(summary, schema)) for path, (summary, schema) in paths.items()}
 
 
 def _actions(actions: Iterable[str]) -> dict[str, Any]:
     headers = {"Location": {"description": "The run", "schema": {"type": "string"}}}
-    answer = _answer("Accepted: the state it leads to", reference("Action"), headers=headers)
+    answer = answered("Accepted: the state it leads to", reference("Action"), headers=headers)
     return {
         f"{RUN}/{action}": {
-            "post": _operation(
+            "post": operation(
                 f"{RUN}/{action}", "post", f"{action.capitalize()}; repeating it is no error", answer, 409, status=HTTPStatus.ACCEPTED.value
             )
         }
@@ -172,7 +178,7 @@ def _events() -> dict[str, Any]:
         "content": {"text/event-stream": {}},  # a stream is no value that a schema could be of
     }
     answer["x-events"] = {kind: reference(f"event-{kind}") for kind in schemas.event_schemas()}
-    return {path: {"get": _operation(path, "get", "What happens, as it happens", answer, 503, parameters=parameters)}}
+    return {path: {"get": operation(path, "get", "What happens, as it happens", answer, 503, parameters=parameters)}}
 
 
 def _settings(configs: Sequence[Config]) -> dict[str, Any]:
@@ -182,7 +188,7 @@ def _settings(configs: Sequence[Config]) -> dict[str, Any]:
 def _resource(path: str, resource: str, configs: Sequence[Config]) -> dict[str, Any]:
     shown = _either([schemas.settings_read(config, resource) for config in configs])
     taken = _either([schemas.settings_patch(config, resource) for config in configs])
-    answer = _answer("The settings in force", shown, headers={"ETag": ETAG, "Accept-Patch": {"schema": {"const": MERGE_PATCH}}})
+    answer = answered("The settings in force", shown, headers={"ETag": ETAG, "Accept-Patch": {"schema": {"const": MERGE_PATCH}}})
     condition = {
         "name": "If-Match",
         "in": "header",
@@ -193,8 +199,8 @@ def _resource(path: str, resource: str, configs: Sequence[Config]) -> dict[str, 
     change = "Change them, all or none. null: the default. What fits the schema may still be refused beside the other settings"
     refusals = (409, 412, 415, 422)
     return {
-        **_get(path, f"Settings of {resource} that can be changed", answer),
-        "patch": _operation(path, "patch", change, answer, *refusals, parameters=[condition], requestBody=body),
+        **reading(path, f"Settings of {resource} that can be changed", answer),
+        "patch": operation(path, "patch", change, answer, *refusals, parameters=[condition], requestBody=body),
     }
 
 
