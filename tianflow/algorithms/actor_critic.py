@@ -180,6 +180,8 @@ class ActorCriticLearner(ABC):
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         settings: AlgorithmSettings = config.algorithm
+        self.settings: Any = settings
+        """Of the algorithm's own model: what a subclass adds to them is read here."""
         self.model = Model(config, spec, device, forward_in(config.learner.precision, device))
         self.optimiser = Adam(self.model.buffer.parameters, self.model.buffer.gradients, epsilon=settings.adam_epsilon)
         self.generator = torch.Generator().manual_seed(config.run.seed)
