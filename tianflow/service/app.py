@@ -16,6 +16,7 @@ from tianflow.metrics.prometheus import Exporter
 from tianflow.rates import Rates
 from tianflow.service import console, openapi, past, settings
 from tianflow.service.auth import Guard, guarded
+from tianflow.service.bodies import read_in_time
 from tianflow.service.feed import Feed
 from tianflow.service.openapi import RUN
 from tianflow.service.problems import ProblemError, add_safe_headers, answers, json_response
@@ -43,7 +44,7 @@ def make_app(*, runs: Mapping[str, Served], guard: Guard, http: HttpSettings) ->
     requests: Counter[int] = Counter()
     exporter = Exporter(runs=lambda: [served.run.statistics() for served in runs.values()], requests=requests)
     throttle = Throttle(per_s=http.max_requests_per_s)
-    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY)]
+    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY), read_in_time]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(add_safe_headers)
     app.add_routes(Handlers(runs=runs, exporter=exporter, streams=Streams(limit=http.max_streams)).routes())

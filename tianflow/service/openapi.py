@@ -24,6 +24,7 @@ REFUSALS: dict[int, str] = {
     401: "A token is needed",
     403: "The token allows looking only, or a page of another origin asks",
     404: "There is no such run",
+    408: "The body did not come in time",
     409: "The run has ended or is ending",
     412: "The settings have moved on to another generation",
     413: "The body is too large",
@@ -34,7 +35,7 @@ REFUSALS: dict[int, str] = {
     500: "Unexpected; the log has more",
     503: "Not now",
 }
-ALWAYS = (400, 403, 413, 421, 429, 500)
+ALWAYS = (400, 403, 408, 413, 421, 429, 500)
 HEADERS: dict[int, dict[str, Schema]] = {
     401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
     412: {"ETag": ETAG},

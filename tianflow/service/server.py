@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import logging
 import os
 import socket
 import time
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from tianflow.config import HttpSettings
 from tianflow.control_file import ControlFile, process_start_time
@@ -26,6 +28,10 @@ from tianflow.service.feed import Feed
 
 GRACE_S = 1.0
 """Seconds that requests still being answered get at the end."""
+IDLE_S = 75.0
+"""Seconds in which a connection must ask for something, whole headers included; more than most scrapers wait between two scrapes."""
+LINGER_S = 5.0
+"""Seconds in which what is left of a refused body is taken, and thrown away, so that whoever sends it comes to read why."""
 BACKLOG = 128
 
 
@@ -52,7 +58,7 @@ async def serve(run: RunControl, http: HttpSettings, tokens: Tokens, directory: 
         server = Server(address(bound), bound.getsockname()[1])
         feed = Feed(events=run.events, clock=time.time)
         app = make_app(runs={run.id: Served(run, rates, feed)}, guard=guard, http=http)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=GRACE_S)
+        runner = runner_of(app)
         # the feed closes first: every stream is then written to its end while the server is still there
         async with answering(runner, bound), _announced(run, server, tokens, directory), going(rates.run), going(feed.run):
             yield server
@@ -89,6 +95,31 @@ def address(bound: socket.socket) -> str:
     if parsed.is_unspecified:
         host = "127.0.0.1" if parsed.version == 4 else "::1"
     return f"http://[{host}]:{port}" if parsed.version == 6 else f"http://{host}:{port}"
+
+
+def runner_of(app: web.Application) -> web.AppRunner:
+    """What runs ``app``: it closes connections that ask for nothing, and waits for nobody at the end."""
+    return web.AppRunner(
+        app,
+        access_log=None,
+        logger=_logger(),
+        handle_signals=False,
+        shutdown_timeout=GRACE_S,
+        keepalive_timeout=IDLE_S,
+        lingering_time=LINGER_S,
+    )
+
+
+def _logger() -> logging.Logger:
+    """aiohttp's, without tracebacks of requests that are none: whoever connects could fill a disk with them."""
+    logger = logging.getLogger("aiohttp.server")
+    logger.addFilter(_is_our_mistake)  # once, however often it is given
+    return logger
+
+
+def _is_our_mistake(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from tianflow.errors import ConfigError, Problem, StateConflictError
 from tianflow.service import console, past, settings
 from tianflow.service.app import ACTIONS, LOOKS, MAX_BODY, href
 from tianflow.service.auth import Guard, guarded
+from tianflow.service.bodies import read_in_time
 from tianflow.service.openapi import RUN
 from tianflow.service.problems import ProblemError, add_safe_headers, answers, json_response
 from tianflow.service.throttle import Throttle, throttled
@@ -44,7 +45,7 @@ def make_app(*, house: House, store: Store, asker: Asker, guard: Guard, http: Ht
     """The application of a service. ``allowed``: modules whose objects a config that is submitted may name."""
     requests: Counter[int] = Counter()
     throttle = Throttle(per_s=http.max_requests_per_s)
-    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY)]
+    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY), read_in_time]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(add_safe_headers)
     handlers = Handlers(house=house, store=store, asker=asker, requests=requests, allowed=allowed, max_streams=http.max_streams)

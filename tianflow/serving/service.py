@@ -12,15 +12,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp import web
-
 from tianflow import loops
 from tianflow.config import HttpSettings
 from tianflow.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens
-from tianflow.service.server import GRACE_S, Server, address, answering, bind, going
+from tianflow.service.server import Server, address, answering, bind, going, runner_of
 from tianflow.serving.asking import Asker
 from tianflow.serving.child import Files
 from tianflow.serving.house import House
@@ -102,7 +100,7 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
                 overrides = {"http.max_streams": settings.http.max_streams, "http.max_requests_per_s": RUN_REQUESTS_PER_S}
                 house = House(store=store, files=files, limit=settings.limit, asker=asker, overrides=overrides)
                 app = make_app(house=house, store=store, asker=asker, guard=guard, http=settings.http, allowed=settings.allowed)
-                runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=GRACE_S)
+                runner = runner_of(app)
                 server = Server(address(bound), bound.getsockname()[1])
                 # the runs end first: their streams are then passed on to their ends while the server is still there
                 try:
