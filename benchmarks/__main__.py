@@ -18,6 +18,8 @@ NAMES = (
     "time_to_target",
     "impala_cartpole",
     "cost_of_balance",
+    "freshness",
+    "many_actors",
     "channels",
     "transports",
     "weights",
@@ -26,22 +28,29 @@ NAMES = (
     "idle",
     "replay",
 )
+LONG = ("stalled", "pong_gpu", "peers_cartpole", "peers_pong")
+"""Half an hour long, or in need of a GPU, or of peers that `make bench-peers` installs: only when they are named."""
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; all of them when none is named")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}, all of them when none is named; or {', '.join(LONG)}"
+    )
     parser.add_argument("--quick", action="store_true", help="prove that they run; the numbers mean nothing and go to names of their own")
     parser.add_argument("--rounds", type=int, help="samples of each side; 5, or 1 with --quick")
     parser.add_argument(
         "--patience", type=float, default=None, help="seconds to wait before each sample for others to be quiet; 60, or 0 with --quick"
     )
+    parser.add_argument("--seconds", type=float, help="of training in each run beside peers; as many as each benchmark takes by itself")
+    parser.add_argument("--cores", type=_cores, help="those to use, such as 0,1; all that may be used")
     parser.add_argument("--results", type=Path, default=results.RESULTS, help="where JSON and tables go")
     chosen = parser.parse_args(given)
-    unknown = [name for name in chosen.names if name not in NAMES]
+    known = (*NAMES, *LONG)
+    unknown = [name for name in chosen.names if name not in known]
     if unknown:
-        parser.error(f"there is no {unknown[0]!r}; known are {', '.join(NAMES)}")
+        parser.error(f"there is no {unknown[0]!r}; known are {', '.join(known)}")
     chosen.names = chosen.names or list(NAMES)
     chosen.rounds = chosen.rounds or (1 if chosen.quick else 5)
     if chosen.rounds < 1:
@@ -50,9 +59,17 @@ def arguments(given: list[str]) -> argparse.Namespace:
     return chosen
 
 
+def _cores(text: str) -> set[int]:
+    """Numbers with commas between them, of cores that this process may use."""
+    wanted, there = {int(number) for number in text.split(",")}, os.sched_getaffinity(0)
+    if not wanted <= there:
+        raise argparse.ArgumentTypeError(f"{text} is not all among the cores that may be used: {', '.join(map(str, sorted(there)))}")
+    return wanted
+
+
 def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
     """Run one benchmark, print its table, write its results."""
-    plan = Plan(quick=chosen.quick, rounds=chosen.rounds, scratch=scratch)
+    plan = Plan(quick=chosen.quick, rounds=chosen.rounds, scratch=scratch, seconds=chosen.seconds)
     benchmark = importlib.import_module(f"benchmarks.{name}").make(plan)
     began = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     outcome = alternate(benchmark, plan.rounds, patience_s=chosen.patience, say=lambda text: print(text, file=sys.stderr, flush=True))
@@ -65,6 +82,8 @@ def main() -> int:
     """Run what the command line asks for; 1 if a benchmark could not be run."""
     chosen = arguments(sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended on the way out
+    if chosen.cores:
+        os.sched_setaffinity(0, chosen.cores)  # children inherit it, and the load of others is that on these
     failed = False
     with tempfile.TemporaryDirectory(prefix="tianflow-bench-") as scratch:
         for name in chosen.names:

@@ -1,7 +1,8 @@
 """Loops with nothing around them, each in a process on a core of its own: what the parts could do alone.
 
 ``rollout``   the shipped policy on the bare Gymnasium vector: no slot, no message, no log-probability
-``act``       the same on one observation, without an environment
+``environments``  steps of the environments that the config names, and no policy
+``act``       the same policy on one observation, without an environment
 ``step``      the shipped learner's ``step`` on one batch that stays where it is
 ``torch_act`` ``torch_step``  what anyone would write in PyTorch for the same network sizes: the yardstick for the two above
 """
@@ -81,6 +82,13 @@ def rollout(config: Config) -> Work:
         return steps * environments
 
     return work
+
+
+def environments(config: Config) -> Work:
+    """Step the vector of environments of one actor, as `benchmarks.halves` does beside the other parts."""
+    from benchmarks import halves
+
+    return halves.actor(config)["environment"]
 
 
 def act(config: Config) -> Work:
@@ -230,6 +238,7 @@ def _factory(config: Config) -> AlgorithmFactory:
 
 LOOPS: dict[str, Callable[[Config], Work]] = {
     "rollout": rollout,
+    "environments": environments,
     "act": act,
     "step": step,
     "torch_act": torch_act,
@@ -265,12 +274,13 @@ def _during(seconds: float) -> Iterator[None]:
 
 
 def main() -> None:
-    """``LOOP CONFIG SECONDS [--core N]``: make it, wait for the others, time it."""
+    """``LOOP CONFIG SECONDS [section.key=value ...] [--core N]``: make it, wait for the others, time it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("loop", choices=sorted(LOOPS))
     parser.add_argument("config", type=Path)
     parser.add_argument("seconds", type=float)
     parser.add_argument("--core", type=int)
+    parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
     if given.core is not None:
         os.sched_setaffinity(0, {given.core})
@@ -279,7 +289,7 @@ def main() -> None:
     from tianflow.config_loading import load_config
 
     torch.set_num_threads(1)
-    work = LOOPS[given.loop](load_config(given.config))
+    work = LOOPS[given.loop](load_config(given.config, given.overrides))
     work()
     child.wait_for_go()
     child.say({"per_s": rate(work, given.seconds)})

@@ -20,15 +20,21 @@ from benchmarks import (
     channels,
     child,
     cost_of_balance,
+    freshness,
     halves,
     idle,
     impala_cartpole,
     learner,
     machine,
+    many_actors,
+    peers_cartpole,
+    peers_pong,
+    pong_gpu,
     replay,
     resting,
     results,
     shards,
+    stalled,
     time_to_target,
     training,
     transports,
@@ -338,7 +344,10 @@ child.say({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
 # The benchmarks themselves ---------------------------------------------------------------------------------------------
 
 
-MADE = [impala_cartpole, cost_of_balance, channels, transports, weights, actors, learner, idle, replay]
+MADE = [
+    *(impala_cartpole, cost_of_balance, freshness, many_actors, stalled, pong_gpu),
+    *(channels, transports, weights, actors, learner, idle, replay, peers_cartpole, peers_pong),
+]
 
 
 @pytest.mark.parametrize("module", MADE)
@@ -346,11 +355,38 @@ def test_every_benchmark_can_be_made_and_says_how_to_repeat_it(module: Any, tmp_
     made = module.make(Plan(quick=True, rounds=2, scratch=tmp_path))
     assert len(made.sides) == len({side.name for side in made.sides})
     assert made.settings
-    assert made.name in command_line.NAMES
+    assert made.name in (*command_line.NAMES, *command_line.LONG)
 
 
 def test_every_benchmark_that_can_be_named_is_there() -> None:
-    assert {"time_to_target", *(module.__name__.removeprefix("benchmarks.") for module in MADE)} == set(command_line.NAMES)
+    assert {"time_to_target", *(module.__name__.removeprefix("benchmarks.") for module in MADE)} == {
+        *command_line.NAMES,
+        *command_line.LONG,
+    }
+
+
+def test_nobody_is_idle_by_law_however_many_actors_there_are() -> None:
+    for count in many_actors.COUNTS:
+        config = load_config(many_actors.CONFIG, many_actors.overrides(count, 7))
+        assert config.bound is not None
+        batch = config.algorithm.batch_trajectories
+        assert (config.bound + 1) * batch >= config.actors.count + batch
+        assert config.actors.hosts is not None
+        assert config.actors.hosts <= min(count, 7)
+
+
+def test_many_actors_are_compared_with_the_best_count() -> None:
+    values = {many_actors.side_of(count): {"trained_per_s": rate, "lag": 2.0, "bare_lag": 1.0} for count, rate in ((1, 50.0), (8, 40.0))}
+    made = many_actors.make(Plan(quick=True, rounds=1, scratch=Path()))
+    assert [0.8, 1.5] == [ratio.of(values) for ratio in made.ratios]
+
+
+def test_actors_are_faster_than_the_learner_where_freshness_is_measured() -> None:
+    config = load_config(training.CONFIGS / "paced.toml", freshness.overrides("freshest", 1))
+    steps_s = config.actors.rollout_steps * config.env.kwargs["seconds"]
+    batches_while_one_is_trained_on = config.actors.count / steps_s * cost_of_balance.UPDATE_S / config.algorithm.batch_trajectories
+    assert pytest.approx(freshness.FASTER) == batches_while_one_is_trained_on
+    assert ("freshest", 4) == (config.balance.controller, config.bound)
 
 
 def test_carriers_that_are_not_installed_are_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +404,7 @@ def test_without_an_mpi_there_is_no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> N
     assert ("mpi4py",) == transports.missing_carriers()
 
 
-@pytest.mark.parametrize("module", [actors, learner, replay])
+@pytest.mark.parametrize("module", [actors, learner, pong_gpu, replay])
 def test_without_atari_it_is_said_what_to_install(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
@@ -526,7 +562,7 @@ def test_quick_is_one_round_without_waiting() -> None:
 def test_an_unknown_benchmark_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command_line.arguments(["chanels"])
-    assert "cost_of_balance, channels" in capsys.readouterr().err
+    assert "many_actors, channels" in capsys.readouterr().err
 
 
 def test_a_benchmark_that_cannot_run_fails_the_command_and_not_the_others(

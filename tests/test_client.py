@@ -15,7 +15,7 @@ import pytest
 
 from tianflow import client
 from tianflow.config import LIVE
-from tianflow.control_file import ControlFile, process_start_time
+from tianflow.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.errors import ConfigError
 
 
@@ -208,3 +208,53 @@ def test_an_answer_that_is_no_object_is_told(tmp_path: Path, control: Control, b
 
 def test_a_run_that_does_not_answer_is_named(tmp_path: Path) -> None:
     assert "run 'one' at http://127.0.0.1:9 does not answer" in str(refusal(announce(tmp_path, "one")))
+
+
+# A service ------------------------------------------------------------------------------------------------------------------
+
+
+def announce_service(runs: Path, address: str) -> ControlFile:
+    """Write the file of a service that this process runs."""
+    start_time = process_start_time(os.getpid())
+    file = ControlFile(run="", pid=os.getpid(), start_time=start_time, address=address, token="secret", read_token="look")
+    file.write(runs, SERVICE)
+    return file
+
+
+def test_a_run_that_waits_or_has_ended_is_found_through_its_service(tmp_path: Path, control: Control) -> None:
+    announce_service(tmp_path, control.address)
+    control.answer(200, {"id": "two words", "state": "pending"})
+    found = client.find(tmp_path, "two words")
+    assert ("two words", control.address, "secret") == (found.run, found.address, found.token)
+    assert [("GET", "/api/v1/runs/two%20words", None)] == control.asked
+    assert client.find(tmp_path, "two words") == found
+
+
+def test_a_run_that_no_service_knows_is_not_known(tmp_path: Path, control: Control) -> None:
+    announce_service(tmp_path, control.address)
+    control.answer(404, {"title": "Not Found"})
+    with pytest.raises(client.RunNotFoundError, match="run 'zzz' is not known"):
+        client.find(tmp_path, "zzz")
+
+
+def test_a_run_that_goes_on_is_asked_itself(tmp_path: Path, control: Control) -> None:
+    announce_service(tmp_path, control.address)
+    own = announce(tmp_path, "one")
+    assert own == client.find(tmp_path, "one")
+    assert [] == control.asked
+
+
+def test_a_service_that_is_gone_is_none(tmp_path: Path) -> None:
+    file = announce_service(tmp_path, "http://127.0.0.1:9")
+    assert file == client.service(tmp_path)
+    replace(file, start_time=1).write(tmp_path, SERVICE)
+    assert client.service(tmp_path) is None
+
+
+def test_all_runs_are_read_page_by_page(tmp_path: Path, control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {
+        "/api/v1/runs": {"runs": [{"id": "b"}], "next": "/api/v1/runs?before=2"},
+        "/api/v1/runs?before=2": {"runs": [{"id": "a"}], "next": None},
+    }
+    monkeypatch.setattr(client, "ask", lambda _contact, _method, path: pages[path])
+    assert ["b", "a"] == [run["id"] for run in client.all_runs(announce_service(tmp_path, control.address))]

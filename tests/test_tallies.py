@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+from tianflow import tallies
 from tianflow.payloads import Episode
 from tianflow.statistics import ComponentStatistics, TimeShares
 from tianflow.tallies import ActiveClock, EpisodeTally, Journal, waiting_seconds
@@ -53,8 +54,18 @@ def test_the_audit_is_kept_in_memory_and_appended_to_the_file(tmp_path):
         journal.add("cli", "pause")
         journal.add("http:::1", "change", old={"a": 1}, new={"a": 2})
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    assert lines == journal.records
+    assert lines == list(journal.records)
     assert [(line["source"], line["action"]) for line in lines] == [("cli", "pause"), ("http:::1", "change")]
+
+
+def test_memory_holds_the_newest_records_only_and_the_file_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(tallies, "KEPT_RECORDS", 3)
+    with ThreadPoolExecutor(1) as executor:
+        journal = Journal(path=tmp_path / "audit.jsonl", executor=executor)
+        for number in range(5):
+            journal.add("cli", "change", new=number)
+    assert [2, 3, 4] == [record["new"] for record in journal.records]
+    assert 5 == len((tmp_path / "audit.jsonl").read_text().splitlines())
 
 
 def test_waiting_is_summed_over_actors_and_kept_apart_from_the_learner():

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import json
+import os
 import secrets
 import signal
 import sys
@@ -23,6 +24,8 @@ from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.layouts import draw_layout, trajectory_layout
 from tianflow.logs import configure
 from tianflow.recording import recorded
+from tianflow.sinks.outlet import require_sinks
+from tianflow.summary import EOF
 
 if TYPE_CHECKING:
     from tianflow.interfaces import RunControl
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 Overrides = Sequence[str] | Mapping[str, object]
 RUNS = Path("runs")
+STDIN = 0
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
 """Device files of the driver: looking for them costs nothing, where asking PyTorch would import it."""
 
@@ -145,18 +149,6 @@ def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> Loade
     return LoadedPolicy(config=config, spec=spec, arrays=found.read())
 
 
-def evaluate_cli(checkpoint: str, *, episodes: int, json_line: bool, runs_dir: Path = RUNS) -> int:
-    """``tianflow eval``: play, print, and the exit code."""
-    from tianflow.playing import evaluate
-
-    result = evaluate(load_policy(checkpoint, runs_dir=runs_dir), episodes=episodes)
-    if json_line:
-        sys.stdout.write(json.dumps(result) + "\n")
-    else:
-        sys.stdout.write(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes\n")
-    return 0
-
-
 def train_cli(
     config: Config,
     *,
@@ -166,6 +158,7 @@ def train_cli(
     plain: bool,
     json_line: bool,
     require_target: bool,
+    until_eof: bool = False,
 ) -> int:
     """``tianflow train``: everything a person sees, and the exit code."""
     from rich.console import Console
@@ -176,7 +169,7 @@ def train_cli(
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
     # Not inside the loop: there an interrupt would have to wait for an environment that does not come back.
     prepared = _prepare(config, resume, runs_dir)
-    signals = _Signals(lambda text: console.print(text, highlight=False))
+    signals = _Signals(lambda text: console.print(text, highlight=False), until_eof=until_eof)
     summary: dict[str, Any] = {}
 
     async def whole() -> None:
@@ -184,7 +177,7 @@ def train_cli(
             async with _opened(prepared, http=http) as session:
                 signals.session = session
                 if session.address:
-                    console.print(f"run {session.run.id}, control and metrics at {session.address}", highlight=False)
+                    console.print(_where(session, terminal=console.is_terminal), highlight=False, soft_wrap=True)
                 screen = asyncio.create_task(make_screen(run=session.run, console=console, plain=plain).run(lambda: None))
                 try:
                     await asyncio.wait({session.finished})
@@ -224,6 +217,14 @@ class _Session:
     run: Run
     finished: asyncio.Task[None]
     address: str
+    token: str = ""
+
+
+def _where(session: _Session, *, terminal: bool) -> str:
+    """Where the run answers. On a terminal the address opens the console, token and all; a log, which others may read, gets no token."""
+    if not terminal:
+        return f"run {session.run.id}, control and metrics at {session.address}"
+    return f"run {session.run.id}, console at {session.address}/#token={session.token}"
 
 
 @contextlib.asynccontextmanager
@@ -242,16 +243,18 @@ async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]
             slots=slots,
             resumed=prepared.checkpoint,
         )
-        address = ""
+        address = token = ""
         if http:
             from tianflow.service.auth import Tokens
             from tianflow.service.server import serve
 
-            address = (await stack.enter_async_context(serve(run, config.http, Tokens.make(), run.directory))).address
+            tokens = Tokens.make()
+            address = (await stack.enter_async_context(serve(run, config.http, tokens, run.directory))).address
+            token = tokens.control
         await stack.enter_async_context(recorded(run))
         finished = asyncio.get_running_loop().create_task(prepared.launcher.launch(run, slots), name="run")
         try:
-            yield _Session(run, finished, address)
+            yield _Session(run, finished, address, token)
         finally:
             if not finished.done():
                 finished.cancel()
@@ -286,6 +289,7 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
     """Everything that reads files, imports what the config names, or makes an environment. Blocks: not for a loop."""
     checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
     _require_device(config.learner.device)
+    require_sinks(config)
     spec = validation.require_valid(config).spec
     assert spec is not None
     layout = trajectory_layout(config, spec)
@@ -327,29 +331,41 @@ class _Signals:
 
     Args:
         say: shows a line to whoever pressed Ctrl-C.
+        until_eof: the end of standard input counts as one, too.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], *, until_eof: bool) -> None:
+        self._say, self._until_eof = say, until_eof
         self.caught: list[int] = []
         self.session: _Session | None = None
 
     def __enter__(self) -> None:
         loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._handle, number)
+            loop.add_signal_handler(number, self._handle, number, signal.Signals(number).name)
+        if self._until_eof:
+            loop.add_reader(STDIN, self._read)
 
     def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().remove_signal_handler(number)
+            loop.remove_signal_handler(number)
+        if self._until_eof:
+            loop.remove_reader(STDIN)
 
-    def _handle(self, number: int) -> None:
+    def _read(self) -> None:
+        """Whoever started this holds the other end of standard input, and writes nothing: an end says that they are gone."""
+        if not os.read(STDIN, 4096):
+            asyncio.get_running_loop().remove_reader(STDIN)
+            self._handle(signal.SIGHUP, EOF)
+
+    def _handle(self, number: int, reason: str) -> None:
         self.caught.append(number)
         if self.session is None:
             assert self._main is not None
             self._main.cancel()
         elif len(self.caught) == 1:
-            self._say(f"{signal.Signals(number).name}: stopping with a last checkpoint; once more stops at once")
-            self.session.run.end("stopped", signal.Signals(number).name)
+            self._say(f"{reason}: stopping with a last checkpoint; once more stops at once")
+            self.session.run.end("stopped", reason)
         else:
             self.session.finished.cancel()

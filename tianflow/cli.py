@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError
+from tianflow.command_line import RUNS, AsJson, ConfigArgument, Overrides, RunArgument, RunsDir, complain, exit_codes
+from tianflow.evaluating import evaluate
+from tianflow.exporting.command import export
 from tianflow.following import events
+from tianflow.overview import status, top
 from tianflow.report.command import report
+from tianflow.serving.command import serve, submit
+from tianflow.simulation.command import simulate
 
 if TYPE_CHECKING:
     from tianflow.config import Config
@@ -33,45 +37,12 @@ app = typer.Typer(
 config_app = typer.Typer(help="Look at configs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 
-ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a config that comes with tianflow.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="section.key=value", help="Settings that replace those of the config.")]
-RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run that is going on; not needed when it is the only one.")]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-RUNS = Path("runs")
-
 
 def main() -> None:
     """Entry point of the ``tianflow`` script. Configs may name modules of the folder that it is called in."""
     with suppress(FileNotFoundError):  # the folder may be gone
         sys.path.append(str(Path.cwd()))  # last, so that it hides nothing
     app()
-
-
-@contextmanager
-def _exit_codes() -> Iterator[None]:
-    """Errors that were raised on purpose become lines on stderr and an exit code; everything else is a bug and shows its trace."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _complain("interrupted")
-        raise typer.Exit(130) from None
-    except ConfigError as error:
-        for problem in error.problems:
-            _complain(" ".join(str(problem).split("\n")))
-        raise typer.Exit(2) from None
-    except RunError as error:
-        _complain("\n".join(part for part in (error.details.rstrip(), str(error)) if part))
-        raise typer.Exit(1) from None
-    except TianflowError as error:
-        _complain(str(error))
-        # a request that was itself at fault says so in `bad`; the client is not imported only to name its error
-        raise typer.Exit(2 if isinstance(error, CheckpointError) or getattr(error, "bad", False) else 1) from None
-
-
-def _complain(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 def _show_warnings() -> None:
@@ -100,15 +71,16 @@ def train(
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of a live screen.")] = False,
     json_line: Annotated[bool, typer.Option("--json", help="End with one line of JSON that holds the result.")] = False,
     require_target: Annotated[bool, typer.Option("--require-target", help="Exit with 1 unless the target return was reached.")] = False,
+    until_eof: Annotated[bool, typer.Option("--until-eof", help="Stop when standard input ends: whoever started this is gone.")] = False,
 ) -> None:
     """Train a policy as CONFIG says."""
-    with _exit_codes():
+    with exit_codes():
         _show_warnings()
         settings = _training_config(config, overrides or [], resume, runs_dir)
         from tianflow import api, config_rules
 
         for sentence in config_rules.advice(settings):
-            _complain(f"note: {sentence}")
+            complain(f"note: {sentence}")
 
         code = api.train_cli(
             settings,
@@ -118,6 +90,7 @@ def train(
             plain=plain,
             json_line=json_line,
             require_target=require_target,
+            until_eof=until_eof,
         )
     raise typer.Exit(code)
 
@@ -142,10 +115,13 @@ def _training_config(config: str | None, overrides: list[str], resume: str | Non
 @app.command()
 def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
     """Find everything that is wrong with CONFIG, and what it will cost, without starting anything."""
-    with _exit_codes():
+    with exit_codes():
+        from tianflow.sinks.outlet import require_sinks
         from tianflow.validation import require_valid
 
-        validation = require_valid(_load(config, overrides))
+        settings = _load(config, overrides)
+        require_sinks(settings)
+        validation = require_valid(settings)
     spec = validation.spec
     if spec is not None:
         leaves = ", ".join(f"{leaf.name or 'observation'} {leaf.dtype}{list(leaf.shape)}" for leaf in spec.observation)
@@ -167,7 +143,7 @@ def check_env(
     """Say whether an environment can be trained in, and how fast it steps."""
     if (env is None) == (config is None):
         raise typer.BadParameter("either ENV or --config", param_hint="ENV")
-    with _exit_codes():
+    with exit_codes():
         from tianflow.config import EnvSettings
         from tianflow.config_loading import parse_overrides
         from tianflow.envs import checking
@@ -202,82 +178,26 @@ def config_show(
     resolved: Annotated[bool, typer.Option("--resolved", help="Show every setting, not only what differs from the defaults.")] = False,
 ) -> None:
     """Print CONFIG as TOML, overrides included."""
-    with _exit_codes():
+    with exit_codes():
         from tianflow.config_loading import to_toml
 
         typer.echo(to_toml(_load(config, overrides), only_changed=not resolved), nl=False)
 
 
-@app.command("eval")
-def evaluate(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT|RUN", help="A checkpoint, or a run, whose newest one is taken.")],
-    *,
-    runs_dir: RunsDir = RUNS,
-    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
-    json_line: AsJson = False,
-) -> None:
-    """Play whole episodes with the policy of CHECKPOINT, and print its returns."""
-    with _exit_codes():
-        _show_warnings()
-        from tianflow import api
+app.command("eval")(evaluate)
 
-        code = api.evaluate_cli(checkpoint, episodes=episodes, json_line=json_line, runs_dir=runs_dir)
-    raise typer.Exit(code)
+
+app.command()(export)
 
 
 app.command()(report)
+app.command()(simulate)
 
 
-@app.command()
-def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Show how RUN, or every run that is going on, is doing."""
-    from tianflow import client
-
-    with _exit_codes():
-        contacts = list(client.running(runs_dir).values()) if run is None else [client.find(runs_dir, run)]
-        documents = [client.request(contact, "GET") for contact in contacts]
-    if as_json:
-        typer.echo(json.dumps(documents if run is None else documents[0]))
-    elif documents:
-        _print_table(documents)
-    else:
-        typer.echo(f"no run is going on in {str(runs_dir)!r}")
-
-
-def _print_table(documents: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    columns = {
-        "run": ("id",),
-        "state": ("state",),
-        "env steps": ("progress", "env_steps"),
-        "updates": ("progress", "updates"),
-        "steps/s": ("throughput", "env_steps_per_s", "10"),
-        "return": ("returns", "mean"),
-        "staleness": ("staleness", "mean"),
-        "bound": ("staleness", "bound"),
-        "actors": ("actors", "reporting"),
-        "bottleneck": ("bottleneck",),
-    }
-    for name in columns:
-        table.add_column(name, no_wrap=True)
-    for document in documents:
-        table.add_row(*(_cell(document, path) for path in columns.values()))
-    # a pipe has no width: nothing is to be cut there
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
-    console.print(table)
-
-
-def _cell(document: object, path: tuple[str, ...]) -> str:
-    for key in path:
-        document = document.get(key) if isinstance(document, dict) else None
-    if document is None:
-        return "-"
-    if isinstance(document, float):
-        return f"{document:.0f}" if abs(document) >= 1000.0 else f"{document:.4g}"
-    return str(document)
+app.command()(serve)
+app.command()(submit)
+app.command()(status)
+app.command()(top)
 
 
 @app.command()
@@ -285,7 +205,7 @@ def diagnose(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJs
     """Say what holds RUN back, by how much, and what would help."""
     from tianflow import diagnosing
 
-    with _exit_codes():
+    with exit_codes():
         typer.echo(diagnosing.ask(runs_dir, run, as_json=as_json))
 
 
@@ -306,7 +226,7 @@ def get_settings(
     if len(wish) > 2:
         raise typer.BadParameter("at most a run and a section", param_hint="[RUN] SECTION[.KEY]")
     section, _, key = wish[-1].partition(".")
-    with _exit_codes():
+    with exit_codes():
         contact = client.find(runs_dir, wish[0] if len(wish) == 2 else None)
         values = client.settings(contact, section)
         if key and key not in values:
@@ -330,7 +250,7 @@ def set_settings(
     from tianflow.config_loading import nested, parse_overrides
 
     run, assignments = (None, wish) if "=" in wish[0] else (wish[0], wish[1:])
-    with _exit_codes():
+    with exit_codes():
         changes = nested(parse_overrides(assignments))
         if not changes:
             raise typer.BadParameter("at least one setting", param_hint="section.key=value")
@@ -355,7 +275,7 @@ def scale(
     name, equals, count = wish[-1].partition("=")
     if len(wish) > 2 or name != "actors" or not equals or not count.isdecimal():
         raise typer.BadParameter(f"{wish[-1]!r} is not actors=COUNT with a whole number", param_hint="actors=COUNT")
-    with _exit_codes():
+    with exit_codes():
         contact = client.find(runs_dir, wish[0] if len(wish) == 2 else None)
         answer = client.change(contact, "actors", {"count": int(count)})
     typer.echo(f"{contact.run}: {count} actors, generation {answer.get('generation', '?')}")
@@ -364,7 +284,7 @@ def scale(
 def _act(action: str, run: str | None, runs_dir: Path) -> None:
     from tianflow import client
 
-    with _exit_codes():
+    with exit_codes():
         contact = client.find(runs_dir, run)
         answer = client.request(contact, "POST", f"/{action}")
     typer.echo(f"{contact.run}: {answer.get('state', action)}")

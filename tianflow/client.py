@@ -5,13 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tianflow import plugins
-from tianflow.control_file import NAME, ControlFile
+from tianflow.control_file import NAME, SERVICE, ControlFile
 from tianflow.errors import ConfigError, Problem, TianflowError
 
 RESOURCES = {section: section for section in ("actors", "balance", "evaluation", "learner", "replay", "weights")} | {"algorithm": "learner"}
@@ -39,8 +41,14 @@ def running(runs_dir: Path) -> dict[str, ControlFile]:
     return {file.run: file for file in found if file is not None and file.alive}
 
 
+def service(runs_dir: Path) -> ControlFile | None:
+    """Where the service that holds the runs in ``runs_dir`` answers; None when there is none."""
+    found = ControlFile.read(runs_dir, SERVICE)
+    return found if found is not None and found.alive else None
+
+
 def find(runs_dir: Path, run: str | None) -> ControlFile:
-    """The control file of ``run``, or of the one run that is going on.
+    """The control file of ``run``, or of the one run that is going on. A service answers for those that wait or have ended.
 
     Raises:
         RunNotFoundError: naming the runs that are going on.
@@ -54,6 +62,8 @@ def find(runs_dir: Path, run: str | None) -> ControlFile:
         raise RunNotFoundError(f"{len(here)} runs are going on in {where!r} ({names}): {wish}")
     if run in here:
         return here[run]
+    if (holder := service(runs_dir)) is not None and _knows(holder, run):
+        return replace(holder, run=run)
     known = run not in {"", ".", ".."} and (runs_dir / run).is_dir()
     nearest = plugins.nearest(run, tuple(here))
     hint = f"; did you mean {nearest!r}?" if nearest else ""
@@ -68,12 +78,25 @@ def request(contact: ControlFile, method: str, path: str = "", body: Mapping[str
     Raises:
         RequestError: with the problem document in words, or why there was no answer.
     """
-    url = f"{contact.address}/api/v1/runs/{contact.run}{path}"
-    headers = {"Authorization": f"Bearer {contact.token}", "Accept": "application/json"}
+    return ask(contact, method, f"/api/v1/runs/{contact.run}{path}", body)
+
+
+def ask(
+    contact: ControlFile,
+    method: str,
+    path: str,
+    body: Mapping[str, object] | None = None,
+    *,
+    content_type: str = MERGE_PATCH,
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """As `request`, for any ``path`` and type of body."""
+    who = f"run {contact.run!r}" if contact.run else "the service"
+    sent = {"Authorization": f"Bearer {contact.token}", "Accept": "application/json", **(headers or {})}
     data = None if body is None else json.dumps(body).encode()
     if data is not None:
-        headers["Content-Type"] = MERGE_PATCH
-    wish = urllib.request.Request(url, data=data, headers=headers, method=method)  # noqa: S310 - the address is that of our own control file
+        sent["Content-Type"] = content_type
+    wish = urllib.request.Request(contact.address + path, data=data, headers=sent, method=method)  # noqa: S310 - the address is that of our own control file
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy in the environment is not meant for the machine itself
     try:
         with opener.open(wish, timeout=10.0) as answer:
@@ -83,12 +106,21 @@ def request(contact: ControlFile, method: str, path: str = "", body: Mapping[str
             raise RequestError(_refusal(error.code, error.read()), bad=error.code in _BAD_REQUESTS) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        raise RequestError(f"run {contact.run!r} at {contact.address} does not answer: {reason}") from error
+        raise RequestError(f"{who} at {contact.address} does not answer: {reason}") from error
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise RequestError(f"run {contact.run!r} at {contact.address} answered something that is no JSON object")
+        raise RequestError(f"{who} at {contact.address} answered something that is no JSON object")
     return found | ({"generation": tag.strip('"')} if tag else {})
+
+
+def all_runs(holder: ControlFile) -> Iterator[dict[str, Any]]:
+    """Every run of a service in short, newest first. Raises `RequestError`."""
+    path: str | None = "/api/v1/runs"
+    while path:
+        answer = ask(holder, "GET", path)
+        yield from answer["runs"]
+        path = answer.get("next")
 
 
 def resource(section: str) -> str:
@@ -110,6 +142,13 @@ def settings(contact: ControlFile, section: str) -> dict[str, Any]:
 def change(contact: ControlFile, name: str, values: Mapping[str, object]) -> dict[str, Any]:
     """Change settings of the resource ``name`` by a merge patch, whole or not at all."""
     return request(contact, "PATCH", f"/{name}", values)
+
+
+def _knows(holder: ControlFile, run: str) -> bool:
+    try:
+        return bool(ask(holder, "GET", f"/api/v1/runs/{urllib.parse.quote(run, safe='')}"))
+    except RequestError:
+        return False
 
 
 def _refusal(status: int, body: bytes) -> str:

@@ -52,7 +52,7 @@ def load_config(source: str | Path | Mapping[str, object], overrides: Overrides 
     Raises:
         ConfigError: with every problem found.
     """
-    tables = _merged({}, source) if isinstance(source, Mapping) else _read(source)
+    tables = _merged({}, source) if isinstance(source, Mapping) else read_tables(source)
     problems: list[Problem] = []
     for path, value in (overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)).items():
         _override(tables, path, value, problems)
@@ -60,6 +60,14 @@ def load_config(source: str | Path | Mapping[str, object], overrides: Overrides 
     if problems:
         raise ConfigError(problems)
     return _checked(plain)
+
+
+def load_shipped(name: str, overrides: Overrides = ()) -> Config:
+    """As `load_config`, for a name only: what somebody else asks for must not read files here."""
+    known = shipped()
+    if name not in known:
+        raise ConfigError([_no_such(name, known)])
+    return load_config(known[name], overrides)
 
 
 def with_changes(config: Config, changes: Changes) -> Config:
@@ -89,9 +97,14 @@ def live_settings(config: Config) -> str:
 
 def write_config(directory: Path, config: Config) -> None:
     """Keep ``config`` as ``config.toml`` in a run's directory, whole or not at all. OSError when the disk refuses."""
-    written = directory / f".{CONFIG_FILE}"
+    write_toml(directory / CONFIG_FILE, config)
+
+
+def write_toml(path: Path, config: Config) -> None:
+    """Write ``config`` as the file ``path``, whole or not at all. OSError when the disk refuses."""
+    written = path.with_name(f".{path.name}")
     written.write_text(to_toml(config), encoding="utf-8")
-    written.replace(directory / CONFIG_FILE)
+    written.replace(path)
 
 
 def settings_in_force(run: str, runs_dir: Path) -> Path | None:
@@ -115,14 +128,13 @@ def to_toml(config: Config, *, only_changed: bool = False) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _read(source: str | Path) -> Table:
+def read_tables(source: str | Path) -> Table:
+    """The tables of a TOML file or shipped config, unchecked. Raises ConfigError: there is none, or it is no TOML."""
     path = Path(source)
     if not path.is_file():
         known = shipped()
         if str(source) not in known:
-            accepted = "a TOML file, or one of " + ", ".join(sorted(known))
-            nearest = plugins.nearest(path.stem, tuple(known))
-            raise ConfigError([Problem(str(source), None, "no such config", accepted, nearest)])
+            raise ConfigError([_no_such(str(source), known)])
         path = known[str(source)]
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -130,6 +142,11 @@ def _read(source: str | Path) -> Table:
         raise ConfigError([Problem(str(source), None, f"is not TOML: {error}")]) from error
     except OSError as error:
         raise ConfigError([Problem(str(source), None, f"cannot be read: {error.strerror}")]) from error
+
+
+def _no_such(source: str, known: Mapping[str, Path]) -> Problem:
+    accepted = "a TOML file, or one of " + ", ".join(sorted(known))
+    return Problem(source, None, "no such config", accepted, plugins.nearest(Path(source).stem, tuple(known)))
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, object]:

@@ -1,13 +1,19 @@
-"""``control.json`` in a run's directory: how other programs find a run that goes on, and whether it still does."""
+"""``control.json`` in a run's directory: how other programs find a run that goes on, and whether it still does.
+
+A service that holds many runs is found in the same way, by ``service.json`` in the directory of its runs.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 NAME = "control.json"
+SERVICE = "service.json"
 
 
 def process_start_time(pid: int) -> int | None:
@@ -24,7 +30,7 @@ def process_start_time(pid: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFile:
-    """Where a run answers. ``pid`` with ``start_time`` names one process for ever: a pid alone is used again.
+    """Where a run answers (``run`` is "" for a service). ``pid`` with ``start_time`` names one process for ever: a pid alone is used again.
 
     ``token`` allows everything, ``read_token`` looking; both are "" where no token is asked for.
     """
@@ -37,10 +43,10 @@ class ControlFile:
     read_token: str
 
     @classmethod
-    def read(cls, directory: Path) -> ControlFile | None:
+    def read(cls, directory: Path, name: str = NAME) -> ControlFile | None:
         """What ``directory`` holds; None when there is none, or none that can be read."""
         try:
-            return cls(**json.loads((directory / NAME).read_bytes()))
+            return cls(**json.loads((directory / name).read_bytes()))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -50,17 +56,23 @@ class ControlFile:
         started = process_start_time(self.pid)
         return started is not None and started == self.start_time
 
-    def write(self, directory: Path) -> None:
+    def kill(self) -> None:
+        """End that process now, if it is still there."""
+        if self.alive:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def write(self, directory: Path, name: str = NAME) -> None:
         """Put it into ``directory``, whole or not at all, readable by its owner only."""
-        temporary = directory / f".{NAME}.{self.pid}"
+        temporary = directory / f".{name}.{self.pid}"
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(asdict(self), file, indent=2)
             file.write("\n")
-        temporary.replace(directory / NAME)
+        temporary.replace(directory / name)
 
-    def remove(self, directory: Path) -> None:
+    def remove(self, directory: Path, name: str = NAME) -> None:
         """Take it away, unless another process has put its own in its place."""
-        if ControlFile.read(directory) == self:
-            (directory / NAME).unlink(missing_ok=True)
+        if ControlFile.read(directory, name) == self:
+            (directory / name).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tianflow.errors import TianflowError
+from tianflow.command_line import RUNS, RunArgument, RunsDir, exit_codes
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -48,21 +48,16 @@ class Told:
 
 
 def events(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run that is going on; not needed when it is the only one.")] = None,
+    run: RunArgument = None,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")] = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one event a line.")] = False,
 ) -> None:
     """Print what happened in RUN lately: evaluations, changes, failures, updates and episodes."""
-    try:
+    with exit_codes():
         for told in listen(runs_dir, run, follow=follow):
             typer.echo(json.dumps(told.document()) if as_json else told.line())
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except TianflowError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
 
 
 def listen(runs_dir: Path, run: str | None, *, follow: bool, pause: float = PAUSE_S) -> Iterator[Told]:

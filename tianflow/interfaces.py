@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Version,
         WeightsTable,
     )
-    from tianflow.statistics import RunStatistics
+    from tianflow.statistics import RunStatistics, SinkStatistics
 
     Array = NDArray[Any]
     Tree = Mapping[str, torch.Tensor]
@@ -218,6 +218,14 @@ class Policy(Protocol):
         """Which actor of how many this one is, for those that explore differently. Told before every trajectory."""
 
 
+@runtime_checkable
+class NamesParameters(Protocol):
+    """A `Policy` that can say what its parameters are. ``tianflow export`` asks; those of others are called ``parameters`` there."""
+
+    def named(self, parameters: torch.Tensor) -> Tree:
+        """What ``parameters`` [N, P] consist of: {name: [N, ...]}, e.g. ``logits``."""
+
+
 @dataclass(frozen=True, slots=True)
 class LearnerBatch:
     """B trajectories side by side, on the learner's device, owned by the learner.
@@ -283,6 +291,8 @@ class RunControl(Protocol):
     id: str
     directory: Path
     events: Broadcast
+    sinks: dict[str, SinkStatistics]
+    """By name; whoever feeds them counts here."""
 
     @property
     def config(self) -> Config:
@@ -315,7 +325,7 @@ class RunControl(Protocol):
     def stop(self, *, source: str) -> str: ...
     def request_checkpoint(self, *, source: str) -> str: ...
     def audit(self) -> Sequence[Mapping[str, object]]:
-        """Every change and action, oldest first: when (ISO 8601), source, action, old, new."""
+        """The newest changes and actions, oldest first: time (ISO 8601), source, action, old, new. The file has all of them."""
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
         """Checkpoints on disk, newest first: name, version, env_steps, bytes, created."""

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 from tianflow.statistics import ReplayStatistics, RunStatistics
 
+SUMMARY = "summary.json"
+EOF = "standard input ended"
+"""Reason of the end of a run whose starter vanished."""
+
 
 def summarise(
     statistics: RunStatistics, *, reason: str, target_reached: bool, training_s: float | None, seed: int, error: str | None

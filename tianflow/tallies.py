@@ -19,6 +19,9 @@ log = logger("tallies")
 RECENT_EPISODES = 100
 """The customary window: CartPole and its like are solved when the mean over 100 episodes reaches the threshold."""
 
+KEPT_RECORDS = 1000
+"""Entries of the audit in memory: a program may turn a knob again and again for weeks."""
+
 
 class ActiveClock:
     """Monotonic seconds, less those for which the run was paused: what patience is measured with."""
@@ -66,11 +69,11 @@ class EpisodeTally:
 
 
 class Journal:
-    """The audit: every change and action, kept in memory and appended to a file by ``executor``."""
+    """The audit: every change and action, appended to a file by ``executor``; the newest are kept in memory, too."""
 
     def __init__(self, *, path: Path, executor: Executor) -> None:
         self._path, self._executor = path, executor
-        self.records: list[Mapping[str, object]] = []
+        self.records: deque[Mapping[str, object]] = deque(maxlen=KEPT_RECORDS)
 
     def add(self, source: str, action: str, **details: object) -> None:
         """Record that ``source`` did ``action``, now."""

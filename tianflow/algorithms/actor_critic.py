@@ -118,6 +118,10 @@ class ActorCriticPolicy:
     def record(self, parameters: Tensor, action: Tensor) -> dict[str, Tensor]:
         return {"log_prob": self.log_prob(parameters, action)}
 
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """``logits``, or ``mean`` and ``log_std`` of an action before it is clipped."""
+        return self._model.distribution.named(parameters)
+
     def place(self, index: int, count: int) -> None:
         """All actors explore alike: by sampling."""
 
@@ -194,6 +198,8 @@ class ActorCriticLearner(ABC):
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         settings: AlgorithmSettings = config.algorithm
+        self.settings: Any = settings
+        """Of the algorithm's own model: what a subclass adds to them is read here."""
         self.model = Model(config, spec, device, forward_in(config.learner.precision, device))
         self.optimiser = Adam(self.model.buffer.parameters, self.model.buffer.gradients, epsilon=settings.adam_epsilon)
         self.generator = torch.Generator().manual_seed(config.run.seed)

@@ -51,6 +51,17 @@ def _metric(family: Family, runs: Iterable[RunStatistics]) -> Metric:
     return metric
 
 
+def own_families(requests: Mapping[int, int]) -> Iterator[CounterMetricFamily | InfoMetricFamily]:
+    """What a server tells of itself rather than of a run; ``requests``: those answered, by status code."""
+    answered = CounterMetricFamily(f"{PREFIX}http_requests", "HTTP requests answered.", labels=("code",))
+    for code, count in sorted(requests.items()):
+        answered.add_metric((str(code),), count)
+    yield answered
+    build = InfoMetricFamily(f"{PREFIX}build", "Version of tianflow, and of Python under it.")
+    build.add_metric((), {"version": __version__, "python": platform.python_version()})
+    yield build
+
+
 class RunCollector(Collector):
     """Turns runs into metric families.
 
@@ -72,13 +83,7 @@ class RunCollector(Collector):
         runs = self._times.correct(tuple(self._runs()))
         for family in FAMILIES:
             yield _metric(family, runs)
-        requests = CounterMetricFamily(f"{PREFIX}http_requests", "HTTP requests answered.", labels=("code",))
-        for code, count in sorted(self._requests.items()):
-            requests.add_metric((str(code),), count)
-        yield requests
-        build = InfoMetricFamily(f"{PREFIX}build", "Version of tianflow, and of Python under it.")
-        build.add_metric((), {"version": __version__, "python": platform.python_version()})
-        yield build
+        yield from own_families(self._requests)
 
 
 class Exporter:

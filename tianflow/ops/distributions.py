@@ -38,6 +38,9 @@ class Distribution(Protocol):
     def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
         """Parameters under which actions whose ``mask`` ([..., sum of categories], bool) is False have probability 0."""
 
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """What ``parameters`` consist of, each under its name."""
+
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor: ...
     def choose(self, parameters: NDArray[Any], noise: NDArray[Any], out: NDArray[Any]) -> None:
         """`sample` on arrays, into ``out`` [..., *stored]. ``noise`` is overwritten."""
@@ -81,6 +84,10 @@ class Categorical:
 
     def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
         return parameters if mask is None else parameters.masked_fill(~mask, MASKED_LOGIT)
+
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """``logits`` [..., P]."""
+        return {"logits": parameters}
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         return self.mode(parameters + noise)
@@ -149,6 +156,11 @@ class DiagonalGaussian:
     def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002 - the protocol's signature
         """Unchanged: a mask has no meaning for continuous actions."""
         return parameters
+
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """``mean`` and ``log_std``, both [..., *shape]."""
+        mean, log_std = parameters.chunk(2, -1)
+        return {"mean": self._shaped(mean), "log_std": self._shaped(log_std)}
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = parameters.chunk(2, -1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.errors import TianflowError
+from tianflow.command_line import RUNS, RunsDir, exit_codes
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -39,18 +39,15 @@ def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run, by name or directory; it may be going on.")],
     *,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to; report.html in the run's directory.")] = None,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")] = Path("runs"),
+    runs_dir: RunsDir = RUNS,
 ) -> None:
     """Write one page about RUN: curves, changes and settings, with no need of a network."""
     import datetime as dt
 
     from tianflow.report.records import find
 
-    try:
+    with exit_codes():
         directory = find(run, runs_dir)
         path = directory / NAME if output is None else output
         write_report(directory, path, now=dt.datetime.now(dt.UTC))
-    except TianflowError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
     typer.echo(str(path))

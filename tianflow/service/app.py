@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from http import HTTPStatus
 
 from aiohttp import web
@@ -14,8 +14,9 @@ from tianflow.config import HttpSettings
 from tianflow.interfaces import RunControl
 from tianflow.metrics.prometheus import Exporter
 from tianflow.rates import Rates
-from tianflow.service import openapi, settings
+from tianflow.service import console, openapi, past, settings
 from tianflow.service.auth import Guard, guarded
+from tianflow.service.bodies import read_in_time
 from tianflow.service.feed import Feed
 from tianflow.service.openapi import RUN
 from tianflow.service.problems import ProblemError, add_safe_headers, answers, json_response
@@ -25,7 +26,7 @@ from tianflow.status import describe, describe_components, describe_diagnosis
 
 MAX_BODY = 64 * 1024
 """Bytes of a request's body. Every patch fits many times over; more would only cost memory."""
-LOOKS = ("components", "diagnosis", "audit", "checkpoints")
+LOOKS = ("components", "diagnosis", "audit", "checkpoints", "history")
 ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
 
 
@@ -43,7 +44,7 @@ def make_app(*, runs: Mapping[str, Served], guard: Guard, http: HttpSettings) ->
     requests: Counter[int] = Counter()
     exporter = Exporter(runs=lambda: [served.run.statistics() for served in runs.values()], requests=requests)
     throttle = Throttle(per_s=http.max_requests_per_s)
-    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY)]
+    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY), read_in_time]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(add_safe_headers)
     app.add_routes(Handlers(runs=runs, exporter=exporter, streams=Streams(limit=http.max_streams)).routes())
@@ -65,7 +66,7 @@ class Handlers:
     def routes(self) -> list[web.RouteDef]:
         """All of them."""
         return [
-            web.get("/", self.page),
+            *console.routes(),
             web.get("/livez", self.livez),
             web.get("/readyz", self.readyz),
             web.get("/metrics", self.metrics),
@@ -103,12 +104,12 @@ class Handlers:
     async def openapi(self, _request: web.Request) -> web.Response:
         """What can be asked, and what is answered: an OpenAPI document."""
         configs = {name: served.run.config for name, served in self._runs.items()}
-        return json_response(openapi.document(configs, looks=LOOKS, actions=ACTIONS))
+        return json_response(await asyncio.to_thread(openapi.document, configs, looks=LOOKS, actions=ACTIONS))
 
     async def list_runs(self, _request: web.Request) -> web.Response:
         """Every run in short."""
         statistics = {name: served.run.statistics() for name, served in self._runs.items()}
-        runs = [{"id": name, "state": run.state, "ready": run.ready, "href": _href(name)} for name, run in statistics.items()]
+        runs = [{"id": name, "state": run.state, "ready": run.ready, "href": href(name)} for name, run in statistics.items()]
         return json_response({"runs": runs})
 
     async def show_run(self, request: web.Request) -> web.Response:
@@ -117,8 +118,10 @@ class Handlers:
         return json_response(describe(served.rates.sample(), served.run.config, served.rates))
 
     async def look(self, request: web.Request) -> web.Response:
-        """Components, what holds the run back, audit log or checkpoints."""
+        """Components, what holds the run back, audit log, checkpoints or history."""
         run, look = self._served(request).run, request.match_info["look"]
+        if look == "history":
+            return await past.answer(run.directory, request)
         if look == "components":
             return json_response({"components": describe_components(run.statistics())})
         if look == "diagnosis":
@@ -140,7 +143,7 @@ class Handlers:
             "stop": run.stop,
         }
         state = does[action](source=f"http:{request.remote}")
-        return json_response({"id": run.id, "action": action, "state": state}, HTTPStatus.ACCEPTED, headers={"Location": _href(run.id)})
+        return json_response({"id": run.id, "action": action, "state": state}, HTTPStatus.ACCEPTED, headers={"Location": href(run.id)})
 
     async def show_settings(self, request: web.Request) -> web.Response:
         """Live settings of one part of the run."""
@@ -150,15 +153,6 @@ class Handlers:
         """Change them by a merge patch."""
         return await settings.patch(self._served(request).run, request.match_info["resource"], request)
 
-    async def page(self, _request: web.Request) -> web.Response:
-        """Where everything is, for a person who came with a browser."""
-        paths = ["/livez", "/readyz", "/metrics", "/openapi.json", "/api/v1/runs"]
-        for name in self._runs:
-            paths += [_href(name), *(f"{_href(name)}/{part}" for part in (*LOOKS, "events", *settings.RESOURCES))]
-        items = "".join(f'<li><a href="{escape(path)}">{escape(path)}</a></li>' for path in paths)
-        text = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>tianflow</title><h1>tianflow</h1><ul>{items}</ul></html>'
-        return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": "default-src 'none'"})
-
     def _served(self, request: web.Request) -> Served:
         name = request.match_info["run"]
         served = self._runs.get(name)
@@ -167,5 +161,6 @@ class Handlers:
         return served
 
 
-def _href(name: str) -> str:
+def href(name: str) -> str:
+    """Where a run is."""
     return f"/api/v1/runs/{name}"

@@ -12,11 +12,14 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from tianflow.errors import ConfigError, Problem
+from tianflow.service import console
 from tianflow.service.problems import Handler, ProblemError
 
-OPEN = frozenset({"/livez", "/readyz"})
-OPEN_ON_LOOPBACK = frozenset({"/", "/metrics"})
+OPEN = frozenset({"/livez", "/readyz"}) | console.PATHS
+OPEN_ON_LOOPBACK = frozenset({"/metrics"})
 LOOKING = frozenset({"GET", "HEAD"})
+OURSELVES = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Names of this machine for itself, also where a port is passed on from one address to another, as into a container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Guard:
             raise ProblemError(HTTPStatus.BAD_REQUEST, "A Host header is needed.")
         local = request.get_extra_info("sockname") or ("",)
         # A name that merely resolves to this machine is refused: a web page could have made it do so (DNS rebinding).
-        if host not in {"localhost", str(local[0]).lower()} | self._allowed:
+        if host not in OURSELVES | self._allowed | {str(local[0]).lower()}:
             raise ProblemError(
                 HTTPStatus.MISDIRECTED_REQUEST, f"This server is not {host!r}; http.allowed_hosts names what it may be called."
             )

@@ -8,7 +8,8 @@ from typing import Any
 
 from tianflow import __version__
 from tianflow.config import Config
-from tianflow.service import schemas
+from tianflow.history import LIMIT
+from tianflow.service import past, schemas
 from tianflow.service.auth import OPEN, OPEN_ON_LOOPBACK
 from tianflow.service.schemas import Schema, reference
 from tianflow.service.settings import MERGE_PATCH, RESOURCES
@@ -23,6 +24,7 @@ REFUSALS: dict[int, str] = {
     401: "A token is needed",
     403: "The token allows looking only, or a page of another origin asks",
     404: "There is no such run",
+    408: "The body did not come in time",
     409: "The run has ended or is ending",
     412: "The settings have moved on to another generation",
     413: "The body is too large",
@@ -33,7 +35,7 @@ REFUSALS: dict[int, str] = {
     500: "Unexpected; the log has more",
     503: "Not now",
 }
-ALWAYS = (400, 403, 413, 421, 429, 500)
+ALWAYS = (400, 403, 408, 413, 421, 429, 500)
 HEADERS: dict[int, dict[str, Schema]] = {
     401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
     412: {"ETag": ETAG},
@@ -43,9 +45,14 @@ HEADERS: dict[int, dict[str, Schema]] = {
 }
 
 
-def document(runs: Mapping[str, Config], *, looks: Iterable[str], actions: Iterable[str]) -> dict[str, Any]:
-    """The document for ``runs``: settings by id. Where they have different algorithms, a resource has either's settings."""
-    paths = {**_server(), **_looks(looks), **_actions(actions), **_events(), **_settings(tuple(runs.values()))}
+def document(
+    runs: Mapping[str, Config], *, looks: Iterable[str], actions: Iterable[str], more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The document for ``runs``: settings by id. Where they have different algorithms, a resource has either's settings.
+
+    ``more``: operations by path, besides or instead of those that every server has.
+    """
+    paths = {**_server(), **_looks(looks), **_actions(actions), **_events(), **resources(tuple(runs.values())), **(more or {})}
     return {
         "openapi": "3.1.1",
         "info": {
@@ -80,70 +87,82 @@ def _with_parameters(path: str, item: dict[str, Any]) -> dict[str, Any]:
     return {"parameters": [{"$ref": "#/components/parameters/run"}], **item} if "{run}" in path else item
 
 
-def _operation(
+def operation(
     path: str, method: str, summary: str, answer: Mapping[str, Any], *refusals: int, status: int = 200, **more: Any
 ) -> dict[str, Any]:
     """One operation: what it answers when all is well, and what it may be refused with."""
     looking = method in {"get", "head"}
     refused = {*ALWAYS, *refusals, *(() if looking and path in OPEN else (401,)), *((404,) if "{run}" in path else ())}
-    operation: dict[str, Any] = {
+    made: dict[str, Any] = {
         "operationId": "-".join([method, *path.replace("{run}", "run").replace(".json", "").strip("/").split("/")]).rstrip("-"),
         "summary": summary,
         "responses": {str(status): dict(answer), **{str(code): {"$ref": f"#/components/responses/{code}"} for code in sorted(refused)}},
         **more,
     }
     if looking and path in OPEN:
-        operation["security"] = []
+        made["security"] = []
     elif looking and path in OPEN_ON_LOOPBACK:
-        operation["security"] = [{}, {"token": []}]
-    return operation
+        made["security"] = [{}, {"token": []}]
+    return made
 
 
-def _get(path: str, summary: str, answer: Mapping[str, Any], *refusals: int) -> dict[str, Any]:
+def reading(path: str, summary: str, answer: Mapping[str, Any], *refusals: int) -> dict[str, Any]:
     """GET, and HEAD, which answers the same without a body."""
     bare = {key: value for key, value in answer.items() if key != "content"}
-    return {"get": _operation(path, "get", summary, answer, *refusals), "head": _operation(path, "head", summary, bare, *refusals)}
+    return {"get": operation(path, "get", summary, answer, *refusals), "head": operation(path, "head", summary, bare, *refusals)}
 
 
-def _answer(description: str, schema: Schema, content_type: str = JSON, headers: Schema | None = None) -> dict[str, Any]:
+def answered(description: str, schema: Schema, content_type: str = JSON, headers: Schema | None = None) -> dict[str, Any]:
+    """An answer with a body."""
     return {"description": description, "content": {content_type: {"schema": schema}}, **({"headers": headers} if headers else {})}
 
 
 def _server() -> dict[str, Any]:
     text = schemas.TEXT
-    alive = _answer("The coordinator's tick is young", schemas.struct(alive=schemas.TRUTH))
-    ready = _answer("Training can proceed", schemas.struct(ready=schemas.TRUTH))
-    metrics = _answer("Every metric", text, "text/plain")
+    alive = answered("The coordinator's tick is young", schemas.struct(alive=schemas.TRUTH))
+    ready = answered("Training can proceed", schemas.struct(ready=schemas.TRUTH))
+    metrics = answered("Every metric", text, "text/plain")
     metrics["content"]["application/openmetrics-text"] = {"schema": text}
     return {
-        "/": _get("/", "Where everything is", _answer("A page of links", text, "text/html")),
-        "/livez": _get("/livez", "Is the process alive", alive, 503),
-        "/readyz": _get("/readyz", "Can training proceed", ready, 503),
-        "/metrics": _get("/metrics", "Prometheus text or OpenMetrics, as Accept says", metrics),
-        "/openapi.json": _get("/openapi.json", "This document", _answer("An OpenAPI document", {"type": "object"})),
-        "/api/v1/runs": _get("/api/v1/runs", "Every run in short", _answer("Runs", reference("Runs"))),
-        RUN: _get(RUN, "Everything a status screen needs", _answer("The run", reference("Run"))),
+        "/": reading("/", "The console, a page for a person", answered("A page", text, "text/html")),
+        "/livez": reading("/livez", "Is the process alive", alive, 503),
+        "/readyz": reading("/readyz", "Can training proceed", ready, 503),
+        "/metrics": reading("/metrics", "Prometheus text or OpenMetrics, as Accept says", metrics),
+        "/openapi.json": reading("/openapi.json", "This document", answered("An OpenAPI document", {"type": "object"})),
+        "/api/v1/runs": reading("/api/v1/runs", "Every run in short", answered("Runs", reference("Runs"))),
+        RUN: reading(RUN, "Everything a status screen needs", answered("The run", reference("Run"))),
     }
 
 
 def _looks(looks: Iterable[str]) -> dict[str, Any]:
     diagnosis = schemas.named()["Diagnosis"]
+    rows = schemas.listing(reference("HistoryRow"))
     answers = {
         "components": ("Every component in full", schemas.struct(components=schemas.listing(reference("Component")))),
         "diagnosis": ("What holds the run back", schemas.struct(id=schemas.TEXT, **diagnosis["properties"])),
         "audit": ("Every change and action, oldest first", schemas.struct(audit=schemas.listing(reference("AuditEntry")))),
         "checkpoints": ("Checkpoints, newest first", schemas.struct(checkpoints=schemas.listing(reference("Checkpoint")))),
+        "history": ("How the run went, oldest first", schemas.struct(history=rows, time=schemas.NUMBER)),
     }
     paths = {f"{RUN}/{look}": answers[look] for look in looks}
-    return {path: _get(path, summary, _answer(summary, schema)) for path, (summary, schema) in paths.items()}
+    found = {path: reading(path, summary, answered(summary, schema)) for path, (summary, schema) in paths.items()}
+    for described in found.get(f"{RUN}/history", {}).values():
+        described["parameters"] = [_points()]
+        described["responses"]["503"] = {"$ref": "#/components/responses/503"}
+    return found
+
+
+def _points() -> dict[str, Any]:
+    schema = {"type": "integer", "minimum": past.FEWEST, "maximum": LIMIT, "default": past.USUAL}
+    return {"name": "points", "in": "query", "description": "Lines at most: neighbours are merged until there are so few", "schema": schema}
 
 
 def _actions(actions: Iterable[str]) -> dict[str, Any]:
     headers = {"Location": {"description": "The run", "schema": {"type": "string"}}}
-    answer = _answer("Accepted: the state it leads to", reference("Action"), headers=headers)
+    answer = answered("Accepted: the state it leads to", reference("Action"), headers=headers)
     return {
         f"{RUN}/{action}": {
-            "post": _operation(
+            "post": operation(
                 f"{RUN}/{action}", "post", f"{action.capitalize()}; repeating it is no error", answer, 409, status=HTTPStatus.ACCEPTED.value
             )
         }
@@ -172,17 +191,19 @@ def _events() -> dict[str, Any]:
         "content": {"text/event-stream": {}},  # a stream is no value that a schema could be of
     }
     answer["x-events"] = {kind: reference(f"event-{kind}") for kind in schemas.event_schemas()}
-    return {path: {"get": _operation(path, "get", "What happens, as it happens", answer, 503, parameters=parameters)}}
+    return {path: {"get": operation(path, "get", "What happens, as it happens", answer, 503, parameters=parameters)}}
 
 
-def _settings(configs: Sequence[Config]) -> dict[str, Any]:
-    return {f"{RUN}/{resource}": _resource(f"{RUN}/{resource}", resource, configs) for resource in RESOURCES}
+def resources(configs: Sequence[Config], *, others: bool = False) -> dict[str, Any]:
+    """Operations on live settings as each of ``configs`` has them; ``others``: there may be settings of other algorithms, too."""
+    unknown: list[Schema] = [{"type": "object"}] if others else []
+    return {f"{RUN}/{resource}": _resource(f"{RUN}/{resource}", resource, configs, unknown) for resource in RESOURCES}
 
 
-def _resource(path: str, resource: str, configs: Sequence[Config]) -> dict[str, Any]:
-    shown = _either([schemas.settings_read(config, resource) for config in configs])
-    taken = _either([schemas.settings_patch(config, resource) for config in configs])
-    answer = _answer("The settings in force", shown, headers={"ETag": ETAG, "Accept-Patch": {"schema": {"const": MERGE_PATCH}}})
+def _resource(path: str, resource: str, configs: Sequence[Config], unknown: Sequence[Schema]) -> dict[str, Any]:
+    shown = _either([*(schemas.settings_read(config, resource) for config in configs), *unknown])
+    taken = _either([*(schemas.settings_patch(config, resource) for config in configs), *unknown])
+    answer = answered("The settings in force", shown, headers={"ETag": ETAG, "Accept-Patch": {"schema": {"const": MERGE_PATCH}}})
     condition = {
         "name": "If-Match",
         "in": "header",
@@ -193,8 +214,8 @@ def _resource(path: str, resource: str, configs: Sequence[Config]) -> dict[str, 
     change = "Change them, all or none. null: the default. What fits the schema may still be refused beside the other settings"
     refusals = (409, 412, 415, 422)
     return {
-        **_get(path, f"Settings of {resource} that can be changed", answer),
-        "patch": _operation(path, "patch", change, answer, *refusals, parameters=[condition], requestBody=body),
+        **reading(path, f"Settings of {resource} that can be changed", answer),
+        "patch": operation(path, "patch", change, answer, *refusals, parameters=[condition], requestBody=body),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import logging
 import os
 import socket
 import time
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from tianflow.config import HttpSettings
 from tianflow.control_file import ControlFile, process_start_time
@@ -26,6 +28,10 @@ from tianflow.service.feed import Feed
 
 GRACE_S = 1.0
 """Seconds that requests still being answered get at the end."""
+IDLE_S = 75.0
+"""Seconds in which a connection must ask for something, whole headers included; more than most scrapers wait between two scrapes."""
+LINGER_S = 5.0
+"""Seconds in which what is left of a refused body is taken, and thrown away, so that whoever sends it comes to read why."""
 BACKLOG = 128
 
 
@@ -45,22 +51,22 @@ async def serve(run: RunControl, http: HttpSettings, tokens: Tokens, directory: 
         ConfigError: the port is taken, the host is not of this machine, or no tokens although others can connect.
     """
     rates = Rates(read=run.statistics)
-    bound = await _bind(http)
+    bound = await bind(http)
     try:
         loopback = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
         guard = Guard(tokens=tokens, loopback=loopback, allowed_hosts=http.allowed_hosts)
-        server = Server(_address(bound), bound.getsockname()[1])
+        server = Server(address(bound), bound.getsockname()[1])
         feed = Feed(events=run.events, clock=time.time)
         app = make_app(runs={run.id: Served(run, rates, feed)}, guard=guard, http=http)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=GRACE_S)
+        runner = runner_of(app)
         # the feed closes first: every stream is then written to its end while the server is still there
-        async with _answering(runner, bound), _announced(run, server, tokens, directory), _going(rates.run), _going(feed.run):
+        async with answering(runner, bound), _announced(run, server, tokens, directory), going(rates.run), going(feed.run):
             yield server
     finally:
         bound.close()
 
 
-async def _bind(http: HttpSettings) -> socket.socket:
+async def bind(http: HttpSettings) -> socket.socket:
     """A listening socket. One address only, so that port 0 is one port also where a name has several addresses."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -82,7 +88,8 @@ async def _bind(http: HttpSettings) -> socket.socket:
     return bound
 
 
-def _address(bound: socket.socket) -> str:
+def address(bound: socket.socket) -> str:
+    """As a client writes it; where every address is listened at, the one of this machine itself."""
     host, port = bound.getsockname()[:2]
     parsed = ipaddress.ip_address(host)
     if parsed.is_unspecified:
@@ -90,8 +97,34 @@ def _address(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if parsed.version == 6 else f"http://{host}:{port}"
 
 
+def runner_of(app: web.Application) -> web.AppRunner:
+    """What runs ``app``: it closes connections that ask for nothing, and waits for nobody at the end."""
+    return web.AppRunner(
+        app,
+        access_log=None,
+        logger=_logger(),
+        handle_signals=False,
+        shutdown_timeout=GRACE_S,
+        keepalive_timeout=IDLE_S,
+        lingering_time=LINGER_S,
+    )
+
+
+def _logger() -> logging.Logger:
+    """aiohttp's, without tracebacks of requests that are none: whoever connects could fill a disk with them."""
+    logger = logging.getLogger("aiohttp.server")
+    logger.addFilter(_is_our_mistake)  # once, however often it is given
+    return logger
+
+
+def _is_our_mistake(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
 @asynccontextmanager
-async def _answering(runner: web.AppRunner, bound: socket.socket) -> AsyncIterator[None]:
+async def answering(runner: web.AppRunner, bound: socket.socket) -> AsyncIterator[None]:
+    """``runner`` answers at ``bound`` while the context is open."""
     await runner.setup()
     try:
         await web.SockSite(runner, bound).start()
@@ -119,7 +152,7 @@ async def _announced(run: RunControl, server: Server, tokens: Tokens, directory:
 
 
 @asynccontextmanager
-async def _going(component: Callable[[Callable[[], None]], Coroutine[None, None, None]]) -> AsyncIterator[None]:
+async def going(component: Callable[[Callable[[], None]], Coroutine[None, None, None]]) -> AsyncIterator[None]:
     """``component`` works while the context is open."""
     task = asyncio.create_task(component(lambda: None))
     try:

@@ -55,7 +55,7 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
     if request.content_type != MERGE_PATCH:
         detail = f"A change is a merge patch, of type {MERGE_PATCH}."
         raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail, headers={"Accept-Patch": MERGE_PATCH})
-    body = _parse(await request.read())
+    body = parse(await request.read())
     if not isinstance(body, dict):
         raise ConfigError([Problem(resource, body, "is not a merge patch", "an object of settings")])
     _check_generation(request, run.generation)
@@ -76,7 +76,8 @@ def changes_of(config: Config, resource: str, body: Mapping[str, object]) -> dic
     return changes
 
 
-def _parse(body: bytes) -> object:
+def parse(body: bytes) -> object:
+    """A body of JSON. ProblemError 400 when it is none, or names a key twice."""
     try:
         return json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_float=_number, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

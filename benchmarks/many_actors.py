@@ -1,0 +1,81 @@
+"""1 to 128 actors that share the same cores: what having many of them costs, and how late the coordinator's loop is."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from benchmarks import child, training
+from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Side, Values, quotient
+
+CONFIG = training.CONFIGS / "impala_cartpole.toml"
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+MOST = COUNTS[-1]
+ENVS, STEPS, BATCH, BOUND = 16, 32, 32, 4
+assert (BOUND + 1) * BATCH >= MOST + BATCH  # nobody is idle by law
+TIMEOUT_S = 180.0
+
+
+def side_of(actors: int) -> str:
+    """Its name."""
+    return f"A = {actors}"
+
+
+def overrides(actors: int, hosts: int) -> tuple[str, ...]:
+    """Settings of one run: the same updates, whoever makes their trajectories."""
+    return (
+        f"actors.count={actors}",
+        f"actors.hosts={min(actors, hosts)}",
+        f"actors.rollout_steps={STEPS}",
+        f"env.num_envs={ENVS}",
+        f"algorithm.batch_trajectories={BATCH}",
+        f"balance.max_staleness={BOUND}",
+        "run.max_seconds=10000",
+    )
+
+
+def make(plan: Plan) -> Benchmark:
+    """The benchmark, sized by ``plan``."""
+    counts = (1, 8) if plan.quick else COUNTS
+    window = training.Window(0.5, 1.0) if plan.quick else training.Window(3.0, 8.0)
+    hosts = max(1, len(os.sched_getaffinity(0)) - 1)
+    seeds = tuple(range(1, plan.rounds + 1))
+
+    def busy(actors: int, seed: int) -> Values:
+        settings = (f"run.seed={seed}", *overrides(actors, hosts))
+        with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
+            arguments = ("busy", CONFIG, window.warm_s, window.seconds, runs, *settings)
+            return child.run("benchmarks.crowd", *arguments, timeout_s=TIMEOUT_S).answer
+
+    most = side_of(counts[-1])
+    return Benchmark(
+        name="many_actors",
+        title="throughput of 1 to 128 actors on the same cores, and lag of the coordinator's loop",
+        sides=tuple(Side(side_of(count), lambda number, count=count: busy(count, seeds[number])) for count in counts),  # type: ignore[misc]
+        ratios=(
+            Ratio(f"steps/s at {most} over the best", lambda values: _over_best(values, most), aim=0.9),
+            Ratio(
+                f"3 times the p99 lag of a bare loop, over the coordinator's, at {most}",
+                lambda values: quotient(3.0 * (values[most]["bare_lag"] or 0.0), values[most]["lag"]),
+                aim=1.0,
+            ),
+        ),
+        units={
+            **{name: training.UNITS[name] for name in ("trained_per_s", "return", "staleness_mean", "staleness_max", "learner_waits")},
+            "lag": "ms, p99 of the coordinator's loop",
+            "bare_lag": "ms, p99 of a bare loop beside it",
+        },
+        settings={
+            "run": f"benchmarks/configs/{CONFIG.name}: {ENVS} environments an actor, T = {STEPS}, B = {BATCH}, max_staleness = {BOUND}",
+            "hosts": f"as many as actors, at most {hosts}: a core each, the learner on its own",
+            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training",
+            "lag": "how much later than asked sleeps of 50 ms end",
+            "threads": "1 a process",
+        },
+        seeds=seeds,
+    )
+
+
+def _over_best(values: RoundValues, most: str) -> float | None:
+    found = [sample["trained_per_s"] for sample in values.values() if sample.get("trained_per_s")]
+    return quotient(values[most]["trained_per_s"], max((value for value in found if value is not None), default=None))

@@ -1,0 +1,121 @@
+"""``tianflow status``, ``top`` and ``submit`` beside a service: what they show, and what they send."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tianflow import cli, client, overview
+from tianflow.control_file import ControlFile, process_start_time
+
+ENDED = {"state": "done", "ended": 5.0}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, arguments)
+
+
+class Services:
+    """What a service and the runs beside it would answer."""
+
+    def __init__(self) -> None:
+        self.own = ControlFile(
+            run="", pid=os.getpid(), start_time=process_start_time(os.getpid()), address="http://here", token="t", read_token="r"
+        )
+        self.there = True
+        self.runs: list[dict[str, Any]] = []
+        self.going: dict[str, dict[str, Any]] = {}
+        self.silent: set[str] = set()
+        self.asked: list[tuple[str, str, str, Any, Mapping[str, str]]] = []
+
+    def service(self, _runs_dir: Path) -> ControlFile | None:
+        return self.own if self.there else None
+
+    def running(self, _runs_dir: Path) -> dict[str, ControlFile]:
+        return {name: replace(self.own, run=name) for name in self.going}
+
+    def request(self, contact: ControlFile, _method: str) -> dict[str, Any]:
+        if contact.run in self.silent:
+            raise client.RequestError(f"run {contact.run!r} does not answer")
+        return self.going[contact.run]
+
+    def all_runs(self, _holder: ControlFile) -> list[dict[str, Any]]:
+        return self.runs
+
+    def ask(
+        self, contact: ControlFile, method: str, path: str, body: Any, *, content_type: str, headers: Mapping[str, str]
+    ) -> dict[str, Any]:
+        assert "application/json" == content_type
+        self.asked.append((contact.address + contact.token, method, path, body, headers))
+        return {"id": "a-run", "state": "pending"}
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> Services:
+    made = Services()
+    for name in ("service", "running", "request", "all_runs", "ask"):
+        monkeypatch.setattr(client, name, getattr(made, name))
+    return made
+
+
+def test_status_shows_what_goes_on_what_waits_and_what_ended_lately(services: Services) -> None:
+    services.going = {"going": {"id": "going", "state": "running"}}
+    services.runs = [{"id": "waits", "state": "pending", "ended": None}, {"id": "going", "state": "running", "ended": None}]
+    services.runs += [{"id": f"old-{index}", **ENDED} for index in range(overview.ENDED_SHOWN + 3)]
+    lines = run("status").stdout.splitlines()[1:]
+    assert ["going", "running"] == lines[0].split()[:2]
+    assert ["waits", "pending"] == lines[1].split()[:2]
+    assert [f"old-{index}" for index in range(overview.ENDED_SHOWN)] == [line.split()[0] for line in lines[2:]]
+    assert "going" in run("top").stdout  # no terminal: once
+
+
+def test_status_leaves_out_a_run_that_ends_meanwhile_not_one_that_hangs(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    services.there, services.going, services.silent = False, {"a": {"id": "a", "state": "running"}, "b": {}}, {"b"}
+    done = run("status")
+    assert 1 == done.exit_code
+    assert "'b' does not answer" in done.stderr
+    monkeypatch.setattr(ControlFile, "alive", property(lambda file: file.run != "b"))
+    assert ["a"] == [document["id"] for document in json.loads(run("status", "--json").stdout)]
+
+
+def test_submit_sends_what_the_file_says_unchecked_and_a_key_of_its_own(services: Services, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[env]\nid = "only.there:Env"\n')
+    for _ in range(2):
+        done = run("submit", str(path), "balance.max_staleness=3", "run.name=mine")
+        assert (0, "a-run: pending\n") == (done.exit_code, done.stdout)
+    (_, method, where, body, first), (_, _, _, _, second) = services.asked
+    assert ("POST", "/api/v1/runs") == (method, where)
+    assert {"config": {"env": {"id": "only.there:Env"}}, "overrides": {"balance.max_staleness": 3, "run.name": "mine"}} == body
+    assert first["Idempotency-Key"] != second["Idempotency-Key"]
+
+
+def test_submit_sends_a_shipped_config_by_name_and_prints_json(services: Services) -> None:
+    assert {"id": "a-run", "state": "pending"} == json.loads(run("submit", "cartpole_ppo", "--json").stdout)
+    assert {"config": "cartpole_ppo", "overrides": {}} == services.asked[0][3]
+
+
+def test_submit_to_a_service_elsewhere_takes_the_token_of_the_environment(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIANFLOW_TOKEN", "secret")
+    assert 0 == run("submit", "cartpole_ppo", "--address", "http://there:1/").exit_code
+    assert "http://there:1secret" == services.asked[0][0]
+
+
+def test_submit_without_a_service_says_how_to_start_one(services: Services) -> None:
+    services.there = False
+    done = run("submit", "cartpole_ppo")
+    assert 1 == done.exit_code
+    assert "tianflow serve" in done.stderr
+    assert [] == services.asked
+
+
+def test_a_config_that_is_none_is_not_sent(services: Services) -> None:
+    assert 2 == run("submit", "cartpole_pp").exit_code
+    assert [] == services.asked

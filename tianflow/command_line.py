@@ -1,0 +1,49 @@
+"""What commands share: arguments that several of them take, and errors as a person sees them.
+
+Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 130 and 143 interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError
+
+ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a config that comes with tianflow.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="section.key=value", help="Settings that replace those of the config.")]
+RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run that is going on; not needed when it is the only one.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+RUNS = Path("runs")
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Errors that were raised on purpose become lines on stderr and an exit code; everything else is a bug and shows its trace."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        complain("interrupted")
+        raise typer.Exit(130) from None
+    except ConfigError as error:
+        for problem in error.problems:
+            complain(" ".join(str(problem).split("\n")))
+        raise typer.Exit(2) from None
+    except RunError as error:
+        complain("\n".join(part for part in (error.details.rstrip(), str(error)) if part))
+        raise typer.Exit(1) from None
+    except TianflowError as error:
+        complain(str(error))
+        # a request that was itself at fault says so in `bad`; the client is not imported only to name its error
+        raise typer.Exit(2 if isinstance(error, CheckpointError) or getattr(error, "bad", False) else 1) from None
+
+
+def complain(text: str) -> None:
+    """A line on stderr."""
+    typer.echo(text, err=True)

@@ -1,0 +1,131 @@
+"""``tianflow status`` and ``tianflow top``: every run under a directory at a glance, once or again and again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tianflow.command_line import RUNS, AsJson, RunArgument, RunsDir, exit_codes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "run": ("id",),
+    "state": ("state",),
+    "env steps": ("progress", "env_steps"),
+    "updates": ("progress", "updates"),
+    "steps/s": ("throughput", "env_steps_per_s", "10"),
+    "return": ("returns", "mean"),
+    "staleness": ("staleness", "mean"),
+    "bound": ("staleness", "bound"),
+    "actors": ("actors", "reporting"),
+    "bottleneck": ("bottleneck",),
+}
+ENDED_SHOWN = 10
+"""Ended runs of a service that are shown beside those that go on."""
+
+
+def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+    """Show how RUN, or every run that is going on, is doing; where a service holds the runs, also what waits and what ended lately."""
+    from tianflow import client
+
+    with exit_codes():
+        documents = gather(runs_dir) if run is None else [client.request(client.find(runs_dir, run), "GET")]
+    if as_json:
+        typer.echo(json.dumps(documents if run is None else documents[0]))
+    elif documents:
+        _print(table(documents))
+    else:
+        typer.echo(f"no run is going on in {str(runs_dir)!r}")
+
+
+def top(
+    *,
+    runs_dir: RunsDir = RUNS,
+    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Show every run, again and again, until Ctrl-C. Where there is no terminal: once."""
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+
+    with exit_codes():
+        if not sys.stdout.isatty():
+            _print(table(gather(runs_dir)))
+            return
+        with Live(table(gather(runs_dir)), console=Console(highlight=False, markup=False), screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(every)
+                live.update(table(gather(runs_dir)), refresh=True)
+
+
+def gather(runs_dir: Path) -> list[dict[str, Any]]:
+    """What every run tells of itself, and what the service that holds them, if there is one, knows of the others.
+
+    A run that ends while it is asked is left out.
+
+    Raises:
+        RequestError: the service does not answer.
+    """
+    from tianflow import client
+
+    contacts = client.running(runs_dir)
+    documents = []
+    for contact in contacts.values():
+        try:
+            documents.append(client.request(contact, "GET"))
+        except client.RequestError:
+            if contact.alive:
+                raise
+    holder = client.service(runs_dir)
+    if holder is not None:
+        documents += _others(client.all_runs(holder), {document["id"] for document in documents})
+    return documents
+
+
+def _others(runs: Iterable[dict[str, Any]], known: set[str]) -> list[dict[str, Any]]:
+    """Those that go on or wait, and the newest of those that have ended."""
+    shown, ended = [], 0
+    for run in runs:
+        if run["id"] in known:
+            continue
+        ended += run["ended"] is not None
+        if run["ended"] is None or ended <= ENDED_SHOWN:
+            shown.append(run)
+    return shown
+
+
+def table(documents: Iterable[Mapping[str, Any]]) -> Table:
+    """One row a run."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False)
+    for name in COLUMNS:
+        made.add_column(name, no_wrap=True)
+    for document in documents:
+        made.add_row(*(_cell(document, path) for path in COLUMNS.values()))
+    return made
+
+
+def _print(made: Table) -> None:
+    from rich.console import Console
+
+    # a pipe has no width: nothing is to be cut there
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(made)
+
+
+def _cell(document: object, path: tuple[str, ...]) -> str:
+    for key in path:
+        document = document.get(key) if isinstance(document, Mapping) else None
+    if document is None:
+        return "-"
+    if isinstance(document, float):
+        return f"{document:.0f}" if abs(document) >= 1000.0 else f"{document:.4g}"
+    return str(document)

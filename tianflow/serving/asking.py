@@ -1,0 +1,127 @@
+"""The service as a client of its runs: short questions, and requests of others passed on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Self
+
+import aiohttp
+from aiohttp import web
+
+from tianflow.control_file import ControlFile
+from tianflow.errors import TianflowError
+from tianflow.service.problems import ProblemError
+
+ANSWER_S = 5.0
+"""Seconds in which a run must answer; its coordinator computes nothing, so one that does not is stopped or swamped."""
+ASKED = ("Accept", "Content-Type", "If-Match", "Last-Event-ID")
+ANSWERED = ("Accept-Patch", "Allow", "Content-Type", "ETag", "Location", "Retry-After", "X-Accel-Buffering")
+CHUNK = 2**16
+
+
+class NoAnswerError(TianflowError):
+    """The run does not answer, or not with what was asked for."""
+
+
+class Asker:
+    """Asks runs. Open it with ``async with``."""
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def status(self, contact: ControlFile) -> Mapping[str, Any]:
+        """The run's own document. Raises `NoAnswerError`."""
+        try:
+            async with self._session.get(_url(contact), headers=_token(contact)) as answer:
+                if answer.status != HTTPStatus.OK:
+                    raise NoAnswerError(f"it answers with {answer.status}")
+                found: Mapping[str, Any] = await answer.json()
+                return found
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise NoAnswerError(f"it does not answer: {str(error) or type(error).__name__}") from error
+
+    async def act(self, contact: ControlFile, action: str) -> None:
+        """Ask for an action; that it was refused is the run's affair."""
+        try:
+            async with self._session.post(f"{_url(contact)}/{action}", headers=_token(contact)):
+                pass
+        except (aiohttp.ClientError, TimeoutError):
+            return
+
+    async def metrics(self, contact: ControlFile, accept: str) -> str:
+        """Its metrics, in the format that ``accept`` asks for; "" when it does not answer."""
+        try:
+            async with self._session.get(f"{contact.address}/metrics", headers=_token(contact) | {"Accept": accept}) as answer:
+                return await answer.text() if answer.status == HTTPStatus.OK else ""
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return ""
+
+    async def forward(self, contact: ControlFile, request: web.Request, rest: str) -> web.Response:
+        """The run's answer to ``request``, whatever it is.
+
+        Raises:
+            ProblemError: 503, it does not answer.
+        """
+        body = await request.read()
+        try:
+            async with self._session.request(
+                request.method, _url(contact, rest), params=request.query, data=body or None, headers=_passed_on(contact, request)
+            ) as answer:
+                return web.Response(status=answer.status, body=await answer.read(), headers=_chosen(answer.headers, ANSWERED))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _silent(contact, error) from error
+
+    async def stream(self, contact: ControlFile, request: web.Request, rest: str) -> web.StreamResponse:
+        """The run's answer, passed on as it comes, until either end goes away.
+
+        Raises:
+            ProblemError: 503, it does not answer.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S)
+        try:
+            asked = self._session.get(_url(contact, rest), params=request.query, headers=_passed_on(contact, request), timeout=timeout)
+            async with asked as answer:
+                response = web.StreamResponse(status=answer.status, headers=_chosen(answer.headers, ANSWERED))
+                await response.prepare(request)
+                await _copy(answer, response)
+                return response
+        except (aiohttp.ClientConnectorError, TimeoutError) as error:
+            raise _silent(contact, error) from error
+
+
+async def _copy(answer: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
+    """Until either end is gone: a reader that left, or a run that was killed, is an end of the stream and no error."""
+    try:
+        async for data in answer.content.iter_any():
+            async with asyncio.timeout(30.0):
+                await response.write(data)
+    except (aiohttp.ClientError, ConnectionError, TimeoutError):
+        return
+
+
+def _url(contact: ControlFile, rest: str = "") -> str:
+    return f"{contact.address}/api/v1/runs/{contact.run}{rest}"
+
+
+def _token(contact: ControlFile) -> dict[str, str]:
+    return {"Authorization": f"Bearer {contact.token}"}
+
+
+def _passed_on(contact: ControlFile, request: web.Request) -> dict[str, str]:
+    return _chosen(request.headers, ASKED) | _token(contact)
+
+
+def _chosen(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    return {name: headers[name] for name in names if name in headers}
+
+
+def _silent(contact: ControlFile, error: BaseException) -> ProblemError:
+    detail = f"Run {contact.run!r} does not answer: {str(error) or type(error).__name__}."
+    return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"Retry-After": "1"})

@@ -1,0 +1,167 @@
+"""A run's process, as the service sees it: starts it, finds out where it answers, asks it, and learns how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tianflow import config_loading
+from tianflow.control_file import ControlFile
+from tianflow.summary import EOF, SUMMARY
+
+TAIL = 4096
+"""Bytes of a log that say why a process ended."""
+INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+OWN: Mapping[str, object] = {"http.enabled": True, "http.host": "127.0.0.1", "http.port": 0, "http.allowed_hosts": []}
+"""Settings that belong to the service: what answers to others is the service itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where things lie in the directory of the runs, which is ``runs``."""
+
+    runs: Path
+
+    @property
+    def own(self) -> Path:
+        """What belongs to the service; no run can have this name."""
+        return self.runs / ".service"
+
+    def run(self, name: str) -> Path:
+        """The run's directory."""
+        return self.runs / name
+
+    def config(self, name: str) -> Path:
+        """What the run is started with."""
+        return self.own / f"{name}.toml"
+
+    def log(self, name: str) -> Path:
+        """What its process printed."""
+        return self.own / f"{name}.log"
+
+    def summary(self, name: str) -> dict[str, Any] | None:
+        """What the run's newest life left; None when it left nothing that can be read."""
+        try:
+            found = json.loads((self.run(name) / SUMMARY).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def audit(self, name: str) -> Iterator[dict[str, Any]]:
+        """Every change and action of the run, oldest first; a line that a crash tore is left out."""
+        with suppress(OSError), (self.run(name) / "audit.jsonl").open(encoding="utf-8") as file:
+            for line in file:
+                with suppress(ValueError):
+                    yield json.loads(line)
+
+    def paused(self, name: str) -> bool:
+        """Whether a person wanted the run to rest when it was last told either."""
+        told = [entry["action"] for entry in self.audit(name) if entry.get("action") in {"pause", "resume"}]
+        return told[-1:] == ["pause"]
+
+    def tail(self, name: str) -> str:
+        """The end of its log."""
+        try:
+            with self.log(name).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+                return file.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: done, failed or stopped."""
+
+    state: str
+    reason: str
+
+
+class Child:
+    """``tianflow train`` of one run. It ends, with a last checkpoint, when its standard input does: so it never outlives the service.
+
+    Args:
+        process: what `start` started.
+        name: of the run.
+        files: where its files lie.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str, files: Files) -> None:
+        self._process, self._name, self._files = process, name, files
+
+    @classmethod
+    async def start(cls, name: str, config: Mapping[str, Any], files: Files, overrides: Mapping[str, object]) -> Child:
+        """Start the run, or go on with it from its newest checkpoint and with its live settings."""
+        arguments = await asyncio.to_thread(_arguments, name, config, files)
+        settings = [f"{path}={config_loading.toml_value(value)}" for path, value in {**OWN, **overrides}.items()]
+        command = [sys.executable, "-m", "tianflow", "train", *arguments, *settings]
+        log = await asyncio.to_thread(files.log(name).open, "ab")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                *("--runs-dir", str(files.runs), "--plain", "--json", "--until-eof"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the service, which lets go of its runs
+            )
+        finally:
+            await asyncio.to_thread(log.close)
+        return cls(process, name, files)
+
+    @property
+    def control(self) -> ControlFile | None:
+        """Where it answers; None as long as it does not. Reads a file."""
+        found = ControlFile.read(self._files.run(self._name))
+        return found if found is not None and found.pid == self._process.pid else None
+
+    def release(self) -> None:
+        """Ask it to end, cleanly."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End it now; its warden takes its hosts along."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def ended(self) -> Outcome | None:
+        """Wait for it. None: it was ended from outside, or because the service let go of it, and can go on."""
+        code = await self._process.wait()
+        return await asyncio.to_thread(self._outcome, code)
+
+    def _outcome(self, code: int) -> Outcome | None:
+        summary = self._files.summary(self._name)
+        if summary is not None:
+            if summary.get("reason") == EOF:
+                return None
+            return Outcome(str(summary.get("state", "failed")), str(summary.get("error") or summary.get("reason") or ""))
+        if code < 0 or code == 128 + signal.SIGHUP:
+            return None
+        if code in INTERRUPTED:
+            return Outcome("stopped", signal.Signals(code - 128).name)
+        return Outcome("failed", self._files.tail(self._name) or f"its process ended with {code}")
+
+
+def _arguments(name: str, config: Mapping[str, Any], files: Files) -> list[str]:
+    """What to tell ``train``; the directory is then as it needs it."""
+    directory, start = files.run(name), files.config(name)
+    (directory / SUMMARY).unlink(missing_ok=True)  # of an earlier life: what is there at the end is of this one
+    if any((directory / "checkpoints").glob("v*")):
+        return ["--resume", str(directory)]
+    if (last := directory / config_loading.CONFIG_FILE).is_file():
+        last.replace(start)  # the settings in force, changes included
+    elif not start.is_file():
+        config_loading.write_toml(start, config_loading.load_config(config))
+    if directory.exists():
+        shutil.rmtree(directory)  # nothing to go on from: it never came to its first checkpoint
+    return [str(start)]
