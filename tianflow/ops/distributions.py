@@ -111,14 +111,13 @@ class Categorical:
         actions = action.unsqueeze(-1) if self.scalar else action
         results = []
         for k, head in enumerate(self._heads(parameters)):
-            log_p = head.log_softmax(-1)
-            results.append((log_p.gather(-1, actions[..., k : k + 1]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)))
+            log_p = _log_softmax(head)
+            results.append((_picked(log_p, actions[..., k]), -(log_p.exp() * log_p).sum(0)))
         return _sum([log_prob for log_prob, _ in results]), _sum([entropy for _, entropy in results])
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         actions = action.unsqueeze(-1) if self.scalar else action
-        heads = enumerate(self._heads(parameters))
-        return _sum([head.log_softmax(-1).gather(-1, actions[..., k : k + 1]).squeeze(-1) for k, head in heads])
+        return _sum([_picked(_log_softmax(head), actions[..., k]) for k, head in enumerate(self._heads(parameters))])
 
     def entropy(self, parameters: Tensor) -> Tensor:
         log_ps = [head.log_softmax(-1) for head in self._heads(parameters)]
@@ -201,6 +200,16 @@ def distribution_for(action: ActionSpec) -> Distribution:
     if action.kind == "box":
         return DiagonalGaussian(action.shape)
     return Categorical(action.categories, scalar=action.kind == "discrete")
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """[..., choices] -> [choices, ...]: PyTorch is several times as quick over a first axis as over a last one of few choices."""
+    return logits.movedim(-1, 0).contiguous().log_softmax(0)
+
+
+def _picked(log_p: Tensor, action: Tensor) -> Tensor:
+    """[choices, ...] and int64 [...] -> the log-probability of each action, [...]."""
+    return log_p.gather(0, action.unsqueeze(0)).squeeze(0)
 
 
 def _sum(terms: list[Tensor]) -> Tensor:
