@@ -243,10 +243,10 @@ def test_the_way_to_the_compute_thread_costs_time_only_where_nothing_waits_there
 
 def test_ten_thousand_actors_with_stragglers_and_failures_are_kept_within_the_bound() -> None:
     """More than a run may have. Everything that happens to a trajectory is a few events, however many others there are."""
-    hard = rates(update_s=0.09, trajectory_spread=0.3, straggler_share=0.02, straggler_factor=20.0, failures_per_hour=60.0)
-    simulation = Judged(config(batch=1000, bound=10), hard, actors=10_000, seed=1)
-    outcome = simulation.run(updates=40)
-    assert (10_000, 40, 0) == (outcome.actors, outcome.updates, outcome.staleness.violations)
+    hard = rates(update_s=0.05, trajectory_spread=0.3, straggler_share=0.02, straggler_factor=20.0, failures_per_hour=60.0)
+    simulation = Judged(config(batch=500, bound=10), hard, actors=10_000, seed=1)
+    outcome = simulation.run(updates=25)
+    assert (10_000, 25, 0) == (outcome.actors, outcome.updates, outcome.staleness.violations)
     assert 10 == max(age for _, age in simulation.used)
     assert outcome.cuts > 0
     assert {"died"} <= set(outcome.dropped) <= {"died", "straggler"}
