@@ -19,6 +19,7 @@ from tianflow.errors import ConfigError
 from tianflow.events import Event, Observed
 from tianflow.payloads import Batch
 from tianflow.simulation import measuring
+from tianflow.simulation.clock import Clock
 from tianflow.simulation.outcome import Outcome
 from tianflow.simulation.rates import Rates, make_rates, read_rates
 from tianflow.simulation.world import Simulation
@@ -242,10 +243,10 @@ def test_the_way_to_the_compute_thread_costs_time_only_where_nothing_waits_there
 
 def test_ten_thousand_actors_with_stragglers_and_failures_are_kept_within_the_bound() -> None:
     """More than a run may have. Everything that happens to a trajectory is a few events, however many others there are."""
-    hard = rates(update_s=0.09, trajectory_spread=0.3, straggler_share=0.02, straggler_factor=20.0, failures_per_hour=60.0)
-    simulation = Judged(config(batch=1000, bound=10), hard, actors=10_000, seed=1)
-    outcome = simulation.run(updates=40)
-    assert (10_000, 40, 0) == (outcome.actors, outcome.updates, outcome.staleness.violations)
+    hard = rates(update_s=0.05, trajectory_spread=0.3, straggler_share=0.02, straggler_factor=20.0, failures_per_hour=60.0)
+    simulation = Judged(config(batch=500, bound=10), hard, actors=10_000, seed=1)
+    outcome = simulation.run(updates=25)
+    assert (10_000, 25, 0) == (outcome.actors, outcome.updates, outcome.staleness.violations)
     assert 10 == max(age for _, age in simulation.used)
     assert outcome.cuts > 0
     assert {"died"} <= set(outcome.dropped) <= {"died", "straggler"}
@@ -307,3 +308,29 @@ def test_rates_are_measured_from_the_config_itself() -> None:
     assert 0 < measured.update_s < 5
     assert 0.5 * 64 < (measured.env_steps or 0) <= 64
     assert measured.weights_bytes > 0
+
+
+# Time -------------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(delays=st.lists(st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.0]), max_size=4), max_size=8))
+def test_what_is_due_happens_in_order_of_time_and_of_asking(delays: list[list[float]]) -> None:
+    """Each of the first things asks for more when it happens."""
+    clock, asked, happened = Clock(), [], []
+
+    def ask(delay: float, then: list[float]) -> None:
+        asked.append((clock.now + delay, len(asked)))
+        clock.at(delay, happen, asked[-1], then)
+
+    def happen(due: tuple[float, int], then: list[float]) -> None:
+        assert due[0] == clock.now
+        happened.append(due)
+        for delay in then:
+            ask(delay, [])
+
+    for then in delays:
+        ask(sum(then) % 3.0, then)
+    while clock.next is not None:
+        clock.advance()
+    assert sorted(asked) == happened

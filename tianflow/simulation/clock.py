@@ -1,8 +1,9 @@
-"""Virtual time: a heap of what is due."""
+"""Virtual time: a heap of what is due, and a queue of what is due at once."""
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVarTuple
 
@@ -15,16 +16,22 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._at_once: deque[tuple[int, Callable[..., None], tuple[object, ...]]] = deque()
         self._sequence = 0
 
     def at(self, delay: float, act: Callable[[*Ts], None], *arguments: *Ts) -> None:
         """Call ``act`` after ``delay`` seconds."""
         self._sequence += 1
-        heapq.heappush(self._heap, (self.now + delay, self._sequence, act, arguments))
+        if delay > 0.0:
+            heapq.heappush(self._heap, (self.now + delay, self._sequence, act, arguments))
+        else:
+            self._at_once.append((self._sequence, act, arguments))
 
     @property
     def next(self) -> float | None:
         """When something is due next; None: nothing ever will be."""
+        if self._at_once:
+            return self.now
         return self._heap[0][0] if self._heap else None
 
     @property
@@ -34,7 +41,10 @@ class Clock:
 
     def advance(self) -> None:
         """Go to the next thing that is due, and do it."""
-        self.now, _, act, arguments = heapq.heappop(self._heap)
+        if self._at_once and not (self._heap and self._heap[0][:2] < (self.now, self._at_once[0][0])):
+            _, act, arguments = self._at_once.popleft()
+        else:
+            self.now, _, act, arguments = heapq.heappop(self._heap)
         act(*arguments)
 
 
