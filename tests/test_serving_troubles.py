@@ -76,7 +76,9 @@ async def garrulous(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 
 @pytest.mark.parametrize("talk", [silent, rude])
-async def test_a_run_that_gives_no_answer_is_503_and_costs_others_nothing(world: World, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_gives_no_answer_is_503_and_costs_others_nothing(
+    world: World, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(asking, "ANSWER_S", 0.2)
     monkeypatch.setattr(asking, "METRICS_S", 0.2)
     monkeypatch.setattr(asking, "SILENT_S", 3600.0)

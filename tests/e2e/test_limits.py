@@ -165,7 +165,10 @@ def test_a_hundred_megabytes_are_refused_and_not_kept(tmp_path: Path, kind: str)
         small = server.resident()
         host, port = server.address.removeprefix("http://").split(":")
         head = f"POST /api/v1/runs/{server.run}/pause HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {server.token}\r\n"
-        for how, chunk in (("Content-Length: 104857600", b" " * 2**16), ("Transfer-Encoding: chunked", b"10000\r\n" + b" " * 2**16 + b"\r\n")):
+        for how, chunk in (
+            ("Content-Length: 104857600", b" " * 2**16),
+            ("Transfer-Encoding: chunked", b"10000\r\n" + b" " * 2**16 + b"\r\n"),
+        ):
             began = time.monotonic()
             with socket.create_connection((host, int(port)), timeout=20.0) as connection:
                 connection.sendall(f"{head}{how}\r\n\r\n".encode())
