@@ -5,10 +5,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # What `make bench` is told, e.g. BENCH="--quick channels"; nothing runs everything.
 BENCH ?=
+# `make bench-peers` gives tianflow and its peers these two cores, and runs every row so often.
+CORES ?= 0,1
+ROUNDS ?= 3
 # Children load the numerical libraries once each: one thread a process is what the placement assumes.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test e2e lint bench clean
+.PHONY: run test e2e lint bench bench-peers clean
 
 run: $(VENV)/installed
 	$(BIN)/tianflow train cartpole_ppo --require-target
@@ -27,6 +30,13 @@ lint: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks $(BENCH)
+
+# A peer that cannot be installed is a row that says so. Pong takes nine minutes a round.
+bench-peers: $(VENV)/installed-bench
+	-$(BIN)/python -m benchmarks.peers.install
+	$(BIN)/python -m benchmarks --cores $(CORES) --rounds $(ROUNDS) peers_cartpole
+	$(BIN)/python -m benchmarks --cores $(CORES) --rounds 1 peers_pong
+	$(BIN)/python -m benchmarks.peers_table
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

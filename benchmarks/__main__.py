@@ -28,8 +28,8 @@ NAMES = (
     "idle",
     "replay",
 )
-LONG = ("stalled", "pong_gpu")
-"""Half an hour long, or in need of a GPU: only when they are named."""
+LONG = ("stalled", "pong_gpu", "peers_cartpole", "peers_pong")
+"""Half an hour long, or in need of a GPU, or of peers that `make bench-peers` installs: only when they are named."""
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -43,6 +43,8 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--patience", type=float, default=None, help="seconds to wait before each sample for others to be quiet; 60, or 0 with --quick"
     )
+    parser.add_argument("--seconds", type=float, help="of training in each run beside peers; as many as each benchmark takes by itself")
+    parser.add_argument("--cores", type=_cores, help="those to use, such as 0,1; all that may be used")
     parser.add_argument("--results", type=Path, default=results.RESULTS, help="where JSON and tables go")
     chosen = parser.parse_args(given)
     known = (*NAMES, *LONG)
@@ -57,9 +59,17 @@ def arguments(given: list[str]) -> argparse.Namespace:
     return chosen
 
 
+def _cores(text: str) -> set[int]:
+    """Numbers with commas between them, of cores that this process may use."""
+    wanted, there = {int(number) for number in text.split(",")}, os.sched_getaffinity(0)
+    if not wanted <= there:
+        raise argparse.ArgumentTypeError(f"{text} is not all among the cores that may be used: {', '.join(map(str, sorted(there)))}")
+    return wanted
+
+
 def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
     """Run one benchmark, print its table, write its results."""
-    plan = Plan(quick=chosen.quick, rounds=chosen.rounds, scratch=scratch)
+    plan = Plan(quick=chosen.quick, rounds=chosen.rounds, scratch=scratch, seconds=chosen.seconds)
     benchmark = importlib.import_module(f"benchmarks.{name}").make(plan)
     began = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     outcome = alternate(benchmark, plan.rounds, patience_s=chosen.patience, say=lambda text: print(text, file=sys.stderr, flush=True))
@@ -72,6 +82,8 @@ def main() -> int:
     """Run what the command line asks for; 1 if a benchmark could not be run."""
     chosen = arguments(sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended on the way out
+    if chosen.cores:
+        os.sched_setaffinity(0, chosen.cores)  # children inherit it, and the load of others is that on these
     failed = False
     with tempfile.TemporaryDirectory(prefix="tianflow-bench-") as scratch:
         for name in chosen.names:

@@ -49,7 +49,7 @@ def make(plan: Plan) -> Benchmark:
         ),
         units={
             "environment": "env steps/s, nothing else",
-            "inference": "env steps/s, with the policy's act",
+            "inference": "env steps/s, with the policy as a rollout asks it",
             "slots": "env steps/s, the shipped rollout",
         },
         settings={

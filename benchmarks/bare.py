@@ -1,8 +1,8 @@
 """Loops with nothing around them, each in a process on a core of its own: what the parts could do alone.
 
-``rollout``   the shipped policy's ``act`` on the bare Gymnasium vector: no slot, no message, no log-probability
-``environments``  steps of the environments that the config names, with actions at random and no policy
-``act``       the same ``act`` on one observation, without an environment
+``rollout``   the shipped policy on the bare Gymnasium vector: no slot, no message, no log-probability
+``environments``  steps of the environments that the config names, and no policy
+``act``       the same policy on one observation, without an environment
 ``step``      the shipped learner's ``step`` on one batch that stays where it is
 ``torch_act`` ``torch_step``  what anyone would write in PyTorch for the same network sizes: the yardstick for the two above
 """
@@ -12,26 +12,55 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks import child
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from tianflow.config import Config
-    from tianflow.interfaces import Algorithm, AlgorithmFactory, LearnerBatch
+    from tianflow.interfaces import Algorithm, AlgorithmFactory, ArrayStep, LearnerBatch, Policy
     from tianflow.payloads import EnvironmentSpec
+
+    Array = NDArray[Any]
 
 WARM_S = 0.5
 Work = Callable[[], int]
 """Does a piece of work, and says how many environment steps, observations or samples it was."""
 
 
+def acting(policy: Policy, steps: int, environments: int) -> tuple[Callable[[torch.Tensor], Sequence[Any]], Callable[[Array, Any], Array]]:
+    """How a rollout asks ``policy``, and nothing around it.
+
+    Two functions: noise [T, N, K], which is used up, to what each step needs of it; observation [N, ...] and that, to actions [N].
+    """
+    import numpy as np
+    import torch
+
+    offered = getattr(policy, "on_arrays", None)
+    on_arrays: ArrayStep | None = None if offered is None else offered(environments)
+
+    def act(observation: Array, noise: torch.Tensor) -> Array:
+        return policy.act({"": torch.from_numpy(observation)}, {}, noise).action.numpy()
+
+    if on_arrays is None:
+        return lambda noise: noise.unbind(0), act
+    step = on_arrays
+    parameters, actions = np.empty((steps, environments, step.size), np.float32), np.empty((steps, environments), np.int64)
+
+    def act_on_arrays(observation: Array, row: tuple[Array, Array, Array]) -> Array:
+        step({"": observation}, *row)
+        return row[2]
+
+    return lambda noise: list(zip(noise.numpy(), parameters, actions, strict=True)), act_on_arrays
+
+
 def rollout(config: Config) -> Work:
-    """Act and step, ``actors.rollout_steps`` at a time, with noise drawn beforehand."""
+    """Act and step, ``actors.rollout_steps`` at a time, with noise drawn once for as many."""
     import gymnasium
     import numpy as np
     import torch
@@ -40,16 +69,16 @@ def rollout(config: Config) -> Work:
 
     environments, steps = config.env.num_envs, config.actors.rollout_steps
     vector = gymnasium.make_vec(config.env.id, num_envs=environments, vectorization_mode="vector_entry_point")
-    policy = _factory(config).make_policy(config, envs.probe(config))
-    noise = policy.noise(steps, environments, np.random.default_rng(config.run.seed)).unbind(0)
+    policy, generator = _factory(config).make_policy(config, envs.probe(config)), np.random.default_rng(config.run.seed)
+    rows, act = acting(policy, steps, environments)
     observation, _ = vector.reset(seed=config.run.seed)
 
     def work() -> int:
         nonlocal observation
+        noise = policy.noise(steps, environments, generator)
         with torch.inference_mode():
-            for step_noise in noise:
-                chosen = policy.act({"": torch.from_numpy(observation)}, {}, step_noise)
-                observation, *_ = vector.step(chosen.action.numpy())
+            for row in rows(noise):
+                observation, *_ = vector.step(act(observation, row))
         return steps * environments
 
     return work
@@ -70,14 +99,15 @@ def act(config: Config) -> Work:
     from tianflow import envs
 
     environments, steps = config.env.num_envs, config.actors.rollout_steps
-    policy = _factory(config).make_policy(config, envs.probe(config))
-    noise = policy.noise(steps, environments, np.random.default_rng(config.run.seed)).unbind(0)
-    observation = {"": torch.randn(environments, 4, generator=torch.Generator().manual_seed(config.run.seed))}
+    policy, generator = _factory(config).make_policy(config, envs.probe(config)), np.random.default_rng(config.run.seed)
+    rows, choose = acting(policy, steps, environments)
+    observation = generator.standard_normal((environments, 4), np.float32)
 
     def work() -> int:
+        noise = policy.noise(steps, environments, generator)
         with torch.inference_mode():
-            for step_noise in noise:
-                policy.act(observation, {}, step_noise).action.numpy()
+            for row in rows(noise):
+                choose(observation, row)
         return steps * environments
 
     return work

@@ -13,13 +13,18 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.harness import BenchmarkError
-from benchmarks.machine import ROOT, clean_environment
+from benchmarks.machine import ROOT, THREADS, clean_environment
 
 READY = "ready"
 MEMORY_LOOK_S = 0.25
+
+
+class TookLongerError(BenchmarkError):
+    """A child was not through within its time, and is gone with all that it started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +37,27 @@ class Finished:
     peak_mib: float | None
 
 
-def run(module: str, *arguments: object, timeout_s: float, watch_memory: bool = False) -> Finished:
+def run(
+    module: str,
+    *arguments: object,
+    timeout_s: float,
+    watch_memory: bool = False,
+    memory_look_s: float = MEMORY_LOOK_S,
+    python: Path | None = None,
+    threads: int | None = 1,
+) -> Finished:
     """``python -m module arguments``, to its end; its last line of output is JSON.
 
-    Watching memory costs the child time, so a run that is timed does without.
+    Watching memory costs the child time, so a run that is timed does without, or is looked at seldom.
+    ``python``: an interpreter other than this one. ``threads``: of numerical libraries in each process; None leaves it to them.
 
     Raises:
-        BenchmarkError: it failed, took longer, or said nothing; with what it wrote to stderr.
+        TookLongerError: it was not through after ``timeout_s``.
+        BenchmarkError: it failed, or said nothing; with what it wrote to stderr.
     """
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    process = _start(module, arguments)
-    with _ended(process), _MemoryWatch(process.pid if watch_memory else None) as watch:
+    process = _start(module, arguments, python, threads)
+    with _ended(process), _MemoryWatch(process.pid if watch_memory else None, memory_look_s) as watch:
         answer = _last_words(process, module, timeout_s)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -88,11 +103,12 @@ def parse(said: str) -> dict[str, Any]:
     return answer
 
 
-def _start(module: str, arguments: Sequence[object]) -> subprocess.Popen[str]:
+def _start(module: str, arguments: Sequence[object], python: Path | None = None, threads: int | None = 1) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in clean_environment(os.environ).items() if name not in THREADS}
     return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, arguments)],
+        [str(python or sys.executable), "-m", module, *map(str, arguments)],
         cwd=ROOT,
-        env=clean_environment(os.environ),
+        env=environment if threads is None else environment | dict.fromkeys(THREADS, str(threads)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -103,10 +119,13 @@ def _start(module: str, arguments: Sequence[object]) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def _ended(process: subprocess.Popen[str]) -> Any:
-    """Leaves neither the process nor its group behind."""
+    """Leaves neither the process nor its group nor any descendant behind."""
     try:
         yield
     finally:
+        for pid in _descendants(process.pid) if process.poll() is None else ():  # some make groups of their own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # also when it has ended: what it started may not have
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -115,11 +134,24 @@ def _ended(process: subprocess.Popen[str]) -> Any:
                 pipe.close()
 
 
+def _descendants(pid: int) -> list[int]:
+    """Of a process that is there: those that it started, and those that they did, and so on."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found = [pid]
+    for parent in found:  # grows while it is gone through
+        found += children.get(parent, [])
+    return found[1:]
+
+
 def _last_words(process: subprocess.Popen[str], module: str, timeout_s: float) -> dict[str, Any]:
     try:
         said, complaint = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        raise BenchmarkError(f"{module} took longer than {timeout_s:.0f} s") from None
+        raise TookLongerError(f"{module} took longer than {timeout_s:.0f} s") from None
     if process.returncode != 0 or not said.strip():
         raise BenchmarkError(f"{module} ended with {process.returncode}:\n{complaint.strip()[-4000:]}")
     return parse(said)
@@ -128,8 +160,8 @@ def _last_words(process: subprocess.Popen[str], module: str, timeout_s: float) -
 class _MemoryWatch:
     """Looks at the proportional set size of a process and all its descendants while it is open."""
 
-    def __init__(self, pid: int | None) -> None:
-        self._pid = pid
+    def __init__(self, pid: int | None, look_s: float) -> None:
+        self._pid, self._look_s = pid, look_s
         self.peak_mib: float | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -150,7 +182,7 @@ class _MemoryWatch:
         assert self._pid is not None
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(self._pid)
-            while not self._over.wait(MEMORY_LOOK_S):
+            while not self._over.wait(self._look_s):
                 total = 0
                 for process in (root, *root.children(recursive=True)):
                     with contextlib.suppress(psutil.Error):

@@ -92,15 +92,15 @@ def _acting(config: Config, vector: Any, observation: Any) -> bare.Work:
     from tianflow import envs
 
     steps, environments = config.actors.rollout_steps, config.env.num_envs
-    policy = _factory(config).make_policy(config, envs.probe(config))
-    generator = np.random.default_rng(config.run.seed)
+    policy, generator = _factory(config).make_policy(config, envs.probe(config)), np.random.default_rng(config.run.seed)
+    rows, act = bare.acting(policy, steps, environments)
 
     def work() -> int:
         nonlocal observation
+        noise = policy.noise(steps, environments, generator)
         with torch.inference_mode():
-            for noise in policy.noise(steps, environments, generator).unbind(0):
-                chosen = policy.act({"": torch.from_numpy(observation)}, {}, noise)
-                observation, *_ = vector.step(chosen.action.numpy())
+            for row in rows(noise):
+                observation, *_ = vector.step(act(observation, row))
         return steps * environments
 
     return work

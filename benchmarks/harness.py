@@ -29,11 +29,13 @@ class Plan:
         quick: prove that everything runs, measure nothing: short windows, easy targets.
         rounds: how often each side is measured.
         scratch: a directory for whatever runs write.
+        seconds: of training in each run of a benchmark beside peers; None for as many as it takes by itself.
     """
 
     quick: bool
     rounds: int
     scratch: Path
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

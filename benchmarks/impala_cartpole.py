@@ -51,7 +51,7 @@ def make(plan: Plan) -> Benchmark:
         ),
         units={
             **training.UNITS,
-            "actor": "env steps/s, act on the bare environment",
+            "actor": "env steps/s, the policy on the bare environment",
             "learner": "samples/s, step on a resident batch",
             "act": "obs/s at 64",
             "step": "samples/s, T = 32, B = 64",

@@ -149,8 +149,8 @@ def table(found: Mapping[str, Any]) -> str:
     if found["quick"]:
         parts.append("**A quick run: it proves that the benchmark works; its numbers mean nothing.**")
     if found["ratios"]:
-        parts.append(_grid(("ratio", "median", "low – high", "aim", ""), [_ratio_row(ratio) for ratio in found["ratios"]]))
-    parts.append(_grid(("side", "what", "median", "low – high", "n"), [_value_row(value) for value in found["values"]]))
+        parts.append(grid(("ratio", "median", "low – high", "aim", ""), [_ratio_row(ratio) for ratio in found["ratios"]]))
+    parts.append(grid(("side", "what", "median", "low – high", "n"), [_value_row(value) for value in found["values"]]))
     parts.append("\n".join(f"- {note}" for note in (*found["notes"], _settings_line(found["settings"]))))
     return "\n\n".join(parts) + "\n"
 
@@ -207,7 +207,7 @@ def number(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table whose columns are padded; the last but the first two are numbers, to the right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     left = sum(name in ("ratio", "side", "what", "") for name in head[:2])
@@ -220,4 +220,4 @@ def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(head), rule, *(line(row) for row in rows)])
 
 
-__all__ = ["RESULTS", "SCHEMA", "Spread", "check", "document", "number", "table", "write"]
+__all__ = ["RESULTS", "SCHEMA", "Spread", "check", "document", "grid", "number", "table", "write"]

@@ -48,12 +48,13 @@ def make(plan: Plan) -> Benchmark:
         }
 
     def peer(seed: int, *, watch_memory: bool = False) -> Values:
-        done = child.run("benchmarks.peers.sb3_cartpole", seed, target, EPISODES, timeout_s=TIMEOUT_S, watch_memory=watch_memory)
+        arguments = ("cartpole", "--seed", seed, "--target", target, "--seconds", TIMEOUT_S, f"episodes={EPISODES}")
+        done = child.run("benchmarks.peers.sb3_ppo", *arguments, timeout_s=2 * TIMEOUT_S, watch_memory=watch_memory)
         said = done.answer
         return {
             "time_to_target": said["time_to_target_s"],
             "env_steps": said["env_steps"],
-            "env_steps_per_s": said["env_steps"] / said["training_s"],
+            "env_steps_per_s": said["env_steps_per_s"],
             "evaluation_return": said["evaluation_return"],
             **_cost(done),
         }

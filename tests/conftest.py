@@ -1,7 +1,8 @@
-"""What holds for every test: a blocked event loop fails it, and in CI a skip is a failure, but for want of a GPU."""
+"""What holds for every test: a blocked event loop fails it, and in CI a skip is a failure, but for want of a GPU or a heavy extra."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import signal
@@ -49,9 +50,12 @@ def _logging_as_before() -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked ``gpu`` run where there is one."""
+    """Tests marked ``gpu`` run where there is one, those marked ``extra`` where its package is installed."""
     if item.get_closest_marker("gpu") is not None and not _gpu_available():
         pytest.skip("needs a GPU")
+    extra = item.get_closest_marker("extra")
+    if extra is not None and importlib.util.find_spec(extra.args[0]) is None:
+        pytest.skip(f"needs the extra {extra.args[0]}, which `dev` does not install")
 
 
 def _gpu_available() -> bool:
@@ -71,7 +75,7 @@ def _fail_if_skipped(report: Any) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if item.get_closest_marker("gpu") is None:
+    if item.get_closest_marker("gpu") is None and item.get_closest_marker("extra") is None:
         _fail_if_skipped(report)
     return report
 

@@ -23,6 +23,7 @@ from tianflow.statistics import (
     LawStatistics,
     ReplayStatistics,
     RunStatistics,
+    SinkStatistics,
     TimeShares,
 )
 from tianflow.tickets import Limits, State
@@ -122,6 +123,7 @@ class FakeRun:
         self.checkpoint = CheckpointStatistics(attempts=1, last_success=time.time())
         self.last_update = 0.0
         self.events_dropped = 0
+        self.sinks: dict[str, SinkStatistics] = {}
         self.refused = 0
         self.diagnosis = Diagnosis("learning-bound", "a faster learner would help", waits={"learner": 0.1, "actors": 0.6})
         self.waiting = 10.0
@@ -198,6 +200,7 @@ class FakeRun:
             restarts=self.restarts,
             starts={"learner": 1, "actors-0": 1 + sum(self.restarts.values())},
             events_dropped=self.events_dropped,
+            sinks=dict(self.sinks),
             events_received=ledger.committed,
             generation=self.generation,
             settings_changes=self.generation - 1,

@@ -347,6 +347,33 @@ def test_no_noise_gives_the_most_probable_action_within_the_mask() -> None:
     assert made.action.tolist() == [1] * N
 
 
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
+def test_acting_on_arrays_follows_the_weights_and_chooses_the_same(action: ActionSpec) -> None:
+    env = spec(action)
+    policy, learner = pair(config(), env)
+    arrays = policy.on_arrays(N)
+    assert arrays is not None
+    for seed in range(3):
+        learner.step(LearnerBatch(rollout(policy, env, seed=seed)))
+        policy.load(learner.flat())
+        obs, noise = observations((LEAF,), N, seed=seed), policy.noise(1, N, np.random.default_rng(seed))[0]
+        expected = policy.act(obs, {}, noise)
+        parameters = np.full((N, arrays.size), np.nan, np.float32)
+        chosen = np.full((N, *action.stored_shape), 9, action.stored_dtype)
+        arrays({"": obs[""].numpy()}, noise.numpy(), parameters, chosen)
+        torch.testing.assert_close(torch.from_numpy(parameters), expected.parameters, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(torch.from_numpy(chosen), expected.action, atol=1e-6, rtol=1e-5)
+
+
+def test_acting_on_arrays_is_offered_only_where_it_is_the_same_and_quicker() -> None:
+    assert pair(config(), spec())[0].on_arrays(N) is not None
+    assert pair(config(), spec())[0].on_arrays(1_000_000) is None
+    assert pair(config(), spec(mask=True))[0].on_arrays(N) is None
+    assert pair(config(normalise=True), spec())[0].on_arrays(N) is None
+    assert pair(config(lstm=4), spec())[0].on_arrays(N) is None
+    assert pair(config(network="tests.test_algorithms:Bare"), spec())[0].on_arrays(N) is None
+
+
 def test_continuous_actions_are_stored_unclipped() -> None:
     """The log-probability is of the action that was sampled, far outside the box as it may be."""
     policy, _ = pair(config(), spec(BOX))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -161,6 +162,12 @@ async def test_more_live_actors_than_memory_or_a_coordinator_has_room_for_are_re
             control.change({"actors": {"count": count}}, source="test")
         assert control.config.actors.count == 1
         assert control.generation == 0
+
+
+def test_only_a_terminal_is_told_the_token():
+    session = tianflow.api._Session(SimpleNamespace(id="one"), None, "http://127.0.0.1:80", "secret")
+    assert "run one, console at http://127.0.0.1:80/#token=secret" == tianflow.api._where(session, terminal=True)
+    assert "run one, control and metrics at http://127.0.0.1:80" == tianflow.api._where(session, terminal=False)
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(tmp_path, monkeypatch):

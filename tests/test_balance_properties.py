@@ -171,7 +171,7 @@ class Forgetful(Ledger):
         if ticket.state is not self.forgets:
             super()._drop(number, reason)
             return
-        del self._tickets[number]
+        self._tickets.pop(number)
         if self.forgets is State.COMMITTED:
             self._free.append(ticket.slot)
         else:

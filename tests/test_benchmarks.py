@@ -27,6 +27,8 @@ from benchmarks import (
     learner,
     machine,
     many_actors,
+    peers_cartpole,
+    peers_pong,
     pong_gpu,
     replay,
     resting,
@@ -344,7 +346,7 @@ child.say({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
 
 MADE = [
     *(impala_cartpole, cost_of_balance, freshness, many_actors, stalled, pong_gpu),
-    *(channels, transports, weights, actors, learner, idle, replay),
+    *(channels, transports, weights, actors, learner, idle, replay, peers_cartpole, peers_pong),
 ]
 
 

@@ -28,7 +28,7 @@ from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import BUFFERS, SharedArena, SharedMemory, SharedWeights, weights_checksum
 from tianflow.errors import BrokenChannelError, TianflowError
 from tianflow.ledger import Ledger
-from tianflow.payloads import Episode, Settlement, Version, aligned
+from tianflow.payloads import NO_VERSION, Episode, Settlement, Version, aligned
 from tianflow.tickets import Limits
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -234,6 +234,17 @@ def test_a_writer_that_died_while_it_wrote_leaves_the_version_before() -> None:
     into = flat(0)
     assert Version(1, 2) == weights.read_into(into)
     assert (into == flat(2)).all()
+
+
+def test_what_was_published_is_known_before_anybody_says_so() -> None:
+    """An actor whose grant was given a trajectory ago begins the next one with what has been published since."""
+    reader = open_weights()
+    writer = open_weights(reader.memory)
+    assert NO_VERSION == reader.version
+    reader.announce(Version(1, 2))
+    for number in (2, 3, 4, 5, 6):
+        publish(writer, number)
+        assert Version(1, number) == reader.version == reader.read_into(flat(0))
 
 
 def test_nothing_older_than_what_was_announced_is_read() -> None:

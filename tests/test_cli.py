@@ -38,9 +38,6 @@ class Api(ModuleType):
     def train_cli(self, config: object, **options: object) -> int:
         return self._answer(config, options)
 
-    def evaluate_cli(self, checkpoint: object, **options: object) -> int:
-        return self._answer(checkpoint, options)
-
     def _answer(self, what: object, options: dict[str, Any]) -> int:
         self.asked.append((what, options))
         if self.error is not None:
@@ -158,12 +155,23 @@ def test_bad_usage_is_code_2(api: Api, arguments: list[str]) -> None:
     assert (2, []) == (run(*arguments).exit_code, api.asked)
 
 
-def test_eval_plays_the_episodes_wished_for(api: Api) -> None:
-    assert 0 == run("eval", "a-run", "--episodes", "7", "--json").exit_code
-    assert [("a-run", {"episodes": 7, "json_line": True, "runs_dir": Path("runs")})] == api.asked
+def test_eval_plays_the_episodes_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    result = {"episodes": 7, "mean_return": 3.5}
+    monkeypatch.setattr("tianflow.evaluating.evaluated", lambda *what, **options: asked.append((*what, options)) or result)
+    done = run("eval", "a-run", "--episodes", "7")
+    assert (0, "mean return 3.50 over 7 episodes\n") == (done.exit_code, done.stdout)
+    assert result == json.loads(run("eval", "a-run", "--episodes", "7", "--json").stdout)
+    assert [("a-run", {"episodes": 7, "runs_dir": Path("runs"), "video": None, "video_episodes": 3})] * 2 == asked
 
 
 # validate and config ------------------------------------------------------------------------------------------------
+
+
+def test_validate_looks_for_what_a_sink_needs() -> None:
+    done = run("validate", "cartpole_ppo", 'metrics.sinks=["tests.test_sinks:Needy"]')
+    assert 2 == done.exit_code
+    assert "no_such_package_at_all is not installed; accepted: pip install 'tianflow[needy]' first" in done.stderr
 
 
 def test_validate_tells_environment_and_costs() -> None:

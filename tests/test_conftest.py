@@ -21,6 +21,14 @@ def test_skipped():
 def test_gpu():
     pytest.skip("as without a GPU")
 
+@pytest.mark.extra("no_such_package_at_all")
+def test_extra():
+    assert False
+
+@pytest.mark.extra("pytest")
+def test_extra_that_is_there():
+    pass
+
 @pytest.mark.xfail
 def test_known():
     assert False
@@ -46,11 +54,11 @@ def outcomes(tmp_path: Path, **environment: str) -> str:
 
 
 def test_a_skip_is_only_a_skip_on_a_laptop(tmp_path: Path) -> None:
-    assert "3 skipped, 1 xfailed" in outcomes(tmp_path)
+    assert "1 passed, 4 skipped, 1 xfailed" in outcomes(tmp_path)
 
 
 def test_a_skip_is_a_failure_where_all_is_required(tmp_path: Path) -> None:
-    assert "1 failed, 1 skipped, 1 xfailed, 1 error" in outcomes(tmp_path, TIANFLOW_REQUIRE_ALL="1")
+    assert "1 failed, 1 passed, 2 skipped, 1 xfailed, 1 error" in outcomes(tmp_path, TIANFLOW_REQUIRE_ALL="1")
 
 
 async def test_code_that_blocks_the_loop_fails_its_test() -> None:

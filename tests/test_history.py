@@ -27,8 +27,10 @@ def row(t: float, **fields: Any) -> dict[str, Any]:
     return {"t": t, "span_s": 1.0, "env_steps": int(100 * t), "steps_per_s": 100.0, **fields}
 
 
-def staleness(count: int, low: int, mean: float, high: int, bound: int | None) -> dict[str, Any]:
-    return {"count": count, "min": low, "mean": mean, "p99": high, "max": high, "bound": bound}
+def staleness(count: int, low: int, mean: float, high: int, bound: int | None, **counts: int) -> dict[str, Any]:
+    """``counts``: a1=2 for two of age 1."""
+    ages = {age.removeprefix("a"): number for age, number in counts.items()}
+    return {"count": count, "min": low, "mean": mean, "p99": high, "max": high, "bound": bound, "counts": ages}
 
 
 # The file -----------------------------------------------------------------------------------------------------------
@@ -50,12 +52,14 @@ def test_there_are_never_more_lines_than_the_limit_and_they_are_evenly_spaced(tm
 
 
 def test_merged_lines_keep_extremes_and_means_and_marks() -> None:
-    older = row(1.0, staleness=staleness(1, 0, 0.0, 0, 3), shares={"learner": {"busy": 1.0}}, marks=[{"kind": "change"}], queue=9)
-    newer = row(4.0, span_s=3.0, staleness=staleness(3, 1, 2.0, 3, 2), shares={"learner": {"paused": 1.0}}, marks=[{"kind": "evaluation"}])
+    older = row(1.0, staleness=staleness(2, 0, 0.5, 1, 3, a0=1, a1=1), shares={"learner": {"busy": 1.0}}, marks=[{"kind": "change"}])
+    older |= {"queue": 9}
+    newer = row(4.0, span_s=3.0, staleness=staleness(3, 1, 2.0, 3, 2, a1=1, a2=1, a3=1), shares={"learner": {"paused": 1.0}})
+    newer |= {"marks": [{"kind": "evaluation"}]}
     newer |= {"steps_per_s": 200.0, "queue": 2}
     line = merged(older, newer)
     assert (4.0, 4.0, 400, 175.0, 2) == tuple(line[key] for key in ("t", "span_s", "env_steps", "steps_per_s", "queue"))
-    assert staleness(4, 0, 1.5, 3, 3) == line["staleness"]
+    assert staleness(5, 0, 1.4, 3, 3, a0=1, a1=2, a2=1, a3=1) == line["staleness"]
     assert {"learner": {"busy": 0.25, "paused": 0.75}} == line["shares"]
     assert ["change", "evaluation"] == [mark["kind"] for mark in line["marks"]]
 
@@ -153,7 +157,7 @@ async def test_a_line_tells_speeds_staleness_shares_and_credits(fake: FakeRun, t
     line = await recorded_line(fake, tmp_path / NAME, lambda: fake.train(4))
     assert 4 * 64 / 4.0 == line["steps_per_s"]
     assert 1.0 == line["updates_per_s"]
-    assert staleness(8, 0, 0.0, 0, 1) == line["staleness"]
+    assert staleness(8, 0, 0.0, 0, 1, a0=8) == line["staleness"]
     assert {"limit": 4, "in_use": 0} == line["credits"]
     assert {"busy": 1.0} == line["shares"]["learner"]
     assert (4.0, "learning-bound", 4.0) == (line["span_s"], line["bottleneck"], line["episodes"])
@@ -211,8 +215,11 @@ def look(counts: dict[int, int], bound: int | None) -> RunStatistics:
 
 def test_staleness_is_that_of_what_was_trained_on_in_between_under_the_wider_bound() -> None:
     before = look({0: 5, 9: 3}, 9)
-    assert staleness(200, 0, 8 / 200, 4, 9) | {"p99": 1} == staleness_between(before, look({0: 200, 9: 3, 1: 4, 4: 1}, 4))
-    assert {"count": 0, "min": None, "mean": None, "p99": None, "max": None, "bound": 9} == staleness_between(before, before)
+    now = look({0: 200, 9: 3, 1: 4, 4: 1}, 4)
+    assert staleness(200, 0, 8 / 200, 4, 9, a0=195, a1=4, a4=1) | {"p99": 1} == staleness_between(before, now)
+    assert {"count": 0, "min": None, "mean": None, "p99": None, "max": None, "bound": 9, "counts": {}} == staleness_between(before, before)
+    old = staleness_between(None, look({15: 1, 16: 2, 17: 4, 1000: 1, 1023: 1}, None))["counts"]
+    assert {"15": 1, "16": 6, "960": 2} == old
     assert None is staleness_between(look({}, None), look({}, 2))["bound"]
 
 

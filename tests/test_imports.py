@@ -10,7 +10,17 @@ import pytest
 
 import tianflow
 
-COMPUTES = ("tianflow.ops", "tianflow.networks", "tianflow.algorithms", "tianflow.components", "tianflow.building", "tianflow.playing")
+COMPUTES = (
+    "tianflow.ops",
+    "tianflow.networks",
+    "tianflow.algorithms",
+    "tianflow.components",
+    "tianflow.building",
+    "tianflow.playing",
+    "tianflow.filming",
+    "tianflow.exporting.deployed",
+    "tianflow.exporting.formats",
+)
 """What may be made of PyTorch. Everything else, the coordinator first, imports it at most inside a function that computes."""
 
 COMMAND = """

@@ -18,7 +18,7 @@ from tianflow.metrics.families import DROP_REASONS, FAMILIES, STATES, staleness_
 from tianflow.metrics.prometheus import Exporter
 from tianflow.metrics.steady import steady
 from tianflow.payloads import Settlement, Version
-from tianflow.statistics import ComponentStatistics, TimeShares
+from tianflow.statistics import ComponentStatistics, SinkStatistics, TimeShares
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
@@ -32,7 +32,7 @@ queue_trajectories queue_oldest_age_seconds credits_limit credits_in_use compone
 weights_skipped_total weights_bytes_total weights_publish_seconds_bucket off_policy_kl_nats effective_sample_ratio
 component_restarts_total events_dropped_total http_requests_total balance_directives_total balance_settings_generation credits_target
 run_state run_ready learner_last_update_timestamp_seconds checkpoint_last_success_timestamp_seconds loop_lag_seconds_bucket
-checkpoint_seconds_bucket build_info
+checkpoint_seconds_bucket build_info sink_rows_total sink_rows_dropped_total
 """.split()  # noqa: SIM905 - a list of words reads better
 )
 
@@ -60,6 +60,7 @@ def run() -> FakeRun:
     run.restarts = {("actors-0", "exited"): 1}
     run.train(5)
     run.commit(1)
+    run.sinks = {"tensorboard": SinkStatistics(9, 2)}
     return run
 
 
@@ -253,6 +254,7 @@ def test_labels_are_small_sets_only(run: FakeRun) -> None:
         "host",
         "shard",
         "side",
+        "sink",
         "role",
         "verdict",
         "le",
@@ -272,6 +274,7 @@ def test_every_failure_counter_has_its_attempts_beside_it() -> None:
         "events_dropped": "events_received",
         "learner_updates_skipped": "learner_updates",
         "replay_items_discarded": "replay_items_drawn",
+        "sink_rows_dropped": "sink_rows",
         "settings_refused": "settings_changes",
         "staleness_violations": "trajectories_trained",
         "trajectories_dropped": "trajectories_begun",

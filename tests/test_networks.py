@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,44 @@ def test_acting_step_by_step_gives_what_looking_at_the_sequence_gives(
     assert output.value.shape == (steps, columns)
     assert set(output.state) == set(state_spec(settings))
     assert 1e-3 < output.value.std()
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("action", [DISCRETE, BOX], ids=["discrete", "box"])
+def test_a_small_network_gives_the_same_on_arrays(action: ActionSpec, activation: Literal["relu", "tanh"]) -> None:
+    """Of any number of observations, and of weights that were overwritten, once it was told."""
+    network = make_network(NetworkSettings(hidden=(16, 8), activation=activation, kwargs={"log_std": -0.5}), spec(VECTOR, action=action))
+    assert isinstance(network, Mlp)
+    arrays = network.on_arrays()
+    assert arrays is not None
+    assert arrays.products == 5 * 16 + 16 * 8 + 8 * (2 if action is BOX else 3)
+    for seed, count in enumerate((7, 7, 4)):
+        obs = observations((VECTOR,), count, seed=seed)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+            expected = network.act(obs, {})[0]
+        arrays.refresh()
+        found = np.full((count, arrays.size), np.nan, np.float32)
+        arrays({"": obs[""].numpy()}, found)
+        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-6, rtol=1e-5)
+        assert expected.abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "leaves"),
+    [
+        (NetworkSettings(lstm=6), (VECTOR,)),
+        (NetworkSettings(), EVERYTHING),
+        (NetworkSettings(), (LeafSpec("", (5,), "int8"),)),
+        (NetworkSettings(name="nature_cnn"), (IMAGE,)),
+    ],
+    ids=["memory", "leaves", "bytes", "images"],
+)
+def test_other_networks_do_not_act_on_arrays(settings: NetworkSettings, leaves: tuple[LeafSpec, ...]) -> None:
+    network = make_network(settings, spec(*leaves))
+    assert isinstance(network, Network)
+    assert network.on_arrays() is None
 
 
 @pytest.mark.parametrize(("settings", "leaves", "action"), CASES)

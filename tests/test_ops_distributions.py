@@ -130,3 +130,13 @@ def test_noise_is_finite_float32_and_repeats_with_its_seed() -> None:
         assert noise.dtype == torch.float32
         assert noise.isfinite().all()
         assert torch.equal(noise, again)
+
+
+@pytest.mark.parametrize(("distribution", "parameters", "stored"), [(ONE, 4, ()), (SEVERAL, 5, (2,)), (BOX, 8, (2, 2))])
+def test_choosing_on_arrays_is_sampling(distribution: Categorical | DiagonalGaussian, parameters: int, stored: tuple[int, ...]) -> None:
+    given, noise = draw(50, parameters), distribution.noise((50,), np.random.default_rng(0))
+    expected = distribution.sample(given, noise).numpy()
+    out = np.full((50, *stored), 9, expected.dtype)
+    distribution.choose(given.numpy(), noise.numpy(), out)
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
+    assert len(np.unique(out)) > 1

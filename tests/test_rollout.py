@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests import environments
 from tests.fakes import CountingPolicy, FakePolicy, FakeSlot, VersionPolicy, granted, versions
+from tianflow.algorithms.actor_critic import ActorCriticPolicy
 from tianflow.components.rollout import Rollout
 from tianflow.components.rows import SlotRows
 from tianflow.config import ActorSettings, Config, EnvSettings, PPOSettings, RunSettings
@@ -118,6 +120,32 @@ def test_the_handed_rows_of_next_step_autoreset():
     assert 2 * expected == rows
     assert result.env_steps == 6
     assert (Episode(3.0, 3),) * 2 == result.episodes
+
+
+class Stubborn(SyncVectorEnv):
+    """Says of a step that only reset an environment that its episode has ended, too, and for what reward."""
+
+    over = np.zeros(1, bool)
+
+    def step(self, actions):
+        observation, reward, terminated, truncated, info = super().step(actions)
+        before, self.over = self.over, terminated.copy()
+        return observation, np.where(before, 9.0, reward), terminated | before, truncated, info
+
+
+def test_what_a_vector_says_of_a_step_that_only_resets_does_not_count():
+    lengths, steps = (3, 1, 2), 10
+    harness = Harness(
+        make_config("CounterEnv", num_envs=1, steps=steps),
+        make_environment=lambda: VectorEnvironment(Stubborn([lambda: environments.CounterEnv(lengths)]), "stubborn"),
+    )
+    valid = [1, 1, 1, 0, 1, 0, 1, 1, 0, 1]
+    for expected in (valid, [1, 1, 0, 1, 0, 1, 1, 0, 1, 1]):
+        result, arrays = harness.run(), harness.slot.arrays
+        np.testing.assert_array_equal(arrays["valid"][:, 0], np.array(expected, bool))
+        np.testing.assert_array_equal(arrays["reward"][:, 0], np.array(expected, np.float32))
+        assert not (arrays["terminated"] & ~arrays["valid"]).any()
+        assert [(e.episode_return, e.length) for e in result.episodes] == ([(3, 3), (1, 1), (2, 2)])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -550,3 +578,29 @@ def test_slots_written_in_turn_hold_what_one_slot_would():
         turning.slot = slots[number % 4]
         turning.run()
         assert equal(alone.copy(), turning.copy())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_policy_that_acts_on_arrays_writes_what_it_would_write_with_tensors(mode):
+    """A `refresh` between steps included: the arrays follow the weights that were loaded."""
+    config = make_config(MODES[mode], num_envs=3, steps=12, env="CounterEnv", length=5, refresh="step")
+    written = []
+    for hidden in (False, True):
+        policy = ActorCriticPolicy(config, probe(config))
+        flat, loads = ActorCriticPolicy(config.model_copy(update={"run": RunSettings(seed=7)}), probe(config)), count()
+        if hidden:
+            policy.on_arrays = lambda num_envs: None
+
+        def load(policy=policy, flat=flat, loads=loads):
+            if next(loads) == 5:
+                policy.load(flat._bytes)
+            return Version(1, 3)
+
+        harness = Harness(config, lambda action, policy=policy: policy, load=load)
+        harness.run()
+        written.append([harness.copy(), (harness.run(), harness.copy())[1]])
+    for arrays, tensors in zip(*written, strict=True):
+        assert set(arrays) == set(tensors)
+        for name, array in arrays.items():
+            np.testing.assert_allclose(array, tensors[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    assert len(np.unique(written[0][0]["action"])) > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from itertools import combinations
 
 import pytest
@@ -10,6 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tianflow.selection import must_wait_for
+
+
+def waited_for(committed: list[int], open_: list[int], batch: int) -> int:
+    return must_wait_for(Counter(committed), Counter(open_), batch)
+
 
 slacks = st.lists(st.integers(0, 4), max_size=7).map(sorted)
 """Slack: last admissible use minus the version of this batch."""
@@ -41,7 +47,7 @@ def test_nothing_is_lost_that_need_not_be_and_no_more_is_waited_for(committed: l
     if len(committed) < batch:
         return
     fewest_lost, fewest_open = best(committed, open_, batch)
-    waited = must_wait_for(committed, open_, batch)
+    waited = waited_for(committed, open_, batch)
     assert fewest_lost == lost([*committed[batch - waited :], *open_[waited:]], batch)
     if fewest_lost == 0:
         assert fewest_open == waited
@@ -59,7 +65,7 @@ def test_admission_leaves_enough_room_for_what_has_been_granted_and_not_begun(sl
     if len(committed) < batch:
         return
     granted = [highest] * ((highest + 1) * batch - len(slacks))
-    assert must_wait_for(committed, open_, batch) == must_wait_for(committed, [*open_, *granted], batch)
+    assert waited_for(committed, open_, batch) == waited_for(committed, [*open_, *granted], batch)
 
 
 @pytest.mark.parametrize(
@@ -73,24 +79,48 @@ def test_admission_leaves_enough_room_for_what_has_been_granted_and_not_begun(sl
     ],
 )
 def test_with_two_places_a_batch(expected: int, committed: list[int], open_: list[int]) -> None:
-    assert expected == must_wait_for(committed, open_, 2)
+    assert expected == waited_for(committed, open_, 2)
 
 
 def test_it_looks_beyond_the_coming_update() -> None:
     """Three with slack 1 and two places a batch: one of them has to go now, although none expires now."""
-    assert 1 == must_wait_for([2, 2], [1, 1, 1], 2)
+    assert 1 == waited_for([2, 2], [1, 1, 1], 2)
 
 
 def test_a_ticket_whose_place_is_needed_by_one_just_as_urgent_is_passed_over() -> None:
-    assert 0 == must_wait_for([0, 0], [0], 2)
+    assert 0 == waited_for([0, 0], [0], 2)
 
 
 def test_nobody_is_waited_for_when_everything_left_has_time() -> None:
-    assert 0 == must_wait_for([0] * 8, [1] * 8, 8)
+    assert 0 == waited_for([0] * 8, [1] * 8, 8)
 
 
 def test_a_bound_of_a_million_costs_no_more_than_a_small_one() -> None:
     """Slack is as large as the bound; the work must depend on the number of tickets only."""
     began = time.perf_counter()
-    assert 0 == must_wait_for([10**7] * 8, [10**7] * 8, 8)
+    assert 0 == waited_for([10**7] * 8, [10**7] * 8, 8)
     assert time.perf_counter() - began < 0.1
+
+
+def one_at_a_time(committed: list[int], open_: list[int], batch: int) -> int:
+    """The rule as it reads: while too many would be left for some version, the open ticket with the earliest deadline takes a place."""
+    chosen, left, open_ = committed[:batch], [*committed[batch:], *open_], list(open_)
+    forced = 0
+    while open_ and chosen:
+        tight = next((j for j in range(max(left, default=0) + 1) if sum(slack <= j for slack in left) > j * batch), None)
+        if tight is None or chosen[-1] <= tight or open_[0] > tight:
+            break
+        left.remove(open_.pop(0))
+        left.append(chosen.pop())
+        forced += 1
+    return forced
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    committed=st.lists(st.integers(0, 7), max_size=20).map(sorted),
+    open_=st.lists(st.integers(0, 7), max_size=20).map(sorted),
+    batch=st.integers(1, 6),
+)
+def test_many_at_once_are_judged_as_one_at_a_time(committed: list[int], open_: list[int], batch: int) -> None:
+    assert one_at_a_time(committed, open_, batch) == waited_for(committed, open_, batch)

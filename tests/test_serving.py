@@ -19,6 +19,7 @@ from tests.fakes_run import FakeRun
 from tianflow.config import HttpSettings
 from tianflow.control_file import SERVICE, ControlFile
 from tianflow.errors import ConfigError
+from tianflow.service import console
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens
 from tianflow.service.server import serve
 from tianflow.serving import house as houses
@@ -453,6 +454,7 @@ async def test_a_run_that_has_ended_is_remembered_with_what_it_left(world: World
     await until(up(world, "a"))
     directory = world.files.run("a")
     (directory / "summary.json").write_text('{"state": "done", "env_steps": 7}')
+    (directory / "history.jsonl").write_text('{"t": 1.0}\n')
     (directory / "audit.jsonl").write_text('{"action": "pause"}\n{"torn')
     world.child("a").end(Outcome("done", "target"))
     await until(lambda: "a" not in world.house.lives)
@@ -462,6 +464,7 @@ async def test_a_run_that_has_ended_is_remembered_with_what_it_left(world: World
     )
     assert [{"action": "pause"}] == (await world.get(f"{RUNS}/a/audit"))["audit"]
     assert [] == (await world.get(f"{RUNS}/a/checkpoints"))["checkpoints"]
+    assert [{"t": 1.0}] == (await world.get(f"{RUNS}/a/history?points=2"))["history"]
     for path in ("balance", "diagnosis", "events"):
         assert 409 == (await world.client.get(f"{RUNS}/a/{path}", headers=CONTROL)).status
 
@@ -549,12 +552,27 @@ async def test_metrics_are_those_of_every_run(world: World) -> None:
     assert 'tianflow_service_runs{state="running"} 2.0' in text
 
 
+async def test_the_console_is_there_and_finds_what_it_shows(world: World) -> None:
+    response = await world.client.get("/")
+    assert ("text/html", console.POLICY) == (response.content_type, response.headers["Content-Security-Policy"])
+    await world.submit("a")
+    await until(up(world, "a"))
+    assert [] == (await world.get(f"{RUNS}/a/history"))["history"]
+
+
+async def test_settings_are_described_for_every_algorithm_that_is_known_and_for_others(world: World) -> None:
+    learner = (await world.get("/openapi.json"))["paths"][f"{RUNS}/{{run}}/learner"]["patch"]["requestBody"]["content"]
+    alternatives = learner["application/merge-patch+json"]["schema"]["anyOf"]
+    assert {"type": "object"} == alternatives[-1]
+    assert any("entropy_cost" in schema["properties"] for schema in alternatives[:-1])
+
+
 async def test_the_description_names_every_route(world: World) -> None:
     document = await world.get("/openapi.json")
     routes = {
         (route.method.lower(), route.resource.canonical)
         for route in world.client.app.router.routes()  # type: ignore[union-attr]  # the test server runs an application
-        if route.resource is not None
+        if route.resource is not None and route.resource.canonical not in console.PATHS - {"/"}
     }
     described = {(method, path) for path, item in document["paths"].items() for method in item if method != "parameters"}
     for method, path in routes:

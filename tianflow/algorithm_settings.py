@@ -26,12 +26,15 @@ class AlgorithmSettings(Section):
 
     name: str
     learning_rate: Annotated[float, Field(ge=0.0)] = 2.5e-4
+    """Step size of Adam."""
     discount: Fraction = 0.99
     entropy_cost: Annotated[float, Field(ge=0.0)] = 0.0
+    """Weight of the policy's entropy in the loss."""
     value_cost: Annotated[float, Field(ge=0.0)] = 0.5
     max_grad_norm: PositiveFloat = 0.5
     adam_epsilon: PositiveFloat = 1e-5
     batch_trajectories: PositiveInt = 1
+    """Trajectories that one update uses."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
 
     @property

@@ -24,6 +24,7 @@ from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.layouts import draw_layout, trajectory_layout
 from tianflow.logs import configure
 from tianflow.recording import recorded
+from tianflow.sinks.outlet import require_sinks
 from tianflow.summary import EOF
 
 if TYPE_CHECKING:
@@ -148,18 +149,6 @@ def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> Loade
     return LoadedPolicy(config=config, spec=spec, arrays=found.read())
 
 
-def evaluate_cli(checkpoint: str, *, episodes: int, json_line: bool, runs_dir: Path = RUNS) -> int:
-    """``tianflow eval``: play, print, and the exit code."""
-    from tianflow.playing import evaluate
-
-    result = evaluate(load_policy(checkpoint, runs_dir=runs_dir), episodes=episodes)
-    if json_line:
-        sys.stdout.write(json.dumps(result) + "\n")
-    else:
-        sys.stdout.write(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes\n")
-    return 0
-
-
 def train_cli(
     config: Config,
     *,
@@ -188,7 +177,7 @@ def train_cli(
             async with _opened(prepared, http=http) as session:
                 signals.session = session
                 if session.address:
-                    console.print(f"run {session.run.id}, control and metrics at {session.address}", highlight=False)
+                    console.print(_where(session, terminal=console.is_terminal), highlight=False, soft_wrap=True)
                 screen = asyncio.create_task(make_screen(run=session.run, console=console, plain=plain).run(lambda: None))
                 try:
                     await asyncio.wait({session.finished})
@@ -228,6 +217,14 @@ class _Session:
     run: Run
     finished: asyncio.Task[None]
     address: str
+    token: str = ""
+
+
+def _where(session: _Session, *, terminal: bool) -> str:
+    """Where the run answers. On a terminal the address opens the console, token and all; a log, which others may read, gets no token."""
+    if not terminal:
+        return f"run {session.run.id}, control and metrics at {session.address}"
+    return f"run {session.run.id}, console at {session.address}/#token={session.token}"
 
 
 @contextlib.asynccontextmanager
@@ -246,16 +243,18 @@ async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]
             slots=slots,
             resumed=prepared.checkpoint,
         )
-        address = ""
+        address = token = ""
         if http:
             from tianflow.service.auth import Tokens
             from tianflow.service.server import serve
 
-            address = (await stack.enter_async_context(serve(run, config.http, Tokens.make(), run.directory))).address
+            tokens = Tokens.make()
+            address = (await stack.enter_async_context(serve(run, config.http, tokens, run.directory))).address
+            token = tokens.control
         await stack.enter_async_context(recorded(run))
         finished = asyncio.get_running_loop().create_task(prepared.launcher.launch(run, slots), name="run")
         try:
-            yield _Session(run, finished, address)
+            yield _Session(run, finished, address, token)
         finally:
             if not finished.done():
                 finished.cancel()
@@ -290,6 +289,7 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
     """Everything that reads files, imports what the config names, or makes an environment. Blocks: not for a loop."""
     checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
     _require_device(config.learner.device)
+    require_sinks(config)
     spec = validation.require_valid(config).spec
     assert spec is not None
     layout = trajectory_layout(config, spec)

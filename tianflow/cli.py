@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tianflow.command_line import RUNS, AsJson, ConfigArgument, Overrides, RunArgument, RunsDir, complain, exit_codes
+from tianflow.evaluating import evaluate
+from tianflow.exporting.command import export
 from tianflow.following import events
 from tianflow.overview import status, top
 from tianflow.report.command import report
 from tianflow.serving.command import serve, submit
+from tianflow.simulation.command import simulate
 
 if TYPE_CHECKING:
     from tianflow.config import Config
@@ -113,9 +116,12 @@ def _training_config(config: str | None, overrides: list[str], resume: str | Non
 def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
     """Find everything that is wrong with CONFIG, and what it will cost, without starting anything."""
     with exit_codes():
+        from tianflow.sinks.outlet import require_sinks
         from tianflow.validation import require_valid
 
-        validation = require_valid(_load(config, overrides))
+        settings = _load(config, overrides)
+        require_sinks(settings)
+        validation = require_valid(settings)
     spec = validation.spec
     if spec is not None:
         leaves = ", ".join(f"{leaf.name or 'observation'} {leaf.dtype}{list(leaf.shape)}" for leaf in spec.observation)
@@ -178,24 +184,14 @@ def config_show(
         typer.echo(to_toml(_load(config, overrides), only_changed=not resolved), nl=False)
 
 
-@app.command("eval")
-def evaluate(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT|RUN", help="A checkpoint, or a run, whose newest one is taken.")],
-    *,
-    runs_dir: RunsDir = RUNS,
-    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
-    json_line: AsJson = False,
-) -> None:
-    """Play whole episodes with the policy of CHECKPOINT, and print its returns."""
-    with exit_codes():
-        _show_warnings()
-        from tianflow import api
+app.command("eval")(evaluate)
 
-        code = api.evaluate_cli(checkpoint, episodes=episodes, json_line=json_line, runs_dir=runs_dir)
-    raise typer.Exit(code)
+
+app.command()(export)
 
 
 app.command()(report)
+app.command()(simulate)
 
 
 app.command()(serve)

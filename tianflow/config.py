@@ -117,7 +117,7 @@ class ActorSettings(Section):
     """How many actors, in how many host processes, and how long a trajectory is."""
 
     count: Annotated[int, Field(ge=0, le=4096)] = 2
-    """More of them in one run keep its coordinator so busy that it is late to answer, and to stop when it is told to."""
+    """How many act. With more than 4096 a coordinator would be so busy that it is late to answer, and to stop when it is told to."""
     rollout_steps: PositiveInt = 32
     hosts: PositiveInt | None = None
     """Host processes the actors are spread over; None: one each, at most one for every core."""
@@ -130,12 +130,17 @@ class BalanceSettings(Section):
     """The rules of balance. See DESIGN.md, "Balance"."""
 
     controller: str | tuple[str, ...] = "staleness"
+    """Laws that set credits; of several, the strictest wins."""
     parameters: dict[str, float] = {}
+    """What the laws read, by name."""
     max_staleness: Staleness = 1
+    """The bound: how many updates older than the learner the policy may be that made what is trained on."""
     credits: PositiveInt | None = None
     """An upper limit on credits; None leaves it to the law."""
     straggler_patience: Annotated[float, Field(ge=0.0)] = 10.0
+    """Seconds for which a trajectory that stands in the way is waited for; then it is dropped."""
     min_fragment_steps: PositiveInt = 8
+    """A trajectory that stands in the way and has so many steps is cut and used as it is."""
     memory_limit: Bytes = 2 * 2**30
 
 
@@ -216,6 +221,7 @@ class EvaluationSettings(Section):
     """Evaluation of exactly one version, off the training path."""
 
     episodes: PositiveInt = 100
+    """Whole episodes of each evaluation."""
     num_envs: PositiveInt = 16
     every_s: PositiveFloat | None = None
     """Seconds between evaluations; None: only when the returns of training reach the target, and at the end. One that reaches the
@@ -249,10 +255,14 @@ class HttpSettings(Section):
 
 
 class MetricsSettings(Section):
-    """How often numbers are gathered."""
+    """How often numbers are gathered, and where they go."""
 
     interval_s: PositiveFloat = 1.0
     """Seconds between two reports of a host, and between two plain lines' samples."""
+    sinks: tuple[str, ...] = ()
+    """Where rows of the run's history go besides its file: tensorboard, wandb, mlflow, another installed one, or module:attribute."""
+    kwargs: dict[str, dict[str, Any]] = {}
+    """Arguments of sinks, by name. They are written with the config, so secrets belong into the environment."""
 
 
 class Config(Section):

@@ -41,6 +41,7 @@ def check(config: Config) -> list[Problem]:
         *_check_balance(config),
         *_check_minibatch(config),
         *_check_deterministic(config),
+        *_check_sinks(config),
         *replay_rules.check(config),
     ]
 
@@ -61,6 +62,20 @@ def _check_names(config: Config) -> list[Problem]:
     elif not any(found for _, found in loaded):
         problems += _check_parameters(config)
     return problems
+
+
+def _check_sinks(config: Config) -> list[Problem]:
+    metrics, known, problems = config.metrics, plugins.names("tianflow.sinks"), []
+    for name in sorted(set(metrics.sinks)):
+        if metrics.sinks.count(name) > 1:
+            problems.append(Problem("metrics.sinks", list(metrics.sinks), f"{name} is named twice, and would get everything twice"))
+        if name not in known:  # an installed one may bring much with it
+            problems += _load_problems("tianflow.sinks", name, "metrics.sinks")
+    return problems + [
+        Problem(f"metrics.kwargs.{name}", None, "no sink of that name is in metrics.sinks", "", plugins.nearest(name, metrics.sinks))
+        for name in metrics.kwargs
+        if name not in metrics.sinks
+    ]
 
 
 def _load_problems(group: str, name: str, path: str) -> list[Problem]:

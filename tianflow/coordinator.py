@@ -36,7 +36,7 @@ from tianflow.program import HostSpec
 from tianflow.replay_rules import rate_limits
 from tianflow.room import Room, SlotOwner
 from tianflow.roster import Roster
-from tianflow.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics
+from tianflow.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, SinkStatistics
 from tianflow.summary import SUMMARY, summarise
 from tianflow.supervisor import HostHandle, Patience, Supervisor
 from tianflow.tallies import ActiveClock, EpisodeTally, Journal
@@ -76,6 +76,7 @@ class Run:
         self.id, self.directory, self.spec, self.layout = run_id, directory, spec, layout
         self.settings: LatestCell[LiveSettings, int] = LatestCell(LiveSettings(config, config.bound), 0)
         self.events = Broadcast()
+        self.sinks: dict[str, SinkStatistics] = {}
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._journal = Journal(path=directory / "audit.jsonl", executor=self._disk)
         self._active = ActiveClock()
@@ -615,6 +616,7 @@ class Run:
             restarts=dict(supervisor.restarts) if supervisor else {},
             starts=dict(supervisor.starts) if supervisor else {},
             events_dropped=self.events.dropped,
+            sinks=dict(self.sinks),
             events_received=self.events.published,
             generation=self.generation,
             settings_changes=self.generation,

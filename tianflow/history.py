@@ -28,8 +28,8 @@ Row = dict[str, Any]
 ``t``: seconds since the run began, resumed ones continued. ``span_s``: seconds that the line covers, up to ``t``. ``time``: Unix time.
 ``env_steps``, ``updates``, ``episodes``; ``mean_return`` of the last 100 episodes.
 Over the span: ``steps_per_s``, ``updates_per_s``; ``staleness`` (``count`` trained, ``min``, ``mean``, ``p99``, ``max``, and the widest
-``bound`` in force, None: unbounded; the p99 of merged lines is the largest of theirs); ``shares`` of time by role and state, of the
-last five seconds where the span is shorter.
+``bound`` in force, None: unbounded; the p99 of merged lines is the largest of theirs; ``counts`` by staleness, from 16 on to three
+binary digits); ``shares`` of time by role and state, of the last five seconds where the span is shorter.
 At ``t``: ``queue`` (trajectories), ``credits`` (``limit``, ``in_use``), ``state``, ``bottleneck``, ``generation``.
 Since this process began: ``dropped`` by reason, ``violations``, ``replay`` (None without).
 ``marks``: what happened in the span, each with its ``t`` and ``kind``: evaluation, change or resumed.
@@ -55,6 +55,18 @@ def read_rows(path: Path) -> list[Row]:
         if isinstance(row, dict) and is_number(row.get("t")):
             rows.append(row)
     return rows
+
+
+def thinned(rows: Sequence[Row], most: int) -> list[Row]:
+    """``rows``, neighbours merged until there are at most ``most`` of them."""
+    found = list(rows)
+    while len(found) > most:
+        found = _halved(found)
+    return found
+
+
+def _halved(rows: Sequence[Row]) -> list[Row]:
+    return [merged(*rows[at : at + 2]) if at + 1 < len(rows) else rows[at] for at in range(0, len(rows), 2)]
 
 
 def is_number(value: object) -> bool:
@@ -99,7 +111,12 @@ def _merged_staleness(older: Mapping[str, Any], newer: Mapping[str, Any]) -> Row
         "p99": extreme(max, "p99"),
         "max": extreme(max, "max"),
         "bound": None if None in bounds else max(bounds, default=None),
+        "counts": _added(older.get("counts") or {}, newer.get("counts") or {}),
     }
+
+
+def _added(older: Mapping[str, int], newer: Mapping[str, int]) -> dict[str, int]:
+    return {age: older.get(age, 0) + newer.get(age, 0) for age in {**older, **newer}}
 
 
 def _merged_shares(older: Mapping[str, Any], newer: Mapping[str, Any], spans: tuple[float, float]) -> dict[str, dict[str, float]]:
@@ -162,8 +179,7 @@ class HistoryFile:
                 self._thin()
 
     def _thin(self) -> None:
-        rows = read_rows(self._path)
-        pairs = [merged(*rows[at : at + 2]) if at + 1 < len(rows) else rows[at] for at in range(0, len(rows), 2)]
+        pairs = _halved(read_rows(self._path))
         temporary = self._path.with_name(f".{NAME}.{os.getpid()}")
         try:
             temporary.write_text("".join(map(_line, pairs)), encoding="utf-8")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
         Version,
         WeightsTable,
     )
-    from tianflow.statistics import RunStatistics
+    from tianflow.statistics import RunStatistics, SinkStatistics
 
+    Array = NDArray[Any]
     Tree = Mapping[str, torch.Tensor]
 
 
@@ -173,8 +174,24 @@ class ActorStep:
     state: Tree
 
 
+class ArrayStep(Protocol):
+    """`Policy.act` with noise, on NumPy arrays, for a policy without memory and without masks."""
+
+    size: int
+    """P, parameters of one action."""
+
+    def __call__(
+        self, observation: Mapping[str, NDArray[Any]], noise: NDArray[Any], parameters: NDArray[Any], action: NDArray[Any]
+    ) -> None:
+        """{leaf: [N, ...]} and [N, K] -> into ``parameters`` [N, P] and ``action`` [N, *stored]. ``noise`` is overwritten."""
+
+
 class Policy(Protocol):
-    """The actor's half of an algorithm. Never constructs an optimiser."""
+    """The actor's half of an algorithm. Never constructs an optimiser.
+
+    It may have ``on_arrays(num_envs)`` beside the methods here: an `ArrayStep`, which follows `load` as `act` does and gives the same up
+    to rounding, or None where that would not be quicker. Rollouts then step with it.
+    """
 
     table: WeightsTable
     """Where each tensor lies in the flat buffer."""
@@ -199,6 +216,14 @@ class Policy(Protocol):
 
     def place(self, index: int, count: int) -> None:
         """Which actor of how many this one is, for those that explore differently. Told before every trajectory."""
+
+
+@runtime_checkable
+class NamesParameters(Protocol):
+    """A `Policy` that can say what its parameters are. ``tianflow export`` asks; those of others are called ``parameters`` there."""
+
+    def named(self, parameters: torch.Tensor) -> Tree:
+        """What ``parameters`` [N, P] consist of: {name: [N, ...]}, e.g. ``logits``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +291,8 @@ class RunControl(Protocol):
     id: str
     directory: Path
     events: Broadcast
+    sinks: dict[str, SinkStatistics]
+    """By name; whoever feeds them counts here."""
 
     @property
     def config(self) -> Config:

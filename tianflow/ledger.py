@@ -9,9 +9,10 @@ Every ticket metric is one snapshot of it, so ``begun = trained + inserted + dro
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tianflow.book import LISTED, TicketBook
 from tianflow.errors import TianflowError
 from tianflow.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.selection import must_wait_for
@@ -58,7 +59,7 @@ class Ledger:
 
     def __init__(self, *, limits: Limits, slots: int) -> None:
         self._limits = limits
-        self._tickets: dict[int, Ticket] = {}
+        self._tickets = TicketBook()
         self._free: deque[int] = deque(range(slots))
         self._slots = slots
         self._quarantine: dict[int, tuple[str, int]] = {}
@@ -143,7 +144,7 @@ class Ledger:
             return None
         ticket = Ticket(self._next_ticket, holder, self._free.popleft(), State.GRANTED, self._published)
         self._next_ticket += 1
-        self._tickets[ticket.number] = ticket
+        self._tickets.add(ticket)
         self._counts.granted += 1
         return Grant(ticket.number, ticket.slot, self._published, seed_epoch, plenty)
 
@@ -154,7 +155,7 @@ class Ledger:
             return False
         if ticket.state is not State.GRANTED:
             raise LedgerError(f"ticket {number} cannot begin: it is {ticket.state.value}")
-        ticket.state, ticket.version = State.BEGUN, version
+        self._tickets.move(ticket, State.BEGUN, version=version)
         self._counts.begun += 1
         return True
 
@@ -169,9 +170,8 @@ class Ledger:
             raise LedgerError(f"ticket {number} cannot be committed: it is {ticket.state.value}")
         if trajectory.slot != ticket.slot or not 1 <= trajectory.length:
             raise LedgerError(f"ticket {number} was committed with a slot or length that is not its own")
-        ticket.state, ticket.trajectory = State.COMMITTED, trajectory
-        ticket.version = min(ticket.version, trajectory.version)
-        ticket.learner_at_commit, ticket.committed_at = self._version.number, now
+        ticket.trajectory, ticket.learner_at_commit, ticket.committed_at = trajectory, self._version.number, now
+        self._tickets.move(ticket, State.COMMITTED, version=min(ticket.version, trajectory.version))
         self._counts.committed += 1
         self._counts.steps_committed += trajectory.env_steps
         share = self._share(ticket.holder)
@@ -190,7 +190,7 @@ class Ledger:
 
     def holder_lost(self, holder: str, reason: str) -> int:
         """``holder`` was reaped: its open tickets are dropped, its slots are free. Committed ones stay good. Returns how many."""
-        lost = [t.number for t in self._tickets.values() if t.holder == holder and t.state in (State.GRANTED, State.BEGUN)]
+        lost = [t.number for t in self._tickets.of_holder(holder) if t.state in (State.GRANTED, State.BEGUN)]
         for number in lost:
             self._drop(number, reason)
         for slot, (owner, number) in list(self._quarantine.items()):
@@ -201,7 +201,7 @@ class Ledger:
     def drop_open(self, reason: str, *, committed: bool = True) -> int:
         """Give up every ticket that is not with the learner (at a stop, or at a barrier). Returns how many."""
         states = (State.GRANTED, State.BEGUN, State.COMMITTED) if committed else (State.GRANTED, State.BEGUN)
-        numbers = [t.number for t in self._tickets.values() if t.state in states]
+        numbers = [t.number for t in self.live(*states)]
         for number in numbers:
             self._drop(number, reason)
         return len(numbers)
@@ -223,7 +223,7 @@ class Ledger:
     def learner_lost(self, reason: str = "learner_lost") -> int:
         """The learner was reaped: everything made for it is dropped, and nothing is granted before the next lineage."""
         self._learning = False
-        numbers = list(self._tickets)
+        numbers = [t.number for t in self._tickets]
         self._held_by_learner, held = {}, self._held_by_learner
         for number in numbers:
             self._drop(number, reason)
@@ -244,20 +244,16 @@ class Ledger:
         if for_version.number < self._version.number:
             raise LedgerError(f"a batch for version {for_version.number}, which is past: the learner is at {self._version.number}")
         self._sweep(for_version.number)
-        committed = [t for t in self._tickets.values() if t.state is State.COMMITTED]
-        batch = self._limits.batch
-        if self._limits.order == "arrival":
-            committed.sort(key=lambda t: (t.committed_at, t.number))
-        else:
-            committed.sort(key=lambda t: (t.version.number, t.number))
-            blocked = self._stragglers(committed, for_version.number, now)
-            if blocked is not None:
-                return blocked
-        if len(committed) < batch:
+        batch, by_arrival = self._limits.batch, self._limits.order == "arrival"
+        blocked = None if by_arrival else self._stragglers(for_version.number, now)
+        if blocked is not None:
+            return blocked
+        if self._tickets.count(State.COMMITTED) < batch:
             return Blocked()
-        chosen = sorted(committed[:batch], key=lambda t: t.number)
+        first = self._tickets.arrived(batch) if by_arrival else self._tickets.oldest(State.COMMITTED, batch)
+        chosen = sorted(first, key=lambda t: t.number)
         for ticket in chosen:
-            ticket.state = State.TAKEN
+            self._tickets.move(ticket, State.TAKEN)
             self._held_by_learner[ticket.number] = ticket.slot
         return Batch(for_version, tuple(t.trajectory for t in chosen if t.trajectory is not None))
 
@@ -277,7 +273,7 @@ class Ledger:
             if self._held_by_learner.pop(number, None) is None:
                 self._drop(number, "given_back")
             else:
-                ticket.state = State.COMMITTED
+                self._tickets.move(ticket, State.COMMITTED)
 
     def settle(self, settlement: Settlement) -> None:
         """An update is over. Its tickets are trained, their credits return, and the version it made is the learner's.
@@ -288,13 +284,14 @@ class Ledger:
             return
         if settlement.version != Version(self._version.lineage, self._version.number + 1):
             raise LedgerError(f"version {settlement.version} does not follow {self._version}")
-        taken = {ticket.number: ticket for ticket in self.live(State.TAKEN)} if settlement.tickets else {}
-        used_at, trained = self._version.number, [taken.pop(number, None) for number in settlement.tickets]
-        for number, ticket in zip(settlement.tickets, trained, strict=True):
-            if ticket is None:
+        trained: dict[int, Ticket] = {}
+        for number in settlement.tickets:
+            ticket = self._tickets.get(number)
+            if ticket is None or ticket.state is not State.TAKEN or number in trained:
                 raise LedgerError(f"ticket {number} was trained on without having been taken")
-        for ticket in filter(None, trained):
-            self._train(ticket, used_at, settlement.bound)
+            trained[number] = ticket
+        for ticket in trained.values():
+            self._train(ticket, self._version.number, settlement.bound)
         self._version = settlement.version
         self._counts.updates += 1
         self._counts.skipped_updates += settlement.skipped
@@ -319,7 +316,7 @@ class Ledger:
         ticket = self._tickets[number]
         if ticket.state is not State.COMMITTED or ticket.trajectory is None:
             raise LedgerError(f"ticket {number} cannot be inserted: it is {ticket.state.value}")
-        ticket.state = State.TAKEN
+        self._tickets.move(ticket, State.TAKEN)
         self._held_by_learner[number] = ticket.slot
         return ticket.trajectory
 
@@ -337,14 +334,15 @@ class Ledger:
     def inserted(self, number: int) -> None:
         """A shard has copied the trajectory: credit and slot return. What was dropped meanwhile only frees its slot."""
         self.copied([number])
-        if self._tickets.pop(number, None) is not None:
+        if self._tickets.get(number) is not None:
+            self._tickets.pop(number)
             self._counts.inserted += 1
 
     def shard_lost(self, numbers: Iterable[int], reason: str = "shard_lost") -> None:
         """The shard that read these was reaped."""
         for number in numbers:
             self.copied([number])
-            if number in self._tickets:
+            if self._tickets.get(number) is not None:
                 self._drop(number, reason)
 
     def hears(self, version: Version) -> bool:
@@ -360,14 +358,18 @@ class Ledger:
 
     # Looking --------------------------------------------------------------------------------------------------------
 
+    def slot_of(self, number: int) -> int | None:
+        """The slot of a live ticket; None: it lives no more."""
+        ticket = self._tickets.get(number)
+        return None if ticket is None else ticket.slot
+
     def live(self, *states: State) -> list[Ticket]:
         """Live tickets in one of ``states`` (all, if none is named), in ticket order. For those who watch; do not write to them."""
-        return [t for t in self._tickets.values() if not states or t.state in states]
+        return [t for t in self._tickets if not states or t.state in states]
 
     def snapshot(self) -> LedgerSnapshot:
         """Everything that can be asked, at one moment."""
-        counts = self._counts
-        committed = [t.committed_at for t in self._tickets.values() if t.state is State.COMMITTED]
+        counts, tickets = self._counts, self._tickets
         return LedgerSnapshot(
             version=self._version,
             published=self._published,
@@ -377,18 +379,18 @@ class Ledger:
             trained=counts.trained,
             inserted=counts.inserted,
             dropped=dict(counts.dropped),
-            open=sum(t.state is not State.GRANTED for t in self._tickets.values()),
+            open=len(tickets) - tickets.count(State.GRANTED),
             returned=counts.returned,
             late_commits=counts.late_commits,
             cuts=counts.cuts,
-            in_use=len(self._tickets),
+            in_use=len(tickets),
             credits_limit=self.credits_limit,
             credits_ceiling=self.credits_ceiling,
             slots=self._slots,
             free_slots=len(self._free),
             quarantined_slots=len(self._quarantine),
-            queue=len(committed),
-            oldest_committed_at=min(committed, default=None),
+            queue=tickets.count(State.COMMITTED),
+            oldest_committed_at=tickets.first_arrival,
             steps_committed=counts.steps_committed,
             steps_trained=counts.steps_trained,
             updates=counts.updates,
@@ -426,41 +428,53 @@ class Ledger:
         # A negative staleness is a label from the future: always a bug, and counted as one.
         counts.violations += staleness < 0 or (bound is not None and staleness > bound)
         self._recent.append(staleness)
-        del self._tickets[ticket.number]
+        self._tickets.pop(ticket.number)
 
     def _sweep(self, for_version: int) -> None:
-        bound = self._limits.max_staleness
-        for ticket in list(self._tickets.values()):
-            if ticket.state in (State.TAKEN, State.GRANTED):
-                continue
-            if ticket.version.lineage != self._version.lineage:
-                self._drop(ticket.number, "lineage")
-            elif bound is not None and for_version - ticket.version.number > bound:
-                self._drop(ticket.number, "expired")
+        old = [
+            (number, reason) for reason, state, version in self._too_old(for_version) for number in self._tickets.of_version(state, version)
+        ]
+        for number, reason in sorted(old):
+            self._drop(number, reason)
 
-    def _stragglers(self, committed: Sequence[Ticket], for_version: int, now: float) -> Blocked | None:
+    def _too_old(self, for_version: int) -> list[tuple[str, State, Version]]:
+        """Reason, state and version of begun and committed tickets that cannot be used at ``for_version`` or later."""
+        bound, lineage = self._limits.max_staleness, self._version.lineage
+        found = []
+        for state in LISTED:
+            for version in self._tickets.versions(state):
+                if version.lineage != lineage:
+                    found.append(("lineage", state, version))
+                elif bound is not None and for_version - version.number > bound:
+                    found.append(("expired", state, version))
+        return found
+
+    def _stragglers(self, for_version: int, now: float) -> Blocked | None:
         """Open tickets that this batch must not pass over: cut them, and drop those that do not answer in time.
 
         At bound 0 all have the same deadline, so none is ever cut: synchronous training waits for whole fragments.
         """
-        limits = self._limits
-        bound = limits.max_staleness
-        if bound is None:
+        limits, committed = self._limits, self._tickets.count(State.COMMITTED)
+        if limits.max_staleness is None or 2 * committed < limits.batch:  # no more are waited for than could make room
             return None
-        waiting = [t.version.number + bound - for_version for t in committed]
         while True:
-            open_ = sorted(self.live(State.BEGUN), key=lambda t: (t.version.number, t.number))
-            needed = must_wait_for(waiting, [t.version.number + bound - for_version for t in open_], limits.batch)
-            if needed == 0 or len(committed) + needed < limits.batch:
+            needed = must_wait_for(self._slack(State.COMMITTED, for_version), self._slack(State.BEGUN, for_version), limits.batch)
+            if needed == 0 or committed + needed < limits.batch:
                 return None
-            since = [self._cut(ticket, now) for ticket in open_[:needed]]
+            wanted = self._tickets.oldest(State.BEGUN, needed)
+            since = [self._cut(ticket, now) for ticket in wanted]
             if limits.patience is None:
-                return Blocked(tuple(t.number for t in open_[:needed]))
-            late = [t.number for t, cut_at in zip(open_, since, strict=False) if now - cut_at >= limits.patience]
+                return Blocked(tuple(t.number for t in wanted))
+            late = [t.number for t, cut_at in zip(wanted, since, strict=True) if now - cut_at >= limits.patience]
             if not late:
-                return Blocked(tuple(t.number for t in open_[:needed]), min(since) + limits.patience)
+                return Blocked(tuple(t.number for t in wanted), min(since) + limits.patience)
             for number in late:
                 self._drop(number, "straggler")
+
+    def _slack(self, state: State, for_version: int) -> dict[int, int]:
+        """How many tickets in ``state`` can last be used so many versions after ``for_version``."""
+        last = (self._limits.max_staleness or 0) - for_version
+        return {version.number + last: count for version, count in self._tickets.versions(state).items()}
 
     def _cut(self, ticket: Ticket, now: float) -> float:
         """Since when ``ticket`` has been wanted: from now on, if it was not yet."""

@@ -36,7 +36,7 @@ class LoadedPolicy:
         self.policy.load(learner.flat())
         self._actions = ActionCodec(spec.action)
         environment = make(config.env, 1)
-        self._observations = environment.observations
+        self.observations = environment.observations
         environment.close()
 
     def act(self, observation: Any, state: Any = None, *, mask: Any = None) -> tuple[Any, Any]:
@@ -46,7 +46,7 @@ class LoadedPolicy:
         own ``info["action_mask"]``, an array or a tuple of one for each choice, of any dtype; None allows everything.
         """
         arrays = {leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.spec.observation}
-        self._observations.encode_single(observation, 0, arrays)
+        self.observations.encode_single(observation, 0, arrays)
         leaves = {name: torch.from_numpy(array) for name, array in arrays.items()}
         state = self.policy.initial_state(1) if state is None else state
         allowed = None if mask is None else torch.from_numpy(flat_mask(mask).astype(np.bool_)[None])

@@ -1,4 +1,4 @@
-"""statistics of a run -> Recorder -> ``history.jsonl``."""
+"""statistics of a run -> Recorder -> ``history.jsonl``, and the same rows to sinks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tianflow.history import NAME, SPACING_S, HistoryFile, Row, merged
 from tianflow.logs import logger
 from tianflow.rates import Rates
+from tianflow.sinks import outlet as sinks
+from tianflow.sinks.base import SinkRun
 from tianflow.statistics import ReplayStatistics, RunStatistics
+from tianflow.status import by_age, json_ready
 
 if TYPE_CHECKING:
     from tianflow.interfaces import RunControl
@@ -30,12 +33,12 @@ log = logger("history")
 class Recorder:
     """Samples a run once a second, and hands a line to the disk's thread whenever one is due.
 
-    Consumes: statistics. Produces: lines of ``file``. Waits: for time and the disk. Unblocked by: both; while the disk does not
-    answer nothing is sampled, and what could not be written is merged into the next line.
+    Consumes: statistics. Produces: lines of ``file``, and the same rows for ``outlets``. Waits: for time and the disk. Unblocked by:
+    both; while the disk does not answer nothing is sampled, and what could not be written is merged into the next line.
     """
 
-    def __init__(self, *, run: RunControl, file: HistoryFile, spacing_s: float = SPACING_S) -> None:
-        self._run, self._file, self._spacing_s = run, file, spacing_s
+    def __init__(self, *, run: RunControl, file: HistoryFile, outlets: Sequence[sinks.Outlet] = (), spacing_s: float = SPACING_S) -> None:
+        self._run, self._file, self._outlets, self._spacing_s = run, file, outlets, spacing_s
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="history")
         self._rates = Rates(read=run.statistics)
         self._before: RunStatistics | None = None
@@ -82,6 +85,10 @@ class Recorder:
         self._pending = row if self._pending is None else merged(self._pending, row)
         return self._pending
 
+    def count(self) -> None:
+        """Tell the run what its sinks got."""
+        self._run.sinks.update((outlet.name, outlet.statistics()) for outlet in self._outlets)
+
     async def _write(self) -> None:
         row, self._pending = self._pending, None
         assert row is not None
@@ -94,6 +101,9 @@ class Recorder:
             self._failing = True
         else:
             self._written_at, self._failing = row["t"], False
+            for outlet in self._outlets:
+                outlet.offer(row)
+            self.count()
 
     def _row(self, now: RunStatistics) -> Row:
         ledger, returns, before = now.ledger, now.recent_returns, self._before
@@ -150,14 +160,15 @@ def staleness_between(before: RunStatistics | None, now: RunStatistics) -> Row:
     bound = None if None in bounds else max(bound for bound in bounds if bound is not None)
     total = sum(counts.values())
     if not total:
-        return {"count": 0, "min": None, "mean": None, "p99": None, "max": None, "bound": bound}
+        return {"count": 0, "min": None, "mean": None, "p99": None, "max": None, "bound": bound, "counts": {}}
     rank, seen, p99 = math.ceil(0.99 * total), 0, 0
     for age, count in counts.items():
         seen, p99 = seen + count, age
         if seen >= rank:
             break
     mean = sum(age * count for age, count in counts.items()) / total
-    return {"count": total, "min": min(counts), "mean": mean, "p99": p99, "max": max(counts), "bound": bound}
+    extremes = {"min": min(counts), "mean": mean, "p99": p99, "max": max(counts)}
+    return {"count": total, **extremes, "bound": bound, "counts": by_age(counts)}
 
 
 def _replay(replay: ReplayStatistics) -> Row:
@@ -176,13 +187,17 @@ def _replay(replay: ReplayStatistics) -> Row:
 @contextlib.asynccontextmanager
 async def recorded(run: RunControl) -> AsyncIterator[None]:
     """Record ``run`` in its directory while the context is open, its end included. Nothing that goes wrong here reaches the run."""
-    recorder = Recorder(run=run, file=HistoryFile(run.directory / NAME))
+    feeding = sinks.outlets(run.config, SinkRun(run.id, run.directory, json_ready(run.config.model_dump(mode="json"))))
+    recorder = Recorder(run=run, file=HistoryFile(run.directory / NAME), outlets=feeding)
+    recorder.count()  # so that the first increase is seen
     task = asyncio.get_running_loop().create_task(recorder.run(), name="history")
     try:
         yield
     finally:
         task.cancel()
         results = [*await asyncio.gather(task, return_exceptions=True), *await asyncio.gather(recorder.close(), return_exceptions=True)]
+        results += await asyncio.gather(*(outlet.close(sinks.FLUSH_S) for outlet in feeding), return_exceptions=True)
+        recorder.count()
         for error in results:
             if isinstance(error, Exception):
                 log.warning("the history of the run is not whole", error=repr(error))

@@ -7,15 +7,15 @@ left behind may have slack <= j (earliest deadline first, with B places at each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
-def must_wait_for(committed: Sequence[int], open_: Sequence[int], batch: int) -> int:
+def must_wait_for(committed: Mapping[int, int], open_: Mapping[int, int], batch: int) -> int:
     """How many open tickets, earliest deadline first, belong into this batch although they are not committed yet.
 
     Args:
-        committed: slack of every committed ticket, ascending; a batch takes the first ``batch`` of them.
-        open_: slack of every open ticket, ascending.
+        committed: how many committed tickets there are of each slack; a batch takes the ``batch`` with the least.
+        open_: how many open tickets there are of each slack.
         batch: B.
 
     Returns:
@@ -24,27 +24,44 @@ def must_wait_for(committed: Sequence[int], open_: Sequence[int], batch: int) ->
     """
     # All that is left fits into the batches up to the horizon, so more slack than that is no different from it. Without it
     # the work would grow with the bound, which may be a million, instead of with the number of tickets.
-    horizon = (len(committed) + len(open_)) // batch + 1
-    chosen = list(committed[:batch])
+    horizon = (sum(committed.values()) + sum(open_.values())) // batch + 1
     left = [0] * (horizon + 1)
-    for slack in (*committed[batch:], *open_):
-        left[min(max(slack, 0), horizon)] += 1
+    chosen, room = [], batch
+    for slack, count in sorted(committed.items()):
+        taken = min(room, count)
+        room -= taken
+        if taken:
+            chosen.append((slack, taken))
+        left[_place(slack, horizon)] += count - taken
+    for slack, count in open_.items():
+        left[_place(slack, horizon)] += count
     forced = 0
-    while forced < len(open_) and chosen:
-        tight = _first_violation(left, batch)
-        if tight is None or chosen[-1] <= tight or open_[forced] > tight:
-            break
-        left[max(open_[forced], 0)] -= 1
-        left[min(chosen.pop(), horizon)] += 1
-        forced += 1
+    for slack, count in sorted(open_.items()):
+        waiting = count
+        while waiting:
+            tight = _first_violation(left, batch)
+            if tight is None or not chosen or chosen[-1][0] <= tight[0] or slack > tight[0]:
+                return forced
+            latest, taken = chosen.pop()
+            moved = min(tight[1], waiting, taken)
+            if moved < taken:
+                chosen.append((latest, taken - moved))
+            left[_place(slack, horizon)] -= moved
+            left[_place(latest, horizon)] += moved
+            waiting -= moved
+            forced += moved
     return forced
 
 
-def _first_violation(left: Sequence[int], batch: int) -> int | None:
-    """The smallest j for which more than j*B of the tickets left behind have slack <= j."""
+def _place(slack: int, horizon: int) -> int:
+    return min(max(slack, 0), horizon)
+
+
+def _first_violation(left: Sequence[int], batch: int) -> tuple[int, int] | None:
+    """The smallest j for which more than j*B of the tickets left behind have slack <= j, and by how many."""
     total = 0
     for slack, count in enumerate(left):
         total += count
         if total > slack * batch:
-            return slack
+            return slack, total - slack * batch
     return None

@@ -160,6 +160,14 @@ class CheckpointStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkStatistics:
+    """Rows of history that were for a sink, and how many of them it did not get: it was too slow for them, or it had failed."""
+
+    rows: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What holds a run back. `tianflow.diagnosis` makes it."""
 
@@ -230,3 +238,5 @@ class RunStatistics:
     target_return: float | None
     time_to_target_s: float | None
     """Seconds of training until the mean of the last 100 training episodes first reached the target."""
+    sinks: Mapping[str, SinkStatistics] = field(default_factory=dict)
+    """By name."""

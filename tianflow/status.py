@@ -14,7 +14,7 @@ from tianflow.config import Config
 from tianflow.payloads import Version
 from tianflow.rates import WINDOWS, Rates
 from tianflow.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics
-from tianflow.tickets import LedgerSnapshot
+from tianflow.tickets import LedgerSnapshot, coarse
 
 ENDED = ("done", "failed", "stopped")
 TRAJECTORIES = ("granted", "begun", "committed", "trained", "inserted", "open", "dropped", "late_commits", "cuts")
@@ -39,6 +39,15 @@ def staleness_summary(ledger: LedgerSnapshot) -> StalenessSummary:
         return StalenessSummary(None, None, None, None, ledger.max_staleness)
     p99 = recent[math.ceil(0.99 * len(recent)) - 1]
     return StalenessSummary(recent[0], sum(recent) / len(recent), p99, recent[-1], ledger.max_staleness)
+
+
+def by_age(counts: Mapping[int, int]) -> dict[str, int]:
+    """``counts`` by staleness, which from 16 on is told to three binary digits: however old data gets, there are few keys."""
+    found: dict[str, int] = {}
+    for age, count in sorted(counts.items()):
+        key = str(coarse(max(0, age)))
+        found[key] = found.get(key, 0) + count
+    return found
 
 
 def credits_target(run: RunStatistics) -> int:
@@ -184,6 +193,7 @@ def _staleness(ledger: LedgerSnapshot) -> dict[str, object]:
         "p99": summary.p99,
         "max": summary.highest,
         "violations": ledger.violations,
+        "counts": by_age(ledger.staleness),
     }
 
 

@@ -37,7 +37,7 @@ def _hosts(config: Config, actors: tuple[ComponentSpec, ...], shards: tuple[Comp
     alone = len(cores) > config.learner.threads
     for_learner = tuple(cores[: config.learner.threads]) if alone else ()
     for_actors = tuple(cores[config.learner.threads :]) if alone else ()
-    wanted = config.actors.hosts or max(1, len(os.sched_getaffinity(0)) - config.learner.threads)
+    wanted = hosts_wanted(config)
     dealt = [tuple(actor for actor in actors if actor.index % wanted == place) for place in range(wanted)]
     hosts = [HostSpec(f"actors-{place}", group, _share(for_actors, place, wanted)) for place, group in enumerate(dealt) if group]
     return (
@@ -46,6 +46,11 @@ def _hosts(config: Config, actors: tuple[ComponentSpec, ...], shards: tuple[Comp
         *(HostSpec(shard.name, (shard,), for_actors) for shard in shards),
         *hosts,
     )
+
+
+def hosts_wanted(config: Config) -> int:
+    """Processes that actors are dealt out over on this machine: as many as the config says, else one for each core the learner leaves."""
+    return config.actors.hosts or max(1, len(os.sched_getaffinity(0)) - config.learner.threads)
 
 
 def _share(cores: tuple[int, ...], place: int, hosts: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tianflow.algorithms.flat import Adam, FlatBuffer, require_alike
 from tianflow.algorithms.normalisers import ObservationNormaliser, RewardNormaliser
+from tianflow.algorithms.on_arrays import ActOnArrays
 from tianflow.algorithms.precision import Forward, as_it_is, forward_in
 from tianflow.config import AlgorithmSettings, Config
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
@@ -78,6 +79,7 @@ class ActorCriticPolicy:
             partial(Network.act, self._model.network),  # type: ignore[arg-type]
         )
         self.table = self._model.buffer.table
+        self._arrays = self._arrays_of(spec)
 
     def load(self, flat: NDArray[np.uint8]) -> None:
         """One copy of bytes. ValueError when the buffer is not of the table's size."""
@@ -85,6 +87,12 @@ class ActorCriticPolicy:
             raise ValueError(f"{flat.nbytes} bytes of weights for a model of {self._bytes.nbytes}")
         np.copyto(self._bytes, flat)
         self._model.observations.refresh()
+        if self._arrays is not None:
+            self._arrays.refresh()
+
+    def on_arrays(self, num_envs: int) -> ActOnArrays | None:
+        """`act` on arrays, where that is quicker."""
+        return self._arrays if self._arrays is not None and self._arrays.pays(num_envs) else None
 
     def initial_state(self, num_envs: int) -> dict[str, Tensor]:
         return {name: torch.zeros(num_envs, *shape) for name, shape in self._model.state_shapes.items()}
@@ -110,8 +118,18 @@ class ActorCriticPolicy:
     def record(self, parameters: Tensor, action: Tensor) -> dict[str, Tensor]:
         return {"log_prob": self.log_prob(parameters, action)}
 
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """``logits``, or ``mean`` and ``log_std`` of an action before it is clipped."""
+        return self._model.distribution.named(parameters)
+
     def place(self, index: int, count: int) -> None:
         """All actors explore alike: by sampling."""
+
+    def _arrays_of(self, spec: EnvironmentSpec) -> ActOnArrays | None:
+        offered = getattr(self._model.network, "on_arrays", lambda: None)()
+        if offered is None or spec.action_mask or self._model.observations.shapes:
+            return None
+        return ActOnArrays(offered, self._model.distribution)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +198,8 @@ class ActorCriticLearner(ABC):
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         settings: AlgorithmSettings = config.algorithm
+        self.settings: Any = settings
+        """Of the algorithm's own model: what a subclass adds to them is read here."""
         self.model = Model(config, spec, device, forward_in(config.learner.precision, device))
         self.optimiser = Adam(self.model.buffer.parameters, self.model.buffer.gradients, epsilon=settings.adam_epsilon)
         self.generator = torch.Generator().manual_seed(config.run.seed)

@@ -59,6 +59,10 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
             scores = values if noise is None else masked_values(scores_of(values, noise), mask)
         return ActorStep(scores.argmax(-1), values, after)
 
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """``q_values`` [N, A]."""
+        return {"q_values": parameters}
+
     def record(self, parameters: Tensor, action: Tensor) -> dict[str, Tensor]:
         """``q_taken`` and ``q_max`` [T, N]: values of the action taken and of the best allowed one, for first priorities (Ape-X)."""
         with torch.inference_mode():

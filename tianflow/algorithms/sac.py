@@ -45,6 +45,11 @@ class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
             action = mean.tanh() if noise is None else squashed_sample(mean, log_std, noise)[0]
         return ActorStep(self._range.stored(action), parameters, state)
 
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """``mean`` and ``log_std`` [N, D], before squashing."""
+        mean, log_std = parameters.chunk(2, -1)
+        return {"mean": mean, "log_std": log_std}
+
 
 class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
     """The learner's half. A priority is the mean of both critics' absolute errors, before the update.

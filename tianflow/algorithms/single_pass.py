@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,15 +50,15 @@ class SinglePassLearner(ActorCriticLearner):
         for first in range(0, columns, width):
             if should_stop():
                 return None
-            chunks.append(self._learn_from(samples.columns(first, min(first + width, columns)), total))
-        log_ratio, v_t, target_t, valid_t = (torch.cat(parts, 1) for parts in list(zip(*chunks, strict=True))[:4])
-        policy, value, entropy = (torch.stack(parts).sum() for parts in list(zip(*chunks, strict=True))[4:])
+            whole = width >= columns
+            chunks.append(self._learn_from(samples if whole else samples.columns(first, min(first + width, columns)), total))
+        log_ratio, v_t, target_t, valid_t, policy, value, entropy = chunks[0] if len(chunks) == 1 else _joined(chunks)
         return {
             "loss": policy + self.value_cost * value - self.entropy_cost * entropy,
             "policy_loss": policy,
             "value_loss": value,
             "entropy": entropy,
-            "clip_fraction": masked_mean(self.clipped(log_ratio).float(), valid_t),
+            "clip_fraction": (self.clipped(log_ratio) & valid_t).sum() / total,
             "grad_norm": self.descend(),
             **batch_statistics(log_ratio, v_t, target_t, valid_t),
         }
@@ -83,3 +83,9 @@ class SinglePassLearner(ActorCriticLearner):
         entropy = masked_mean(entropy_t, valid_t) * share
         torch.autograd.backward(policy + self.value_cost * value - self.entropy_cost * entropy)
         return Traces(log_ratio, v_t.detach(), target_t, valid_t, policy.detach(), value.detach(), entropy.detach())
+
+
+def _joined(chunks: Sequence[Traces]) -> Traces:
+    """Columns side by side again, and losses added up."""
+    parts = list(zip(*chunks, strict=True))
+    return Traces(*(torch.cat(columns, 1) for columns in parts[:4]), *(torch.stack(losses).sum() for losses in parts[4:]))

@@ -45,6 +45,10 @@ class TD3Policy(OffPolicyPolicy[Deterministic]):
             action = parameters if noise is None else (parameters + noise).clamp(-1.0, 1.0)
         return ActorStep(self._range.stored(action), parameters, state)
 
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """``scaled_action`` [N, D] in -1..1."""
+        return {"scaled_action": parameters}
+
 
 class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
     """The learner's half. A priority is the mean of both critics' absolute errors, before the update.

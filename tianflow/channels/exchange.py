@@ -219,10 +219,10 @@ class Exchange:
         deliver(answer)
 
     def _wait_for_stragglers(self, blocked: Blocked) -> None:
-        slots = {ticket.number: ticket.slot for ticket in self.ledger.live()} if blocked.cut else {}
         for number in blocked.cut:
-            if number in slots:
-                self.arena.request_cut(slots[number], number)
+            slot = self.ledger.slot_of(number)
+            if slot is not None:
+                self.arena.request_cut(slot, number)
         if blocked.until is not None:
             delay = max(0.0, blocked.until - self._clock()) + 0.001
             self._timer = asyncio.get_running_loop().call_later(delay, self._pump)

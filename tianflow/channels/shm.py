@@ -121,8 +121,9 @@ def weights_checksum(version: Version, flat: NDArray[np.uint8]) -> int:
 class SharedWeights:
     """Both ends of the weights channel over one piece of shared memory: four buffers, each with version and checksum.
 
-    The newest version is announced by message (`announce`; a grant names it). A reader copies the newest buffer and
-    verifies version and checksum of its copy; if a writer overtook it, it takes the newest again.
+    Readers find what is there without being told; a grant names a version, too (`announce`), and nothing older is read from
+    then on. A reader copies the newest buffer and verifies version and checksum of its copy; if a writer overtook it, it takes
+    the newest again.
 
     Args:
         memory: at least `SharedWeights.nbytes_for` long.
@@ -147,8 +148,8 @@ class SharedWeights:
 
     @property
     def version(self) -> Version:
-        """The newest version announced."""
-        return self._announced.key
+        """The newest version that lies here or was announced. A hint: a label may be read while it is written; `read_into` verifies."""
+        return max(self._announced.key, *(self._stored(index) or NO_VERSION for index in range(BUFFERS)))
 
     def announce(self, version: Version) -> None:
         """``version`` was published. An older one than is known already is ignored."""
@@ -172,13 +173,13 @@ class SharedWeights:
         for _ in range(100):
             index = max(range(BUFFERS), key=lambda i: self._stored(i) or NO_VERSION)
             version = self._stored(index)
-            if version is None or version < self.version:
+            if version is None or version < self._announced.key:
                 continue
             checksum = int(self._headers[index][3])
             flat[:] = self._buffers[index]
             if self._stored(index) == version and checksum == weights_checksum(version, flat):
                 return version
-        raise BrokenChannelError(f"no whole weights of version {self.version} or newer in shared memory")
+        raise BrokenChannelError(f"no whole weights of version {self._announced.key} or newer in shared memory")
 
     async def wait_newer_than(self, version: Version) -> Version:
         """Wait until a newer version is announced."""

@@ -46,6 +46,8 @@ def play(
     observation = {name: torch.from_numpy(array) for name, array in row.observation.items()}
     mask = None if row.mask is None else torch.from_numpy(row.mask)
     row.start[:] = True
+    settled = {name: getattr(row, name)[None] for name in ("reward", "terminated", "truncated", "start")}
+    settled["valid"] = np.zeros((1, n), np.bool_)
     with torch.inference_mode():
         while any(len(done) < wanted for done, wanted in zip(ended, quota, strict=True)):
             if should_stop():
@@ -56,6 +58,7 @@ def play(
             step = policy.act(observation, state, noise, mask)
             state = step.state
             environment.step(step.action.numpy(), row)
+            environment.settle(**settled)
             for index, episode in environment.take_finished():
                 if len(ended[index]) < quota[index]:
                     ended[index].append(episode)
@@ -70,7 +73,6 @@ def _row(spec: EnvironmentSpec, n: int) -> StepRow:
         reward=np.zeros(n, np.float32),
         terminated=np.zeros(n, np.bool_),
         truncated=np.zeros(n, np.bool_),
-        valid=np.zeros(n, np.bool_),
         observation=leaves(),
         start=np.ones(n, np.bool_),
         mask=np.ones((n, spec.action.mask_size), np.bool_) if spec.action_mask else None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tianflow.components.acting import Acting, acting, zeroed
 from tianflow.components.rows import Row, SlotRows, accumulate, blank
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
@@ -50,12 +51,12 @@ class _Carry:
 class _Walk:
     """One trajectory in the making."""
 
-    __slots__ = ("environment", "length", "load_weights", "oldest", "parameters", "policy", "state", "version")
+    __slots__ = ("acting", "environment", "length", "load_weights", "oldest", "version")
 
-    def __init__(self, policy: Policy, environment: VectorEnvironment, load_weights: Callable[[], Version], state: Tree) -> None:
-        self.policy, self.environment, self.load_weights, self.state = policy, environment, load_weights, state
+    def __init__(self, environment: VectorEnvironment, load_weights: Callable[[], Version]) -> None:
+        self.environment, self.load_weights = environment, load_weights
         self.version = self.oldest = load_weights()
-        self.parameters: list[torch.Tensor] = []
+        self.acting: Acting
         self.length = 0
 
     def refresh(self) -> None:
@@ -63,30 +64,15 @@ class _Walk:
         self.version = self.load_weights()
         self.oldest = min(self.oldest, self.version)
 
-    def step(self, row: Row, noise: torch.Tensor) -> None:
+    def step(self, row: Row) -> None:
         """Choose actions and take them."""
-        if self.state and self.length:
-            self.state = _zeroed(self.state, row.start)
-        for name, state in row.state.items():
-            state.copy_(self.state[name])
         row.version[0] = self.version.number
-        chosen = self.policy.act(row.observation, self.state, noise, row.mask)
-        row.action_tensor.copy_(chosen.action)
-        self.parameters.append(chosen.parameters)
-        self.state = chosen.state
+        self.acting.choose(row, self.length)
         self.environment.step(row.action, row.outcome)
 
 
 def ignore(version: Version) -> None:
     """Nobody wants to know that the trajectory began."""
-
-
-def _zeroed(state: Tree, start: NDArray[np.bool_]) -> Tree:
-    """``state`` with zeros where an episode begins."""
-    if not np.count_nonzero(start):
-        return state
-    begins = torch.from_numpy(start.copy())
-    return {name: leaf.masked_fill(begins.view(-1, *[1] * (leaf.dim() - 1)), 0.0) for name, leaf in state.items()}
 
 
 class Rollout:
@@ -193,7 +179,7 @@ class Rollout:
             # A number too large for float32 becomes infinite on its way into the slot and is refused below, by name.
             with torch.inference_mode(), np.errstate(over="ignore", invalid="ignore"):
                 self._write_carry(arrays)
-                walk = _Walk(self._policy, environment, self._load_weights, self._carry.state)
+                walk = _Walk(environment, self._load_weights)
                 begun(walk.version)
                 self._walk(walk, slot, min_fragment_steps)
                 if self._stopped:
@@ -210,16 +196,16 @@ class Rollout:
         """Step until the slot is full, a cut is due, or someone says stop."""
         rows = self._rows.of(slot.arrays)
         self._policy.place(self._actor, self._actors())
-        noise = self._policy.noise(len(rows), self._spec.num_envs, self._noise)
+        walk.acting = acting(self._policy, self._policy.noise(len(rows), self._spec.num_envs, self._noise), self._carry.state)
         each_step = self._config.actors.refresh == "step"
         slot.progress(0)
-        for row, step_noise in zip(rows, noise.unbind(0), strict=True):
+        for row in rows:
             if self._stopped or (walk.length >= min_fragment_steps and slot.cut_requested()):
                 break
             if each_step and walk.length:
                 walk.refresh()
             try:
-                walk.step(row, step_noise)
+                walk.step(row)
             except UnexpectedShapeError as error:
                 raise self._poisoned(str(error), -1, walk.length + 1) from error
             walk.length += 1
@@ -228,7 +214,9 @@ class Rollout:
     def _finish(self, walk: _Walk, arrays: Arrays) -> None:
         """What the policy records of all rows at once, the check for what is not finite, and what the next trajectory goes on from."""
         length, carry = walk.length, self._carry
-        for name, recorded in self._policy.record(torch.stack(walk.parameters), torch.from_numpy(arrays["action"][:length])).items():
+        given = {name: arrays[name][:length] for name in ("reward", "terminated", "truncated", "valid")}
+        walk.environment.settle(**given, start=arrays["start"][1 : length + 1])
+        for name, recorded in self._policy.record(walk.acting.parameters(length), torch.from_numpy(arrays["action"][:length])).items():
             arrays[name][:length] = recorded.numpy()
         if length < len(arrays["reward"]):
             blank(arrays, length)
@@ -240,7 +228,7 @@ class Rollout:
         carry.start[:] = arrays["start"][length]
         if carry.mask is not None:
             carry.mask[:] = arrays["action_mask"][length]
-        carry.state = walk.state
+        carry.state = walk.acting.state
         if "stream" in arrays:
             arrays["stream"][:] = self._actor, self._incarnation, self._made, self._written
         self._written += 1
@@ -253,7 +241,7 @@ class Rollout:
         arrays["start"][0] = carry.start
         if carry.mask is not None:
             arrays["action_mask"][0] = carry.mask
-        carry.state = _zeroed(carry.state, carry.start)
+        carry.state = zeroed(carry.state, carry.start)
         for name, state in carry.state.items():
             stored = arrays[f"state/{name}"]
             if stored.ndim == state.dim():  # else every row has its own

@@ -21,6 +21,8 @@ class Row:
 
     observation: dict[str, torch.Tensor]
     """{leaf: [N, *leaf]} that the action is chosen from."""
+    seen: dict[str, NDArray[Any]]
+    """The same memory as ``observation``."""
     mask: torch.Tensor | None
     start: NDArray[np.bool_]
     action: NDArray[Any]
@@ -45,11 +47,13 @@ def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
     mask_tensors: Sequence[Any] = masks
     if "action_mask" in arrays:
         masks, mask_tensors = list(arrays["action_mask"]), torch.from_numpy(arrays["action_mask"]).unbind(0)
-    written = (arrays["reward"], arrays["terminated"], arrays["truncated"], arrays["valid"])
+    written = (arrays["reward"], arrays["terminated"], arrays["truncated"])
     outcomes = map(StepRow, *written, observations[1:], starts[1:], masks[1:], finals)
     actions, versions = arrays["action"], arrays["version"].reshape(-1, 1)
     action_tensors = torch.from_numpy(actions).unbind(0)
-    return list(map(Row, tensors, mask_tensors, starts, actions, action_tensors, versions, outcomes, _states(arrays, replayed)))
+    return list(
+        map(Row, tensors, observations, mask_tensors, starts, actions, action_tensors, versions, outcomes, _states(arrays, replayed))
+    )
 
 
 class SlotRows:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
 Maker = Callable[[int], Any]
 """Makes a `gymnasium.vector.VectorEnv` of so many environments."""
+Wrapper = Callable[[Any], Any]
+"""Gives an environment for an environment."""
 
 
 def environment_seed(
@@ -36,12 +38,13 @@ def environment_seed(
     return int(base) % 2**30 + actor * num_envs
 
 
-def make(settings: EnvSettings, num_envs: int | None = None) -> VectorEnvironment:
+def make(settings: EnvSettings, num_envs: int | None = None, *, around: Wrapper | None = None) -> VectorEnvironment:
     """Make ``num_envs`` (default: as set) environments, not yet reset.
 
     A registered id uses its own vector environment when it has one (``vectorization`` auto or native), else a
     synchronous vector with NEXT_STEP autoreset. ``module:Name`` is an id registered by that module, or an attribute of
-    it: a class or function that makes one environment, or (with a ``num_envs`` parameter) a whole vector.
+    it: a class or function that makes one environment, or (with a ``num_envs`` parameter) a whole vector. ``around`` goes
+    around each single environment, outside of the wrappers that are set; a whole vector has none.
 
     Raises:
         ConfigError: if the settings cannot be meant.
@@ -51,7 +54,7 @@ def make(settings: EnvSettings, num_envs: int | None = None) -> VectorEnvironmen
     if "num_envs" in settings.kwargs:
         raise ConfigError([Problem("env.kwargs.num_envs", settings.kwargs["num_envs"], "set env.num_envs instead")])
     with _quiet():
-        maker, frames = _maker(settings)
+        maker, frames = _maker(settings, () if around is None else (around,))
         with failures_named("its constructor"):
             vector = maker(num_envs)
         if getattr(vector, "num_envs", None) != num_envs:
@@ -103,7 +106,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _maker(settings: EnvSettings) -> tuple[Maker, int]:
+def _maker(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, int]:
     """How to make the vector, and the frames that one step takes."""
     import gymnasium
 
@@ -117,11 +120,11 @@ def _maker(settings: EnvSettings) -> tuple[Maker, int]:
             if name not in gymnasium.registry:
                 raise _unknown_attribute(error, settings.id, module) from error
         else:
-            return _from_callable(settings, found), 1
+            return _from_callable(settings, found, around), 1
     spec = _registered(settings.id, name if colon else settings.id)
     usual = {"frameskip": 4} if spec.vector_entry_point == ATARI_VECTOR else {}
     frames = {**usual, **spec.kwargs, **settings.kwargs}.get("frameskip", 1)
-    return _from_spec(settings, spec), frames if isinstance(frames, int) else 1
+    return _from_spec(settings, spec, around), frames if isinstance(frames, int) else 1
 
 
 def _register_atari(given: str) -> None:
@@ -154,13 +157,13 @@ def _unknown_attribute(error: ConfigError, given: str, module: str) -> ConfigErr
     return ConfigError([Problem(first.path, first.value, first.message, first.accepted, plugins.nearest(given, tuple(known)))])
 
 
-def _wrappers(settings: EnvSettings, *, native: bool) -> list[Callable[[Any], Any]]:
-    """The wrapper functions named in the settings."""
-    if native and settings.wrappers:
+def _wrappers(settings: EnvSettings, around: tuple[Wrapper, ...], *, native: bool) -> list[Wrapper]:
+    """The wrapper functions named in the settings, and ``around`` them."""
+    if native and (settings.wrappers or around):
         message = "wrappers go around single environments, and this one comes as a whole vector"
         accepted = "env.vectorization = 'sync' where it can be made singly, or no wrappers"
         raise ConfigError([Problem("env.wrappers", list(settings.wrappers), message, accepted)])
-    found: list[Callable[[Any], Any]] = []
+    found: list[Wrapper] = []
     for index, name in enumerate(settings.wrappers):
         wrapper = plugins.load_object(name, path=f"env.wrappers.{index}")
         if not callable(wrapper):
@@ -168,10 +171,10 @@ def _wrappers(settings: EnvSettings, *, native: bool) -> list[Callable[[Any], An
                 [Problem(f"env.wrappers.{index}", name, "cannot be called", "a function from an environment to an environment")]
             )
         found.append(wrapper)
-    return found
+    return [*found, *around]
 
 
-def _from_spec(settings: EnvSettings, spec: Any) -> Maker:
+def _from_spec(settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...]) -> Maker:
     """By `gymnasium.make_vec`: the id's own vector environment, or a synchronous one."""
     import gymnasium
 
@@ -179,7 +182,7 @@ def _from_spec(settings: EnvSettings, spec: Any) -> Maker:
     if settings.vectorization == "native" and not has_own:
         raise ConfigError([Problem("env.vectorization", "native", f"{spec.id} has no vector environment of its own", "auto or sync")])
     native = has_own and settings.vectorization != "sync"
-    wrappers, kwargs = _wrappers(settings, native=native), dict(settings.kwargs)
+    wrappers, kwargs = _wrappers(settings, around, native=native), dict(settings.kwargs)
     if not native:
         # Observations are copied into the slot at once, so the vector need not copy them first.
         kwargs["vector_kwargs"] = {"copy": False, **_mapping(kwargs.get("vector_kwargs", {}))}
@@ -197,7 +200,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
     raise ConfigError([Problem("env.kwargs.vector_kwargs", value, "is no table", "a table of arguments of SyncVectorEnv")])
 
 
-def _from_callable(settings: EnvSettings, found: Any) -> Maker:
+def _from_callable(settings: EnvSettings, found: Any, around: tuple[Wrapper, ...]) -> Maker:
     """By the user's own class or function, of one environment or of a vector."""
     import gymnasium
 
@@ -207,7 +210,7 @@ def _from_callable(settings: EnvSettings, found: Any) -> Maker:
     if settings.vectorization == ("sync" if whole else "native"):
         message = "makes a whole vector" if whole else "makes single environments (a maker of vectors has a parameter num_envs)"
         raise ConfigError([Problem("env.vectorization", settings.vectorization, f"{settings.id} {message}", "auto")])
-    wrappers, kwargs = _wrappers(settings, native=whole), dict(settings.kwargs)
+    wrappers, kwargs = _wrappers(settings, around, native=whole), dict(settings.kwargs)
     if whole:
         return lambda num_envs: found(num_envs=num_envs, **kwargs)
     vector_kwargs = {"copy": False, **_mapping(kwargs.pop("vector_kwargs", {}))}

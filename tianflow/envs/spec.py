@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,8 @@ def _refusal(space: object, name: str, what: str, accepted: str) -> ConfigError:
     return ConfigError([Problem("env.id", repr(space), f"the {place} cannot be stored in arrays of a fixed shape", accepted)])
 
 
-def _leaves(space: Any, name: str, path: tuple[Any, ...]) -> Iterator[tuple[LeafSpec, tuple[Any, ...], Array | None]]:
-    """Every leaf of ``space``, in the order of its keys, with the keys that lead to it and what is taken off its values."""
+def _leaves(space: Any, name: str, path: tuple[Any, ...]) -> Iterator[tuple[LeafSpec, tuple[Any, ...], Array | None, str]]:
+    """Every leaf of ``space``, in the order of its keys, with the keys that lead to it, what is taken off its values, and its own dtype."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -37,14 +37,14 @@ def _leaves(space: Any, name: str, path: tuple[Any, ...]) -> Iterator[tuple[Leaf
         for key, part in parts:
             yield from _leaves(part, f"{name}/{key}" if name else str(key), (*path, key))
     elif isinstance(space, spaces.Discrete):
-        yield LeafSpec(name, (), "int64", (int(space.n),)), path, np.asarray(space.start) if space.start else None
+        yield LeafSpec(name, (), "int64", (int(space.n),)), path, np.asarray(space.start) if space.start else None, str(space.dtype)
     elif isinstance(space, spaces.MultiDiscrete):
         categories = tuple(int(n) for n in space.nvec.ravel())
-        yield LeafSpec(name, space.nvec.shape, "int64", categories), path, space.start if np.any(space.start) else None
+        yield LeafSpec(name, space.nvec.shape, "int64", categories), path, space.start if np.any(space.start) else None, str(space.dtype)
     elif isinstance(space, spaces.MultiBinary):
-        yield LeafSpec(name, space.shape, "int8"), path, None
+        yield LeafSpec(name, space.shape, "int8"), path, None, str(space.dtype)
     elif isinstance(space, spaces.Box) and 0 not in space.shape:
-        yield LeafSpec(name, space.shape, "float32" if space.dtype == np.float64 else str(space.dtype)), path, None
+        yield LeafSpec(name, space.shape, "float32" if space.dtype == np.float64 else str(space.dtype)), path, None, str(space.dtype)
     else:
         raise _refusal(space, name, "observation", OBSERVATIONS)
 
@@ -62,6 +62,13 @@ def _getter(path: tuple[Any, ...]) -> Callable[[Any], Any]:
     return follow
 
 
+class RawLeaf(NamedTuple):
+    """How an environment gives a leaf: of which dtype, and what `ObservationCodec` takes off its values (None: nothing)."""
+
+    dtype: str
+    start: Array | None
+
+
 class ObservationCodec:
     """Copies observations of one space into arrays, leaf by leaf.
 
@@ -75,10 +82,11 @@ class ObservationCodec:
 
     def __init__(self, space: Any) -> None:
         found = list(_leaves(space, "", ()))
-        self.leaves: tuple[LeafSpec, ...] = tuple(leaf for leaf, _, _ in found)
+        self.leaves: tuple[LeafSpec, ...] = tuple(leaf for leaf, *_ in found)
         if not found or len({leaf.name for leaf in self.leaves}) < len(found):
             raise _refusal(space, "", "observation", "at least one leaf, and keys whose joined paths differ")
-        self._steps = tuple((leaf.name, _getter(path), start) for leaf, path, start in found)
+        self.raw: Mapping[str, RawLeaf] = {leaf.name: RawLeaf(dtype, start) for leaf, _, start, dtype in found}
+        self._steps = tuple((leaf.name, _getter(path), start) for leaf, path, start, _ in found)
 
     def encode(self, observation: Any, destinations: Arrays) -> None:
         """Copy a batched observation ({or tuples of} [N, *leaf]) into ``destinations`` {leaf: [N, *leaf]}.

@@ -52,13 +52,11 @@ class StepRow:
     """Where the outcome of one step is written. N environments; t is the step, u = t + 1 what comes after it."""
 
     reward: Array
-    """[N] float32, of t; 0 on a reset step."""
+    """[N] float32, of t; 0 on a reset step, once settled."""
     terminated: Array
-    """[N] bool, of t."""
+    """[N] bool, of t; False on a reset step, once settled."""
     truncated: Array
-    """[N] bool, of t."""
-    valid: Array
-    """[N] bool, of t; False where the step only reset an environment."""
+    """[N] bool, of t; False on a reset step, once settled."""
     observation: Arrays
     """{leaf: [N, *leaf]}, of u."""
     start: Array
@@ -70,7 +68,7 @@ class StepRow:
 
 
 class VectorEnvironment:
-    """Steps a `gymnasium.vector.VectorEnv` and writes what happened into rows.
+    """Steps a `gymnasium.vector.VectorEnv` and writes what happened into rows, which `settle` completes, any number at once.
 
     NEXT_STEP: the step after the last one of an episode only resets, and is not valid. SAME_STEP and DISABLED look alike
     to the caller: every step is valid, and ``final`` holds the true next observation of *every* environment.
@@ -88,17 +86,18 @@ class VectorEnvironment:
         )
         """Its ``action_mask`` is settled by the first `reset`, which tells `gives_masks`."""
         self.gives_masks = False
-        self._settle = {"next_step": self._settle_next_step, "same_step": self._settle_same_step, "disabled": self._settle_disabled}[
+        self._arrive = {"next_step": self._arrive_next_step, "same_step": self._arrive_same_step, "disabled": self._arrive_disabled}[
             self.spec.autoreset
         ]
         self._over: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
+        """Whose next step only resets."""
+        self._unsettled: list[NDArray[np.float64]] = []
+        """Rewards of the steps since the last `settle`, as the environment gave them. As many as the rows that it will be given."""
         self._returns = np.zeros(self.num_envs, np.float64)
-        self._born = np.zeros(self.num_envs, np.int64)
+        self._born = [0] * self.num_envs
         """The clock when each environment's episode began, so that its length need not be counted at every step."""
         self._clock = 0
-        self._finished: list[tuple[Array, Array, Array]] = []
-        self._ended: NDArray[np.intp] = np.zeros(0, np.intp)
-        """Where `_over` was true after the last step."""
+        self._finished: list[tuple[int, Episode]] = []
 
     def reset(self, seed: int, observation: Arrays, mask: Array | None) -> None:
         """Begin anew: environment i is seeded with ``seed + i``. Writes first observations and masks.
@@ -111,13 +110,14 @@ class VectorEnvironment:
             first, info = self._vector.reset(seed=seed)
         self.gives_masks = "action_mask" in info and self.spec.action.kind != "box"
         self.observations.encode(first, observation)
-        self._over[:], self._ended = False, self._ended[:0]
+        self._over[:], self._returns[:] = False, 0.0
         self._write_mask(info, mask)
-        self._returns[:], self._born[:], self._clock = 0.0, 0, 0
+        self._born, self._clock = [0] * self.num_envs, 0
+        self._unsettled.clear()
         self._finished.clear()
 
     def step(self, stored: Array, row: StepRow) -> None:
-        """Take the actions ``stored`` [N, *stored] and write the outcome into ``row``.
+        """Take the actions ``stored`` [N, *stored] and write the outcome into ``row``, as it was given: `settle` does the rest.
 
         Raises:
             EnvironmentFailedError: if an environment raises.
@@ -133,75 +133,84 @@ class VectorEnvironment:
             shapes = f"{reward.shape}, {terminated.shape} and {truncated.shape}"
             raise UnexpectedShapeError(f"reward, terminated and truncated have shapes {shapes} instead of ({self.num_envs},)")
         row.reward[:], row.terminated[:], row.truncated[:] = reward, terminated, truncated
-        self._returns += reward
-        self._clock += 1
-        self._settle(observation, info, row)
+        self._unsettled.append(reward.astype(np.float64))
+        self._arrive(observation, info, row)
+
+    def settle(self, *, reward: Array, terminated: Array, truncated: Array, valid: Array, start: Array) -> None:
+        """Complete the rows of all steps since the last call, time first: what is the same for many rows as for one is done once.
+
+        Args:
+            reward: [T, N] float32; becomes 0 on reset steps.
+            terminated: [T, N] bool; becomes False on reset steps.
+            truncated: [T, N] bool; becomes False on reset steps.
+            valid: [T, N] bool; becomes False where the step only reset an environment, and else True.
+            start: [T, N] bool, `StepRow.start` of the same steps.
+        """
+        valid[:] = True
+        if self.spec.autoreset == "next_step" and start.any():
+            np.logical_not(start, out=valid)
+            reward[start], terminated[start], truncated[start] = 0.0, False, False
+        self._tally(valid, terminated | truncated)
 
     def take_finished(self) -> list[tuple[int, Episode]]:
-        """Episodes that ended since the last call, each with the index of its environment."""
+        """Episodes that ended in settled rows since the last call, each with the index of its environment."""
         finished, self._finished = self._finished, []
-        return [
-            (index, Episode(episode_return, length))
-            for ended, returns, lengths in finished
-            for index, episode_return, length in zip(ended.tolist(), returns.tolist(), lengths.tolist(), strict=True)
-        ]
+        return finished
 
     def close(self) -> None:
         """Let go of the environments. What they raise in doing so helps nobody any more."""
         with contextlib.suppress(Exception):
             self._vector.close()
 
-    def _settle_next_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
-        np.logical_not(self._over, out=row.valid)
-        row.start[:] = self._over
-        if self._ended.size:
-            resets = self._ended
-            row.reward[resets], row.terminated[resets], row.truncated[resets] = 0.0, False, False
-            self._returns[resets], self._born[resets] = 0.0, self._clock
+    def _arrive_next_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
         self.observations.encode(observation, row.observation)
-        self._note_ends(row)
+        row.start[:] = self._over
+        np.greater(row.terminated | row.truncated, self._over, out=self._over)  # what was only reset has not ended again
         self._write_mask(info, row.mask)
 
-    def _settle_same_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
+    def _arrive_same_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
         self.observations.encode(observation, row.observation)
         for name, final in row.final.items():
             final[:] = row.observation[name]
-        self._all_valid(row)
-        if self._ended.size:
+        over = np.logical_or(row.terminated, row.truncated, out=row.start)
+        if over.any():
             final_observation = info.get("final_obs")
             if final_observation is None:
                 raise EnvironmentFailedError("a vector with SAME_STEP autoreset ended an episode without info['final_obs']")
-            self.observations.encode_where(final_observation, self._over, row.final)
-        self._over[:] = False
+            self.observations.encode_where(final_observation, over, row.final)
         self._write_mask(info, row.mask)
 
-    def _settle_disabled(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
+    def _arrive_disabled(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
         self.observations.encode(observation, row.final)
         for name, final in row.final.items():
             row.observation[name][:] = final
-        self._all_valid(row)
+        over = np.logical_or(row.terminated, row.truncated, out=row.start)
+        self._over[:] = over
         self._write_mask(info, row.mask)
-        if self._ended.size:
-            over = self._over.copy()
+        if over.any():
             with failures_named("reset"):
-                first, first_info = self._vector.reset(options={"reset_mask": over})
+                first, first_info = self._vector.reset(options={"reset_mask": over.copy()})
             self.observations.encode_where(first, over, row.observation)
             self._over[:] = False
             self._write_mask({"_action_mask": over, **first_info}, row.mask)
 
-    def _all_valid(self, row: StepRow) -> None:
-        """Every step was a transition, and an episode that ended is followed by the first observation of the next."""
-        row.valid[:] = True
-        self._note_ends(row)
-        row.start[:] = self._over
-
-    def _note_ends(self, row: StepRow) -> None:
-        """Which episodes are over; the next ones begin now (with NEXT_STEP, once they have been reset)."""
-        np.logical_or(row.terminated, row.truncated, out=self._over)
-        self._ended = ended = self._over.nonzero()[0]
-        if ended.size:
-            self._finished.append((ended, self._returns[ended], self._clock - self._born[ended]))
-            self._returns[ended], self._born[ended] = 0.0, self._clock
+    def _tally(self, valid: Array, over: Array) -> None:
+        """Sum up returns, in the order of the steps, and note the episodes that ended."""
+        so_far = np.stack(self._unsettled)
+        self._unsettled.clear()
+        so_far[~valid] = 0.0
+        carried, some_end = self._returns, np.count_nonzero(over, axis=1)
+        for t in range(len(over)):
+            carried = np.add(carried, so_far[t], out=so_far[t])
+            if some_end[t]:
+                carried = np.where(over[t], 0.0, carried)
+        self._returns[:] = carried
+        rests = self.spec.autoreset == "next_step"
+        for t, index, episode_return in zip(*(axis.tolist() for axis in over.nonzero()), so_far[over].tolist(), strict=True):
+            ended = self._clock + t + 1
+            self._finished.append((index, Episode(episode_return, ended - self._born[index])))
+            self._born[index] = ended + rests
+        self._clock += len(over)
 
     def _write_mask(self, info: dict[str, Any], mask: Array | None) -> None:
         """Copy the masks in ``info`` that are there; where an episode is over, an observation that allows nothing allows all."""

@@ -194,6 +194,13 @@ FAMILIES: tuple[Family, ...] = (
     gauge("actors", "Actors that report.", one(lambda r: sum(c.role == "actor" for c in r.components))),
     counter("events_received", "Events that reached the coordinator.", one(lambda r: r.events_received)),
     counter("events_dropped", "Events lost on the way to it.", one(lambda r: r.events_dropped)),
+    counter("sink_rows", "Rows of history that were for a sink.", each(lambda r: {n: s.rows for n, s in r.sinks.items()}), "sink"),
+    counter(
+        "sink_rows_dropped",
+        "Rows that it did not get: it was too slow for them, or it had failed.",
+        each(lambda r: {n: s.dropped for n, s in r.sinks.items()}),
+        "sink",
+    ),
     histogram("loop_lag_seconds", "How late the coordinator's event loop runs.", lambda r: [((), r.loop_lag)]),
     counter("checkpoint_attempts", "Checkpoints begun.", one(lambda r: r.checkpoint.attempts)),
     counter("checkpoint_failures", "Checkpoints that could not be written.", one(lambda r: r.checkpoint.failures)),

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tianflow.config import NetworkSettings
 from tianflow.network_rules import image_size, is_image
+from tianflow.networks.arrays import ArrayMlp
 from tianflow.networks.base import Network, Output, Tree
 from tianflow.networks.parts import ImageTorso, MlpTorso, ResettingLstm, impala_trunk, linear, nature_trunk
 from tianflow.ops.distributions import distribution_for
@@ -73,6 +74,15 @@ class Mlp(TorsoNetwork):
         shared = settings.share_torso or settings.lstm > 0
         torsos = [MlpTorso(spec.observation, settings.hidden, settings.activation) for _ in range(1 if shared else 2)]
         super().__init__(settings, spec, *torsos)
+        self._activation = settings.activation
+
+    def on_arrays(self) -> ArrayMlp | None:
+        """`act` on arrays; None with memory, or when the observation is not one float32 vector."""
+        torso = self.torso
+        if self.lstm is not None or not isinstance(torso, MlpTorso) or torso.vector.plain is None:
+            return None
+        layers = [(layer.weight, layer.bias) for layer in (*torso.layers, self.policy_head) if isinstance(layer, nn.Linear)]
+        return ArrayMlp(leaf=torso.vector.plain, layers=layers, activation=self._activation, log_std=self.log_std)
 
 
 class NatureCnn(TorsoNetwork):

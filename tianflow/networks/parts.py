@@ -35,12 +35,13 @@ class Vector(nn.Module):
     def __init__(self, leaves: Sequence[LeafSpec]) -> None:
         super().__init__()
         self._leaves = tuple(leaves)
-        self._plain = leaves[0].name if len(leaves) == 1 and leaves[0].dtype == "float32" and len(leaves[0].shape) == 1 else None
+        self.plain = leaves[0].name if len(leaves) == 1 and leaves[0].dtype == "float32" and len(leaves[0].shape) == 1 else None
+        """The leaf that is such a vector already, when there is no other."""
         self.size = sum(sum(leaf.categories) if leaf.categories else math.prod(leaf.shape) for leaf in leaves)
 
     def forward(self, observation: Tree) -> Tensor:
-        if self._plain is not None:
-            return observation[self._plain]
+        if self.plain is not None:
+            return observation[self.plain]
         parts = [self._encode(leaf, observation[leaf.name]) for leaf in self._leaves]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 

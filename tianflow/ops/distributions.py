@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tianflow.payloads import ActionSpec
@@ -37,7 +38,13 @@ class Distribution(Protocol):
     def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
         """Parameters under which actions whose ``mask`` ([..., sum of categories], bool) is False have probability 0."""
 
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """What ``parameters`` consist of, each under its name."""
+
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor: ...
+    def choose(self, parameters: NDArray[Any], noise: NDArray[Any], out: NDArray[Any]) -> None:
+        """`sample` on arrays, into ``out`` [..., *stored]. ``noise`` is overwritten."""
+
     def mode(self, parameters: Tensor) -> Tensor:
         """The most probable action."""
 
@@ -78,8 +85,22 @@ class Categorical:
     def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
         return parameters if mask is None else parameters.masked_fill(~mask, MASKED_LOGIT)
 
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """``logits`` [..., P]."""
+        return {"logits": parameters}
+
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         return self.mode(parameters + noise)
+
+    def choose(self, parameters: NDArray[Any], noise: NDArray[Any], out: NDArray[Any]) -> None:
+        np.add(parameters, noise, out=noise)
+        if self.scalar:
+            noise.argmax(-1, out=out)
+            return
+        first = 0
+        for k, count in enumerate(self.categories):
+            out[..., k] = noise[..., first : first + count].argmax(-1)
+            first += count
 
     def mode(self, parameters: Tensor) -> Tensor:
         if self.scalar:
@@ -137,9 +158,19 @@ class DiagonalGaussian:
         """Unchanged: a mask has no meaning for continuous actions."""
         return parameters
 
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """``mean`` and ``log_std``, both [..., *shape]."""
+        mean, log_std = parameters.chunk(2, -1)
+        return {"mean": self._shaped(mean), "log_std": self._shaped(log_std)}
+
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = parameters.chunk(2, -1)
         return self._shaped(torch.addcmul(mean, log_std.exp(), noise))
+
+    def choose(self, parameters: NDArray[Any], noise: NDArray[Any], out: NDArray[Any]) -> None:
+        np.multiply(noise, np.exp(parameters[..., self.noise_size :]), out=noise)
+        np.add(noise, parameters[..., : self.noise_size], out=noise)
+        out[...] = noise.reshape(out.shape)
 
     def mode(self, parameters: Tensor) -> Tensor:
         return self._shaped(parameters.chunk(2, -1)[0])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from http import HTTPStatus
 
 from aiohttp import web
@@ -14,7 +14,7 @@ from tianflow.config import HttpSettings
 from tianflow.interfaces import RunControl
 from tianflow.metrics.prometheus import Exporter
 from tianflow.rates import Rates
-from tianflow.service import openapi, settings
+from tianflow.service import console, openapi, past, settings
 from tianflow.service.auth import Guard, guarded
 from tianflow.service.bodies import read_in_time
 from tianflow.service.feed import Feed
@@ -26,7 +26,7 @@ from tianflow.status import describe, describe_components, describe_diagnosis
 
 MAX_BODY = 64 * 1024
 """Bytes of a request's body. Every patch fits many times over; more would only cost memory."""
-LOOKS = ("components", "diagnosis", "audit", "checkpoints")
+LOOKS = ("components", "diagnosis", "audit", "checkpoints", "history")
 ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
 
 
@@ -66,7 +66,7 @@ class Handlers:
     def routes(self) -> list[web.RouteDef]:
         """All of them."""
         return [
-            web.get("/", self.page),
+            *console.routes(),
             web.get("/livez", self.livez),
             web.get("/readyz", self.readyz),
             web.get("/metrics", self.metrics),
@@ -104,7 +104,7 @@ class Handlers:
     async def openapi(self, _request: web.Request) -> web.Response:
         """What can be asked, and what is answered: an OpenAPI document."""
         configs = {name: served.run.config for name, served in self._runs.items()}
-        return json_response(openapi.document(configs, looks=LOOKS, actions=ACTIONS))
+        return json_response(await asyncio.to_thread(openapi.document, configs, looks=LOOKS, actions=ACTIONS))
 
     async def list_runs(self, _request: web.Request) -> web.Response:
         """Every run in short."""
@@ -118,8 +118,10 @@ class Handlers:
         return json_response(describe(served.rates.sample(), served.run.config, served.rates))
 
     async def look(self, request: web.Request) -> web.Response:
-        """Components, what holds the run back, audit log or checkpoints."""
+        """Components, what holds the run back, audit log, checkpoints or history."""
         run, look = self._served(request).run, request.match_info["look"]
+        if look == "history":
+            return await past.answer(run.directory, request)
         if look == "components":
             return json_response({"components": describe_components(run.statistics())})
         if look == "diagnosis":
@@ -150,15 +152,6 @@ class Handlers:
     async def patch_settings(self, request: web.Request) -> web.Response:
         """Change them by a merge patch."""
         return await settings.patch(self._served(request).run, request.match_info["resource"], request)
-
-    async def page(self, _request: web.Request) -> web.Response:
-        """Where everything is, for a person who came with a browser."""
-        paths = ["/livez", "/readyz", "/metrics", "/openapi.json", "/api/v1/runs"]
-        for name in self._runs:
-            paths += [href(name), *(f"{href(name)}/{part}" for part in (*LOOKS, "events", *settings.RESOURCES))]
-        items = "".join(f'<li><a href="{escape(path)}">{escape(path)}</a></li>' for path in paths)
-        text = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>tianflow</title><h1>tianflow</h1><ul>{items}</ul></html>'
-        return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": "default-src 'none'"})
 
     def _served(self, request: web.Request) -> Served:
         name = request.match_info["run"]

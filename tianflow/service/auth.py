@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from tianflow.errors import ConfigError, Problem
+from tianflow.service import console
 from tianflow.service.problems import Handler, ProblemError
 
-OPEN = frozenset({"/livez", "/readyz"})
-OPEN_ON_LOOPBACK = frozenset({"/", "/metrics"})
+OPEN = frozenset({"/livez", "/readyz"}) | console.PATHS
+OPEN_ON_LOOPBACK = frozenset({"/metrics"})
 LOOKING = frozenset({"GET", "HEAD"})
 OURSELVES = frozenset({"localhost", "127.0.0.1", "::1"})
 """Names of this machine for itself, also where a port is passed on from one address to another, as into a container."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from tianflow import __version__
 from tianflow.config import Config
-from tianflow.service import schemas
+from tianflow.history import LIMIT
+from tianflow.service import past, schemas
 from tianflow.service.auth import OPEN, OPEN_ON_LOOPBACK
 from tianflow.service.schemas import Schema, reference
 from tianflow.service.settings import MERGE_PATCH, RESOURCES
@@ -51,7 +52,7 @@ def document(
 
     ``more``: operations by path, besides or instead of those that every server has.
     """
-    paths = {**_server(), **_looks(looks), **_actions(actions), **_events(), **_settings(tuple(runs.values())), **(more or {})}
+    paths = {**_server(), **_looks(looks), **_actions(actions), **_events(), **resources(tuple(runs.values())), **(more or {})}
     return {
         "openapi": "3.1.1",
         "info": {
@@ -123,7 +124,7 @@ def _server() -> dict[str, Any]:
     metrics = answered("Every metric", text, "text/plain")
     metrics["content"]["application/openmetrics-text"] = {"schema": text}
     return {
-        "/": reading("/", "Where everything is", answered("A page of links", text, "text/html")),
+        "/": reading("/", "The console, a page for a person", answered("A page", text, "text/html")),
         "/livez": reading("/livez", "Is the process alive", alive, 503),
         "/readyz": reading("/readyz", "Can training proceed", ready, 503),
         "/metrics": reading("/metrics", "Prometheus text or OpenMetrics, as Accept says", metrics),
@@ -135,14 +136,25 @@ def _server() -> dict[str, Any]:
 
 def _looks(looks: Iterable[str]) -> dict[str, Any]:
     diagnosis = schemas.named()["Diagnosis"]
+    rows = schemas.listing(reference("HistoryRow"))
     answers = {
         "components": ("Every component in full", schemas.struct(components=schemas.listing(reference("Component")))),
         "diagnosis": ("What holds the run back", schemas.struct(id=schemas.TEXT, **diagnosis["properties"])),
         "audit": ("Every change and action, oldest first", schemas.struct(audit=schemas.listing(reference("AuditEntry")))),
         "checkpoints": ("Checkpoints, newest first", schemas.struct(checkpoints=schemas.listing(reference("Checkpoint")))),
+        "history": ("How the run went, oldest first", schemas.struct(history=rows, time=schemas.NUMBER)),
     }
     paths = {f"{RUN}/{look}": answers[look] for look in looks}
-    return {path: reading(path, summary, answered(summary, schema)) for path, (summary, schema) in paths.items()}
+    found = {path: reading(path, summary, answered(summary, schema)) for path, (summary, schema) in paths.items()}
+    for described in found.get(f"{RUN}/history", {}).values():
+        described["parameters"] = [_points()]
+        described["responses"]["503"] = {"$ref": "#/components/responses/503"}
+    return found
+
+
+def _points() -> dict[str, Any]:
+    schema = {"type": "integer", "minimum": past.FEWEST, "maximum": LIMIT, "default": past.USUAL}
+    return {"name": "points", "in": "query", "description": "Lines at most: neighbours are merged until there are so few", "schema": schema}
 
 
 def _actions(actions: Iterable[str]) -> dict[str, Any]:
@@ -182,13 +194,15 @@ def _events() -> dict[str, Any]:
     return {path: {"get": operation(path, "get", "What happens, as it happens", answer, 503, parameters=parameters)}}
 
 
-def _settings(configs: Sequence[Config]) -> dict[str, Any]:
-    return {f"{RUN}/{resource}": _resource(f"{RUN}/{resource}", resource, configs) for resource in RESOURCES}
+def resources(configs: Sequence[Config], *, others: bool = False) -> dict[str, Any]:
+    """Operations on live settings as each of ``configs`` has them; ``others``: there may be settings of other algorithms, too."""
+    unknown: list[Schema] = [{"type": "object"}] if others else []
+    return {f"{RUN}/{resource}": _resource(f"{RUN}/{resource}", resource, configs, unknown) for resource in RESOURCES}
 
 
-def _resource(path: str, resource: str, configs: Sequence[Config]) -> dict[str, Any]:
-    shown = _either([schemas.settings_read(config, resource) for config in configs])
-    taken = _either([schemas.settings_patch(config, resource) for config in configs])
+def _resource(path: str, resource: str, configs: Sequence[Config], unknown: Sequence[Schema]) -> dict[str, Any]:
+    shown = _either([*(schemas.settings_read(config, resource) for config in configs), *unknown])
+    taken = _either([*(schemas.settings_patch(config, resource) for config in configs), *unknown])
     answer = answered("The settings in force", shown, headers={"ETag": ETAG, "Accept-Patch": {"schema": {"const": MERGE_PATCH}}})
     condition = {
         "name": "If-Match",

@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 from tianflow import events
 from tianflow.config import Config, live_of
 from tianflow.config_loading import LARGEST
+from tianflow.service.docstrings import of_fields
 from tianflow.service.feed import LOST, kind_of
 from tianflow.service.settings import RESOURCES
 from tianflow.statistics import Diagnosis, LawStatistics
@@ -78,8 +79,10 @@ def _live(config: Config, resource: str, mode: Any) -> dict[str, Schema]:
         model: type[BaseModel] = type(getattr(config, section))
         whole = _whole(model, mode)
         definitions = whole.get("$defs", {})
+        texts = of_fields(model)
         for key in live[section]:
-            found[key] = _inlined(whole["properties"][key], definitions)
+            text = {"description": texts[key]} if key in texts else {}
+            found[key] = text | _inlined(whole["properties"][key], definitions)
     return found
 
 
@@ -155,9 +158,29 @@ def named() -> dict[str, Schema]:
         "Law": of_dataclass(LawStatistics),
         "AuditEntry": struct(["old", "new"], time=TEXT | {"format": "date-time"}, source=TEXT, action=TEXT, old=ANY, new=ANY),
         "Checkpoint": struct(name=TEXT, version=listing(COUNT), env_steps=COUNT, bytes=COUNT, created=TEXT),
+        "HistoryRow": _history_row(),
         "Action": struct(id=TEXT, action=TEXT, state=TEXT),
         **{f"event-{kind}": schema for kind, schema in event_schemas().items()},
     }
+
+
+def _history_row() -> Schema:
+    """A line of ``history.jsonl``; see `tianflow.history.Row`. Those of older versions of tianflow lack some members."""
+    numbers = ("t", "span_s", "time", "mean_return", "steps_per_s", "updates_per_s", "queue")
+    staleness = {**dict.fromkeys(("count", "min", "mean", "p99", "max", "bound"), NUMBER), "counts": table(COUNT)}
+    members: dict[str, Schema] = {
+        **dict.fromkeys(numbers, NUMBER),
+        **dict.fromkeys(("env_steps", "updates", "episodes", "violations", "generation"), COUNT),
+        "state": TEXT,
+        "bottleneck": TEXT,
+        "staleness": struct(staleness, **staleness),
+        "credits": struct(limit=COUNT, in_use=COUNT),
+        "shares": table(table(NUMBER)),
+        "dropped": table(COUNT),
+        "replay": nullable(table(ANY)),
+        "marks": listing(table(ANY)),
+    }
+    return struct(set(members) - {"t"}, **members)
 
 
 def _run(version: Schema, component: Schema) -> Schema:
@@ -177,7 +200,12 @@ def _run(version: Schema, component: Schema) -> Schema:
         target=struct(**{"return": NUMBER, "reached_after_s": NUMBER}),
         evaluation=nullable(table(ANY)),
         versions=struct(learner=version, published=version, publish_lag=COUNT),
-        staleness={"type": "object", "properties": {"bound": {"anyOf": [COUNT, {"const": "unbounded"}]}}, "additionalProperties": NUMBER},
+        staleness=struct(
+            bound={"anyOf": [COUNT, {"const": "unbounded"}]},
+            **dict.fromkeys(("min", "mean", "p99", "max"), NUMBER),
+            violations=COUNT,
+            counts=table(COUNT) | {"description": "Trained on since the process began, by staleness; from 16 on to three binary digits"},
+        ),
         trajectories=struct(**dict.fromkeys(counts, COUNT), dropped=table(COUNT)),
         replay=nullable(table(ANY)),
         queue=struct(trajectories=COUNT, oldest_age_s=NUMBER),

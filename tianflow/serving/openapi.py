@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
+from tianflow.config import BUILT_IN_ALGORITHMS, Config, EnvSettings
 from tianflow.service import openapi
 from tianflow.service.openapi import JSON, RUN, answered, operation, reading
 from tianflow.service.schemas import COUNT, NUMBER, TEXT, TRUTH, Schema, listing, nullable, reference, struct
@@ -14,9 +16,11 @@ ANY_OBJECT: Schema = {"type": "object"}
 A_KEY = "^[ -~]{1,255}$"
 
 
+@cache
 def document(*, looks: tuple[str, ...], actions: tuple[str, ...]) -> dict[str, Any]:
-    """The whole document."""
-    made = openapi.document({}, looks=looks, actions=actions, more=_paths())
+    """The whole document. It is always the same: made once, and not to be changed."""
+    known = [Config(env=EnvSettings(id="-"), algorithm=model.model_validate({"name": name})) for name, model in BUILT_IN_ALGORITHMS.items()]
+    made = openapi.document({}, looks=looks, actions=actions, more=_paths() | openapi.resources(known, others=True))
     made["info"]["summary"] = "Submission, state and control of training runs"
     for path, item in made["paths"].items():
         if "{run}" in path:

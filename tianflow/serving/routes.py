@@ -19,7 +19,7 @@ from tianflow import config_loading
 from tianflow.checkpoint import CheckpointStore
 from tianflow.config import HttpSettings
 from tianflow.errors import ConfigError, Problem, StateConflictError
-from tianflow.service import settings
+from tianflow.service import console, past, settings
 from tianflow.service.app import ACTIONS, LOOKS, MAX_BODY, href
 from tianflow.service.auth import Guard, guarded
 from tianflow.service.bodies import read_in_time
@@ -77,6 +77,7 @@ class Handlers:
         """All of them."""
         parts = "|".join((*LOOKS, *settings.RESOURCES))
         return [
+            *console.routes(),
             web.get("/livez", self.livez),
             web.get("/readyz", self.readyz),
             web.get("/metrics", self.metrics),
@@ -121,7 +122,7 @@ class Handlers:
 
     async def openapi(self, _request: web.Request) -> web.Response:
         """What can be asked, and what is answered: an OpenAPI document."""
-        return json_response(openapi.document(looks=LOOKS, actions=ACTIONS))
+        return json_response(await asyncio.to_thread(openapi.document, looks=LOOKS, actions=ACTIONS))
 
     async def list_runs(self, request: web.Request) -> web.Response:
         """Runs in short, newest first, a page at a time."""
@@ -175,11 +176,13 @@ class Handlers:
         return web.Response(text=await asyncio.to_thread(self._house.files.tail, record.id))
 
     async def look(self, request: web.Request) -> web.StreamResponse:
-        """One part of a run. Its audit, checkpoints and configuration are there when it has ended, too."""
+        """One part of a run. Its audit, checkpoints and history are there when it has ended, too."""
         record, life = await self._known(request)
         part = request.match_info["part"]
         if life is not None and life.contact is not None:
             return await self._asker.forward(life.contact, request, f"/{part}")
+        if part == "history":
+            return await past.answer(self._house.files.run(record.id), request)
         read = {"audit": _audit, "checkpoints": _checkpoints}.get(part)
         if read is None:
             raise _not_there(record, life)

@@ -1,0 +1,206 @@
+"""What every peer's script shares: its command line, the rule of the target, its clocks, and the one line that it prints.
+
+Peers run in environments of their own, so nothing here needs more than the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import UNSET
+
+EPISODES = 100
+"""The mean of so many training episodes decides whether a target is reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a peer's script is asked to do.
+
+    Attributes:
+        env: "cartpole" or "pong".
+        target: mean return at which training ends; None when only the rate counts.
+        seconds: of training, at most.
+        warm_s: of these, so many pass before the rate is looked at.
+        options: ``name=value`` pairs that choose between settings of one peer.
+    """
+
+    env: str
+    seed: int
+    target: float | None
+    seconds: float
+    warm_s: float
+    options: Mapping[str, str]
+
+
+def read_task(description: str | None, given: Sequence[str] | None = None, *, envs: Sequence[str] = ("cartpole", "pong")) -> Task:
+    """The command line: ``ENV [--seed N] [--target RETURN] [--seconds S] [--warm S] [name=value ...]``.
+
+    Clears what misleads numerical libraries, so it is to be called before they are loaded.
+    """
+    for name in UNSET:
+        os.environ.pop(name, None)
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("env", choices=envs)
+    parser.add_argument("options", nargs="*", metavar="name=value")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--target", type=float, default=None, help="mean return of the last 100 training episodes that ends training")
+    parser.add_argument("--seconds", type=float, default=90.0, help="of training, at most")
+    parser.add_argument("--warm", type=float, default=0.0, help="seconds of training before the rate is looked at")
+    chosen = parser.parse_intermixed_args(given)
+    strange = [option for option in chosen.options if "=" not in option]
+    if strange:
+        parser.error(f"{strange[0]!r} is not of the form name=value")
+    options = dict(option.split("=", 1) for option in chosen.options)
+    return Task(chosen.env, chosen.seed, chosen.target, chosen.seconds, chosen.warm, options)
+
+
+class Progress:
+    """How far training has come: when the target was reached, when time is up, and the rate after warming up.
+
+    The target is reached at the first look at which the last 100 training episodes average it.
+    """
+
+    def __init__(self, task: Task, *, clock: Callable[[], float] = time.perf_counter, age: Callable[[], float] | None = None) -> None:
+        self._task, self._clock, self._age = task, clock, age or process_age_s
+        self._began = clock()
+        self._returns: deque[float] = deque(maxlen=EPISODES)
+        self._first: tuple[float, int] | None = None
+        self._last = (0.0, 0)
+        self.mean_return: float | None = None
+        self.time_to_target_s: float | None = None
+        self.start_to_target_s: float | None = None
+        self.steps_to_target: int | None = None
+
+    def start(self) -> None:
+        """The clock of training starts now: everything is imported and made."""
+        self._began = self._clock()
+
+    def look(self, steps: int, returns: Iterable[float] = ()) -> bool:
+        """Take in the returns of training episodes that ended since the last look, after ``steps`` environment steps in all.
+
+        True once training is to end.
+        """
+        self._returns.extend(returns)
+        mean = sum(self._returns) / len(self._returns) if self._returns else None
+        return self.look_at_mean(steps, mean, len(self._returns))
+
+    def look_at_mean(self, steps: int, mean: float | None, episodes: int) -> bool:
+        """The same for a peer that keeps the mean of its last 100 training ``episodes`` itself."""
+        now = self._clock() - self._began
+        self.mean_return, self._last = mean, (now, steps)
+        if self._first is None and now >= self._task.warm_s:
+            self._first = self._last
+        target = self._task.target
+        if self.time_to_target_s is None and target is not None and mean is not None and episodes >= EPISODES and mean >= target:
+            self.time_to_target_s, self.steps_to_target, self.start_to_target_s = now, steps, self._age()
+        return self.time_to_target_s is not None or now >= self._task.seconds
+
+    @property
+    def training_s(self) -> float:
+        """Seconds of training up to the last look."""
+        return self._last[0]
+
+    @property
+    def steps(self) -> int:
+        """Environment steps up to the last look; a step of a game that skips frames counts once."""
+        return self._last[1]
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """From the first look after warming up to the last; from the start when there is no warming up."""
+        at, steps = (0.0, 0) if self._task.warm_s <= 0.0 else self._first or self._last
+        seconds = self._last[0] - at
+        return (self._last[1] - steps) / seconds if seconds > 0.0 else None
+
+
+class Lag:
+    """Policy lag as a peer itself tells it: the mean of its means, the largest of its maxima."""
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        self._sum, self._count = 0.0, 0
+        self._max: float | None = None
+
+    def add(self, mean: float, most: float) -> None:
+        """One report. One that is not a number says nothing."""
+        if mean == mean and most == most:  # noqa: PLR0124 - False for what is not a number
+            self._sum, self._count = self._sum + mean, self._count + 1
+            self._max = most if self._max is None else max(self._max, most)
+
+    def told(self) -> dict[str, Any]:
+        """As `tell` prints it."""
+        return {"lag_mean": self._sum / self._count if self._count else None, "lag_max": self._max, "lag_unit": self.unit}
+
+
+NO_LAG: dict[str, Any] = {"lag_mean": None, "lag_max": None, "lag_unit": None}
+"""Of a peer that tells none."""
+
+
+class Speaker:
+    """Keeps standard output for the answer alone: whatever a library prints from now on, in any process, goes to standard error."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+
+    def tell(
+        self,
+        task: Task,
+        progress: Progress,
+        *,
+        peer: str,
+        clock_starts: str,
+        settings: Mapping[str, object],
+        packages: Iterable[str],
+        lag: Mapping[str, Any] = NO_LAG,
+        **more: Any,
+    ) -> None:
+        """Print the one line. ``packages``: whose versions to tell. ``clock_starts``: at what the clock of training started."""
+        answer = {
+            "peer": peer,
+            "env": task.env,
+            "seed": task.seed,
+            "env_steps": progress.steps,
+            "training_s": progress.training_s,
+            "env_steps_per_s": progress.steps_per_s,
+            "time_to_target_s": progress.time_to_target_s,
+            "start_to_target_s": progress.start_to_target_s,
+            "steps_to_target": progress.steps_to_target,
+            "mean_return": progress.mean_return,
+            "clock_starts": clock_starts,
+            **lag,
+            "settings": dict(settings),
+            "versions": versions(packages),
+            **more,
+        }
+        self._out.write(json.dumps(answer) + "\n")
+        self._out.flush()
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Of those that are installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, imports included, to a hundredth. From Linux's ``/proc``."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,116 @@
+"""TorchRL's collector, ``ClipPPOLoss`` and ``GAE`` put together as in its examples: CartPole-v1 to a target return.
+
+TorchRL publishes no settings for CartPole, so it gets those that RL Zoo publishes for PPO. ``python -m benchmarks.peers.torchrl_ppo
+cartpole ...``, with an interpreter that has torchrl. The clock starts with the first batch asked for.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.peers.common import Progress, Speaker, Task, read_task
+
+SETTINGS: dict[str, Any] = {
+    "n_envs": 8,
+    "frames_per_batch": 256,
+    "epochs": 20,
+    "gae_lambda": 0.8,
+    "gamma": 0.98,
+    "entropy": 0.0,
+    "value": 0.5,
+    "max_norm": 0.5,
+    "clip": 0.2,
+    "learning_rate": 1e-3,
+    "schedule_steps": 100_000,
+}
+"""The learning rate falls linearly; a batch is one minibatch."""
+
+
+def networks() -> tuple[Any, Any]:
+    """Actor and critic of their own: 64-64, tanh."""
+    from tensordict.nn import TensorDictModule
+    from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, ValueOperator
+
+    body = {"in_features": 4, "num_cells": [64, 64], "activation_class": nn.Tanh}
+    policy = TensorDictModule(MLP(out_features=2, **body), ["observation"], ["logits"])
+    actor = ProbabilisticActor(policy, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True)
+    return actor, ValueOperator(MLP(out_features=1, **body), in_keys=["observation"])
+
+
+def make_collector(actor: Any, seed: int) -> Any:
+    """One process, as its PPO examples have it for classic control."""
+    from torchrl import collectors
+    from torchrl.envs import Compose, GymEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+
+    def environment() -> Any:
+        return TransformedEnv(GymEnv("CartPole-v1"), Compose(RewardSum(), StepCounter()))
+
+    kind = getattr(collectors, "SyncDataCollector", None) or collectors.Collector  # the newer name
+    amount = {"frames_per_batch": SETTINGS["frames_per_batch"], "total_frames": SETTINGS["schedule_steps"]}
+    made = kind(SerialEnv(SETTINGS["n_envs"], environment), actor, **amount)
+    made.set_seed(seed)
+    return made
+
+
+def train(task: Task, progress: Progress) -> None:
+    """Until ``progress`` says so, or the schedule is over."""
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+
+    actor, critic = networks()
+    objective = ClipPPOLoss(
+        actor,
+        critic,
+        clip_epsilon=SETTINGS["clip"],
+        entropy_coeff=SETTINGS["entropy"],
+        critic_coeff=SETTINGS["value"],
+        normalize_advantage=True,
+    )
+    advantage = GAE(gamma=SETTINGS["gamma"], lmbda=SETTINGS["gae_lambda"], value_network=critic)
+    optimiser = torch.optim.Adam(objective.parameters(), lr=SETTINGS["learning_rate"], eps=1e-5)
+    collector = make_collector(actor, task.seed)
+    progress.start()
+    steps = 0
+    for batch in collector:
+        steps += batch.numel()
+        over = batch["next", "done"].squeeze(-1)
+        if progress.look(steps, batch["next", "episode_reward"].squeeze(-1)[over].tolist()):
+            break
+        optimiser.param_groups[0]["lr"] = SETTINGS["learning_rate"] * max(0.0, 1.0 - steps / SETTINGS["schedule_steps"])
+        with torch.no_grad():
+            advantage(batch)
+        flat = batch.reshape(-1)
+        for _ in range(SETTINGS["epochs"]):
+            losses = objective(flat)
+            optimiser.zero_grad()
+            sum(value for name, value in losses.items() if name.startswith("loss_")).backward()
+            nn.utils.clip_grad_norm_(objective.parameters(), SETTINGS["max_norm"])
+            optimiser.step()
+        collector.update_policy_weights_()
+    collector.shutdown()
+
+
+def main() -> None:
+    """Train, tell how it went."""
+    task = read_task(__doc__, envs=("cartpole",))
+    speaker = Speaker()
+    warnings.filterwarnings("ignore")
+    torch.manual_seed(task.seed)
+    progress = Progress(task)
+    train(task, progress)
+    speaker.tell(
+        task,
+        progress,
+        peer="TorchRL PPO",
+        clock_starts="the first batch asked for",
+        settings=SETTINGS,
+        packages=("torchrl", "tensordict", "torch", "gymnasium", "numpy"),
+    )
+
+
+if __name__ == "__main__":
+    main()

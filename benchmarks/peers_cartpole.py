@@ -1,0 +1,75 @@
+"""CartPole-v1 to a mean return of 475, beside Stable-Baselines3, RLlib, Sample Factory, CleanRL-style PPO and TorchRL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from benchmarks import beside, training
+from benchmarks.beside import Rival
+from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Side, quotient
+
+OURS, SUSTAINED = "tianflow PPO", "tianflow IMPALA, sustained"
+SECONDS = 60.0
+"""Each run's training at most; three rounds of all take some twelve minutes then."""
+RIVALS = (
+    Rival("Stable-Baselines3 PPO", "sb3", "benchmarks.peers.sb3_ppo", "RL Zoo's settings: 8 environments, 1 process, 64-64 tanh"),
+    Rival("RLlib PPO", "rllib", "benchmarks.peers.rllib_algorithms", "its tuned example, 2 runners of 8 environments, 32 linear"),
+    Rival(
+        "Sample Factory APPO",
+        "sample_factory",
+        "benchmarks.peers.factory_appo",
+        "its documented command, a worker a core, 20 environments each, 512-512 elu",
+    ),
+    Rival("CleanRL-style PPO", "cleanrl", "benchmarks.peers.cleanrl_ppo", "settings of ppo.py: 4 environments, 1 process, 64-64 tanh"),
+    Rival("TorchRL PPO", "torchrl", "benchmarks.peers.torchrl_ppo", "RL Zoo's settings, 8 environments, 1 process, 64-64 tanh"),
+)
+
+
+def make(plan: Plan) -> Benchmark:
+    """The benchmark, sized by ``plan``. A peer that is not installed is a row that says so."""
+    target = 30.0 if plan.quick else 475.0
+    seconds = plan.seconds or (20.0 if plan.quick else SECONDS)
+    window = training.Window(0.5, 1.5) if plan.quick else training.Window(3.0, 12.0)
+    seeds = tuple(range(1, plan.rounds + 1))
+
+    def ours(number: int) -> dict[str, float | None]:
+        return beside.ours_to_target("cartpole_ppo", (f"run.seed={seeds[number]}", f"run.target_return={target}"), plan, seconds)
+
+    def sustained(number: int) -> dict[str, float | None]:
+        config = training.CONFIGS / "impala_cartpole.toml"
+        return beside.ours_sustained(config, (f"run.seed={seeds[number]}",), plan, window)
+
+    return Benchmark(
+        name="peers_cartpole",
+        title=f"CartPole-v1 until the last 100 training episodes average {target:.0f}, beside peers",
+        sides=(
+            Side(OURS, ours),
+            *(beside.rival_side(rival, ("cartpole", "--target", target), seconds, seeds) for rival in RIVALS),
+            Side(SUSTAINED, sustained),
+        ),
+        ratios=tuple(Ratio(f"{rival.name}: its time to target over {OURS}'s", slower(rival.name)) for rival in RIVALS),
+        units=beside.UNITS,
+        settings={
+            OURS: "configs/cartpole_ppo.toml, shipped: 1 actor of 32 environments, 64-64 relu",
+            SUSTAINED: f"benchmarks/configs/impala_cartpole.toml, {window.seconds:g} s after {window.warm_s:g} s, no target",
+            **beside.versions(RIVALS),
+            "threads": "1 in each process: two are slower, and far less steady, on networks this small",
+            "cores": len(os.sched_getaffinity(0)),
+            "seconds of training at most": seconds,
+        },
+        seeds=seeds,
+        notes=(
+            "One machine and the same cores for all, each at the settings that its own project recommends, the network among them.",
+            "The clock of training starts when all is made: an actor and the learner, the algorithm, or its processes are up.",
+            "Since the process started: imports and building included. tianflow's is up to its end, with an evaluation, so an upper bound.",
+            f"A run not there within {seconds:g} s counts as endlessly slow in the median, and as no sample in the range.",
+            "Policy lag as each tells it: tianflow and RLlib in updates, Sample Factory in minibatches. The others have none to tell.",
+            f"Memory is looked at every {beside.LOOK_S:g} s, in every run.",
+        ),
+    )
+
+
+def slower(name: str) -> Callable[[RoundValues], float | None]:
+    """How many times longer ``name`` takes."""
+    return lambda values: quotient(values[name].get("time_to_target"), values[OURS]["time_to_target"])

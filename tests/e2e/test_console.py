@@ -1,0 +1,340 @@
+"""The console in a real Chromium: on a run that goes on, and on a service that holds several."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, expect, sync_playwright
+
+from tests.e2e import harness
+from tests.e2e.harness import LiveRun
+from tests.e2e.test_serve import service
+from tianflow.history import NAME, read_rows
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium (Debian package of that name) is not installed"),
+]
+PATIENCE_MS = 20_000.0
+WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
+CARTPOLE = {"env__id": "CartPole-v1", "balance__max_staleness": 2}
+REFUSED = re.compile(r"Failed to load resource: .* status of (\d+)")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """A page, and everything that a browser has against it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        self.refusals: list[int] = []
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("requestfailed", lambda request: self.errors.append(f"{request.method} {request.url}: {request.failure}"))
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        refused = REFUSED.match(message.text)
+        if refused:
+            self.refusals.append(int(refused[1]))
+        elif message.type in {"error", "warning"}:
+            self.errors.append(message.text)
+
+    def reads(self, selector: str, text: str) -> None:
+        expect(self.page.locator(selector)).to_have_text(text, timeout=PATIENCE_MS)
+
+    def sees(self, selector: str) -> None:
+        expect(self.page.locator(selector)).to_be_visible(timeout=PATIENCE_MS)
+
+    def text_in(self, selector: str, text: str) -> None:
+        expect(self.page.locator(selector)).to_contain_text(text, timeout=PATIENCE_MS)
+
+    def accessible(self) -> None:
+        """Nothing that axe calls serious or critical, whatever the width and the colours."""
+        for size in (WIDE, NARROW):
+            for scheme in ("light", "dark"):
+                self.page.set_viewport_size(size)  # type: ignore[arg-type]  # a table of width and height
+                self.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of the two
+                found = Axe().run(self.page).response["violations"]
+                grave = [(rule["id"], rule["nodes"][0]["html"]) for rule in found if rule["impact"] in {"serious", "critical"}]
+                assert [] == grave, f"{size['width']} pixels, {scheme}"
+                assert 0 >= self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"), size
+        self.page.set_viewport_size(WIDE)  # type: ignore[arg-type]  # as above
+
+
+@pytest.fixture
+def watched(browser: Browser) -> Iterator[Watched]:
+    context = browser.new_context(viewport=WIDE, color_scheme="light", reduced_motion="reduce")  # type: ignore[arg-type]  # a table of width and height
+    yield Watched(context.new_page())
+    context.close()
+
+
+def opened(watched: Watched, live: LiveRun, token: str | None = None) -> None:
+    control = live.control
+    assert control is not None
+    watched.page.goto(f"{control.address}/#token={token or control.token}")
+
+
+def field(name: str) -> str:
+    return f'.field[data-name="{name}"]'
+
+
+def points(page: Page, chart: str) -> str:
+    return page.locator(f"{chart} path.line").first.get_attribute("d") or ""
+
+
+def until_drawn_anew(watched: Watched, chart: str, times: int = 1) -> None:
+    """Until the line of ``chart`` has changed so often."""
+    watched.page.locator(chart).scroll_into_view_if_needed()  # out of sight it is not drawn
+    for _ in range(times):
+        before = points(watched.page, chart)
+        watched.page.wait_for_function(
+            "([chart, before]) => document.querySelector(`${chart} path.line`).getAttribute('d') !== before",
+            arg=[chart, before],
+            timeout=PATIENCE_MS,
+        )
+
+
+def test_a_run_is_watched_and_changed(tmp_path: Path, watched: Watched) -> None:
+    page = watched.page
+    with harness.run(tmp_path, **CARTPOLE) as live:
+        live.until_training(more=3)
+        live.until("a past of five lines", lambda: lines_of(live) >= 5)
+        opened(watched, live)
+        watched.reads(".head .state", "running")
+        assert page.url.endswith(f"/#/runs/{live.name}"), "the token is not left in the address"
+        watched.reads("#bound-now", "2")
+        assert points(page, "#chart-speed").count("L") >= 3, "charts begin with the past"
+        for chart in ("#chart-speed", "#chart-updates", "#chart-staleness"):
+            until_drawn_anew(watched, chart)
+        assert "bound 2" in (page.locator("#chart-staleness svg").get_attribute("aria-label") or "")
+        expect(page.locator("#chart-staleness path.cell.level5")).not_to_have_attribute("d", "M0 0")
+        nothing_jumps(watched)
+        watched.accessible()
+        change_by_keyboard(watched, live)
+        refusals_stand_at_their_fields(watched, live)
+        changed_by_two_at_once(watched, live)
+        assert [422, 422, 412] == watched.refusals
+        act(watched, live)
+        nothing_is_asked_while_nobody_looks(watched, live)
+        assert [] == watched.errors
+        page.get_by_role("button", name="Stop", exact=True).click()
+        page.get_by_role("button", name=f"Stop {live.name}").click()
+        assert 0 == live.end()
+        watched.reads("#connection", "The run has ended, and its server with it.")
+
+
+def nothing_jumps(watched: Watched) -> None:
+    """Once it is drawn, nothing moves while numbers change; only the diagnosis, which is made of words, may move its own."""
+    watched.page.evaluate(
+        """() => {
+            window.moved = [];
+            const own = (node) => node.closest?.(".diagnosis .says");
+            const name = (node) => node.className?.baseVal ?? node.className ?? node.textContent;
+            const look = (entry) => entry.sources.map((source) => source.node).filter((node) => node && !own(node)).map(name);
+            const observer = new PerformanceObserver((list) => list.getEntries().forEach((entry) => window.moved.push(...look(entry))));
+            observer.observe({ type: "layout-shift" });
+        }"""
+    )
+    until_drawn_anew(watched, "#chart-speed", times=4)
+    assert [] == watched.page.evaluate("window.moved")
+
+
+def change_by_keyboard(watched: Watched, live: LiveRun) -> None:
+    """From the top of the page to another bound in force, without a mouse."""
+    page = watched.page
+    page.evaluate("document.activeElement.blur()")
+    for key in ("Tab", "Enter", "Tab", "Tab"):  # the link over everything, into the settings, past the title of the first part
+        page.keyboard.press(key)
+    assert "max_staleness" == page.evaluate("document.activeElement.name")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("3")
+    watched.text_in(f"{field('max_staleness')} .was", "was 2")
+    page.keyboard.press("Enter")
+    watched.reads("#bound-now", "3")
+    watched.text_in("#audit tbody tr:first-child", "balance.max_staleness 2 → 3")
+    assert 3 == live.status()["staleness"]["bound"]
+    page.get_by_role("button", name="Bound: one more").click()
+    watched.reads("#bound-now", "4")
+    assert "4" == page.locator(f"{field('max_staleness')} input").input_value()
+
+
+def refusals_stand_at_their_fields(watched: Watched, live: LiveRun) -> None:
+    page = watched.page
+    page.locator(f"{field('max_staleness')} input").fill("-1")
+    page.locator(f"{field('straggler_patience')} input").fill("soon")
+    page.locator("#settings-balance button[type=submit]").click()
+    watched.text_in(f"{field('straggler_patience')} .error", "Is no number")
+    page.locator(f"{field('straggler_patience')} input").fill("9")
+    page.locator("#settings-balance button[type=submit]").click()
+    watched.text_in(f"{field('max_staleness')} .error", "accepted")
+    assert "max_staleness" == page.evaluate("document.activeElement.name")
+    assert ["max_staleness"] == page.locator(".field.refused").evaluate_all("nodes => nodes.map((node) => node.dataset.name)")
+    assert "true" == page.locator(f"{field('max_staleness')} input").get_attribute("aria-invalid")
+    assert (4, 10.0) == (live.status()["staleness"]["bound"], settings(live)["straggler_patience"]), "all or none"
+    page.get_by_role("button", name="Undo").first.click()
+    page.locator(f"{field('controller')} input").fill("<img src=x onerror=alert(1)>")
+    page.keyboard.press("Enter")
+    watched.sees(f"{field('controller')} .error")
+    assert 0 == page.locator("img[src=x]").count()
+    page.get_by_role("button", name="Undo").first.click()
+
+
+def settings(live: LiveRun) -> dict[str, object]:
+    found: dict[str, object] = json.loads(live.request(f"/api/v1/runs/{live.name}/balance")[1])
+    return found
+
+
+def changed_by_two_at_once(watched: Watched, live: LiveRun) -> None:
+    """A change that was made for settings which are no longer in force is not applied, and not lost."""
+    page = watched.page
+
+    generation = live.status()["settings"]["generation"]
+    sent: list[str | None] = []
+
+    def swap(route: Route, request: Request) -> None:
+        more = {}
+        if request.method == "PATCH":
+            more = {} if sent else {"if-match": '"1"'}
+            sent.append(request.headers.get("if-match"))
+        route.continue_(headers={**request.headers, **more})
+
+    page.route("**/balance", swap)
+    page.locator(f"{field('straggler_patience')} input").fill("8")
+    page.keyboard.press("Enter")
+    watched.text_in("#settings-balance form > .error", "apply again")
+    assert 10.0 == settings(live)["straggler_patience"]
+    page.locator(f"{field('straggler_patience')} input").press("Enter")
+    watched.reads("#settings-balance .done", "In force")
+    assert 8.0 == settings(live)["straggler_patience"]
+    page.unroute("**/balance")
+    assert [f'"{generation}"'] * 2 == sent
+
+
+def act(watched: Watched, live: LiveRun) -> None:
+    page = watched.page
+    page.get_by_role("button", name="Pause").click()
+    watched.reads(".head .state", "paused")
+    assert "paused" == live.status()["state"]
+    page.get_by_role("button", name="Resume").click()
+    watched.reads(".head .state", "running")
+    page.get_by_role("button", name="Checkpoint").click()
+    live.until("a checkpoint", live.checkpoints)
+    page.get_by_role("button", name="Drain").click()
+    watched.sees("dialog")
+    page.get_by_role("button", name="Not now").click()
+    assert "running" == live.status()["state"]
+
+
+def nothing_is_asked_while_nobody_looks(watched: Watched, live: LiveRun) -> None:
+    page, asked = watched.page, []
+    hide = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true }); "
+    hide += "document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(hide, True)
+    page.wait_for_load_state("networkidle")
+    page.on("request", lambda request: asked.append(request.url))
+    before = lines_of(live)
+    live.until("three more lines of history", lambda: lines_of(live) >= before + 3)
+    page.evaluate("1")  # what the browser had to tell has been told
+    assert [] == asked
+    page.evaluate(hide, False)
+    until_drawn_anew(watched, "#chart-speed")
+    assert asked
+
+
+def lines_of(live: LiveRun) -> int:
+    return len(read_rows(live.directory / NAME))
+
+
+def test_without_a_token_one_is_asked_for_and_a_token_to_read_changes_nothing(tmp_path: Path, watched: Watched) -> None:
+    page = watched.page
+    with harness.run(tmp_path, **CARTPOLE) as live:
+        live.until_training()
+        assert live.control is not None
+        page.goto(live.control.address)
+        for token in ("wrong", live.control.read_token):
+            watched.sees("#token")
+            page.locator("#token").fill(token)
+            page.keyboard.press("Enter")
+        watched.reads(".head .state", "running")
+        page.get_by_role("button", name="Pause").click()
+        watched.reads(".head .error[role=alert]", "This token allows looking only.")
+        watched.reads("#bound-now", "2")
+        page.get_by_role("button", name="Bound: one more").click()
+        watched.reads("#settings-balance form > .error", "This token allows looking only.")
+        assert ([], "running") == (watched.errors, live.status()["state"])
+        page.reload()
+        watched.reads(".head .state", "running")  # the token lasts as long as the tab
+
+
+def test_runs_are_submitted_to_a_service_watched_and_queued_again(tmp_path: Path, watched: Watched) -> None:
+    page = watched.page
+    with service(tmp_path / "runs", "--max-runs", "1") as served:
+        page.goto(f"{served.control.address}/#token={served.control.token}")
+        watched.reads(".card > .unit", "There is no run yet.")
+        assert f"{served.control.address}/" == page.url, "the token is not left in the address"
+        watched.accessible()
+        submit(watched, "one")
+        watched.reads("h1", "one running")
+        watched.reads("#bound-now", "2")
+        until_drawn_anew(watched, "#chart-speed")
+        page.goto(f"{served.control.address}/#/submit")
+        submit(watched, "two")
+        watched.text_in("h1", "pending")
+        watched.sees(".reasons")
+        expect(page.locator("aside")).to_be_hidden()
+        watched.accessible()
+        page.goto(f"{served.control.address}/#/runs/one")
+        watched.reads(".head .state", "running")
+        page.get_by_role("button", name="Stop", exact=True).click()
+        page.get_by_role("button", name="Stop one").click()
+        watched.reads(".head .state", "stopped")
+        watched.text_in(".summary", "env_steps")
+        assert points(page, "#chart-speed").count("L") >= 1, "its past is still there"
+        watched.accessible()
+        page.get_by_role("link", name="Runs").click()
+        served.until("the next takes the place", lambda: served.run("two")["state"] == "running")
+        watched.reads("tbody tr:nth-child(1) .state", "running")
+        page.goto(f"{served.control.address}/#/runs/three")
+        watched.text_in("h1", "No such run")
+        page.get_by_role("link", name="All runs").click()
+        page.get_by_role("link", name="one").click()
+        page.get_by_role("button", name="Go on").click()
+        watched.reads(".head .state", "pending")
+        assert [] == watched.errors
+
+
+def submit(watched: Watched, name: str) -> None:
+    """By the form, after a value that is refused where it was given."""
+    page = watched.page
+    if not page.url.endswith("#/submit"):
+        page.get_by_role("link", name="Submit a run").click()
+    watched.sees("form.submit")
+    watched.accessible()
+    given = {"run.name": name, "actors.count": -1, "run.target_return": 1e6, "balance.max_staleness": 2}
+    for at, (path, value) in enumerate(given.items()):
+        if at:
+            page.get_by_role("button", name="Add a setting").click()
+            page.locator(".override").nth(at).get_by_label("Setting", exact=True).fill(path)
+        page.locator(".override").nth(at).get_by_label("Value").fill(json.dumps(value) if at else str(value))
+    page.get_by_role("button", name="Submit").click()
+    watched.text_in(".override:nth-child(2) .error", "accepted")
+    page.locator(".override").nth(1).get_by_label("Value").fill("1")
+    page.get_by_role("button", name="Submit").click()
+    expect(page).to_have_url(re.compile(f"#/runs/{name}$"), timeout=PATIENCE_MS)

@@ -1,0 +1,544 @@
+"""What comparing with peers rests on: one rule of the target, one form of answer, environments as planned, a row for what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as command_line
+from benchmarks import beside, child, machine, peers_cartpole, peers_pong, peers_table, results
+from benchmarks.beside import Rival
+from benchmarks.harness import BenchmarkError, Plan, alternate
+from benchmarks.peers import common, factory_appo, install, rllib_algorithms
+from benchmarks.peers.common import Lag, Progress, Task, read_task
+from tianflow.config_loading import load_config
+
+CARTPOLE = Task("cartpole", 1, 475.0, 60.0, 0.0, {})
+RIVAL = Rival("the other", "cleanrl", "some_child", "as it comes")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def progress(task: Task = CARTPOLE) -> tuple[Progress, Clock]:
+    clock = Clock()
+    made = Progress(task, clock=clock, age=lambda: clock.now + 7.0)
+    made.start()
+    return made, clock
+
+
+# The rule of the target ------------------------------------------------------------------------------------------------
+
+
+def test_the_target_is_reached_at_the_first_look_at_which_the_last_100_episodes_average_it() -> None:
+    made, clock = progress()
+    clock.now = 1.0
+    assert not made.look(100, [474.0] * 100)
+    clock.now = 2.0
+    assert made.look(200, [500.0] * 4)  # (96 * 474 + 4 * 500) / 100 = 475.04
+    assert (2.0, 9.0, 200) == (made.time_to_target_s, made.start_to_target_s, made.steps_to_target)
+    clock.now = 3.0
+    made.look(300, [500.0])
+    assert 2.0 == made.time_to_target_s
+
+
+def test_fewer_than_100_episodes_reach_nothing() -> None:
+    made, _ = progress()
+    assert not made.look(99, [500.0] * 99)
+    assert made.time_to_target_s is None
+    assert made.look(100, [500.0])
+
+
+def test_only_the_last_100_episodes_count() -> None:
+    made, _ = progress()
+    assert not made.look(1, [0.0] * 100)
+    assert made.look(2, [475.0] * 100)
+    assert 475.0 == made.mean_return
+
+
+def test_a_peer_that_keeps_the_mean_itself_is_held_to_the_same_rule() -> None:
+    made, _ = progress()
+    assert [False, False, True] == [made.look_at_mean(1, mean, episodes) for mean, episodes in ((None, 0), (490.0, 99), (475.0, 100))]
+
+
+def test_training_ends_when_its_time_is_up_and_the_target_has_not_come_about() -> None:
+    made, clock = progress()
+    clock.now = 59.9
+    assert not made.look(5_000)
+    clock.now = 60.0
+    assert made.look(6_000, [1.0])
+    assert (None, None, None, 1.0) == (made.time_to_target_s, made.start_to_target_s, made.steps_to_target, made.mean_return)
+    assert 100.0 == made.steps_per_s
+
+
+def test_the_clock_starts_when_everything_is_made() -> None:
+    clock = Clock()
+    made = Progress(CARTPOLE, clock=clock, age=clock)
+    clock.now = 10.0
+    made.start()
+    clock.now = 12.0
+    made.look(10)
+    assert (2.0, 5.0) == (made.training_s, made.steps_per_s)
+
+
+def test_the_rate_is_from_the_first_look_after_warming_up_to_the_last() -> None:
+    made, clock = progress(Task("pong", 1, None, 60.0, 10.0, {}))
+    for now, steps in ((0.0, 0), (8.0, 80), (12.0, 100), (20.0, 900), (61.0, 5_000)):
+        clock.now = now
+        over = made.look(steps)
+    assert over
+    assert pytest.approx((5_000 - 100) / 49.0) == made.steps_per_s
+
+
+def test_there_is_no_rate_before_there_is_a_second_look_after_warming_up() -> None:
+    made, clock = progress(Task("pong", 1, None, 60.0, 10.0, {}))
+    clock.now = 12.0
+    made.look(100)
+    assert made.steps_per_s is None
+
+
+def test_without_a_target_any_return_is_only_told() -> None:
+    made, _ = progress(Task("pong", 1, None, 60.0, 0.0, {}))
+    assert not made.look(1, [1000.0] * 100)
+    assert made.time_to_target_s is None
+
+
+def test_lag_is_the_mean_of_means_and_the_largest_maximum() -> None:
+    lag = Lag("updates")
+    assert {"lag_mean": None, "lag_max": None, "lag_unit": "updates"} == lag.told()
+    for mean, most in ((1.0, 3.0), (float("nan"), 9.0), (2.0, 2.0)):
+        lag.add(mean, most)
+    assert {"lag_mean": 1.5, "lag_max": 3.0, "lag_unit": "updates"} == lag.told()
+
+
+# What a script is given, and says ------------------------------------------------------------------------------------
+
+
+def test_a_task_is_read_from_the_command_line_and_what_misleads_libraries_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(machine.UNSET[0], "X")
+    given = ["pong", "--seed", "3", "--target", "9", "--seconds", "50", "--warm", "5", "epochs=1"]
+    assert Task("pong", 3, 9.0, 50.0, 5.0, {"epochs": "1"}) == read_task("", given)
+    assert machine.UNSET[0] not in os.environ
+
+
+@pytest.mark.parametrize("given", [["tetris"], ["pong", "epochs"], []])
+def test_a_task_that_makes_no_sense_is_refused(given: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        read_task("", given)
+
+
+def test_an_answer_stands_alone_on_standard_output_whatever_libraries_print() -> None:
+    text = """
+import os
+from benchmarks.peers.common import Progress, Speaker, Task
+speaker = Speaker()
+print("chatter of a library")
+os.system("echo chatter of another process")
+task = Task("cartpole", 1, 475.0, 60.0, 0.0, {})
+progress = Progress(task)
+progress.look(64, [1.0, 3.0])
+speaker.tell(task, progress, peer="it", clock_starts="now", settings={"n": 1}, packages=("pytest", "no-such-package"), more=2)
+"""
+    done = subprocess.run([sys.executable, "-c", text], cwd=machine.ROOT, capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout)
+    assert {"peer": "it", "env_steps": 64, "mean_return": 2.0, "lag_mean": None, "settings": {"n": 1}, "more": 2}.items() <= said.items()
+    assert {"pytest"} == set(said["versions"])
+    assert ["chatter of a library", "chatter of another process"] == sorted(done.stderr.splitlines())
+
+
+def test_a_process_knows_how_long_ago_it_was_started() -> None:
+    text = "import time; time.sleep(0.3); from benchmarks.peers.common import process_age_s; print(process_age_s())"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", text], cwd=machine.ROOT, capture_output=True, text=True, check=True)
+    assert 0.3 <= float(done.stdout) <= time.monotonic() - began + 0.02
+
+
+def test_rllibs_episodes_are_put_together_from_the_pieces_that_it_cuts_them_into(tmp_path: Path) -> None:
+    class Piece:
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def get_return(self) -> float:
+            return self.value
+
+    noted = tmp_path / "returns"
+    rllib_algorithms.note_return(noted, episode=Piece(10.0), prev_episode_chunks=[Piece(200.0), Piece(250.0)], env_index=0)
+    rllib_algorithms.note_return(noted, episode=Piece(12.0), metrics_logger=None)
+    assert "460.0\n12.0\n" == noted.read_text(encoding="utf-8")
+
+
+def test_rllibs_lag_is_found_wherever_it_lies() -> None:
+    found = {"a": {"diff_num_grad_updates_vs_sampler_policy": 2, "loss": 0.5}, "diff_num_grad_updates": 1.0}
+    assert [1.0, 2.0] == sorted(rllib_algorithms.numbers(found, rllib_algorithms.LAG))
+
+
+@pytest.mark.parametrize("script", [factory_appo, rllib_algorithms])
+def test_a_peers_own_network_can_be_changed_for_that_of_the_others(script: Any) -> None:
+    own, same = script.settings_of(CARTPOLE), script.settings_of(Task("cartpole", 1, 475.0, 60.0, 0.0, {"network": "64-64"}))
+    assert own == script.CARTPOLE
+    changed = {name: same[name] for name in same if same[name] != own.get(name)}
+    assert changed in ({"encoder_mlp_layers": (64, 64), "nonlinearity": "tanh"}, {"model": rllib_algorithms.SAME_NETWORK})
+
+
+def test_sample_factory_is_told_several_values_as_its_parser_takes_them() -> None:
+    assert ["--env=CartPole-v1", "--encoder_mlp_layers", "64", "64"] == factory_appo.command_line(
+        {"env": "CartPole-v1", "encoder_mlp_layers": (64, 64)}
+    )
+
+
+def test_one_pass_over_pong_is_an_option_of_sample_factory() -> None:
+    assert factory_appo.PONG == factory_appo.settings_of(Task("pong", 1, None, 60.0, 0.0, {}))
+    assert 1 == factory_appo.settings_of(Task("pong", 1, None, 60.0, 0.0, {"epochs": "1"}))["num_epochs"]
+
+
+def test_sample_factorys_frames_are_told_as_environment_steps() -> None:
+    assert {"cartpole": 1, "pong": 4} == factory_appo.FRAME_SKIP
+
+
+# Environments of peers -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(install.PLACE, str(tmp_path / "peers"))
+    return tmp_path / "peers"
+
+
+class Shell:
+    """Notes commands; what it makes for an environment calls this interpreter."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.commands: list[list[str]] = []
+        self.environments: list[Any] = []
+        self._failing = failing
+
+    def __call__(self, command: list[str], *, check: bool, env: Any = None) -> None:
+        assert check
+        self.commands.append(command)
+        self.environments.append(env)
+        if self._failing and self._failing in command:
+            raise subprocess.CalledProcessError(1, command)
+        if command[1:3] == ["-m", "venv"]:
+            python = Path(command[3]) / "bin" / "python"
+            python.parent.mkdir(parents=True)
+            python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n', encoding="utf-8")
+            python.chmod(0o755)
+
+
+def test_a_peer_is_installed_once_and_again_when_the_plan_changes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell, peer = Shell(), install.PEERS["cleanrl"]
+    assert install.install(peer, shell)
+    assert not install.install(peer, shell)
+    assert 2 == len(shell.commands)
+    assert {"torch==2.13.0", *peer.packages} <= set(shell.commands[1])
+    monkeypatch.setattr(install, "COMMON", ("torch==9.9.9",))
+    assert install.install(peer, shell)
+    assert "torch==9.9.9" in shell.commands[3]
+
+
+def test_an_installation_that_failed_is_not_taken_for_one(place: Path) -> None:
+    peer = install.PEERS["cleanrl"]
+    with pytest.raises(subprocess.CalledProcessError):
+        install.install(peer, Shell(failing="pip"))
+    assert install.install(peer, Shell())
+
+
+def test_an_environment_whose_interpreter_is_gone_is_made_anew(place: Path) -> None:
+    peer = install.PEERS["cleanrl"]
+    install.install(peer, Shell())
+    install.interpreter("cleanrl").unlink()
+    assert install.install(peer, Shell())
+
+
+def test_what_a_machine_constrains_for_all_does_not_bind_a_peer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONSTRAINT", "/somewhere/constraints.txt")
+    monkeypatch.setenv("PIP_INDEX_URL", "as-it-is-set")
+    shell = Shell()
+    install.install(install.PEERS["rllib"], shell)
+    environment = shell.environments[-1]
+    assert (str(place / "rllib" / "constraints.txt"), "as-it-is-set") == (environment["PIP_CONSTRAINT"], environment["PIP_INDEX_URL"])
+    lines = Path(environment["PIP_CONSTRAINT"]).read_text(encoding="utf-8").splitlines()
+    assert {"torch==2.13.0", "ray==2.60.0"} <= set(lines)
+    assert "ray[rllib]==2.60.0" in shell.commands[-1]
+
+
+def test_a_python_without_packages_for_a_peer_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install.sys, "version_info", (3, 13, 0))
+    with pytest.raises(RuntimeError, match=r"newer than 3\.12"):
+        install.install(install.PEERS["sample_factory"], Shell())
+
+
+def test_a_peer_that_cannot_be_installed_does_not_keep_the_others_from_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def attempt(peer: install.Peer) -> bool:
+        tried.append(peer.name)
+        if peer.name == "sb3":
+            raise subprocess.CalledProcessError(1, "pip")
+        return True
+
+    monkeypatch.setattr(install, "install", attempt)
+    assert 1 == install.main([])
+    assert list(install.PEERS) == tried
+    assert 0 == install.main(["torchrl"])
+
+
+def test_a_peer_that_is_not_known_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        install.main(["tianji"])
+    assert "known are sb3, sample_factory, rllib, cleanrl, torchrl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("peer", install.PEERS.values())
+def test_every_version_is_pinned(peer: install.Peer) -> None:
+    assert all("==" in package for package in (*install.COMMON, *peer.packages))
+    assert any(package.split("==")[0].split("[")[0] == peer.package for package in peer.packages)
+
+
+def test_versions_are_those_that_the_peers_interpreter_sees(place: Path) -> None:
+    peer = install.PEERS["cleanrl"]
+    assert {} == install.versions(peer)
+    install.install(peer, Shell())
+    assert {"gymnasium", "numpy", "torch"} <= set(install.versions(peer))
+    absent = install.Peer("cleanrl", "no-such-package", ("no-such-package==1", "numpy==2"))
+    assert {} == install.versions(absent)
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """A module of the given text that a child can run, by name."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def write(text: str) -> str:
+        (tmp_path / "some_child.py").write_text(text, encoding="utf-8")
+        return "some_child"
+
+    return write
+
+
+def test_a_child_gets_the_interpreter_and_the_threads_it_is_to_have(module: Callable[[str], str], tmp_path: Path) -> None:
+    python = tmp_path / "another-python"
+    python.symlink_to(sys.executable)
+    name = module("import json, os, sys; print(json.dumps({'python': sys.orig_argv[0], 'threads': os.environ.get('OMP_NUM_THREADS')}))")
+    assert {"python": sys.executable, "threads": "1"} == child.run(name, timeout_s=30.0).answer
+    assert {"python": str(python), "threads": "2"} == child.run(name, timeout_s=30.0, python=python, threads=2).answer
+    assert child.run(name, timeout_s=30.0, threads=None).answer["threads"] is None
+
+
+def is_gone(pid: int, within_s: float = 20.0) -> bool:
+    """True once the process has ended; whoever inherited it may not have asked for its exit code yet."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_what_a_child_started_in_a_group_of_its_own_does_not_outlive_it(module: Callable[[str], str]) -> None:
+    text = """
+import subprocess, sys, time
+started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(started.pid, flush=True)
+time.sleep(600)
+"""
+    process = child._start(module(text), ())
+    with child._ended(process):
+        assert process.stdout is not None
+        started = int(process.stdout.readline())
+        assert not is_gone(started, within_s=0.05)
+    assert is_gone(started)
+
+
+def test_a_child_that_takes_too_long_is_told_apart_from_one_that_fails(module: Callable[[str], str]) -> None:
+    with pytest.raises(child.TookLongerError, match="took longer than 1 s"):
+        child.run(module("import time; time.sleep(600)"), timeout_s=1.0)
+
+
+ANSWER = {
+    "time_to_target_s": 9.0,
+    "start_to_target_s": 11.0,
+    "steps_to_target": 90,
+    "env_steps_per_s": 10.0,
+    "mean_return": 476.0,
+    "lag_mean": None,
+    "lag_max": None,
+}
+
+
+@pytest.fixture
+def there(place: Path) -> None:
+    install.install(install.PEERS["cleanrl"], Shell())
+
+
+def test_a_peers_answer_becomes_the_values_of_its_row(there: None, module: Callable[[str], str]) -> None:
+    module(f"import json, sys; print(json.dumps({ANSWER!r} | {{'steps_to_target': sys.argv[1:]}}))")
+    values = beside.attempt(RIVAL, ("--seed", 4, "cartpole", "--target", 475.0), 20.0)
+    assert {"time_to_target": 9.0, "start_to_target": 11.0, "env_steps_per_s": 10.0, "return": 476.0}.items() <= values.items()
+    assert ["--seed", "4", "cartpole", "--target", "475.0", "--seconds", "20.0"] == values["steps_to_target"]
+    assert {"whole_process", "cores"} <= set(values)
+    assert "lag_mean" not in values
+
+
+def test_a_run_without_a_target_says_nothing_of_one(there: None, module: Callable[[str], str]) -> None:
+    module(f"import json; print(json.dumps({ANSWER!r}))")
+    assert not {"time_to_target", "start_to_target", "steps_to_target"} & set(beside.attempt(RIVAL, (), 20.0))
+
+
+def test_lag_is_in_the_row_of_a_peer_that_tells_it() -> None:
+    values = beside.told(child.Finished(ANSWER | {"lag_mean": 1.5, "lag_max": 4.0}, 10.0, 15.0, 100.0))
+    assert {"lag_mean": 1.5, "lag_max": 4.0, "cores": 1.5, "peak_pss": 100.0}.items() <= values.items()
+
+
+def test_a_peer_that_hangs_is_a_sample_that_did_not_come_about(
+    there: None, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "GRACE_S", 0.5)
+    module("import time; time.sleep(600)")
+    values = beside.attempt(RIVAL, ("--target", 475.0), 0.5)
+    assert (None, None, 1.0) == (values["time_to_target"], values["env_steps_per_s"], values["hung"])
+
+
+def test_a_peer_that_fails_is_told_as_that_and_not_as_slow(
+    there: None, module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    module("raise SystemExit('no such luck')")
+    values = beside.attempt(RIVAL, ("--target", 475.0), 5.0)
+    assert (None, 1.0) == (values["time_to_target"], values["failed"])
+    assert "hung" not in values
+    assert "no such luck" in capsys.readouterr().err
+
+
+def row(table: str, side: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith(f"| {side}")]
+
+
+def test_a_peer_that_is_not_installed_is_a_row_that_says_so(place: Path, tmp_path: Path) -> None:
+    plan = Plan(quick=True, rounds=2, scratch=tmp_path)
+    made = peers_cartpole.make(plan)
+    theirs = tuple(side for side in made.sides if side.name == "TorchRL PPO")
+    outcome = alternate(
+        type(made)(name="x", title="x", sides=theirs, ratios=(), units=made.units, settings=made.settings), 2, patience_s=0.0, say=str
+    )
+    found = results.document(outcome, machine=machine.describe(), began="2030-01-01T00:00:00+00:00", quick=True)
+    results.check(found)
+    assert [["TorchRL PPO", "not installed [make bench-peers installs it]", "–", "–", "0 of 2"]] == row(results.table(found), "TorchRL PPO")
+    assert "TorchRL PPO = RL Zoo's settings, 8 environments, 1 process, 64-64 tanh (not installed)" in results.table(found)
+
+
+def test_a_ratio_with_a_peer_that_is_not_installed_does_not_come_about(place: Path, tmp_path: Path) -> None:
+    for made in (module.make(Plan(quick=True, rounds=1, scratch=tmp_path)) for module in (peers_cartpole, peers_pong)):
+        values: dict[str, Any] = {
+            side.name: {"time_to_target": 2.0, "env_steps_per_s": 2.0} if "tianflow" in side.name else side.measure(0)
+            for side in made.sides
+        }
+        assert {None} == {ratio.of(values) for ratio in made.ratios}
+        values = {side.name: {"time_to_target": 2.0 if "tianflow" in side.name else 6.0, "env_steps_per_s": 3.0} for side in made.sides}
+        assert {3.0 if made.name == "peers_cartpole" else 1.0} == {ratio.of(values) for ratio in made.ratios}
+
+
+def value(side: str, name: str, figures: tuple[float | None, float | None, float | None], count: int, asked: int) -> dict[str, Any]:
+    median, low, high = figures
+    more = {"median": median, "low": low, "high": high, "count": count, "asked": asked}
+    return {"side": side, "name": name, "unit": "", "warm_up": False, **more}
+
+
+def test_the_short_table_has_a_line_for_each_side_and_says_what_did_not_come_about() -> None:
+    values = [
+        value("ours", "time_to_target", (2.0, 1.0, 4.0), 3, 3),
+        value("ours", "env_steps_per_s", (50_000.0, 40_000.0, 60_000.0), 3, 3),
+        value("slow", "time_to_target", (None, 50.0, 50.0), 1, 3),
+        value("slow", "env_steps_per_s", (900.0, 800.0, 1_000.0), 3, 3),
+        value("never", "time_to_target", (None, None, None), 0, 3),
+        value("absent", beside.NOT_INSTALLED, (None, None, None), 0, 3),
+    ]
+    head, _, *lines = peers_table.compact({"values": values}).splitlines()
+    assert ["side", "time to target, s", "env steps/s"] == [cell.strip() for cell in head.strip("|").split("|")]
+    assert [
+        ["ours", "2 (1 – 4)", "50,000 (40,000 – 60,000)"],
+        ["slow", "– (50 – 50), 1 of 3", "900 (800 – 1,000)"],
+        ["never", "–", ""],
+        ["absent", "not installed", "not installed"],
+    ] == [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_short_table_of_results_that_are_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 1 == peers_table.main([str(tmp_path / "peers_pong.json")])
+    assert "make bench-peers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rival", [*peers_cartpole.RIVALS, *peers_pong.RIVALS])
+def test_every_rival_has_an_environment_and_a_script(rival: Rival) -> None:
+    assert rival.peer in install.PEERS
+    assert (machine.ROOT / f"{rival.module.replace('.', '/')}.py").exists()
+
+
+def test_without_atari_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_pong.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
+        peers_pong.make(Plan(quick=True, rounds=1, scratch=tmp_path))
+
+
+@pytest.mark.parametrize(("name", "passes"), [(peers_pong.ONE_PASS, 1), (peers_pong.FOUR_PASSES, 4), (peers_pong.IMPALA, 1)])
+def test_our_rows_of_pong_have_the_games_shape_and_the_passes_that_they_say(name: str, passes: int) -> None:
+    file, overrides = peers_pong.CONFIGS[name]
+    config = load_config(beside.training.CONFIGS / file, overrides)
+    assert (84, 84, "nature_cnn") == (config.env.kwargs["img_height"], config.env.kwargs["img_width"], config.network.name)
+    assert passes == getattr(config.algorithm, "epochs", 1)
+    assert f"{passes} pass" in name
+
+
+# The command line -----------------------------------------------------------------------------------------------------
+
+
+def test_cores_are_numbers_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 7})
+    assert {2, 7} == command_line.arguments(["--cores", "2,7", "peers_pong"]).cores
+    assert command_line.arguments(["peers_pong"]).cores is None
+    with pytest.raises(SystemExit):
+        command_line.arguments(["--cores", "0,2", "peers_pong"])
+    assert "may be used: 2, 3, 7" in capsys.readouterr().err
+
+
+def test_what_needs_peers_runs_only_when_it_is_named() -> None:
+    assert not [name for name in command_line.arguments([]).names if name.startswith("peers_")]
+    assert {"peers_cartpole", "peers_pong"} <= set(command_line.LONG)
+
+
+def test_seconds_bound_each_run(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+
+    def make(plan: Plan) -> None:
+        plans.append(plan)
+        raise BenchmarkError("that is enough")
+
+    monkeypatch.setattr(peers_cartpole, "make", make)
+    with pytest.raises(BenchmarkError, match="enough"):
+        command_line.run("peers_cartpole", command_line.arguments(["--seconds", "33", "peers_cartpole"]), tmp_path)
+    monkeypatch.undo()
+    assert 33.0 == peers_cartpole.make(plans[0]).settings["seconds of training at most"]
+    assert "23 s after 10 s of training" == peers_pong.make(plans[0]).settings["window"]
+
+
+def test_the_last_episodes_that_count_are_a_hundred() -> None:
+    assert 100 == common.EPISODES

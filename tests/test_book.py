@@ -1,0 +1,158 @@
+"""What the book counts is what a recount of its tickets finds, whatever the ledger does with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tianflow.book import LISTED, TicketBook
+from tianflow.ledger import Ledger
+from tianflow.payloads import Batch, Grant, Settlement, Trajectory, Version
+from tianflow.tickets import Limits, State, Ticket
+
+
+def sound(book: TicketBook) -> None:
+    """Every answer of ``book``, against one that looks at each ticket."""
+    tickets = list(book)
+    assert len(tickets) == len(book)
+    assert sorted(ticket.number for ticket in tickets) == [ticket.number for ticket in tickets]
+    assert Counter(ticket.state for ticket in tickets) == Counter({state: book.count(state) for state in State})
+    for state in LISTED:
+        those = sorted((ticket for ticket in tickets if ticket.state is state), key=lambda ticket: (ticket.version, ticket.number))
+        assert Counter(ticket.version for ticket in those) == book.versions(state)
+        assert list(book.versions(state)) == sorted(book.versions(state))
+        assert [list(book.oldest(state, count)) for count in range(len(those) + 2)] == [those[:count] for count in range(len(those) + 2)]
+        for version in book.versions(state):
+            assert tuple(ticket.number for ticket in those if ticket.version == version) == book.of_version(state, version)
+    for holder in ("actor-0", "actor-1", "nobody"):
+        assert [ticket for ticket in tickets if ticket.holder == holder] == book.of_holder(holder)
+    arrived = sorted((t for t in tickets if t.state is State.COMMITTED), key=lambda t: (t.committed_at, t.number))
+    assert arrived == book.arrived(len(tickets))
+    assert (arrived[0].committed_at if arrived else None) == book.first_arrival
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Anything that may happen to a ledger, in any order."""
+
+    @initialize(batch=st.integers(1, 3), bound=st.none() | st.integers(0, 3), order=st.sampled_from(["version", "arrival"]))
+    def make(self, batch: int, bound: int | None, order: Any) -> None:
+        limits = Limits(batch=batch, max_staleness=bound, credits=12, patience=2.0, order=order)
+        self.ledger, self.now, self.lineage = Ledger(limits=limits, slots=12), 0.0, 0
+        self.granted: list[Grant] = []
+        self.begun: list[Grant] = []
+        self.held: list[Batch] = []
+        self.renew()
+
+    def renew(self) -> None:
+        self.lineage += 1
+        self.ledger.open_lineage(Version(self.lineage, 0))
+
+    @rule(holder=st.integers(0, 2), count=st.integers(1, 4))
+    def grant(self, holder: int, count: int) -> None:
+        self.granted += [grant for _ in range(count) if (grant := self.ledger.grant(f"actor-{holder}")) is not None]
+
+    @precondition(lambda self: self.granted)
+    @rule(at=st.integers(0, 20))
+    def begin(self, at: int) -> None:
+        grant = self.granted.pop(at % len(self.granted))
+        if self.ledger.begin(grant.ticket, max(grant.version, self.ledger.published)):
+            self.begun.append(grant)
+
+    @precondition(lambda self: self.begun)
+    @rule(at=st.integers(0, 20), older=st.integers(0, 1), later=st.sampled_from([0.0, 0.0, 1.0]))
+    def commit(self, at: int, older: int, later: float) -> None:
+        grant = self.begun.pop(at % len(self.begun))
+        self.now += later
+        version = Version(grant.version.lineage, max(0, grant.version.number - older))
+        self.ledger.commit(grant.ticket, Trajectory(grant.ticket, grant.slot, 4, 8, version), self.now)
+
+    @precondition(lambda self: self.begun)
+    @rule(at=st.integers(0, 20))
+    def abort(self, at: int) -> None:
+        grant = self.begun.pop(at % len(self.begun))
+        self.ledger.abort(grant.ticket, grant.slot, "stopped")
+
+    @rule(ahead=st.integers(0, 1))
+    def take(self, ahead: int) -> None:
+        version = self.ledger.version
+        answer = self.ledger.take(Version(version.lineage, version.number + ahead), self.now)
+        if isinstance(answer, Batch):
+            self.held.append(answer)
+
+    @precondition(lambda self: self.held)
+    @rule(copied=st.booleans())
+    def give_back(self, copied: bool) -> None:
+        numbers = [trajectory.ticket for trajectory in self.held.pop().trajectories]
+        if copied:
+            self.ledger.copied(numbers[:1])
+        self.ledger.give_back(numbers)
+
+    @precondition(lambda self: self.held)
+    @rule(published=st.booleans())
+    def settle(self, published: bool) -> None:
+        numbers = tuple(trajectory.ticket for trajectory in self.held.pop(0).trajectories)
+        self.ledger.copied(numbers)
+        version = self.ledger.version
+        self.ledger.settle(Settlement(Version(version.lineage, version.number + 1), numbers, None, published))
+
+    @rule(holder=st.integers(0, 2))
+    def lose_a_holder(self, holder: int) -> None:
+        self.ledger.holder_lost(f"actor-{holder}", "died")
+
+    @rule()
+    def lose_the_learner(self) -> None:
+        self.ledger.learner_lost()
+        self.held.clear()
+        self.renew()
+
+    @rule(committed=st.booleans())
+    def drop(self, committed: bool) -> None:
+        self.ledger.drop_open("drained", committed=committed)
+
+    @rule(bound=st.none() | st.integers(0, 3), order=st.sampled_from(["version", "arrival"]))
+    def limit(self, bound: int | None, order: Any) -> None:
+        self.ledger.set_limits(replace(self.ledger.limits, max_staleness=bound, order=order))
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        if hasattr(self, "ledger"):
+            sound(self.ledger._tickets)
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def ticket(number: int, state: State, version: Version, at: float) -> Ticket:
+    return Ticket(number, f"actor-{number % 2}", number, state, version, committed_at=at)
+
+
+VERSIONS = st.builds(Version, st.integers(1, 2), st.integers(0, 3))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tickets=st.lists(st.tuples(st.sampled_from(State), VERSIONS, st.sampled_from([0.0, 1.0, 2.0])), max_size=12),
+    moves=st.lists(st.tuples(st.integers(0, 11), st.none() | st.sampled_from(State), st.none() | VERSIONS), max_size=20),
+)
+def test_a_book_finds_what_is_in_it(tickets: list[Any], moves: list[Any]) -> None:
+    book = TicketBook()
+    for number, (state, version, at) in enumerate(tickets):
+        book.add(ticket(number, state, version, at))
+    for number, state, new in moves:
+        found = book.get(number)
+        if found is None:
+            with pytest.raises(KeyError):
+                book.pop(number)
+        elif state is None:
+            assert found is book.pop(number)
+        else:
+            book.move(found, state, version=new)
+            assert (state, new or found.version) == (found.state, found.version)
+        sound(book)

@@ -1,0 +1,114 @@
+"""The unit and the container file say what is there: commands that exist, paths that agree, privileges that are nobody's."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.pages import ROOT
+from tianflow.cli import app
+
+UNIT, CONTAINER = ROOT / "deploy" / "tianflow.service", ROOT / "deploy" / "Containerfile"
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze (Debian: systemd) is not installed")
+
+
+def unit() -> dict[str, str]:
+    """The section of the service."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their case
+    parser.read(UNIT)
+    return dict(parser["Service"])
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Of the container file: instruction and arguments, in order."""
+    text = re.sub(r"^#.*\n", "", CONTAINER.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line.strip())]
+
+
+def given(word: str) -> str:
+    """What the last instruction of this name says: that of the image which is kept."""
+    return next(rest for name, rest in reversed(instructions()) if name == word)
+
+
+def health_check() -> list[str]:
+    return json.loads(given("HEALTHCHECK").partition("CMD ")[2])  # type: ignore[no-any-return]  # a list of words
+
+
+STARTED = {"unit": shlex.split(unit()["ExecStart"]), "container": json.loads(given("ENTRYPOINT"))}
+"""The commands that they start."""
+either = pytest.mark.parametrize("command", STARTED.values(), ids=STARTED)
+
+
+@either
+def test_what_is_started_is_accepted_by_the_command_line(command: list[str]) -> None:
+    program, subcommand, *arguments = command
+    assert ("tianflow", "serve") == (Path(program).name, subcommand)
+    serve = typer.main.get_command(app).commands[subcommand]  # type: ignore[attr-defined]  # it is a group
+    with serve.make_context("serve", arguments) as context:
+        assert {"/var/lib/tianflow"} == {str(Path(context.params[name]).parent) for name in ("runs_dir", "token_file")}
+
+
+@needs_systemd
+def test_the_unit_is_accepted_by_systemd(tmp_path: Path) -> None:
+    program = tmp_path / "tianflow"
+    program.symlink_to(sys.executable)
+    here = tmp_path / UNIT.name
+    here.write_text(UNIT.read_text().replace(STARTED["unit"][0], str(program)))
+    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+@needs_systemd
+def test_a_key_that_systemd_does_not_know_is_noticed(tmp_path: Path) -> None:
+    here = tmp_path / UNIT.name
+    here.write_text(UNIT.read_text().replace("KillMode=", "KilMode=").replace(STARTED["unit"][0], sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
+    assert "KilMode" in done.stderr
+
+
+def test_a_stop_gives_runs_time_for_a_last_checkpoint_and_is_no_failure() -> None:
+    service = unit()
+    assert ("mixed", "90", "on-failure") == tuple(service[key] for key in ("KillMode", "TimeoutStopSec", "Restart"))
+    assert {"143", "130"} == set(service["SuccessExitStatus"].split())
+    assert "tianflow" == service["StateDirectory"]
+
+
+def test_the_unit_forbids_nothing_that_training_needs() -> None:
+    """Kernels are made at run time, shared memory is a descriptor, hosts are forked, a GPU is a device."""
+    assert set() == set(unit()) & {"MemoryDenyWriteExecute", "PrivateDevices", "ProtectClock", "ProcSubset", "LimitNPROC", "TasksMax"}
+
+
+def test_the_container_runs_as_nobody_and_brings_no_compiler() -> None:
+    words = [word for word, _ in instructions()]
+    last = len(words) - 1 - words[::-1].index("FROM")
+    user = words.index("USER", last)
+    assert given("USER").isdecimal()
+    assert given("USER") != "0"
+    assert "RUN" not in words[user:]
+    ran = " ".join(rest for word, rest in instructions() if word == "RUN")
+    assert "--only-binary :all:" in ran
+    assert not re.search(r"apt-get|\bgcc\b|build-essential", ran)
+
+
+def test_the_container_is_asked_where_it_answers_and_keeps_its_runs() -> None:
+    command, port = STARTED["container"], given("EXPOSE")
+    assert port == command[command.index("--port") + 1]
+    assert f"127.0.0.1:{port}/livez" in health_check()[-1]
+    assert given("VOLUME") == given("WORKDIR") == "/var/lib/tianflow"
+    assert given("STOPSIGNAL") == "SIGTERM"
+
+
+def test_what_the_container_copies_is_there() -> None:
+    for word, rest in instructions():
+        if word == "COPY" and not rest.startswith("--from"):
+            assert all((ROOT / source).exists() for source in rest.split()[:-1]), rest

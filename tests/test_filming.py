@@ -1,0 +1,128 @@
+"""Videos of a policy: whole episodes that play, beside returns that are those without."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.checkpoints import checkpoint
+from tests.environments import CounterEnv
+from tianflow import cli
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning:moviepy"),  # its reader leaves a closed process to the collector
+]
+moviepy = pytest.importorskip("moviepy", reason="the extra video is not installed")
+imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="the extra video is not installed")
+pytest.importorskip("pygame", reason="the extra video is not installed")
+
+
+class Drawn(CounterEnv):
+    """Episodes of 4 steps whose pictures tell the step by their brightness."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 - as gymnasium declares it
+
+    def __init__(self, render_mode: str | None = None, picture: bool = True) -> None:
+        super().__init__(length=4)
+        self.render_mode, self._picture = render_mode, picture
+
+    def render(self) -> Any:
+        return np.full((32, 48, 3), 40 * self.t, np.uint8) if self._picture else "no picture"
+
+
+class Vector(gymnasium.vector.SyncVectorEnv):
+    """Its single environments look otherwise: they have not the number of the episode."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__([Drawn] * num_envs)
+
+
+def trained(folder: Path, env: dict[str, Any], **sections: Any) -> None:
+    checkpoint(folder, {"env": env, "algorithm": {"name": "ppo"}, "network": {"hidden": [16]}, **sections})
+
+
+def run(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["eval", "a-run", "--runs-dir", str(folder), *arguments])
+
+
+def frames(path: Path) -> list[Any]:
+    with moviepy.VideoFileClip(str(path)) as clip:
+        return list(clip.iter_frames())
+
+
+def test_episodes_of_cartpole_are_filmed_and_returns_are_those_without(tmp_path: Path) -> None:
+    trained(tmp_path, {"id": "CartPole-v1", "kwargs": {"max_episode_steps": 30}})
+    without = json.loads(run(tmp_path, "--episodes", "6", "--json").stdout)
+    done = run(tmp_path, "--episodes", "6", "--json", "--video", str(tmp_path / "videos"))
+    assert 0 == done.exit_code, done.stderr
+    found = json.loads(done.stdout)
+    videos = found.pop("videos")
+    assert without == found
+    assert [f"v1-0000000010-episode-{index}.mp4" for index in range(3)] == sorted(path.name for path in (tmp_path / "videos").iterdir())
+    for video in videos:
+        assert video["length"] + 1 == imageio_ffmpeg.count_frames_and_secs(video["path"])[0]
+        pictures = frames(Path(video["path"]))
+        assert (400, 600, 3) == pictures[0].shape
+        assert pictures[0].std() > 0.0
+        assert not np.array_equal(pictures[0], pictures[-1])
+        assert video["length"] == video["episode_return"]
+
+
+def test_a_video_shows_every_step_of_its_episode_and_no_other(tmp_path: Path) -> None:
+    trained(tmp_path, {"id": "tests.test_filming:Drawn"})
+    done = run(tmp_path, "--episodes", "5", "--video", str(tmp_path / "videos"), "--video-episodes", "2")
+    assert [
+        "mean return 4.00 over 5 episodes",
+        *(f"{tmp_path}/videos/v1-0000000010-episode-{k}.mp4: return 4.00 in 4 steps" for k in (0, 1)),
+    ] == (done.stdout.splitlines())
+    for path in (tmp_path / "videos").iterdir():
+        brightness = [picture.mean() for picture in frames(path)]
+        np.testing.assert_allclose(brightness, [0.0, 40.0, 80.0, 120.0, 160.0], atol=6.0)
+
+
+def test_no_more_is_filmed_than_is_played(tmp_path: Path) -> None:
+    trained(tmp_path, {"id": "tests.test_filming:Drawn"})
+    run(tmp_path, "--episodes", "1", "--video", str(tmp_path))
+    assert ["v1-0000000010-episode-0.mp4"] == [path.name for path in tmp_path.glob("*.mp4")]
+
+
+def refused(folder: Path, video: Path) -> str:
+    done = run(folder, "--episodes", "2", "--video", str(video))
+    assert (2, "") == (done.exit_code, done.stdout)
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({"id": "tests.environments:CounterEnv"}, "unexpected keyword argument 'render_mode'"),
+        ({"id": "tests.test_filming:Vector", "vectorization": "auto"}, "makes a whole vector"),
+        ({"id": "tests.test_filming:Drawn", "kwargs": {"picture": False}}, "gave no pictures"),
+        ({"id": "ALE/Pong-v5"}, "a single one does not look as those do that come as a whole vector"),
+    ],
+)
+def test_an_environment_that_cannot_be_filmed_is_named_and_nothing_is_left(tmp_path: Path, env: dict[str, Any], why: str) -> None:
+    network = {"network": {"name": "nature_cnn", "kwargs": {"units": 8}}} if env["id"].startswith("ALE") else {}
+    trained(tmp_path, env, **network)
+    said = refused(tmp_path, tmp_path / "videos")
+    assert said.startswith(env["id"])
+    assert why in said
+    assert [] == list((tmp_path / "videos").iterdir())
+
+
+def test_without_the_extra_video_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    assert "pip install 'tianflow[video]'" in refused(tmp_path, tmp_path / "videos")
+
+
+def test_a_file_is_no_folder_for_videos(tmp_path: Path) -> None:
+    (tmp_path / "videos").touch()
+    assert "is no folder" in refused(tmp_path, tmp_path / "videos")

@@ -1,0 +1,150 @@
+"""Rates that a run's history tells of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.settings import cartpole
+from tianflow import cli
+from tianflow.config import Config
+from tianflow.config_loading import CONFIG_FILE, to_toml
+from tianflow.errors import ConfigError
+from tianflow.history import NAME, Row
+from tianflow.simulation.likeness import LEAST_S, SHARES_S, rates_of, read_like
+from tianflow.simulation.rates import make_rates
+from tianflow.simulation.world import Simulation
+
+SETTLED = int(SHARES_S)
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    """Two actors of 4 environments and 16 steps: a trajectory has 64 steps."""
+    return cartpole(actors={"count": 2, "hosts": 2}, **sections)
+
+
+def history(
+    seconds: int,
+    *,
+    start: int = 0,
+    updates: int = 10,
+    steps: int = 600,
+    episodes: int = 40,
+    learner: float = 0.5,
+    actors: float = 0.8,
+    turn: float = 0.1,
+    state: str = "running",
+) -> list[Row]:
+    """A line a second, with so much more of everything in each."""
+    shares = {"learner": {"busy": learner, "waiting:batch": 1 - learner}, "actor": {"busy": actors, "waiting:turn": turn, "paused": 0.0}}
+    return [
+        {"t": float(t), "span_s": 1.0, "state": state, "updates": updates * t, "env_steps": steps * t, "episodes": episodes * t}
+        | {"shares": shares, "marks": []}
+        for t in range(start, start + seconds)
+    ]
+
+
+def test_times_are_where_time_went_over_how_often_it_went_there() -> None:
+    """640 steps a second, resets included, are 10 trajectories: two actors, busy for 0.8 of it, take 0.16 s for each."""
+    told = make_rates(rates_of(history(20), config()))
+    assert 0.16 == pytest.approx(told.trajectory_s)
+    assert 0.05 == pytest.approx(told.update_s)
+    assert 0.02 == pytest.approx(told.turn_s)
+    assert 60.0 == told.env_steps
+
+
+def test_a_slowed_learner_is_told_from_a_slow_one() -> None:
+    told = make_rates(rates_of(history(20), config(learner={"slowdown": 4.0})))
+    assert 0.01 == pytest.approx(told.update_s)
+
+
+def test_actors_that_take_turns_tell_nothing_of_the_way_to_the_thread() -> None:
+    assert "turn_s" not in rates_of(history(20), cartpole(actors={"count": 2, "hosts": 1}))
+
+
+def test_what_came_before_the_last_change_counts_no_more() -> None:
+    before, after = history(20, learner=0.1), history(20, start=20)
+    after[0]["marks"] = [{"t": 20.0, "kind": "change"}]
+    assert rates_of(history(20), config()) == pytest.approx(rates_of([*before, *after], config()))
+
+
+def test_shares_that_look_back_to_before_the_start_or_a_rest_are_left_out() -> None:
+    starting = history(3, state="starting", updates=0, steps=0, episodes=0, learner=0.0, actors=0.0)
+    settling = history(SETTLED, start=3, learner=0.1)
+    assert rates_of(history(20), config()) == pytest.approx(rates_of([*starting, *settling, *history(20, start=3 + SETTLED)], config()))
+    resting = history(3, start=30, state="paused", learner=0.0, actors=0.0)
+    rows = [*history(30), *resting, *history(SETTLED, start=33, learner=0.1), *history(20, start=33 + SETTLED)]
+    assert rates_of(history(20), config()) == pytest.approx(rates_of(rows, config()))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        history(int(LEAST_S)),
+        [*history(3, state="starting"), *history(SETTLED, start=3)],
+        history(20, updates=0),
+        history(20, steps=0),
+        history(20, learner=0.0),
+        [{"t": float(t), "state": "running"} for t in range(20)],
+    ],
+)
+def test_a_run_that_has_not_trained_tells_nothing(rows: list[Row]) -> None:
+    with pytest.raises(ConfigError, match="has not trained"):
+        rates_of(rows, config())
+
+
+def run_directory(folder: Path, made: Config, rows: list[Row]) -> Path:
+    directory = folder / "earlier"
+    directory.mkdir()
+    (directory / CONFIG_FILE).write_text(to_toml(made))
+    (directory / NAME).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory
+
+
+def test_counts_bounds_and_speeds_may_differ_from_those_of_the_run(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path, config(), history(20))
+    other = cartpole(actors={"count": 9}, balance={"max_staleness": 4}, learner={"slowdown": 2.0}, algorithm={"learning_rate": 1e-5})
+    assert rates_of(history(20), config()) == read_like(directory, other)
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"env": {"num_envs": 8}}, "another env,"),
+        ({"network": {"hidden": [32]}}, "another network,"),
+        ({"algorithm": {"epochs": 3}}, "another algorithm,"),
+        ({"algorithm": {"batch_trajectories": 2}}, "another algorithm,"),
+        ({"actors": {"rollout_steps": 32}}, "another actors.rollout_steps,"),
+    ],
+)
+def test_other_work_takes_another_time(tmp_path: Path, sections: dict[str, Any], named: str) -> None:
+    directory = run_directory(tmp_path, config(), history(20))
+    with pytest.raises(ConfigError, match=named):
+        read_like(directory, cartpole(**sections))
+
+
+def test_what_a_simulation_is_told_of_a_history_it_gives_back() -> None:
+    """Ten trajectories and ten updates a second; the learner is busy for half of the time."""
+    made = config(balance={"max_staleness": 4})
+    outcome = Simulation(made, make_rates(rates_of(history(20, turn=0.0, actors=1.0), made))).run(updates=200, warmup=20)
+    assert 600.0 == pytest.approx(outcome.steps_per_s, rel=0.03)
+    assert 10.0 == pytest.approx(outcome.updates_per_s, rel=0.03)
+    assert 0.5 == pytest.approx(outcome.learner["busy"], abs=0.02)
+
+
+def test_the_command_takes_a_run_by_name_and_replaces_single_rates(tmp_path: Path) -> None:
+    run_directory(tmp_path, config(), history(20))
+    source = str(tmp_path / "earlier" / CONFIG_FILE)
+    result = CliRunner().invoke(
+        cli.app, ["simulate", source, "rates.update_s=0.25", "--like", "earlier", "--runs-dir", str(tmp_path), "--updates", "20", "--json"]
+    )
+    assert 0 == result.exit_code, result.output
+    told = json.loads(result.stdout)["rates"]
+    assert (0.25, pytest.approx(0.16)) == (told["update_s"], told["trajectory_s"])
+    missing = CliRunner().invoke(cli.app, ["simulate", source, "--like", "erlier", "--runs-dir", str(tmp_path)])
+    assert (1, True) == (missing.exit_code, "did you mean 'earlier'?" in missing.stderr)

@@ -1,0 +1,61 @@
+"""``tianflow eval``: the returns of a checkpoint's policy, and videos of some of its episodes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tianflow.command_line import RUNS, AsJson, RunsDir, exit_codes
+
+
+def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | None, video_episodes: int) -> dict[str, Any]:
+    """Returns over ``episodes`` episodes; with ``video``, a folder, also ``videos``: path, return and length of each episode filmed.
+
+    Episodes are filmed apart from those that count, so the returns are the same with and without.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is torn.
+        VideoError: nothing can be filmed; nothing was played then, unless the environment alone shows it.
+    """
+    if video is not None:
+        from tianflow import filming
+
+        filming.require_possible(video)
+    from tianflow import api
+    from tianflow.checkpoint import resolve
+    from tianflow.playing import evaluate as play
+
+    path = resolve(checkpoint, runs_dir)
+    policy = api.load_policy(path, runs_dir=runs_dir)
+    if video is None:
+        return play(policy, episodes=episodes)
+    films = filming.film(policy, video, name=path.name, episodes=min(episodes, video_episodes))
+    videos = [{**asdict(film), "path": str(film.path)} for film in films]
+    return {**play(policy, episodes=episodes), "videos": videos}
+
+
+def evaluate(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT|RUN", help="A checkpoint, or a run, whose newest one is taken.")],
+    *,
+    runs_dir: RunsDir = RUNS,
+    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
+    video: Annotated[Path | None, typer.Option("--video", metavar="DIR", help="Film episodes into this folder, too.")] = None,
+    video_episodes: Annotated[int, typer.Option(min=1, help="Episodes to film, one file each.")] = 3,
+    json_line: AsJson = False,
+) -> None:
+    """Play whole episodes with the policy of CHECKPOINT, and print its returns."""
+    with exit_codes():
+        from tianflow.logs import configure
+
+        configure(level="WARNING")  # that the newest checkpoint is skipped, say
+        result = evaluated(checkpoint, runs_dir=runs_dir, episodes=episodes, video=video, video_episodes=video_episodes)
+    if json_line:
+        typer.echo(json.dumps(result))
+        return
+    typer.echo(f"mean return {result['mean_return']:.2f} over {result['episodes']} episodes")
+    for film in result.get("videos", ()):
+        typer.echo(f"{film['path']}: return {film['episode_return']:.2f} in {film['length']} steps")

@@ -1,0 +1,13 @@
+"""A trained policy as one file that runs without tianflow: a PyTorch program (.pt2) or ONNX. See `command`."""
+
+from __future__ import annotations
+
+from tianflow.errors import TianflowError
+
+
+class ExportError(TianflowError):
+    """A policy cannot be exported. ``bad``: what was asked for was at fault."""
+
+    def __init__(self, message: str, *, bad: bool = False) -> None:
+        self.bad = bad
+        super().__init__(message)

@@ -1,0 +1,85 @@
+"""A policy as a deployer runs it: raw observations in, parameters of the distribution and the greedy action out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tianflow.interfaces import NamesParameters
+from tianflow.payloads import LeafSpec
+from tianflow.playing import LoadedPolicy
+
+Tree = Mapping[str, Tensor]
+
+
+class Deployed(nn.Module):
+    """Everything between an environment and the network, and back, as one function of a batch of any size.
+
+    The network's weights are no parameters of it: what a program does not need, such as the value, is then not traced into it.
+    """
+
+    def __init__(self, loaded: LoadedPolicy) -> None:
+        super().__init__()
+        self._policy, self._spec, self._raw = loaded.policy, loaded.spec, loaded.observations.raw
+        self._single = [leaf.name for leaf in loaded.spec.observation] == [""]
+        action = loaded.spec.action
+        self._action, self._dtype = action, getattr(torch, action.dtype)
+        if action.kind == "box":
+            self._low, self._high = (torch.tensor(bounds, dtype=self._dtype).view(action.shape) for bounds in (action.low, action.high))
+        else:
+            self._start = torch.tensor(action.start[0] if action.kind == "discrete" else action.start, dtype=torch.int64)
+
+    def forward(self, observation: Tensor | Tree, state: Tree | None = None, action_mask: Tensor | None = None) -> dict[str, Any]:
+        """One step of N environments, with the most probable actions.
+
+        Args:
+            observation: {leaf: [N, *leaf shape]} as the environment gives them, dtypes and all; a tensor where there is but one.
+            state: {leaf: [N, ...]} float32, all 0 at the first step of an episode, else what the last step gave; None without memory.
+            action_mask: bool [N, mask size], of environments that give one.
+
+        Returns:
+            ``action`` [N, *action shape] as the environment takes it, the parameters under their names, and ``state`` if there is one.
+        """
+        leaves: Any = {"": observation} if self._single else observation
+        stored = {leaf.name: self._stored(leaf, leaves[leaf.name]) for leaf in self._spec.observation}
+        step = self._policy.act(stored, state or {}, None, action_mask)
+        named = self._policy.named(step.parameters) if isinstance(self._policy, NamesParameters) else {"parameters": step.parameters}
+        return {"action": self._taken(step.action), **named, **({"state": dict(step.state)} if state else {})}
+
+    def inputs(self, batch: int, generator: np.random.Generator) -> dict[str, Any]:
+        """Arguments of `forward` that may be met; floats are standard normal, and every action is allowed."""
+        leaves = {leaf.name: self._drawn(leaf, batch, generator) for leaf in self._spec.observation}
+        found: dict[str, Any] = {"observation": leaves[""] if self._single else leaves}
+        state = self._policy.initial_state(batch)
+        if state:
+            found["state"] = {name: torch.from_numpy(generator.normal(size=leaf.shape)).float() for name, leaf in state.items()}
+        if self._spec.action_mask:
+            found["action_mask"] = torch.ones(batch, self._spec.action.mask_size, dtype=torch.bool)
+        return found
+
+    def _stored(self, leaf: LeafSpec, x: Tensor) -> Tensor:
+        """As `tianflow.envs.spec.ObservationCodec` stores it."""
+        start = self._raw[leaf.name].start
+        return (x if start is None else x - torch.from_numpy(start)).to(getattr(torch, leaf.dtype))
+
+    def _taken(self, stored: Tensor) -> Tensor:
+        """As `tianflow.envs.spec.ActionCodec` decodes it."""
+        if self._action.kind == "box":
+            return stored.to(self._dtype).clamp(self._low, self._high)
+        return (stored + self._start).to(self._dtype).reshape(-1, *self._action.shape)
+
+    def _drawn(self, leaf: LeafSpec, batch: int, generator: np.random.Generator) -> Tensor:
+        raw, shape = self._raw[leaf.name], (batch, *leaf.shape)
+        if leaf.categories:
+            values: NDArray[Any] = generator.integers(0, np.asarray(leaf.categories).reshape(leaf.shape), shape)
+            values += 0 if raw.start is None else raw.start
+        elif raw.dtype.startswith("float"):
+            values = generator.normal(size=shape)
+        else:
+            values = generator.integers(0, 256 if raw.dtype == "uint8" else 2, shape)
+        return torch.from_numpy(values.astype(raw.dtype))

@@ -1,0 +1,109 @@
+"""Episodes of a trained policy as videos, one file an episode, by Gymnasium's own recorder."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tianflow.components.evaluator import play
+from tianflow.envs.make import environment_seed, make
+from tianflow.errors import ConfigError, EnvironmentFailedError, TianflowError
+
+if TYPE_CHECKING:
+    from tianflow.playing import LoadedPolicy
+
+
+class VideoError(TianflowError):
+    """Episodes cannot be filmed. ``bad``: what was asked for was at fault."""
+
+    def __init__(self, message: str, *, bad: bool = True) -> None:
+        self.bad = bad
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """One whole episode: where its video lies, its return, and its length in steps."""
+
+    path: Path
+    episode_return: float
+    length: int
+
+
+def require_possible(directory: Path) -> None:
+    """Raise VideoError if no video could be written into ``directory``, whatever the environment is."""
+    if directory.exists() and not directory.is_dir():
+        raise VideoError(f"{str(directory)!r} is no folder")
+    try:
+        import moviepy  # noqa: F401 - Gymnasium writes videos with it
+    except ImportError as error:
+        raise VideoError(f"videos are written with packages of an extra: pip install 'tianflow[video]' first ({error})") from None
+
+
+def film(policy: LoadedPolicy, directory: Path, *, name: str, episodes: int) -> tuple[Film, ...]:
+    """Play ``episodes`` whole episodes in one environment, and write ``directory/NAME-episode-K.mp4``, K from 0, all or none.
+
+    The environment is seeded as the first one of an evaluation is, so where that is not a vector of its own kind these are
+    the first episodes of an evaluation that takes the most probable actions. Files of the same names are replaced.
+
+    Raises:
+        VideoError: the environment cannot be drawn, or not be made singly; the extra ``video`` is not installed; ``directory`` cannot
+            be written.
+        EnvironmentFailedError: it fails while it is played.
+    """
+    require_possible(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".", dir=directory))
+        try:
+            played = _played(policy, scratch, name, episodes)
+            paths = [scratch / f"{name}-episode-{index}.mp4" for index in range(episodes)]
+            if missing := [path.name for path in paths if not path.is_file()]:
+                raise VideoError(f"{policy.config.env.id} gave no pictures, or they could not be written: {missing[0]} is not there")
+            return tuple(
+                Film(path.replace(directory / path.name), episode.episode_return, episode.length)
+                for path, episode in zip(paths, played, strict=True)
+            )
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise VideoError(f"videos cannot be written: {error}", bad=False) from error
+
+
+def _played(policy: LoadedPolicy, scratch: Path, name: str, episodes: int) -> Sequence[Any]:
+    config = policy.config
+    settings = config.env.model_copy(update={"vectorization": "sync", "kwargs": {**config.env.kwargs, "render_mode": "rgb_array"}})
+
+    def watched(environment: Any) -> Any:
+        from gymnasium.wrappers import RecordVideo
+
+        return RecordVideo(environment, str(scratch), episode_trigger=lambda index: index < episodes, name_prefix=name, disable_logger=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the folder is there, and what encoders and older environments say
+        try:
+            environment = make(settings, 1, around=watched)
+        except (ConfigError, EnvironmentFailedError) as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise VideoError(f"{settings.id} cannot be filmed, no single one that draws itself (rgb_array) can be made: {first}") from error
+        try:
+            if (environment.spec.observation, environment.spec.action) != (policy.spec.observation, policy.spec.action):
+                raise VideoError(f"{settings.id} cannot be filmed: a single one does not look as those do that come as a whole vector")
+            found = play(
+                policy.policy,
+                environment,
+                replace(environment.spec, action_mask=policy.spec.action_mask),
+                episodes=episodes,
+                seed=environment_seed(config.run.seed, 0, 1, stream=1),
+                deterministic=config.evaluation.deterministic,
+                should_stop=lambda: False,
+            )
+        finally:
+            environment.close()
+    assert found is not None
+    return found

@@ -1,0 +1,201 @@
+// Which charts a run gets, and what each of them draws.
+
+import { area, Chart, dot, line } from "./charts.js";
+import { number, percent, timeAxis, valueAxis } from "./scales.js";
+
+export const MOST_ROWS = 480;
+/** Rows in a picture: more than pixels only cost time. */
+
+const STATES = {
+  busy: "c2",
+  "waiting:batch": "c1",
+  "waiting:grant": "c1",
+  "waiting:turn": "c7",
+  "waiting:request": "c5",
+  paused: "c4",
+  checkpoint: "c0",
+  rebuilding: "c3",
+  starting: "c5",
+};
+const OTHERS = ["c6", "c3", "c7", "c0"];
+
+/** The colour of a component's state: the same everywhere. */
+export function stateColour(state) {
+  if (STATES[state]) return STATES[state];
+  let sum = 0;
+  for (const letter of state) sum += letter.codePointAt(0);
+  return OTHERS[sum % OTHERS.length];
+}
+
+const LINES = [
+  {
+    key: "return",
+    title: "Return",
+    unit: "mean of the last 100 episodes",
+    zero: false,
+    dots: (row) => (row.marks ?? []).filter((mark) => mark.kind === "evaluation" && Number.isFinite(mark.mean_return)),
+    lines: (run) => [
+      { name: "mean", css: "c0", of: (row) => row.mean_return },
+      Number.isFinite(run.target?.return) && run.target.return < 1e5 && { name: "target", css: "c2", steps: true, of: () => run.target.return },
+    ],
+  },
+  {
+    key: "speed",
+    title: "Speed",
+    unit: "environment steps/s",
+    lines: () => [{ name: "steps/s", css: "c0", of: (row) => row.steps_per_s }],
+  },
+  { key: "learner-time", title: "Learner", unit: "share of its time", shares: "learner" },
+  { key: "actor-time", title: "Actors", unit: "mean share of their time", shares: "actor" },
+  {
+    key: "queue",
+    title: "Queue and credits",
+    unit: "trajectories",
+    whole: true,
+    lines: () => [
+      { name: "queued", css: "c0", of: (row) => row.queue },
+      { name: "credits in use", css: "c2", of: (row) => row.credits?.in_use },
+      { name: "credits", css: "c1", steps: true, of: (row) => row.credits?.limit },
+    ],
+  },
+  {
+    key: "updates",
+    title: "Updates",
+    unit: "per second",
+    lines: () => [{ name: "updates/s", css: "c4", of: (row) => row.updates_per_s }],
+  },
+  {
+    key: "dropped",
+    title: "Dropped",
+    unit: "trajectories, since the process began",
+    whole: true,
+    when: (rows) => rows.some((row) => Object.keys(row.dropped ?? {}).length),
+    lines: (_, rows) =>
+      [...new Set(rows.flatMap((row) => Object.keys(row.dropped ?? {})))]
+        .sort()
+        .map((reason, at) => ({ name: reason, css: `c${at % 8}`, of: (row) => row.dropped?.[reason] ?? 0 })),
+  },
+  {
+    key: "replay-items",
+    title: "Replay",
+    unit: "items",
+    whole: true,
+    when: (rows) => rows.some((row) => row.replay),
+    lines: () => [
+      { name: "items", css: "c0", of: (row) => row.replay?.items },
+      { name: "capacity", css: "c1", steps: true, of: (row) => row.replay?.capacity },
+    ],
+  },
+  {
+    key: "replay-ratio",
+    title: "Samples per insert",
+    unit: "drawn for each item that went in",
+    when: (rows) => rows.some((row) => row.replay),
+    lines: () => [
+      { name: "now", css: "c0", of: (row) => row.replay?.samples_per_insert },
+      { name: "to keep to", css: "c1", steps: true, of: (row) => row.replay?.samples_per_insert_target },
+    ],
+  },
+  {
+    key: "replay-held",
+    title: "Held back by replay",
+    unit: "share of time",
+    percent: true,
+    when: (rows) => rows.some((row) => row.replay),
+    lines: () => [
+      { name: "actors", css: "c2", of: (row) => row.replay?.held_back?.insert },
+      { name: "learner", css: "c1", of: (row) => row.replay?.held_back?.draw },
+    ],
+  },
+];
+
+/** All charts but that of staleness, in a grid. */
+export class Panels {
+  constructor(grid) {
+    this.grid = grid;
+    this.charts = new Map(LINES.map((spec) => [spec.key, new Chart({ title: spec.title, unit: spec.unit, css: spec.shares ? "shares" : "" })]));
+    for (const [key, chart] of this.charts) chart.node.id = `chart-${key}`;
+    grid.replaceChildren(...[...this.charts.values()].map((chart) => chart.node));
+  }
+
+  close() {
+    for (const chart of this.charts.values()) chart.close();
+  }
+
+  /** Draw `rows` with what the run says of itself, and `marks`. */
+  draw(rows, run, marks) {
+    const x = timeSpan(rows);
+    for (const spec of LINES) {
+      const chart = this.charts.get(spec.key);
+      const shown = spec.when ? spec.when(rows) : true;
+      if (chart.node.hidden === shown) chart.node.hidden = !shown;
+      if (shown) chart.draw({ rows, x, marks, ...(spec.shares ? sharePicture(spec.shares, rows) : linePicture(spec, rows, run)) });
+    }
+  }
+}
+
+/** The axis of time of `rows`. */
+export function timeSpan(rows) {
+  const first = rows.length ? rows[0].t - (rows.length > 1 ? 0 : (rows[0].span_s ?? 0)) : 0;
+  const last = rows.at(-1)?.t ?? 1;
+  return timeAxis(first < 0.05 * last ? 0 : first, Math.max(last, first + 10));
+}
+
+function linePicture(spec, rows, run) {
+  const lines = spec
+    .lines(run, rows)
+    .filter(Boolean)
+    .map((found) => ({ ...found, values: rows.map(found.of) }));
+  const dots = spec.dots ? rows.flatMap(spec.dots) : [];
+  const known = [...lines.flatMap((found) => found.values), ...dots.map((found) => found.mean_return)];
+  const text = spec.percent ? percent : number;
+  const y = spec.percent ? valueAxis([...known, 1], { unit: 0.01, suffix: "%", count: 4 }) : valueAxis(known, { zero: spec.zero ?? true, whole: spec.whole });
+  const shown = lines.filter((found) => !found.steps || found.values.some(Number.isFinite));
+  const legend = shown.map((found) => ({
+    key: found.name,
+    name: found.name,
+    css: found.css + (found.steps ? " steps" : ""),
+    text: (row) => text(found.of(row)),
+  }));
+  if (dots.length) legend.push({ key: "evaluations", name: "evaluations, the last", css: "c3 round", text: () => number(dots.at(-1).mean_return) });
+  return {
+    y,
+    legend,
+    words: lines.map((found) => inWords(found.name, found.values, text)).join(" "),
+    paint: (frame) => [
+      ...shown.flatMap((found) => line(frame, rows, found.values, found)),
+      ...dots.map((found) => dot(frame, found.t, found.mean_return, "c3")),
+    ],
+  };
+}
+
+function sharePicture(role, rows) {
+  const totals = {};
+  for (const row of rows) for (const [state, share] of Object.entries(row.shares?.[role] ?? {})) totals[state] = (totals[state] ?? 0) + share;
+  const states = Object.keys(totals).sort((a, b) => (b === "busy") - (a === "busy") || a.localeCompare(b));
+  const low = rows.map((row) => (row.shares?.[role] ? 0 : NaN));
+  const layers = states.map((state) => {
+    const from = [...low];
+    rows.forEach((row, at) => (low[at] += row.shares?.[role]?.[state] ?? 0));
+    return { state, from, to: [...low] };
+  });
+  const of = (state) => (row) => (row.shares?.[role] ? percent(row.shares[role][state] ?? 0) : percent(NaN));
+  return {
+    y: valueAxis([0, 1], { count: 2, unit: 0.01, suffix: "%" }),
+    legend: states.map((state) => ({ key: state, name: stateName(state), css: `${stateColour(state)} block`, text: of(state) })),
+    words: states.map((state) => `${stateName(state)}: ${percent(totals[state] / rows.length)} on average.`).join(" ") || "Nothing yet.",
+    paint: (frame) => layers.map(({ state, from, to }) => area(frame, rows, from, to, stateColour(state))),
+  };
+}
+
+/** A component's state in words. */
+export function stateName(state) {
+  const [what, on] = state.split(":");
+  return on ? `${what} for ${on}` : what;
+}
+
+function inWords(name, values, text) {
+  const known = values.filter(Number.isFinite);
+  if (!known.length) return `${name}: nothing yet.`;
+  return `${name}: ${text(known.at(-1))} now, from ${text(Math.min(...known))} to ${text(Math.max(...known))}.`;
+}

@@ -1,0 +1,223 @@
+// One run: what it says of itself, once a second, and everything that can be changed in it.
+
+import { Actions } from "./actions.js";
+import { ask, runPath } from "./api.js";
+import { AuditPanel, labelOf } from "./audit.js";
+import { DiagnosisPanel } from "./diagnosis.js";
+import { h, say, show } from "./dom.js";
+import { MOST_ROWS, Panels } from "./panels.js";
+import { poll } from "./polling.js";
+import { Rows } from "./rows.js";
+import { duration, number, whole } from "./scales.js";
+import { SettingsPanel } from "./settings.js";
+import { StalenessPanel } from "./staleness.js";
+import { capital, ENDED, mood, shortValue } from "./words.js";
+
+const EVERY_MS = 1000;
+const RESTING_MS = 4000;
+const RANGES = [
+  ["5 min", 300],
+  ["1 h", 3600],
+  ["all", 0],
+];
+const FACTS = ["elapsed", "steps", "updates", "steps/s", "return", "left"];
+
+/** The page of the run called `id`. `service`: whether the server holds runs that have ended, too. */
+export class RunView {
+  constructor(id, { service, status }) {
+    Object.assign(this, { id, service, status });
+    this.rows = new Rows();
+    this.audit = [];
+    this.seen = {};
+    this.looked = 0;
+    this.range = 0;
+    this.settings = new SettingsPanel(id);
+    this.actions = new Actions(id, (state) => this.acted(state));
+    this.staleness = new StalenessPanel({ change: (bound) => this.settings.put("balance.max_staleness", bound) });
+    this.diagnosis = new DiagnosisPanel({
+      takes: (path) => this.settings.takes(path),
+      use: (path, value) => this.settings.use(path, value),
+    });
+    this.auditPanel = new AuditPanel();
+    this.components = h("tbody");
+    this.node = this.build();
+    this.polling = poll(() => this.look(), { every: EVERY_MS, failed: (error) => this.lost(error) });
+  }
+
+  close() {
+    this.polling.stop();
+    this.staleness.close();
+    this.panels.close();
+  }
+
+  build() {
+    const grid = h("div", { class: "charts" });
+    this.panels = new Panels(grid);
+    this.grid = grid;
+    this.ranges = this.chooser();
+    this.ended = h("section", { class: "card", "aria-labelledby": "ended-title", hidden: true });
+    this.table = this.componentsTable();
+    const main = h("div", { class: "main" }, this.staleness.node, this.diagnosis.node, this.ended, this.ranges, grid);
+    const after = h("div", { class: "after" }, this.auditPanel.node, this.table);
+    return h("div", { class: "run" }, this.head(), h("div", { class: "columns" }, main, h("aside", {}, this.settings.node), after));
+  }
+
+  head() {
+    this.state = h("span", { class: "state" }, "…");
+    this.lead = h("p", { class: "lead" }, "\u00a0");
+    this.reasons = h("p", { class: "reasons", hidden: true });
+    this.facts = Object.fromEntries(FACTS.map((name) => [name, h("dd", {}, "–")]));
+    this.strip = h("dl", { class: "strip" }, ...FACTS.map((name) => h("div", {}, h("dt", {}, name), this.facts[name])));
+    const title = h("div", {}, h("h1", {}, this.id, " ", this.state), this.lead, this.reasons);
+    return h("header", { class: "head" }, h("div", { class: "title" }, title, this.actions.node), this.strip);
+  }
+
+  chooser() {
+    const options = RANGES.map(([name, seconds]) => {
+      const input = h("input", { type: "radio", name: "range", value: seconds, checked: seconds === this.range });
+      input.addEventListener("change", () => {
+        this.range = seconds;
+        this.paint();
+      });
+      return h("label", {}, input, h("span", {}, name));
+    });
+    return h("fieldset", { class: "ranges" }, h("legend", {}, "Time since the run began, newest"), ...options);
+  }
+
+  componentsTable() {
+    const names = ["Component", "Role", "Process", "Doing now", "Settings"];
+    const table = h("table", {}, h("thead", {}, h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, name)))), this.components);
+    const scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Components" }, table);
+    return h("details", { class: "card", id: "components" }, h("summary", {}, "Components"), scroll);
+  }
+
+  // Looking ---------------------------------------------------------------------------------------------------------
+
+  async look() {
+    if (this.run && !this.run.progress && performance.now() - this.looked < RESTING_MS) return;
+    const { data: run } = await ask(runPath(this.id));
+    this.looked = performance.now();
+    this.status.live();
+    if (run.progress) await this.live(run);
+    else await this.resting(run);
+    this.run = run;
+    this.paint();
+  }
+
+  async live(run) {
+    if (this.rows.breaks(run)) await this.remember(run);
+    else this.rows.add(run);
+    await this.followAudit(`${run.settings?.generation} ${run.state}`);
+    await this.settings.follow(run.settings?.generation);
+  }
+
+  async resting(run) {
+    if (this.run?.state !== run.state) await this.remember(run);
+    await this.followAudit(run.state);
+  }
+
+  async remember(run) {
+    try {
+      this.rows.begin((await ask(runPath(this.id, `/history?points=${MOST_ROWS}`))).data, run);
+    } catch (error) {
+      if (error.status === 401 || error.status === 0) throw error;
+      this.rows.begin(null, run); // a server that does not tell: charts begin now
+    }
+  }
+
+  async followAudit(key) {
+    const now = performance.now();
+    if (this.seen.key === key && now - this.seen.at < 10_000) return;
+    this.seen = { key, at: now };
+    try {
+      this.audit = (await ask(runPath(this.id, "/audit"))).data?.audit ?? [];
+    } catch (error) {
+      if (error.status === 401) throw error;
+      return;
+    }
+    this.auditPanel.draw(this.audit);
+  }
+
+  acted(state) {
+    this.run = { ...this.run, state: state ?? this.run.state };
+    this.seen = {};
+    this.paint();
+    this.polling.now();
+  }
+
+  lost(error) {
+    if (error.status === 401) return;
+    if (error.status === 404) {
+      this.polling.stop();
+      this.node.replaceChildren(h("section", { class: "card alone" }, h("h1", {}, "No such run"), h("p", {}, error.message), h("p", {}, h("a", { href: "#/" }, "All runs"))));
+    }
+    const last = this.run?.state;
+    const over = error.status === 0 && (last === "stopping" || last === "draining" || ENDED.includes(last));
+    this.status.lost(over ? "The run has ended, and its server with it." : error.message);
+    if (over) {
+      this.run = { ...this.run, state: "stopped" };
+      this.paint();
+      if (!this.service) this.polling.stop();
+    }
+  }
+
+  // Painting --------------------------------------------------------------------------------------------------------
+
+  paint() {
+    const run = this.run;
+    if (!run) return;
+    const rows = this.rows.window(this.range, MOST_ROWS);
+    const marks = this.audit
+      .map((record) => ({ t: this.rows.at(Date.parse(record.time) / 1000), label: labelOf(record) }))
+      .filter((mark) => mark.t !== null && Number.isFinite(mark.t));
+    const live = Boolean(run.progress) && !ENDED.includes(run.state);
+    this.paintHead(run);
+    this.actions.allow(run.state, this.service);
+    this.staleness.draw(rows, run, marks);
+    this.staleness.allow(live);
+    this.diagnosis.draw(run.diagnosis ?? null);
+    this.paintEnd(run);
+    const any = rows.length > 0 || live;
+    for (const node of [this.staleness.node, this.ranges, this.grid]) show(node, any);
+    this.panels.draw(rows, run, marks);
+    this.paintComponents(run.components ?? []);
+    show(this.settings.node.parentElement, live);
+    document.title = `${run.state}: ${this.id} · tianflow`;
+  }
+
+  paintHead(run) {
+    this.state.className = `state ${mood(run.state)}`;
+    say(this.state, run.state);
+    say(this.lead, [run.algorithm, run.environment].filter(Boolean).join(" on "));
+    show(this.strip, run.progress || run.summary);
+    const reasons = (run.reasons ?? []).filter(Boolean);
+    if (run.state === "pending" && !reasons.length) reasons.push("it waits until there is room for another run");
+    show(this.reasons, !run.ready && reasons.length);
+    say(this.reasons, capital(reasons.join("; ")));
+    const left = Object.values(run.progress?.time_left_s ?? {});
+    say(this.facts.elapsed, duration(run.elapsed_s ?? run.summary?.training_s));
+    say(this.facts.steps, whole(run.progress?.env_steps ?? run.summary?.env_steps));
+    say(this.facts.updates, whole(run.progress?.updates ?? run.summary?.updates));
+    say(this.facts["steps/s"], number(run.throughput?.env_steps_per_s?.["10"] ?? run.summary?.steps_per_s));
+    say(this.facts.return, number(run.returns?.mean ?? run.summary?.mean_return));
+    say(this.facts.left, left.length ? duration(Math.min(...left), 1) : "–");
+  }
+
+  paintEnd(run) {
+    const summary = run.summary;
+    show(this.ended, summary);
+    if (!summary || this.summarised === run.ended) return;
+    this.summarised = run.ended;
+    const told = Object.entries(summary).filter(([, value]) => value !== null && typeof value !== "object");
+    const items = told.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : shortValue(value))));
+    this.ended.replaceChildren(h("h2", { id: "ended-title" }, "What it came to"), h("dl", { class: "summary" }, ...items));
+  }
+
+  paintComponents(components) {
+    show(this.table, components.length > 0);
+    if (!this.table.open) return;
+    this.components.replaceChildren(
+      ...components.map((found) => h("tr", {}, ...[found.name, found.role, found.host, found.state, `generation ${found.generation}`].map((text) => h("td", {}, text)))),
+    );
+  }
+}

@@ -1,0 +1,45 @@
+"""The history of a run as an answer, so that charts of a run that has gone on for a while need not begin empty."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from http import HTTPStatus
+from pathlib import Path
+
+from aiohttp import web
+
+from tianflow.history import LIMIT, NAME, read_rows, thinned
+from tianflow.service.problems import ProblemError
+from tianflow.status import json_ready
+
+FEWEST, USUAL = 2, 500
+"""Lines of an answer: the least that can be asked for, and how many there are at most when nobody asks."""
+
+
+async def answer(directory: Path, request: web.Request) -> web.Response:
+    """Lines of the run in ``directory``, at most as many as the query's ``points`` says, and the Unix time now.
+
+    Raises:
+        ProblemError: 400, that is no such number; 503, the file cannot be read.
+    """
+    points = _points(request)
+    try:
+        text = await asyncio.to_thread(_read, directory / NAME, points)
+    except OSError as error:
+        raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"The history cannot be read: {error.strerror}.") from error
+    return web.Response(text=text, content_type="application/json")
+
+
+def _points(request: web.Request) -> int:
+    given = request.query.get("points", str(USUAL))
+    if not (given.isascii() and given.isdigit() and len(given) <= 9 and FEWEST <= int(given) <= LIMIT):
+        raise ProblemError(HTTPStatus.BAD_REQUEST, f"points is a whole number from {FEWEST} to {LIMIT}.")
+    return int(given)
+
+
+def _read(path: Path, points: int) -> str:
+    """Away from the loop: the file may hold a megabyte."""
+    rows = thinned(read_rows(path), points)
+    return json.dumps(json_ready({"history": rows, "time": time.time()}), allow_nan=False)

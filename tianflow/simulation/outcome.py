@@ -1,0 +1,173 @@
+"""What a simulation gives: numbers between two moments, as JSON and as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from tianflow.diagnosis import NOTICEABLE
+from tianflow.tickets import LedgerSnapshot
+
+if TYPE_CHECKING:
+    from tianflow.config import Config
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a simulation stands. Times are seconds by state, over all of a role."""
+
+    now: float
+    ledger: LedgerSnapshot
+    learner: Mapping[str, float]
+    actors: Mapping[str, float]
+    asks: int
+    refused: int
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """Of the trajectories trained on, in versions. ``bound`` None: unbounded; the others None: nothing was trained on."""
+
+    bound: int | None
+    min: int | None
+    mean: float | None
+    p50: int | None
+    p99: int | None
+    max: int | None
+    violations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was seen after the warm-up. ``dropped`` counts trajectories, shares are fractions of time by state."""
+
+    actors: int
+    seconds: float
+    updates: int
+    steps_per_s: float
+    """Environment steps committed."""
+    trained_steps_per_s: float
+    updates_per_s: float
+    staleness: Staleness
+    histogram: dict[int, int]
+    trained: int
+    dropped: dict[str, int]
+    cuts: int
+    learner: dict[str, float]
+    shares_of_actors: dict[str, float]
+    bottleneck: str
+    why: str
+    events: int
+
+    def document(self) -> dict[str, object]:
+        """The outcome as JSON holds it."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The outcome as a person reads it."""
+        s, bound = self.staleness, "unbounded" if self.staleness.bound is None else self.staleness.bound
+        spread = "nothing was trained on" if s.mean is None else f"min {s.min}, mean {s.mean:.2f}, p50 {s.p50}, p99 {s.p99}, max {s.max}"
+        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
+        speeds = f"{self.steps_per_s:.4g} steps/s sampled, {self.trained_steps_per_s:.4g} trained on; {self.updates_per_s:.4g} updates/s"
+        return [
+            f"actors: {self.actors}; {self.updates} updates in {self.seconds:.4g} s of virtual time",
+            f"throughput: {speeds}",
+            f"staleness: {spread}; bound {bound}",
+            f"trajectories: {self.trained} trained on; dropped: {dropped or 'none'}; {self.cuts} cut short",
+            f"learner: {_percent(self.learner)}",
+            f"actors: {_percent(self.shares_of_actors)}",
+            f"{self.bottleneck}: {self.why}",
+        ]
+
+
+def between(before: Mark, after: Mark, *, config: Config, stalled: bool) -> Outcome:
+    """What happened from one mark to the other."""
+    passed, old, new = after.now - before.now, before.ledger, after.ledger
+    histogram = _less(new.staleness, old.staleness)
+    learner, actors = _shares(before.learner, after.learner), _shares(before.actors, after.actors)
+    refused = (after.refused - before.refused) / max(1, after.asks - before.asks)
+    name, why = _diagnosis(learner, actors, refused=refused)
+    if stalled:
+        name, why = "stalled", "nobody would ever go on: " + _percent(learner) + " of the learner, " + _percent(actors) + " of the actors"
+
+    def speed(count: int) -> float:
+        return count / passed if passed else 0.0
+
+    return Outcome(
+        actors=config.actors.count,
+        seconds=passed,
+        updates=new.updates - old.updates,
+        steps_per_s=speed(new.steps_committed - old.steps_committed),
+        trained_steps_per_s=speed(new.steps_trained - old.steps_trained),
+        updates_per_s=speed(new.updates - old.updates),
+        staleness=_staleness(histogram, new.max_staleness, new.violations),
+        histogram=histogram,
+        trained=new.trained - old.trained,
+        dropped=_less(new.dropped, old.dropped),
+        cuts=new.cuts - old.cuts,
+        learner=learner,
+        shares_of_actors=actors,
+        bottleneck=name,
+        why=why,
+        events=after.events,
+    )
+
+
+def _diagnosis(learner: Mapping[str, float], actors: Mapping[str, float], *, refused: float) -> tuple[str, str]:
+    """The same verdict as of a run (`tianflow.diagnosis`), and what would change it.
+
+    ``refused``: part of the requests for a grant that had to wait.
+    """
+    waits, wait = learner.get("waiting:batch", 0.0), actors.get("waiting:grant", 0.0) + actors.get("waiting:weights", 0.0)
+    both = f"the learner waits {waits:.0%} and the actors {wait:.0%} of the time"
+    if waits > NOTICEABLE and wait > NOTICEABLE:
+        if refused > 0.5:
+            return "balance-bound", f"{both}: both could go on, the bound says no; a higher balance.max_staleness would use it"
+        return "transport-bound", f"{both}, for what is on its way; less latency or a faster link would use it"
+    if waits > NOTICEABLE:
+        return (
+            "sampling-bound",
+            f"the learner waits {waits:.0%} of the time; {1 / max(1 - waits, 1e-9):.1f}x the actors would saturate it",
+        )
+    if wait > NOTICEABLE:
+        return (
+            "learning-bound",
+            f"the actors wait {wait:.0%} of the time; {max(0.0, 1 - wait):.0%} of them would keep the learner as busy",
+        )
+    return "balanced", both
+
+
+def _staleness(counts: Mapping[int, int], bound: int | None, violations: int) -> Staleness:
+    if not counts:
+        return Staleness(bound, None, None, None, None, None, violations)
+    total = sum(counts.values())
+    mean = sum(age * count for age, count in counts.items()) / total
+    return Staleness(bound, min(counts), mean, _quantile(counts, 0.5), _quantile(counts, 0.99), max(counts), violations)
+
+
+def _quantile(counts: Mapping[int, int], part: float) -> int:
+    """The smallest value that at least ``part`` of all do not exceed."""
+    seen, total = 0, sum(counts.values())
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= part * total:
+            return value
+    return max(counts)
+
+
+def _less(new: Mapping[K, int], old: Mapping[K, int]) -> dict[K, int]:
+    return {key: count - old.get(key, 0) for key, count in new.items() if count > old.get(key, 0)}
+
+
+def _shares(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    spent = {state: seconds - before.get(state, 0.0) for state, seconds in after.items()}
+    total = sum(spent.values())
+    return {state: value / total for state, value in sorted(spent.items()) if total > 0 and value > 1e-12 * total}
+
+
+def _percent(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{share:.0%} {state}" for state, share in shares.items()) or "no time passed"

@@ -1,0 +1,86 @@
+"""How long everything takes that a simulation does not compute, and where such numbers come from."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, ValidationError
+
+from tianflow.config import Fraction, Section
+from tianflow.errors import ConfigError, Problem
+
+
+class Rates(Section):
+    """Times in seconds, sizes in bytes. A spread is a standard deviation over its mean; times are lognormal."""
+
+    trajectory_s: PositiveFloat
+    """One whole trajectory of an actor that is no straggler, without waiting."""
+    update_s: PositiveFloat
+    """One update, the copy out of the slots and laying out the weights included."""
+    trajectory_spread: NonNegativeFloat = 0.1
+    update_spread: NonNegativeFloat = 0.0
+    env_steps: PositiveFloat | None = None
+    """Valid environment steps in a whole trajectory; None: ``actors.rollout_steps * env.num_envs``."""
+    publish_s: NonNegativeFloat = 0.0
+    """Added to every update whose version is published."""
+    turn_s: NonNegativeFloat = 0.0
+    """From hearing of a grant to the first step, when nobody else has the turn: the way to the compute thread."""
+    straggler_share: Fraction = 0.0
+    """This part of the actors is slower, always the same ones."""
+    straggler_factor: Annotated[float, Field(ge=1.0)] = 1.0
+    failures_per_hour: NonNegativeFloat = 0.0
+    """Of each actor; what it has in the making is lost with it."""
+    restart_s: NonNegativeFloat = 10.0
+    latency_s: NonNegativeFloat = 0.0
+    """One way, between an actor and the machine of learner and coordinator."""
+    learner_latency_s: NonNegativeFloat = 0.0
+    """One way, between learner and coordinator, which are processes of one machine."""
+    bandwidth: PositiveFloat | None = None
+    """Bytes per second of each actor's link; None: no limit."""
+    trajectory_bytes: NonNegativeFloat = 0.0
+    weights_bytes: NonNegativeFloat = 0.0
+
+    def transfer_s(self, nbytes: float) -> float:
+        """Seconds until ``nbytes`` have crossed a link."""
+        return self.latency_s + (nbytes / self.bandwidth if self.bandwidth is not None else 0.0)
+
+
+def make_rates(values: Mapping[str, object]) -> Rates:
+    """Check ``values``. Raises `ConfigError` with every problem, paths beginning with ``rates``."""
+    try:
+        return Rates.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError([_problem(values, tuple(found["loc"]), found["type"], found["msg"]) for found in error.errors()]) from error
+
+
+def _problem(values: Mapping[str, object], loc: tuple[int | str, ...], kind: str, message: str) -> Problem:
+    key = str(loc[0]) if loc else ""
+    if kind == "missing":
+        message = f"nobody can tell it: take it from a run with --like, measure it with --measure, or give it as rates.{key}"
+    elif kind == "extra_forbidden":
+        message, accepted = "is no rate", "one of " + ", ".join(Rates.model_fields)
+        return Problem(f"rates.{key}", values.get(key), message, accepted)
+    return Problem(f"rates.{key}", values.get(key), message)
+
+
+def read_rates(path: Path) -> dict[str, object]:
+    """The table of rates in a TOML or JSON file, unchecked.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if path.is_dir():
+        raise ConfigError([Problem("--rates", str(path), "is a directory", "a TOML or JSON file of rates; a run is given with --like")])
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError([Problem("--rates", str(path), str(error), "a TOML or JSON file of rates")]) from error
+    table = table.get("rates", table) if isinstance(table, dict) else table
+    if not isinstance(table, dict):
+        raise ConfigError([Problem("--rates", str(path), "does not hold a table", "keys of rates")])
+    return table
