@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dashboards.panels import RATE, SOURCE, Json, figure, heatmap, lines, mean, now, quantile, rate, rate_by, time_shares
 from dashboards.replay import replay_panels
+from dashboards.service import service_panels
 
 FOLDER = Path(__file__).parent / "grafana" / "dashboards"
 COLUMNS = 24
@@ -127,6 +128,7 @@ def overview() -> Json:
                 (f"time() - ({now('checkpoint_last_success_timestamp_seconds')} > 0)", "{{run}} checkpoint age"),
                 unit="s",
             ),
+            *service_panels(),
         ],
     )
 

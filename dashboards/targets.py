@@ -6,14 +6,19 @@ import json
 import sys
 from pathlib import Path
 
-from tianflow.control_file import NAME, ControlFile
+from tianflow.control_file import NAME, SERVICE, ControlFile
+from tianflow.serving.child import Files
 
 TARGETS = Path(__file__).parent / "prometheus" / "targets" / "runs.json"
 
 
 def addresses(runs_dir: Path) -> list[str]:
-    """``host:port`` of every run under ``runs_dir`` that goes on."""
-    files = [ControlFile.read(path.parent) for path in sorted(runs_dir.glob(f"*/{NAME}"))]
+    """``host:port`` of every run under ``runs_dir`` that goes on; of a service that holds runs there, its own instead of theirs."""
+    service = ControlFile.read(runs_dir, SERVICE)
+    held = service is not None and service.alive
+    directories = [path.parent for path in sorted(runs_dir.glob(f"*/{NAME}"))]
+    alone = [path for path in directories if not (held and Files(runs_dir).log(path.name).exists())]
+    files = [service, *(ControlFile.read(path) for path in alone)]
     return [file.address.removeprefix("http://") for file in files if file is not None and file.alive]
 
 

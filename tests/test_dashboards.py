@@ -15,8 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dashboards import make, targets
 from tests.fakes_run import FakeRun
-from tianflow.control_file import ControlFile, process_start_time
+from tianflow.control_file import NAME as NAME_OF_RUN
+from tianflow.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.metrics.prometheus import Exporter
+from tianflow.serving.child import Files
+from tianflow.serving.metrics import ServiceCollector, exposition
 
 FOLDER = Path(make.__file__).parent
 BOARDS = {path.stem: json.loads(text) for path, text in make.files().items()}
@@ -40,7 +43,8 @@ def emitted() -> dict[str, list[dict[str, str]]]:
     run.restarts = {("actors-0", "died"): 1}
     run.evaluation = {"mean_return": 1.0, "version": 1.0}
     run.train(3)
-    text, _ = Exporter(runs=lambda: [run.statistics()], requests={200: 1}).exposition("")
+    page, _ = Exporter(runs=lambda: [run.statistics()], requests={200: 1}).exposition("")
+    text, _ = exposition(ServiceCollector(counts={"failed": 1}, restarts=1, requests={200: 1}), [page.decode()], "")
     found: dict[str, list[dict[str, str]]] = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
@@ -122,6 +126,26 @@ def test_targets_are_the_runs_that_go_on(tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
     assert ["127.0.0.1:5"] == targets.write(tmp_path, file)
     assert [{"targets": ["127.0.0.1:5"]}] == json.loads(file.read_text())
+
+
+def test_a_service_is_a_target_instead_of_the_runs_it_holds(tmp_path: Path) -> None:
+    mine = os.getpid()
+
+    def announce(directory: Path, name: str, address: str) -> None:
+        directory.mkdir(exist_ok=True)
+        began = process_start_time(mine)
+        file = ControlFile(run="", pid=mine, start_time=began, address=f"http://{address}", token="a", read_token="b")
+        file.write(directory, name)
+
+    announce(tmp_path, SERVICE, "127.0.0.1:1")
+    announce(tmp_path / "held", NAME_OF_RUN, "127.0.0.1:2")
+    announce(tmp_path / "alone", NAME_OF_RUN, "127.0.0.1:3")
+    files = Files(tmp_path)
+    files.own.mkdir()
+    files.log("held").touch()
+    assert ["127.0.0.1:1", "127.0.0.1:3"] == targets.addresses(tmp_path)
+    (tmp_path / SERVICE).unlink()
+    assert ["127.0.0.1:3", "127.0.0.1:2"] == targets.addresses(tmp_path), "one that is gone holds none"
 
 
 @needs_promtool

@@ -59,7 +59,7 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
     if not isinstance(body, dict):
         raise ConfigError([Problem(resource, body, "is not a merge patch", "an object of settings")])
     _check_generation(request, run.generation)
-    _check_depth(resource, body)
+    check_depth(resource, body)
     if body:
         run.change(changes_of(run.config, resource, body), source=f"http:{request.remote}")
     return show(run, resource)
@@ -91,13 +91,14 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _check_depth(resource: str, value: object, depth: int = 0) -> None:
-    """Refuse what is nested as no setting is."""
-    if depth > DEEPEST:
-        raise ConfigError([Problem(resource, None, "is nested too deeply", f"at most {DEEPEST} levels")])
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_depth(resource, item, depth + 1)
+def check_depth(path: str, value: object, deepest: int = DEEPEST) -> None:
+    """Refuse what has more than ``deepest`` levels, as no setting has, with ConfigError: what comes next goes down them one by one."""
+    level, depth = [value], 0
+    while level:
+        if depth > deepest:
+            raise ConfigError([Problem(path, None, "is nested too deeply", f"at most {deepest} levels")])
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level, depth = [item for items in inner for item in items], depth + 1
 
 
 def _number(text: str) -> float:

@@ -16,6 +16,12 @@ from tianflow.service.problems import ProblemError
 
 ANSWER_S = 5.0
 """Seconds in which a run must answer; its coordinator computes nothing, so one that does not is stopped or swamped."""
+METRICS_S = 2.0
+"""Seconds in which a run must give its metrics: less than a scraper waits for the whole page, which one run must not cost all others."""
+SILENT_S = 45.0
+"""Seconds without a word, three comments of a stream that is alive long, after which a run is gone."""
+WRITE_S = 30.0
+"""Seconds in which a reader must take what was written; otherwise it is gone."""
 ASKED = ("Accept", "Content-Type", "If-Match", "Last-Event-ID")
 ANSWERED = ("Accept-Patch", "Allow", "Content-Type", "ETag", "Location", "Retry-After", "X-Accel-Buffering")
 CHUNK = 2**16
@@ -57,8 +63,9 @@ class Asker:
 
     async def metrics(self, contact: ControlFile, accept: str) -> str:
         """Its metrics, in the format that ``accept`` asks for; "" when it does not answer."""
+        headers, timeout = _token(contact) | {"Accept": accept}, aiohttp.ClientTimeout(total=METRICS_S)
         try:
-            async with self._session.get(f"{contact.address}/metrics", headers=_token(contact) | {"Accept": accept}) as answer:
+            async with self._session.get(f"{contact.address}/metrics", headers=headers, timeout=timeout) as answer:
                 return await answer.text() if answer.status == HTTPStatus.OK else ""
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return ""
@@ -84,25 +91,32 @@ class Asker:
         Raises:
             ProblemError: 503, it does not answer.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENT_S)
+        asked = self._session.get(_url(contact, rest), params=request.query, headers=_passed_on(contact, request), timeout=timeout)
         try:
-            asked = self._session.get(_url(contact, rest), params=request.query, headers=_passed_on(contact, request), timeout=timeout)
-            async with asked as answer:
-                response = web.StreamResponse(status=answer.status, headers=_chosen(answer.headers, ANSWERED))
-                await response.prepare(request)
-                await _copy(answer, response)
-                return response
-        except (aiohttp.ClientConnectorError, TimeoutError) as error:
+            async with asyncio.timeout(ANSWER_S):
+                answer = await asked
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise _silent(contact, error) from error
+        async with answer:
+            response = web.StreamResponse(status=answer.status, headers=_chosen(answer.headers, ANSWERED))
+            await _copy(answer, request, response)
+            return response
 
 
-async def _copy(answer: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
+async def _copy(answer: aiohttp.ClientResponse, request: web.Request, response: web.StreamResponse) -> None:
     """Until either end is gone: a reader that left, or a run that was killed, is an end of the stream and no error."""
+    transport = request.transport
     try:
+        await response.prepare(request)
         async for data in answer.content.iter_any():
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(WRITE_S):
                 await response.write(data)
-    except (aiohttp.ClientError, ConnectionError, TimeoutError):
+    except (ConnectionError, TimeoutError):
+        # A connection that is merely closed would wait for its reader to take what was written.
+        if transport is not None:
+            transport.abort()
+    except aiohttp.ClientError:
         return
 
 

@@ -13,6 +13,7 @@ from tianflow.service.schemas import COUNT, NUMBER, TEXT, TRUTH, Schema, listing
 from tianflow.serving.store import STATES
 
 ANY_OBJECT: Schema = {"type": "object"}
+A_KEY = "^[ -~]{1,255}$"
 
 
 @cache
@@ -62,7 +63,7 @@ def _submit() -> dict[str, Any]:
         "name": "Idempotency-Key",
         "in": "header",
         "description": "Sent again with the same body, it gives the run of the first time",
-        "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+        "schema": {"type": "string", "pattern": A_KEY},
     }
     headers = {"Location": {"description": "The run", "schema": {"type": "string"}}}
     return operation(

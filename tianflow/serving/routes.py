@@ -31,12 +31,14 @@ from tianflow.serving.asking import Asker
 from tianflow.serving.child import Files
 from tianflow.serving.house import House, Life
 from tianflow.serving.naming import require_allowed
+from tianflow.serving.refusals import store_answers
 from tianflow.serving.store import Record, ReusedKeyError, Store, StoreError, TakenError
 
 PAGE, LARGEST_PAGE = 50, 500
 """Runs in one answer: without ``limit``, and at most."""
+DEEPEST = 32
+"""Levels of what is submitted: arguments of an environment may have some of their own."""
 KEY = "Idempotency-Key"
-LONGEST_KEY = 255
 RUNS = "/api/v1/runs"
 CONFIGS = "an object of sections, or the name of a config that comes with tianflow"
 
@@ -45,7 +47,7 @@ def make_app(*, house: House, store: Store, asker: Asker, guard: Guard, http: Ht
     """The application of a service. ``allowed``: modules whose objects a config that is submitted may name."""
     requests: Counter[int] = Counter()
     throttle = Throttle(per_s=http.max_requests_per_s)
-    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY), read_in_time]
+    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY), read_in_time, store_answers]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(add_safe_headers)
     handlers = Handlers(house=house, store=store, asker=asker, requests=requests, allowed=allowed, max_streams=http.max_streams)
@@ -235,6 +237,7 @@ class Handlers:
         if request.content_type != "application/json":
             raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "A run is submitted as application/json.")
         document = settings.parse(body)
+        settings.check_depth("config", document, DEEPEST)
         problems = list(_shape(document))
         if problems:
             raise ConfigError(problems)
@@ -289,8 +292,8 @@ def _new_name(algorithm: str) -> str:
 
 def _key(request: web.Request) -> str | None:
     key = request.headers.get(KEY)
-    if key is not None and not 0 < len(key) <= LONGEST_KEY:
-        raise ProblemError(HTTPStatus.BAD_REQUEST, f"{KEY} has 1 to {LONGEST_KEY} characters.")
+    if key is not None and re.fullmatch(openapi.A_KEY, key) is None:
+        raise ProblemError(HTTPStatus.BAD_REQUEST, f"{KEY} has 1 to 255 characters of ASCII.")
     return key
 
 

@@ -1,0 +1,187 @@
+"""Limits of both servers beside real training: many streams at once, and bodies without end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import resource
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.harness import START_S, run
+from tests.e2e.test_serve import service
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+STREAMS, ALLOWED = 1000, 32
+WINDOW_S = 8.0
+LENIENT = 0.15
+"""Share of throughput that may be missing on a machine that others use, too."""
+LARGER_BY = 48 * 2**20
+"""Bytes by which a server may grow while all its streams are open, or while it is sent too much."""
+STEADY: Mapping[str, Any] = {
+    "http__max_requests_per_s": 5000.0,
+    "http__max_streams": ALLOWED,
+    "algorithm__epochs": None,
+    "algorithm__minibatch_size": None,
+    "env__id": "tests.oracle:EchoEnv",
+    "env__kwargs": {"seconds": 0.01, "jitter": False},
+    "algorithm__name": "tests.e2e.steady:SteadyOracle",
+    "algorithm__update_s": 0.05,
+    "algorithm__batch_trajectories": 2,
+    "actors__rollout_steps": 8,
+    "balance__min_fragment_steps": 1,
+    "balance__max_staleness": 4,
+    "evaluation__episodes": 1,
+    "evaluation__num_envs": 1,
+}
+"""A run that sleeps: its speed hardly depends on what else this machine does."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Open:
+    """A server that answers for a run that trains."""
+
+    address: str
+    token: str
+    run: str
+    pid: int
+    steps: Callable[[], int]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"}
+
+    def resident(self) -> int:
+        """Bytes of memory of its process."""
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def steps_per_s(self, seconds: float = WINDOW_S) -> float:
+        began, first = time.monotonic(), self.steps()
+        time.sleep(seconds)  # the length of the measurement
+        return (self.steps() - first) / (time.monotonic() - began)
+
+
+@contextmanager
+def opened(kind: str, folder: Path) -> Iterator[Open]:
+    if kind == "train":
+        config = folder / "oracle.toml"
+        config.write_text("[env]\nid = 'tests.oracle:EchoEnv'\n[algorithm]\nname = 'tests.e2e.steady:SteadyOracle'\n")
+        record = str(folder / "record")
+        with run(folder / "runs", str(config), algorithm__record=record, **STEADY) as live:
+            live.until_training(more=20, within_s=2 * START_S)
+            assert live.control is not None
+            control = live.control
+            yield Open(control.address, control.token, live.name, control.pid, lambda: live.status()["progress"]["env_steps"])
+    else:
+        with service(folder / "runs", "--max-streams", str(ALLOWED)) as served:
+            served.submit("a", env__id="tests.environments:SlowEnv", env__kwargs={"seconds": 0.02})
+            served.until_training("a", more=20)
+            control = served.control
+            yield Open(control.address, control.token, "a", control.pid, lambda: served.run("a")["progress"]["env_steps"])
+
+
+async def crowd(server: Open, measure: Callable[[], tuple[float, int]]) -> tuple[Counter[int], set[bool], tuple[float, int], int]:
+    """1,000 readers at once: answers by status, whether refusals said when to come again, what was measured, and events read."""
+    statuses: Counter[int] = Counter()
+    told: set[bool] = set()
+    events = 0
+
+    async def read(session: aiohttp.ClientSession) -> None:
+        nonlocal events
+        async with session.get(f"{server.address}/api/v1/runs/{server.run}/events", headers=server.headers) as answer:
+            statuses[answer.status] += 1
+            if answer.status != 200:
+                told.add("Retry-After" in answer.headers)
+                return
+            async for line in answer.content:
+                events += line.startswith(b"event:")
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+        readers = [asyncio.create_task(read(session)) for _ in range(STREAMS)]
+        async with asyncio.timeout(60.0):
+            while statuses.total() < STREAMS:  # noqa: ASYNC110 - answers of a server are waited for
+                await asyncio.sleep(0.05)
+        measured = await asyncio.to_thread(measure)
+        for reader in readers:
+            reader.cancel()
+        ended = await asyncio.gather(*readers, return_exceptions=True)
+        assert {type(None), asyncio.CancelledError} >= {type(end) for end in ended}
+    return statuses, told, measured, events
+
+
+@pytest.mark.parametrize("kind", ["train", "serve"])
+def test_a_thousand_streams_at_once_slow_no_training_and_leave_their_places(tmp_path: Path, kind: str) -> None:
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > STREAMS + 100
+    with opened(kind, tmp_path) as server:
+        before, small = server.steps_per_s(), server.resident()
+        statuses, told, (during, large), events = asyncio.run(crowd(server, lambda: (server.steps_per_s(), server.resident())))
+        after = server.steps_per_s()
+        log.info("steps/s %.1f before, %.1f during, %.1f after; %+.1f MiB", before, during, after, (large - small) / 2**20)
+        log.info("answers %s; %d events read", dict(statuses), events)
+        assert ALLOWED == statuses[200]
+        # who comes to a service as often as that from one address is told so first
+        assert {503} <= set(statuses) - {200} <= ({503} if kind == "train" else {503, 429})
+        assert {True} == told
+        assert events > ALLOWED
+        assert during > (1.0 - LENIENT) * max(before, after)
+        assert large - small < LARGER_BY
+        assert ALLOWED == asyncio.run(places(server))
+
+
+async def places(server: Open) -> int:
+    """How many new readers are served, all at the same time, within the time in which a quiet stream is noticed to have no reader."""
+    async with aiohttp.ClientSession(headers=server.headers) as session, asyncio.timeout(30.0):
+        answers: list[aiohttp.ClientResponse] = []
+        while len(answers) < ALLOWED:
+            answer = await session.get(f"{server.address}/api/v1/runs/{server.run}/events")
+            if answer.status == 200:
+                answers.append(answer)
+            else:
+                answer.close()
+                await asyncio.sleep(0.1)
+        found = len(answers)
+        for answer in answers:
+            answer.close()
+        return found
+
+
+@pytest.mark.parametrize("kind", ["train", "serve"])
+def test_a_hundred_megabytes_are_refused_and_not_kept(tmp_path: Path, kind: str) -> None:
+    with opened(kind, tmp_path) as server:
+        small = server.resident()
+        host, port = server.address.removeprefix("http://").split(":")
+        head = f"POST /api/v1/runs/{server.run}/pause HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {server.token}\r\n"
+        for how, chunk in (
+            ("Content-Length: 104857600", b" " * 2**16),
+            ("Transfer-Encoding: chunked", b"10000\r\n" + b" " * 2**16 + b"\r\n"),
+        ):
+            began = time.monotonic()
+            with socket.create_connection((host, int(port)), timeout=20.0) as connection:
+                connection.sendall(f"{head}{how}\r\n\r\n".encode())
+                sent = 0
+                try:
+                    while sent < 100 * 2**20:
+                        connection.sendall(chunk)
+                        sent += len(chunk)
+                except ConnectionError:  # it takes what comes for a while, and then no more
+                    pass
+                answer = connection.recv(2**16)
+            grown = server.resident() - small
+            log.info("%s: %.0f MiB taken in %.1f s; %+.1f MiB", how, sent / 2**20, time.monotonic() - began, grown / 2**20)
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            assert grown < LARGER_BY
+        assert server.steps_per_s(1.0) > 0.0
