@@ -13,7 +13,12 @@ from benchmarks.machine import ROOT
 
 CONFIG = ROOT / "configs" / "pong_impala.toml"
 STANDARD = ("env.kwargs.img_height=84", "env.kwargs.img_width=84")
-CASES: dict[str, tuple[str, ...]] = {"42 x 42, as shipped": (), "84 x 84": STANDARD}
+CASES: dict[str, tuple[tuple[str, ...], bool]] = {
+    "42 x 42, B = 1 as shipped": ((), False),
+    "42 x 42, B = A/2": ((), True),
+    "84 x 84, B = A/2": (STANDARD, True),
+}
+"""What differs from the config, and whether a batch has a trajectory for every two actors: with one, most actors are idle by law."""
 RESERVED = 2
 """Cores that are left to the learner and the coordinator."""
 TIMEOUT_S = 120.0
@@ -36,12 +41,14 @@ def make(plan: Plan) -> Benchmark:
     seeds = tuple(range(1, plan.rounds + 1))
 
     def trained(case: str, seed: int) -> Values:
-        settings = (f"run.seed={seed}", f"actors.count={actors}", f"actors.hosts={actors}", "run.target_return=null", *CASES[case])
+        settings = (f"run.seed={seed}", f"actors.count={actors}", f"actors.hosts={actors}", "run.target_return=null", *CASES[case][0])
+        if CASES[case][1]:
+            settings += (f"algorithm.batch_trajectories={max(1, actors // 2)}",)
         return training.measure(str(CONFIG), settings, window, plan.scratch)
 
     def alone(case: str) -> Values:
         """One process of environments on every core."""
-        commands = [("benchmarks.bare", ("environments", CONFIG, seconds, *CASES[case], "--core", core)) for core in cores]
+        commands = [("benchmarks.bare", ("environments", CONFIG, seconds, *CASES[case][0], "--core", core)) for core in cores]
         return {"environments": sum(said["per_s"] for said in child.run_together(commands, timeout_s=TIMEOUT_S + seconds))}
 
     def sides(case: str) -> tuple[Side, Side]:
@@ -55,7 +62,7 @@ def make(plan: Plan) -> Benchmark:
         units={**training.UNITS, "environments": "env steps/s, all cores"},
         settings={
             "run": f"configs/pong_impala.toml, learner.device = auto, {actors} actors of 16 environments in as many processes; "
-            "as shipped: 42 x 42 images; frame skip 4, not multiplied",
+            "as shipped: 42 x 42 images, max_staleness = 2; frame skip 4, not multiplied",
             "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; environments alone {seconds:g} s",
             "limit": f"{len(cores)} processes of 16 environments, one thread and one core each, actions at random",
             "threads": "1 a process",

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -586,3 +586,21 @@ async def test_a_resumed_run_goes_on_counting_in_a_new_lineage(tmp_path: Path) -
         assert (16, 1) == (second.run.env_steps, second.run.statistics().episodes)
         second.commit()
         assert (32, 2) == (second.run.env_steps, second.run.statistics().episodes)
+
+
+@pytest.mark.parametrize(("before", "ends"), [(1000.0, True), (0.0, False)])
+async def test_a_limit_of_seconds_counts_those_before_a_resume(tmp_path: Path, before: float, ends: bool) -> None:
+    first = World(tmp_path)
+    async with going(first) as task:
+        first.commit()
+        first.run.stop(source="test")
+        await soon(task)
+    checkpoint = await asyncio.to_thread(CheckpointStore(tmp_path / "checkpoints", keep=1).newest)
+    assert checkpoint is not None
+    lived = replace(checkpoint, manifest={**checkpoint.manifest, "elapsed_s": before})
+    config = BASE.model_copy(update={"run": BASE.run.model_copy(update={"max_seconds": 900.0})})
+    second = World(tmp_path, config, resumed=lived)
+    async with going(second) as task:
+        if ends:
+            await soon(task)
+        assert ("max_seconds" if ends else "") == second.run.end_reason

@@ -277,8 +277,12 @@ class Run:
             self.end("done", "max_env_steps")
         elif limits.max_updates is not None and self.exchange.ledger.version.number >= limits.max_updates:
             self.end("done", "max_updates")
-        elif limits.max_seconds is not None and self._training_began is not None and now - self._training_began >= limits.max_seconds:
+        elif limits.max_seconds is not None and self._trained_s(now) >= limits.max_seconds:
             self.end("done", "max_seconds")
+
+    def _trained_s(self, now: float) -> float:
+        """Seconds that count towards the limit: all those before a resume, and those since learner and actors were first at work."""
+        return 0.0 if self._training_began is None else self._base.elapsed_s + now - self._training_began
 
     def _background(self, work: Coroutine[None, None, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
