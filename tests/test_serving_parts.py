@@ -167,6 +167,7 @@ def test_who_was_told_to_rest_is_known_from_the_audit(tmp_path: Path, lines: str
         ("balance", "controller", ["staleness", "os:system"]),
         ("balance", "controller", ":"),
         ("placement", "launcher", "subprocess:Popen"),
+        ("metrics", "sinks", ["tensorboard", "os:1"]),
         ("env", "kwargs", {"inner": {"factory": "os:system"}}),
         ("env", "kwargs", {"list": [["os:system"]]}),
         ("env", "kwargs", {"os:system": 1}),

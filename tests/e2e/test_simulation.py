@@ -20,7 +20,7 @@ MEASURED_S = 15.0
 SETTINGS: dict[str, object] = {
     "algorithm__update_s": 0.06,
     "algorithm__batch_trajectories": 4,
-    "env__kwargs": {"seconds": 0.005, "jitter": False, "length": 50},
+    "env__kwargs": {"seconds": 0.005, "jitter": True, "length": 50},
     "env__num_envs": 1,
     "actors__count": 4,
     "actors__hosts": 4,
@@ -30,7 +30,9 @@ SETTINGS: dict[str, object] = {
     "evaluation__episodes": 1,
     "evaluation__num_envs": 1,
 }
-"""Four actors whose environments sleep 80 ms a trajectory, and a learner that sleeps 60 ms an update: load of others matters little."""
+"""Four actors whose environments sleep 80 ms a trajectory on average, a learner that sleeps 60 ms an update: load matters little.
+
+Sleeps differ from step to step, as a simulation supposes: actors that all take the same time fall into step, which no history tells."""
 
 
 def settled(rows: list[Row]) -> list[Row]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tianflow.errors import ConfigError, Problem
 
-NAMES = frozenset({"env.id", "env.wrappers", "network.name", "algorithm.name", "balance.controller", "placement.launcher"})
+NAMES = frozenset({"env.id", "env.wrappers", "network.name", "algorithm.name", "balance.controller", "metrics.sinks", "placement.launcher"})
 """Settings that name what is imported; in these no colon is harmless."""
 OBJECT = re.compile(r"\s*[^\W\d][\w.]*\s*:\s*[^\W\d]")
 """``module:attribute``, wherever else it stands."""
