@@ -45,8 +45,7 @@ async def bare() -> list[float]:
 async def busy(config: Path, overrides: Sequence[str], window: training.Window, runs: Path) -> Values:
     """Throughput, and the p99 lag of the coordinator's loop beside that of a bare loop in a process of its own."""
     async with open_run(config, overrides, runs_dir=runs) as run:
-        while run.control.state == "starting":  # noqa: ASYNC110 - a run has no bell for it, and this is not timed
-            await asyncio.sleep(0.02)
+        await training.until_started(run)
         beside = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "benchmarks.crowd", "bare"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
@@ -66,8 +65,7 @@ async def busy(config: Path, overrides: Sequence[str], window: training.Window, 
 async def stalled(config: Path, overrides: Sequence[str], *, train_s: float, seconds: float, looks: int, runs: Path) -> Values:
     """Memory of all processes while the learner is stopped: once what is in flight has settled, and ``looks`` times over ``seconds``."""
     async with open_run(config, overrides, runs_dir=runs) as run:
-        while run.control.state == "starting":  # noqa: ASYNC110 - a run has no bell for it, and this is not timed
-            await asyncio.sleep(0.02)
+        await training.until_started(run)
         await asyncio.sleep(train_s)
         learner = next(pid for pid in resting.tree() if _name(pid) == "learner")
         os.kill(learner, signal.SIGSTOP)

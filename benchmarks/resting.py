@@ -64,11 +64,11 @@ async def shares(seconds: float) -> Values:
 
 async def paused(config: Path, overrides: Sequence[str], *, train_s: float, seconds: float, runs: Path) -> Values:
     """Train for ``train_s``, pause, let it settle, look."""
+    from benchmarks import training
     from tianflow import open_run
 
     async with open_run(config, overrides, runs_dir=runs) as run:
-        while run.control.state == "starting":  # noqa: ASYNC110 - a run has no bell for it, and this is not timed
-            await asyncio.sleep(0.02)
+        await training.until_started(run)
         await asyncio.sleep(train_s)
         run.control.pause(source="api")
         await asyncio.sleep(SETTLE_S)

@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks import child
 from benchmarks.harness import Values
 from tianflow import loops, open_run
+from tianflow.api import RunHandle
 from tianflow.coordinator import ENDED
 from tianflow.statistics import RunStatistics
 from tianflow.tallies import waiting_seconds
@@ -47,11 +48,16 @@ def measure(config: str, overrides: Sequence[str], window: Window, scratch: Path
         return child.run("benchmarks.training", *arguments, timeout_s=120.0 + 4.0 * (window.warm_s + window.seconds)).answer
 
 
+async def until_started(run: RunHandle) -> None:
+    """Until learner and actors work, or the run has ended."""
+    while run.control.state == "starting":  # noqa: ASYNC110 - a run has no bell for it, and this is not timed
+        await asyncio.sleep(0.02)
+
+
 async def watch(config: Path, overrides: Sequence[str], window: Window, runs: Path) -> Values:
     """In the child: the run itself, stopped after the window."""
     async with open_run(config, overrides, runs_dir=runs) as run:
-        while run.control.state == "starting":  # noqa: ASYNC110 - a run has no bell for it, and this is not timed
-            await asyncio.sleep(0.02)
+        await until_started(run)
         await asyncio.sleep(window.warm_s)
         before = run.control.statistics()
         await asyncio.sleep(window.seconds)

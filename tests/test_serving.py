@@ -28,7 +28,7 @@ from tianflow.serving.child import Child, Files, Outcome
 from tianflow.serving.house import House
 from tianflow.serving.routes import make_app
 from tianflow.serving.service import ServiceSettings, serving
-from tianflow.serving.store import Store
+from tianflow.serving.store import Store, StoreError
 
 Client = TestClient[Any, Any]
 RUNS = "/api/v1/runs"
@@ -230,6 +230,50 @@ async def test_what_cannot_be_started_fails_alone(world: World, monkeypatch: pyt
     await until(up(world, "b"))
     assert {"a": "failed", "b": "running"} == await world.states()
     assert ["OSError: no more processes"] == (await world.get(f"{RUNS}/a"))["reasons"]
+
+
+async def test_a_run_that_is_stopped_while_it_is_given_its_place_does_not_begin(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = Store.begin
+
+    def stop_first(store: Store, name: str, *, now: float) -> bool:
+        store.end(name, state="stopped", reason="somebody", now=now)
+        return began(store, name, now=now)
+
+    monkeypatch.setattr(Store, "begin", stop_first)
+    await world.submit("a")
+
+    async def stopped() -> bool:
+        return await world.states() == {"a": "stopped"}
+
+    await until(stopped)
+    await until(lambda: not world.house.lives)
+    assert not world.children
+
+
+async def test_a_disk_that_takes_no_end_is_not_asked_again_and_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(_store: Store, name: str, **_: object) -> None:
+        asked.append(name)
+        raise StoreError("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "end", refuse)
+        patched.setattr(houses, "AGAIN_S", 0.3)
+        await world.submit("a")
+        await until(up(world, "a"))
+        world.child("a").end(Outcome("done", "target"))
+        await until(lambda: len(asked) == 1)
+        assert "a" in world.house.lives  # it keeps its place: nothing is started in the meantime
+        assert 1 == len(world.children["a"])
+        await until(lambda: len(world.children["a"]) == 2)
+    await until(up(world, "a"))
+    world.child("a").end(Outcome("done", "target"))
+
+    async def done() -> bool:
+        return await world.states() == {"a": "done"}
+
+    await until(done)
 
 
 # Going on afterwards -----------------------------------------------------------------------------------------------------------

@@ -83,6 +83,16 @@ def test_a_second_beginning_keeps_the_first_start(store: Store) -> None:
     assert 2.0 == record.started
 
 
+def test_what_was_stopped_meanwhile_does_not_begin(store: Store) -> None:
+    add(store, "a")
+    assert store.begin("a", now=2.0)
+    store.end("a", state="stopped", reason="somebody", now=3.0)
+    assert not store.begin("a", now=4.0)
+    record = store.get("a")
+    assert record is not None
+    assert ("stopped", "somebody", 3.0) == (record.state, record.reason, record.ended)
+
+
 def test_a_name_is_taken_once(store: Store) -> None:
     add(store, "a")
     with pytest.raises(TakenError, match="'a'"):

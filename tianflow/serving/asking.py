@@ -24,7 +24,6 @@ WRITE_S = 30.0
 """Seconds in which a reader must take what was written; otherwise it is gone."""
 ASKED = ("Accept", "Content-Type", "If-Match", "Last-Event-ID")
 ANSWERED = ("Accept-Patch", "Allow", "Content-Type", "ETag", "Location", "Retry-After", "X-Accel-Buffering")
-CHUNK = 2**16
 
 
 class NoAnswerError(TianflowError):

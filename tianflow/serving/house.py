@@ -170,8 +170,9 @@ class House:
         """One run from its place to its end. Whatever goes wrong here is that run's failure, and of no other."""
         name = life.record.id
         try:
-            await self.remember(self._store.begin, name, now=time.time())
-            outcome = await self._live_again_and_again(life)
+            # a person may have stopped it while it was being given its place
+            begun = await self.remember(self._store.begin, name, now=time.time())
+            outcome = await self._live_again_and_again(life) if begun else None
         except Exception as error:  # the boundary between one run and the service
             log.exception("a run cannot be held", run=name)
             outcome = Outcome("failed", f"{type(error).__name__}: {error}")
@@ -179,6 +180,9 @@ class House:
             if outcome is not None:
                 await self.remember(self._store.end, name, state=outcome.state, reason=outcome.reason, now=time.time())
                 log.info("a run has ended", run=name, state=outcome.state, reason=outcome.reason)
+        except StoreError as error:
+            log.warning("how a run ended cannot be kept, so it will be tried again", run=name, error=str(error))
+            await asyncio.sleep(AGAIN_S)
         finally:
             del self._lives[name]
             self.wake()

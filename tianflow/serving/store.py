@@ -132,9 +132,14 @@ class Store:
         """How many runs are in each state."""
         return dict(self._ask("SELECT state, COUNT(*) FROM runs GROUP BY state"))
 
-    def begin(self, name: str, *, now: float) -> None:
-        """It is running, from ``now`` on if it never was before."""
-        self._ask("UPDATE runs SET state = 'running', started = COALESCE(started, ?), ended = NULL, reason = '' WHERE id = ?", now, name)
+    def begin(self, name: str, *, now: float) -> bool:
+        """It is running, from ``now`` on if it never was before; False, and nothing changes, if it has ended meanwhile."""
+        changed = self._ask(
+            "UPDATE runs SET state = 'running', started = COALESCE(started, ?)"
+            " WHERE id = ? AND state IN ('pending', 'running') RETURNING id",
+            *(now, name),
+        )
+        return bool(changed)
 
     def queue(self, name: str) -> None:
         """It waits for its turn, as one that has not ended."""
