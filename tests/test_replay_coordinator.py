@@ -52,8 +52,8 @@ class ReplayWorld(PlainWorld):
             (shard,) = spec.components
             asked: list[ShardRequest] = []
             self.asked[spec.name] = asked
-            self.answers[spec.name].append(self.run.shard_answers(shard.index, incarnation))
-            self.run.shard_opened(shard.index, incarnation, Port(asked))
+            self.answers[spec.name].append(self.run.reception.shard_answers(shard.index, incarnation))
+            self.run.reception.shard_opened(shard.index, incarnation, Port(asked))
             self.answers[spec.name][-1]("dropped", list(Holdings()))
         return await super().start(spec, incarnation)
 
