@@ -19,6 +19,7 @@ from tianflow.algorithms.a2c import A2C
 from tianflow.algorithms.actor_critic import ActorCriticPolicy, read_batch
 from tianflow.algorithms.flat import Adam, FlatBuffer
 from tianflow.algorithms.impala import Impala
+from tianflow.algorithms.normalisers import IMAGE_EPSILON, ObservationNormaliser
 from tianflow.algorithms.ppo import PPO
 from tianflow.config import A2CSettings, Config, EnvSettings, ImpalaSettings, NetworkSettings, NormalisationSettings, PPOSettings
 from tianflow.errors import CheckpointError
@@ -438,6 +439,29 @@ def test_pixels_are_normalised_each_by_itself_for_learner_and_actor_alike(networ
         output = learner.model.evaluate(samples.observation, samples.state, samples.start)
         log_ratio = learner.model.distribution.log_prob(output.parameters[:-1], samples.action) - samples.log_prob
     assert log_ratio.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 7), (6, 7, 3)])
+def test_bytes_are_normalised_as_their_scaled_values_would_be(shape: tuple[int, ...]) -> None:
+    """Also where they are views of some columns, and whatever the order of channels; the layout is that of convolutions."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (3, 5, *shape), dtype=torch.uint8, generator=generator)
+    normaliser = ObservationNormaliser([LeafSpec("", shape, "uint8")], clip=2.0)
+    extras = {name: torch.zeros(each, dtype=torch.float64) for name, each in normaliser.shapes.items()}
+    normaliser.bind(extras)
+    valid = torch.ones(3, 5, dtype=torch.bool)
+    for every in (True, False):
+        valid[1, 2] = every
+        normaliser.learn({"": images}, valid)
+    scaled, moments = images.double() / 255.0, (extras["observation//mean"], extras["observation//variance"])
+    kept = torch.cat([scaled.flatten(0, 1), scaled[valid]])
+    torch.testing.assert_close(moments[0], kept.mean(0))
+    torch.testing.assert_close(moments[1], kept.var(0, correction=0))
+    expected = ((scaled - moments[0]) / (moments[1] + IMAGE_EPSILON).sqrt()).clamp(-2.0, 2.0).float()
+    for columns in (slice(None), slice(1, 3)):
+        found = normaliser({"": images[:, columns]})[""]
+        torch.testing.assert_close(found, expected[:, columns], atol=1e-5, rtol=1e-5)
+    assert found.stride(-3 if shape[0] < shape[-1] else -1) == 1
 
 
 def test_returns_are_scaled_by_the_deviation_of_the_discounted_return() -> None:
