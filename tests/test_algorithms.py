@@ -16,11 +16,11 @@ from torch import Tensor
 
 from tests.test_networks import Counter, observations
 from tianflow.algorithms.a2c import A2C
-from tianflow.algorithms.actor_critic import ActorCriticPolicy, read_batch
+from tianflow.algorithms.actor_critic import ActorCriticPolicy, Model, read_batch
 from tianflow.algorithms.flat import Adam, FlatBuffer
 from tianflow.algorithms.impala import Impala
 from tianflow.algorithms.normalisers import IMAGE_EPSILON, ObservationNormaliser
-from tianflow.algorithms.ppo import PPO
+from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.config import A2CSettings, Config, EnvSettings, ImpalaSettings, NetworkSettings, NormalisationSettings, PPOSettings
 from tianflow.errors import CheckpointError
 from tianflow.interfaces import LearnerBatch
@@ -36,7 +36,7 @@ BOX = ActionSpec(kind="box", shape=(2,), dtype="float32", low=(-1.0, -1.0), high
 ACTIONS = {"discrete": DISCRETE, "multi_discrete": SEVERAL, "box": BOX}
 ALGORITHMS = {"ppo": PPO, "impala": Impala, "a2c": A2C}
 SETTINGS = {"ppo": PPOSettings(epochs=2, minibatch_size=16), "impala": ImpalaSettings(), "a2c": A2CSettings()}
-LEAF = LeafSpec("", (5,), "float32")
+LEAF, IMAGE = LeafSpec("", (5,), "float32"), LeafSpec("", (1, 36, 36), "uint8")
 T, N = 6, 8
 
 
@@ -445,11 +445,11 @@ def test_pixels_are_normalised_each_by_itself_for_learner_and_actor_alike(networ
 def test_bytes_are_normalised_as_their_scaled_values_would_be(shape: tuple[int, ...]) -> None:
     """Also where they are views of some columns, and whatever the order of channels; the layout is that of convolutions."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (3, 5, *shape), dtype=torch.uint8, generator=generator)
+    images = torch.randint(256, (3, 11, *shape), dtype=torch.uint8, generator=generator)
     normaliser = ObservationNormaliser([LeafSpec("", shape, "uint8")], clip=2.0)
     extras = {name: torch.zeros(each, dtype=torch.float64) for name, each in normaliser.shapes.items()}
     normaliser.bind(extras)
-    valid = torch.ones(3, 5, dtype=torch.bool)
+    valid = torch.ones(3, 11, dtype=torch.bool)
     for every in (True, False):
         valid[1, 2] = every
         normaliser.learn({"": images}, valid)
@@ -461,6 +461,7 @@ def test_bytes_are_normalised_as_their_scaled_values_would_be(shape: tuple[int, 
     for columns in (slice(None), slice(1, 3)):
         found = normaliser({"": images[:, columns]})[""]
         torch.testing.assert_close(found, expected[:, columns], atol=1e-5, rtol=1e-5)
+        assert torch.equal(normaliser.batch({"": images[:, columns]})[""], found)
     assert found.stride(-3 if shape[0] < shape[-1] else -1) == 1
 
 
@@ -559,6 +560,46 @@ def test_chunks_of_image_columns_give_the_gradient_of_the_whole_batch(monkeypatc
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.parametrize("lstm", [0, 4])
+def test_parts_of_a_minibatch_of_images_give_the_gradient_of_the_whole(lstm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows are not valid, so that with memory the parts weigh differently."""
+    settings, env = config(network="nature_cnn", lstm=lstm, epochs=2, minibatch_size=4 * T), spec(DISCRETE, IMAGE)
+    found = []
+    for size in (10**6, 2 * T if lstm else 7):
+        monkeypatch.setattr("tianflow.algorithms.ppo.CHUNK_SAMPLES", size)
+        policy, learner = pair(settings, env)
+        arrays = rollout(policy, env)
+        arrays["valid"][1:, 0] = False
+        statistics = learner.step(LearnerBatch(arrays)).statistics
+        found.append((statistics, learner.optimiser.mean.clone()))
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-6, rtol=1e-3)
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-3, abs=1e-6)
+
+
+def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters are those of the look before, so its gradient is the one that another look would give."""
+    settings, env = config(network="nature_cnn", epochs=2, minibatch_size=T * N // 2), spec(DISCRETE, IMAGE)
+    found, seen = [], []
+
+    def counting(self: Any, observation: Any, state: Any, start: Tensor) -> Output:
+        seen[-1] += start.numel()
+        return evaluate(self, observation, state, start)
+
+    look, evaluate = PPOLearner._look, Model.evaluate
+    monkeypatch.setattr(Model, "evaluate", counting)
+    for again in (False, True):
+        if again:
+            monkeypatch.setattr(PPOLearner, "_look", lambda *args: (look(*args)[0], ()))
+        seen.append(0)
+        policy, learner = pair(settings, env)
+        arrays = rollout(policy, env)
+        arrays["valid"][:] = True
+        found.append((learner.step(LearnerBatch(arrays)).statistics, learner.model.buffer.parameters.clone()))
+    assert [2 * T * N + N + T * N // 2, 3 * T * N + N] == seen
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=0.0)
+
+
 def test_ppo_on_stale_data_weighs_by_proximal_over_behaviour_at_most_the_limit() -> None:
     settings, env = config(max_behaviour_weight=1.5), spec()
     policy, learner = pair(settings, env)
@@ -566,7 +607,7 @@ def test_ppo_on_stale_data_weighs_by_proximal_over_behaviour_at_most_the_limit()
     arrays["log_prob"][0] -= math.log(1.2)
     arrays["log_prob"][1] -= math.log(3.0)
     samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
-    table, _ = learner._prepare(samples, learner._look(samples))
+    table, _ = learner._prepare(samples, learner._look(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0])
     weight = table.constants[0, :, 1].view(T, N)
     for row, expected in ((0, 1.2), (1, 1.5), (2, 1.0)):
         torch.testing.assert_close(weight[row], torch.full((N,), expected), atol=1e-5, rtol=0.0)
@@ -588,7 +629,7 @@ def test_every_valid_transition_is_in_one_minibatch_of_each_epoch(lstm: int) -> 
     _, learner = pair(settings, env)
     arrays = batch_for(settings, env, learner).arrays
     samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
-    table, _ = learner._prepare(samples, learner._look(samples))
+    table, _ = learner._prepare(samples, learner._look(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0])
     parts = learner._minibatches(samples.valid_t)
     found = torch.cat([table.select(columns).constants.flatten(0, 1) for columns in parts])
     every = table.constants.flatten(0, 1)[samples.valid_t.flatten() if not lstm else slice(None)]

@@ -62,7 +62,7 @@ class Model:
 
     def evaluate(self, observation: Tree, state: Tree, start: Tensor) -> Output:
         """The network on a sequence of stored observations [T, B, ...]; see `Network.forward`."""
-        output: Output = self._forward(self.network, self.observations(observation), state, start)
+        output: Output = self._forward(self.network, self.observations.batch(observation), state, start)
         return output
 
 

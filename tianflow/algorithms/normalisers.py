@@ -38,6 +38,10 @@ def write(views: Moments, values: Moments) -> None:
         view.copy_(value)
 
 
+BLOCK = 16
+"""Images whose floats are gone through together: 1.8 MB of stacks of four frames of 84 x 84."""
+
+
 class ObservationNormaliser:
     """``leaves`` with mean 0 and variance 1, within plus and minus ``clip``; the identity when there are none.
 
@@ -79,12 +83,31 @@ class ObservationNormaliser:
             return observation
         return {**observation, **{name: self._normalised(name, observation[name]) for name in self._names}}
 
+    def batch(self, observation: Tree) -> Tree:
+        """The same of as many as a learner has. On a CPU images are gone through in blocks that stay in a core's caches."""
+        changed = {}
+        for name in self._names:
+            x = observation[name]
+            in_blocks = name in self._bytes and x.device.type == "cpu"
+            changed[name] = self._in_blocks(name, x) if in_blocks else self._normalised(name, x)
+        return {**observation, **changed}
+
     def _normalised(self, name: str, x: Tensor) -> Tensor:
         """Bytes are scaled from 0..255 by mean and deviation at once, in place: fresh memory costs as much as the arithmetic."""
         if name not in self._bytes:
             return normalise(as_float(x), *self._scales[name], self._clip)
+        return self._scaled_(name, self._in_order(name, x).to(torch.float32))
+
+    def _in_blocks(self, name: str, x: Tensor) -> Tensor:
+        x = self._in_order(name, x)
+        out = torch.empty_like(x, dtype=torch.float32)
+        for block, place in zip(torch.split(x.flatten(0, -4), BLOCK), torch.split(out.flatten(0, -4), BLOCK), strict=True):
+            self._scaled_(name, place.copy_(block))
+        return out
+
+    def _scaled_(self, name: str, x: Tensor) -> Tensor:
         mean, inverse_std = self._scales[name]
-        return self._in_order(name, x).to(torch.float32).sub_(mean).mul_(inverse_std).clamp_(-self._clip, self._clip)
+        return x.sub_(mean).mul_(inverse_std).clamp_(-self._clip, self._clip)
 
     def _in_order(self, name: str, x: Tensor) -> Tensor:
         return channels_innermost(x) if name in self._laid else x

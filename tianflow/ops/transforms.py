@@ -40,7 +40,7 @@ def _exact_sums(x: Tensor) -> tuple[Tensor, Tensor]:
     A block's are whole numbers below 2**24 (64 * 255**2 is 4,161,600), which float32 holds; it adds up faster than integers do.
     """
     total, squares = (x.new_zeros(x.shape[1:], dtype=torch.float64) for _ in range(2))
-    for block in x.split(EXACT_ROWS):
+    for block in torch.split(x, EXACT_ROWS):
         values = block.to(torch.float32)
         total += values.sum(0)
         squares += values.square_().sum(0)
