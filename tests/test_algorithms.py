@@ -16,12 +16,22 @@ from torch import Tensor
 
 from tests.test_networks import Counter, observations
 from tianflow.algorithms.a2c import A2C
-from tianflow.algorithms.actor_critic import ActorCriticPolicy, Model, read_batch
+from tianflow.algorithms.actor_critic import ActorCriticPolicy, read_batch
 from tianflow.algorithms.flat import Adam, FlatBuffer
 from tianflow.algorithms.impala import Impala
+from tianflow.algorithms.model import Model
 from tianflow.algorithms.normalisers import IMAGE_EPSILON, ObservationNormaliser
 from tianflow.algorithms.ppo import PPO, PPOLearner
-from tianflow.config import A2CSettings, Config, EnvSettings, ImpalaSettings, NetworkSettings, NormalisationSettings, PPOSettings
+from tianflow.config import (
+    A2CSettings,
+    Config,
+    EnvSettings,
+    ImpalaSettings,
+    LearnerSettings,
+    NetworkSettings,
+    NormalisationSettings,
+    PPOSettings,
+)
 from tianflow.errors import CheckpointError
 from tianflow.interfaces import LearnerBatch
 from tianflow.networks import Output, make_network
@@ -574,6 +584,43 @@ def test_parts_of_a_minibatch_of_images_give_the_gradient_of_the_whole(lstm: int
         found.append((statistics, learner.optimiser.mean.clone()))
     torch.testing.assert_close(found[0][1], found[1][1], atol=1e-6, rtol=1e-3)
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("lstm", [0, 4])
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_threads_that_share_images_learn_what_one_learns_and_the_same_each_time(algorithm: str, lstm: int) -> None:
+    found = []
+    for threads in (1, 3, 3):
+        settings = config(algorithm, network="nature_cnn", lstm=lstm)
+        settings = settings.model_copy(update={"learner": LearnerSettings(threads=threads)})
+        policy, learner = pair(settings, env := spec(DISCRETE, IMAGE))
+        assert learner.crew.size == threads
+        results = [learner.step(LearnerBatch(rollout(policy, env, seed=seed))) for seed in range(2)]
+        assert not learner.model.gradients.any()
+        found.append((results[-1].statistics, learner.model.buffer.bytes.clone(), learner.model.buffer.parameters.clone()))
+    assert torch.equal(found[1][1], found[2][1])
+    torch.testing.assert_close(found[0][2], found[1][2], atol=1e-4, rtol=0.0)
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-2, abs=1e-4)
+
+
+def test_what_fails_on_a_helping_thread_is_told_after_everybody_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(network="nature_cnn").model_copy(update={"learner": LearnerSettings(threads=2)})
+    _, learner = pair(settings, spec(DISCRETE, IMAGE))
+    done: list[int] = []
+
+    def work(model: Model, item: int) -> int:
+        if item == 1:
+            raise ValueError("no")
+        done.append(item)
+        return item
+
+    with pytest.raises(ValueError, match="no"):
+        learner.crew.each(work, range(5))
+    assert done == [0, 2, 4]
+    assert learner.crew.each(lambda _, item: 2 * item, range(5)) == [0, 2, 4, 6, 8]
+    assert learner.crew.each(lambda _, item: item, ()) == []
+    with torch.no_grad():
+        assert learner.crew.each(lambda *_: torch.is_grad_enabled(), range(2)) == [False, False]
 
 
 def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(monkeypatch: pytest.MonkeyPatch) -> None:

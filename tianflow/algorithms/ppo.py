@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tianflow.algorithms.actor_critic import ActorCriticLearner, ActorCriticPolicy, Samples, batch_statistics
+from tianflow.algorithms.model import Model
 from tianflow.config import Config, PPOSettings
 from tianflow.networks import Output
 from tianflow.ops.losses import approximate_kl, decoupled_ppo_loss, masked_mean, normalised, value_loss
@@ -126,14 +127,14 @@ class PPOLearner(ActorCriticLearner):
         observation = {name: leaf.flatten(0, 1) for name, leaf in samples.observation.items()}
         start = samples.start.flatten()
 
-        def look(places: Tensor) -> Output:
+        def look(model: Model, places: Tensor) -> Output:
             chosen = {name: leaf.index_select(0, places).unsqueeze(0) for name, leaf in observation.items()}
-            return self.model.evaluate(chosen, {}, start.index_select(0, places).unsqueeze(0))
+            return model.evaluate(chosen, {}, start.index_select(0, places).unsqueeze(0))
 
-        kept = [look(part) for part in torch.split(first, self._width(1))]
+        kept = self.crew.each(look, self._parts(first, 1))
         with torch.no_grad():
             rest = others.nonzero().squeeze(1)
-            looks = [*kept, *(look(part) for part in torch.split(rest, self._width(1)))]
+            looks = [*kept, *self.crew.each(look, self._parts(rest, 1))]
             order = torch.cat([first, rest]).argsort()
             parameters = torch.cat([look.parameters for look in looks], 1)[0, order].view(rows, columns, -1)
             value = torch.cat([look.value for look in looks], 1)[0, order].view(rows, columns)
@@ -187,17 +188,24 @@ class PPOLearner(ActorCriticLearner):
 
     def _learn_from(self, table: Table, columns: Tensor, kept: Sequence[Output]) -> dict[str, Tensor]:
         """One optimiser step. Images are learned from in parts whose gradients add up; ``kept``: see `_look`."""
-        parts = torch.split(columns, self._width(table.start.shape[0])) if self.images else (columns,)
+        parts = self._parts(columns, table.start.shape[0]) if self.images else (columns,)
         shares = self._shares(table, columns, parts)
-        found = []
-        for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
-            chosen = table.select(part)
-            output = kept[index] if kept else self.model.evaluate(chosen.observation, chosen.state, chosen.start)
-            found.append(self._add_gradient(chosen, output, share))
+
+        def learn(model: Model, index: int) -> dict[str, Tensor]:
+            part = table.select(parts[index])
+            output = kept[index] if kept else model.evaluate(part.observation, part.state, part.start)
+            return self._add_gradient(part, output, shares[index])
+
+        found = self.crew.each(learn, range(len(parts)))
         if len(found) > 1:
             weights = torch.stack([torch.as_tensor(share) for share in shares])
             found = [{name: (torch.stack([each[name] for each in found]) * weights).sum() for name in found[0]}]
         return found[0] | {"grad_norm": self.descend()}
+
+    def _parts(self, columns: Tensor, rows: int) -> tuple[Tensor, ...]:
+        """Columns of ``rows`` images each, as equal parts as can be that `_width` allows, and one at least for everybody."""
+        count = columns.numel()
+        return columns.tensor_split(max(-(-count // self._width(rows)), min(self.crew.size, count)))
 
     def _shares(self, table: Table, columns: Tensor, parts: Sequence[Tensor]) -> list[Tensor | float]:
         """Of the valid transitions of ``columns``, how many are in each part."""
