@@ -19,7 +19,7 @@ def of(*values: float) -> Moments:
 
 
 def several(seed: int, count: int = 50, *, scale: float = 1.0) -> list[float]:
-    source = random.Random(seed)  # noqa: S311 - times, not secrets
+    source = random.Random(seed)
     return [scale * source.expovariate(1.0) for _ in range(count)]
 
 

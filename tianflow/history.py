@@ -28,9 +28,10 @@ Row = dict[str, Any]
 
 ``t``: seconds since the run began, resumed ones continued. ``span_s``: seconds that the line covers, up to ``t``. ``time``: Unix time.
 ``env_steps``, ``updates``, ``episodes``; ``mean_return`` of the last 100 episodes.
-Over the span: ``durations`` of trajectories and updates by role (`tianflow.moments.durations`; {} in runs of before), ``steps_per_s``, ``updates_per_s``; ``staleness`` (``count`` trained, ``min``, ``mean``, ``p99``, ``max``, and the widest
+Over the span: ``steps_per_s``, ``updates_per_s``; ``staleness`` (``count`` trained, ``min``, ``mean``, ``p99``, ``max``, and the widest
 ``bound`` in force, None: unbounded; the p99 of merged lines is the largest of theirs; ``counts`` by staleness, from 16 on to three
-binary digits); ``shares`` of time by role and state, of the last five seconds where the span is shorter.
+binary digits); ``shares`` of time by role and state, of the last five seconds where the span is shorter; ``durations`` of trajectories
+and updates by role (`tianflow.moments.durations`; runs of earlier versions have none).
 At ``t``: ``queue`` (trajectories), ``credits`` (``limit``, ``in_use``), ``state``, ``bottleneck``, ``generation``.
 Since this process began: ``dropped`` by reason, ``violations``, ``replay`` (None without).
 ``marks``: what happened in the span, each with its ``t`` and ``kind``: evaluation, change or resumed.

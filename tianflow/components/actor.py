@@ -123,11 +123,11 @@ class Actor:
                 return None
             try:
                 result = rollout.run(view, grant, minimum, begun)
-                ended = time.monotonic()
-                return result
             except (EnvironmentFailedError, PoisonedTrajectoryError):
                 self._mending = True  # here, on the thread: a trajectory already in line must not begin before the back-off
                 raise
+            ended = time.monotonic()
+            return result
 
         view = self._sender.view(grant)
         config = self._settings.value.config
