@@ -64,6 +64,15 @@ def test_merged_lines_keep_extremes_and_means_and_marks() -> None:
     assert ["change", "evaluation"] == [mark["kind"] for mark in line["marks"]]
 
 
+def test_durations_of_merged_lines_are_those_of_all_in_both() -> None:
+    older = row(1.0, durations={"actor": {"count": 2, "mean": 1.0, "spread": 0.0, "skew": 0.0, "apart": 0.5}})
+    newer = row(2.0, durations={"actor": {"count": 2, "mean": 3.0, "spread": 0.0, "skew": 0.0, "apart": 0.25}, "learner": {"count": 1}})
+    actor = merged(older, newer)["durations"]["actor"]
+    assert {"count": 4, "mean": 2.0, "spread": 0.5, "skew": 0.0, "apart": 0.25} == pytest.approx(actor)
+    assert older["durations"]["actor"] == pytest.approx(merged(older, row(2.0))["durations"]["actor"])
+    assert {} == merged(row(1.0), row(2.0))["durations"]
+
+
 def test_an_unbounded_time_makes_a_merged_line_unbounded() -> None:
     line = merged(row(1.0, staleness=staleness(1, 0, 0.0, 0, None)), row(2.0, staleness=staleness(1, 0, 0.0, 0, 4)))
     assert line["staleness"]["bound"] is None

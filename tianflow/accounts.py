@@ -136,4 +136,7 @@ class Accounts:
         )
 
     def _share(self, holder: str) -> Share:
-        return self.shares.setdefault(holder, Share())
+        share = self.shares.get(holder)
+        if share is None:
+            share = self.shares[holder] = Share()
+        return share

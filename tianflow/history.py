@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tianflow.moments import Moments
 from tianflow.status import json_ready
 
 NAME = "history.jsonl"
@@ -29,7 +30,8 @@ Row = dict[str, Any]
 ``env_steps``, ``updates``, ``episodes``; ``mean_return`` of the last 100 episodes.
 Over the span: ``steps_per_s``, ``updates_per_s``; ``staleness`` (``count`` trained, ``min``, ``mean``, ``p99``, ``max``, and the widest
 ``bound`` in force, None: unbounded; the p99 of merged lines is the largest of theirs; ``counts`` by staleness, from 16 on to three
-binary digits); ``shares`` of time by role and state, of the last five seconds where the span is shorter.
+binary digits); ``shares`` of time by role and state, of the last five seconds where the span is shorter; ``durations`` of trajectories
+and updates by role (`tianflow.moments.durations`; runs of earlier versions have none).
 At ``t``: ``queue`` (trajectories), ``credits`` (``limit``, ``in_use``), ``state``, ``bottleneck``, ``generation``.
 Since this process began: ``dropped`` by reason, ``violations``, ``replay`` (None without).
 ``marks``: what happened in the span, each with its ``t`` and ``kind``: evaluation, change or resumed.
@@ -86,6 +88,7 @@ def merged(older: Row, newer: Row) -> Row:
         row[rate] = _mean(older.get(rate), newer.get(rate), spans)
     row["staleness"] = _merged_staleness(older.get("staleness") or {}, newer.get("staleness") or {})
     row["shares"] = _merged_shares(older.get("shares") or {}, newer.get("shares") or {}, spans)
+    row["durations"] = _merged_durations(older.get("durations") or {}, newer.get("durations") or {})
     row["marks"] = [*(older.get("marks") or ()), *(newer.get("marks") or ())][-MARKS:]
     return row
 
@@ -117,6 +120,15 @@ def _merged_staleness(older: Mapping[str, Any], newer: Mapping[str, Any]) -> Row
 
 def _added(older: Mapping[str, int], newer: Mapping[str, int]) -> dict[str, int]:
     return {age: older.get(age, 0) + newer.get(age, 0) for age in {**older, **newer}}
+
+
+def _merged_durations(older: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for role in {**older, **newer}:
+        parts = [part[role] for part in (older, newer) if role in part]
+        # What is more than moments is of everything so far: the newer tells it.
+        found[role] = parts[-1] | sum(map(Moments.read, parts), Moments()).told()
+    return found
 
 
 def _merged_shares(older: Mapping[str, Any], newer: Mapping[str, Any], spans: tuple[float, float]) -> dict[str, dict[str, float]]:
