@@ -93,7 +93,7 @@ def durations(before: Iterable[ComponentStatistics], now: Iterable[ComponentStat
 
     A role of which nothing ended in the meantime is left out.
     """
-    old = {component.name: own for component in before if (own := moments(component)) is not None}
+    old = {component.name: moments(component) or Moments() for component in before}
     found: dict[str, Moments] = {}
     of_actors = []
     for component in now:

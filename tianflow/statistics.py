@@ -198,6 +198,8 @@ class Diagnosis:
     steps_per_s: float | None = None
     foretold_steps_per_s: float | None = None
     """What they would bring, where that can be said."""
+    foretold_range: tuple[float, float] | None = None
+    """Between which it will lie, where times vary: of two standard errors of what was seen, and of what the model may be off by."""
 
 
 @dataclass(frozen=True, slots=True)

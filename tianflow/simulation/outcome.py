@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from tianflow.diagnosis import NOTICEABLE
+from tianflow.windows import NOTICEABLE
 from tianflow.tickets import LedgerSnapshot
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tianflow.errors import ConfigError, Problem
 
 
 class Rates(Section):
-    """Times in seconds, sizes in bytes. A spread is a standard deviation over its mean; what is drawn: `tianflow.simulation.durations`."""
+    """Times in seconds, sizes in bytes. A spread is a standard deviation over its mean; see `tianflow.simulation.durations`."""
 
     trajectory_s: PositiveFloat
     """One whole trajectory of an actor that is no straggler, without waiting."""
