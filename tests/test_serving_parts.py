@@ -58,7 +58,8 @@ def test_what_was_going_comes_before_what_waits(store: Store) -> None:
         add(store, name)
     store.begin("c", now=2.0)
     store.end("b", state="done", reason="target", now=3.0)
-    assert ["c", "a", "d"] == [record.id for record in store.wanted()]
+    assert ["c", "a", "d"] == [record.id for record in store.wanted(9)]
+    assert ["c", "a"] == [record.id for record in store.wanted(2)]
     assert {"running": 1, "pending": 2, "done": 1} == store.counts()
 
 
@@ -138,7 +139,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_is_an_error_of_ours(store: Store) -> None:
     store.close()
     with pytest.raises(StoreError):
-        store.wanted()
+        store.wanted(1)
 
 
 # Files ---------------------------------------------------------------------------------------------------------------------
