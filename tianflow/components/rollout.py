@@ -216,8 +216,8 @@ class Rollout:
         length, carry = walk.length, self._carry
         given = {name: arrays[name][:length] for name in ("reward", "terminated", "truncated", "valid")}
         walk.environment.settle(**given, start=arrays["start"][1 : length + 1])
-        for name, recorded in self._policy.record(walk.acting.parameters(length), torch.from_numpy(arrays["action"][:length])).items():
-            arrays[name][:length] = recorded.numpy()
+        for name, recorded in walk.acting.record(arrays["action"][:length]).items():
+            arrays[name][:length] = recorded
         if length < len(arrays["reward"]):
             blank(arrays, length)
         self._refuse_poison(arrays, length)

@@ -47,7 +47,7 @@ def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
     mask_tensors: Sequence[Any] = masks
     if "action_mask" in arrays:
         masks, mask_tensors = list(arrays["action_mask"]), torch.from_numpy(arrays["action_mask"]).unbind(0)
-    written = (arrays["reward"], arrays["terminated"], arrays["truncated"])
+    written = (arrays["terminated"], arrays["truncated"])
     outcomes = map(StepRow, *written, observations[1:], starts[1:], masks[1:], finals)
     actions, versions = arrays["action"], arrays["version"].reshape(-1, 1)
     action_tensors = torch.from_numpy(actions).unbind(0)
