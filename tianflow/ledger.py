@@ -60,7 +60,8 @@ class Ledger:
     def __init__(self, *, limits: Limits, slots: int) -> None:
         self._limits = limits
         self._tickets = TicketBook()
-        self._free: deque[int] = deque(range(slots))
+        self._free = list(range(slots))[::-1]
+        """Slots that nobody uses. The one that came back last goes out first: it is the likeliest to be in a cache."""
         self._slots = slots
         self._quarantine: dict[int, tuple[str, int]] = {}
         self._held_by_learner: dict[int, int] = {}
@@ -86,7 +87,7 @@ class Ledger:
 
     def add_slots(self, count: int) -> None:
         """``count`` more slots exist."""
-        self._free.extend(range(self._slots, self._slots + count))
+        self._free[:0] = reversed(range(self._slots, self._slots + count))
         self._slots += count
 
     @property
@@ -142,7 +143,7 @@ class Ledger:
         """A credit and a slot for ``holder``, or None if it has to wait for either."""
         if not self._learning or self._grants_held or not self._free or len(self._tickets) >= self.credits_limit:
             return None
-        ticket = Ticket(self._next_ticket, holder, self._free.popleft(), State.GRANTED, self._published)
+        ticket = Ticket(self._next_ticket, holder, self._free.pop(), State.GRANTED, self._published)
         self._next_ticket += 1
         self._tickets.add(ticket)
         self._counts.granted += 1
@@ -455,8 +456,8 @@ class Ledger:
         At bound 0 all have the same deadline, so none is ever cut: synchronous training waits for whole fragments.
         """
         limits, committed = self._limits, self._tickets.count(State.COMMITTED)
-        if limits.max_staleness is None or 2 * committed < limits.batch:  # no more are waited for than could make room
-            return None
+        if limits.max_staleness is None or not self._tickets.count(State.BEGUN) or 2 * committed < limits.batch:
+            return None  # nobody is open, or more would be waited for than could make room
         while True:
             needed = must_wait_for(self._slack(State.COMMITTED, for_version), self._slack(State.BEGUN, for_version), limits.batch)
             if needed == 0 or committed + needed < limits.batch:

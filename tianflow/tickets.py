@@ -20,6 +20,8 @@ class State(enum.Enum):
     COMMITTED = "committed"
     TAKEN = "taken"
 
+    __hash__ = object.__hash__  # members are what they are; that of `enum` is a call of Python for each look into a dict
+
 
 @dataclass(slots=True)
 class Ticket:
