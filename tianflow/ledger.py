@@ -352,10 +352,12 @@ class Ledger:
 
     def replayed(self, ages: Mapping[int, int], bound: int | None) -> None:
         """An update used ``ages[s]`` items of staleness s, under ``bound``."""
-        for age, count in ages.items():
-            self._counts.staleness[coarse(age)] += count
-            self._counts.violations += count * (age < 0 or (bound is not None and age > bound))
-        self._recent.extend(coarse(age) for age in sorted(ages))
+        counts = self._counts
+        for age in sorted(ages):
+            about, count = coarse(age), ages[age]
+            counts.staleness[about] += count
+            counts.violations += count * (age < 0 or (bound is not None and age > bound))
+            self._recent.append(about)
 
     # Looking --------------------------------------------------------------------------------------------------------
 
