@@ -60,7 +60,7 @@ class StepRow:
     observation: Arrays
     """{leaf: [N, *leaf]}, of u."""
     start: Array
-    """[N] bool, of u; True where that observation is the first of an episode."""
+    """[N] bool, of u; True where that observation is the first of an episode. Perhaps not before it is settled: `starts_at_once`."""
     mask: Array | None
     """[N, mask_size] bool, of u; None when the environment gives no action masks."""
     final: Arrays
@@ -89,8 +89,10 @@ class VectorEnvironment:
         self._arrive = {"next_step": self._arrive_next_step, "same_step": self._arrive_same_step, "disabled": self._arrive_disabled}[
             self.spec.autoreset
         ]
+        self.starts_at_once = True
+        """False: with NEXT_STEP and without masks, rows say which episodes begin in them only once they are settled, which is quicker."""
         self._over: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
-        """Whose next step only resets."""
+        """Whose next step only resets; after a step that did not say so at once, as of the last call of `settle`."""
         self._rewards = np.zeros((_MEMORY, self.num_envs), np.float64)
         """The first ``_unsettled`` rows: rewards of the steps since the last `settle`, as the environment gave them."""
         self._unsettled = 0
@@ -151,6 +153,8 @@ class VectorEnvironment:
             start: [T, N] bool, `StepRow.start` of the same steps.
         """
         given, self._unsettled = self._rewards[: len(reward)], 0
+        if self._starts_later():
+            self._write_starts(terminated | truncated, start)
         valid[:] = True
         if self.spec.autoreset == "next_step" and start.any():
             np.logical_not(start, out=valid)
@@ -170,9 +174,22 @@ class VectorEnvironment:
 
     def _arrive_next_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
         self.observations.encode(observation, row.observation)
+        if self._starts_later():
+            return
         row.start[:] = self._over
         np.greater(row.terminated | row.truncated, self._over, out=self._over)  # what was only reset has not ended again
         self._write_mask(info, row.mask)
+
+    def _starts_later(self) -> bool:
+        return not self.starts_at_once and not self.gives_masks and self.spec.autoreset == "next_step"
+
+    def _write_starts(self, over: Array, start: Array) -> None:
+        """What `_arrive_next_step` would have written, for all steps [T, N] of which ``over`` says whether they end an episode."""
+        start[0], start[1:] = self._over, over[:-1]
+        if (start & over).any():  # what was only reset has not ended again
+            for t in range(1, len(over)):
+                np.greater(over[t - 1], start[t - 1], out=start[t])
+        np.greater(over[-1], start[-1], out=self._over)
 
     def _arrive_same_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
         self.observations.encode(observation, row.observation)
