@@ -129,7 +129,7 @@ class GrantsConform(Opens):
         await world.quiet()
         assert (False, 0) == (waiting.done(), world.seen.in_use), "free credits are no slots"
         source.copied(tickets(batch))
-        assert batch.trajectories[0].slot == (await waiting).slot
+        assert (await waiting).slot in {trajectory.slot for trajectory in batch.trajectories}
 
     async def test_the_compute_thread_may_say_that_it_has_copied(self, open_world: OpenWorld, monkeypatch: pytest.MonkeyPatch) -> None:
         world = open_world(batch=2, bound=0, slots=2)

@@ -223,7 +223,7 @@ class Learner:
         bound = self._settings.value.bound
         if self._may_pull_ahead(config, bound):
             self._ahead = asyncio.create_task(self._source.next_batch(Version(self._version.lineage, self._version.number + 1)))
-            await asyncio.sleep(0)  # the pull goes out before the thread takes the interpreter
+            await asyncio.sleep(0)  # the pull goes out, with the settlement before it, before the thread takes the interpreter
         self._clock.enter("busy")
         began = time.monotonic()
         result, flat = await self._compute.run(lambda: self._compute_update(batch))
