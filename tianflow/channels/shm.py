@@ -307,6 +307,7 @@ class LinkBatchSource:
         """One update is over."""
         bound = settlement.bound
         self._link.send("settle", list(settlement.version), list(settlement.tickets), bound, settlement.published, settlement.skipped)
+        self._link.push()  # actors may wait for these credits, and this loop has the next update to begin
 
     def published(self, version: Version) -> None:
         """A version was published between updates."""

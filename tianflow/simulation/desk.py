@@ -131,7 +131,7 @@ class Desk:
         while self._wanting:
             actor, life = self._wanting[0]
             if actor.life == life:
-                plenty = ledger.credits_limit - ledger.limits.batch >= 2 * self._holders
+                plenty = self._holders == 1 or ledger.credits_limit - ledger.limits.batch >= 2 * self._holders
                 grant = ledger.grant(actor.name, plenty=plenty)
                 if grant is None:
                     return
