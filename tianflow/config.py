@@ -56,7 +56,7 @@ class EnvSettings(Section):
 
     id: str
     num_envs: PositiveInt = 8
-    vectorization: Literal["auto", "native", "sync"] = "auto"
+    vectorization: Literal["auto", "native", "sync", "envpool"] = "auto"
     kwargs: dict[str, Any] = {}
     wrappers: tuple[str, ...] = ()
     step_timeout_s: PositiveFloat = 60.0

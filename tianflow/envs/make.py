@@ -43,8 +43,9 @@ def make(settings: EnvSettings, num_envs: int | None = None, *, around: Wrapper 
 
     A registered id uses its own vector environment when it has one (``vectorization`` auto or native), else a
     synchronous vector with NEXT_STEP autoreset. ``module:Name`` is an id registered by that module, or an attribute of
-    it: a class or function that makes one environment, or (with a ``num_envs`` parameter) a whole vector. ``around`` goes
-    around each single environment, outside of the wrappers that are set; a whole vector has none.
+    it: a class or function that makes one environment, or (with a ``num_envs`` parameter) a whole vector. With
+    ``vectorization`` envpool it is an id of envpool. ``around`` goes around each single environment, outside of the wrappers
+    that are set; a whole vector has none.
 
     Raises:
         ConfigError: if the settings cannot be meant.
@@ -110,6 +111,8 @@ def _maker(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, i
     """How to make the vector, and the frames that one step takes."""
     import gymnasium
 
+    if settings.vectorization == "envpool":
+        return _from_envpool(settings, around)
     if settings.id.startswith("ALE/"):
         _register_atari(settings.id)
     module, colon, name = settings.id.partition(":")
@@ -125,6 +128,22 @@ def _maker(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, i
     usual = {"frameskip": 4} if spec.vector_entry_point == ATARI_VECTOR else {}
     frames = {**usual, **spec.kwargs, **settings.kwargs}.get("frameskip", 1)
     return _from_spec(settings, spec, around), frames if isinstance(frames, int) else 1
+
+
+def _from_envpool(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, int]:
+    """By envpool, where it is installed."""
+    _wrappers(settings, around, native=True)
+    try:
+        from tianflow.envs.pooled import PooledVectorEnv, name_of
+    except ModuleNotFoundError as error:
+        if error.name != "envpool":
+            raise
+        problem = Problem("env.vectorization", "envpool", "envpool is not installed", "pip install 'tianflow[envpool]' first")
+        raise ConfigError([problem]) from error
+    name = name_of(settings.id, settings.kwargs)
+    with failures_named("its constructor"):
+        frames = PooledVectorEnv(name, 1, **settings.kwargs).frames_per_step
+    return lambda num_envs: PooledVectorEnv(name, num_envs, **settings.kwargs), frames
 
 
 def _register_atari(given: str) -> None:
