@@ -91,7 +91,8 @@ def make(plan: Plan) -> Benchmark:
             Ratio("η = 1, A = 4·B: actors idle by law", _over("paced, A = 4, η = 1", "paced, A = 4, open loop"), None, foretold(4, 1, 1)),
             Ratio("η = 0, A = B: synchronous", _over("paced, A = 1, η = 0", "paced, A = 1, open loop"), None, foretold(1, 1, 0)),
             Ratio("η = 1, A = B, as fast as it goes", _over("free, A = 1, η = 1", "free, A = 1, open loop"), 0.95),
-            Ratio("the same with nothing between the halves: the limit", _over("bare halves, η = 1", "bare halves, open loop")),
+            Ratio("the same with nothing between the halves", _over("bare halves, η = 1", "bare halves, open loop")),
+            Ratio("η = 1, as fast as it goes, over bare halves under η = 1", _over("free, A = 1, η = 1", "bare halves, η = 1")),
         ),
         units={name: training.UNITS[name] for name in SHOWN},
         settings={
