@@ -402,7 +402,8 @@ def test_many_actors_are_compared_with_the_best_count() -> None:
 def test_actors_are_faster_than_the_learner_where_freshness_is_measured() -> None:
     config = load_config(training.CONFIGS / "paced.toml", freshness.overrides("freshest", 1))
     steps_s = config.actors.rollout_steps * config.env.kwargs["seconds"]
-    batches_while_one_is_trained_on = config.actors.count / steps_s * cost_of_balance.UPDATE_S / config.algorithm.batch_trajectories
+    update_s = config.algorithm.update_seconds  # type: ignore[attr-defined]
+    batches_while_one_is_trained_on = config.actors.count / steps_s * update_s / config.algorithm.batch_trajectories
     assert pytest.approx(freshness.FASTER) == batches_while_one_is_trained_on
     assert ("freshest", 4) == (config.balance.controller, config.bound)
 

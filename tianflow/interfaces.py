@@ -221,7 +221,10 @@ class Policy(Protocol):
         """
 
     def place(self, index: int, count: int) -> None:
-        """Which actor of how many this one is, for those that explore differently. Told before every trajectory."""
+        """Which actor of how many rolls out next, for those that explore differently. Told before every trajectory.
+
+        The actors of a host take turns with one policy, so it keeps nothing of a trajectory but what `act` gives and is given.
+        """
 
 
 @runtime_checkable

@@ -276,10 +276,11 @@ class LinkBatchSource:
         self._pull = 0
 
     def next_batch(self, for_version: Version) -> Coroutine[Any, Any, Batch]:
-        """Pull; EndOfChannel at the end. Asked at the call, so that it goes out with whatever else is sent in this turn of the loop."""
+        """Pull; EndOfChannel at the end. Asked at the call, together with whatever else was sent in this turn of the loop."""
         self._waiting = asyncio.get_running_loop().create_future()
         self._pull += 1
         self._link.send("pull", self._pull, *for_version)
+        self._link.push()  # actors may wait for the credits of the settlement before it, and this loop has an update to begin
         return Asked(self._pulled(self._waiting))
 
     async def _pulled(self, waiting: asyncio.Future[Batch | None]) -> Batch:
