@@ -444,6 +444,7 @@ class TrajectoriesConform(Opens):
         await world.quiet()
         for index in (5, 3):
             world.commit(sender, grants[index])
+        await world.quiet()  # a pull goes at once, and by another way
         assert [3, 5] == list(tickets(await world.update(source)))
 
     async def test_a_pull_waits_for_a_whole_batch(self, open_world: OpenWorld) -> None:

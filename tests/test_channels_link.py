@@ -86,14 +86,16 @@ async def test_what_is_pushed_is_with_the_kernel_before_this_turn_is_over(ends: 
     assert [["first"], ["second"]] == there.heard
 
 
-async def test_a_settlement_does_not_wait_for_the_end_of_the_turn(ends: Pair) -> None:
+async def test_a_pull_and_the_settlement_before_it_do_not_wait_for_the_end_of_the_turn(ends: Pair) -> None:
     """Actors may wait for its credits while the learner's loop begins the next update."""
     here, there = ends
     layout = small_layout()
     source = LinkBatchSource(link=here.link, arena=Arena(layout=layout, buffer=np.zeros(arena_nbytes(layout, 1), np.uint8), capacity=1))
     source.settle(Settlement(Version(1, 1), (0,), 1, published=True, skipped=False))
+    pulled = source.next_batch(Version(1, 2))
     there.link.drain()
-    assert ["settle"] == [message[0] for message in there.heard]
+    assert ["settle", "pull"] == [message[0] for message in there.heard]
+    pulled.close()
 
 
 async def turn() -> None:
