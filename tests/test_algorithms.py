@@ -538,7 +538,7 @@ def test_the_gradient_of_an_update_is_the_slope_of_its_loss() -> None:
         samples = read_batch(arrays, reward=arrays["reward"] + 1.0, discount=0.0)
         parameters, gradients = learner.model.buffer.parameters, learner.model.buffer.gradients
         frozen = learner.model.evaluate(samples.observation, samples.state, samples.start).value.detach()[:-1]
-        learner._learn_from(samples, samples.valid_t.sum())
+        learner._learn_from(learner.model, samples, samples.valid_t.sum())
 
         def loss(samples: Any = samples, learner: Any = learner, frozen: Tensor = frozen) -> float:
             with torch.no_grad():
