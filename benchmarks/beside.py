@@ -26,6 +26,7 @@ UNITS = {
     "steps_to_target": "env steps",
     "env_steps_per_s": "env steps/s",
     "return": "mean of the last 100 training episodes",
+    "evaluated": "mean of 100 evaluation episodes, after training",
     "lag_mean": "policy lag",
     "lag_max": "policy lag",
     "whole_process": "s",
@@ -116,10 +117,10 @@ def cost(done: child.Finished) -> Values:
 def ours_to_target(config: str, overrides: tuple[str, ...], plan: Plan, seconds: float) -> Values:
     """``tianflow train`` as a user calls it, until the target or for ``seconds``.
 
-    It evaluates 16 episodes and ends before it says how it went, so time since the start and steps are upper bounds.
+    It evaluates 100 episodes and ends before it says how it went, so time since the start and steps are upper bounds.
     """
     with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
-        arguments = ("train", config, *overrides, f"run.max_seconds={seconds}", "evaluation.episodes=16")
+        arguments = ("train", config, *overrides, f"run.max_seconds={seconds}", "evaluation.episodes=100")
         options = ("--plain", "--json", "--runs-dir", runs)
         done = child.run("tianflow.cli", *arguments, *options, timeout_s=seconds + GRACE_S, watch_memory=True, memory_look_s=LOOK_S)
     summary = done.answer
@@ -130,6 +131,7 @@ def ours_to_target(config: str, overrides: tuple[str, ...], plan: Plan, seconds:
         "steps_to_target": None if reached is None else summary["env_steps"],
         "env_steps_per_s": summary["steps_per_s"],
         "return": summary["mean_return"],
+        "evaluated": summary["evaluation"].get("mean_return"),
         "lag_mean": summary["staleness"]["mean"],
         "lag_max": summary["staleness"]["max"],
         **cost(done),

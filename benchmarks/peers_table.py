@@ -18,6 +18,7 @@ COLUMNS = {
     "steps_to_target": "env steps to it",
     "env_steps_per_s": "env steps/s",
     "return": "return",
+    "evaluated": "100 episodes after",
     "lag_mean": "lag, mean",
     "lag_max": "lag, max",
     "cores": "cores",

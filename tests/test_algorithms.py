@@ -374,6 +374,10 @@ def test_acting_on_arrays_follows_the_weights_and_chooses_the_same(action: Actio
         arrays({"": obs[""].numpy()}, noise.numpy(), parameters, chosen)
         torch.testing.assert_close(torch.from_numpy(parameters), expected.parameters, atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(torch.from_numpy(chosen), expected.action, atol=1e-6, rtol=1e-5)
+        recorded, tensors = arrays.record(parameters[None], chosen[None]), policy.record(expected.parameters[None], expected.action[None])
+        assert tensors.keys() == recorded.keys()
+        for name, column in tensors.items():
+            torch.testing.assert_close(torch.from_numpy(recorded[name]), column, atol=1e-5, rtol=1e-5)
 
 
 def test_acting_on_arrays_is_offered_only_where_it_is_the_same_and_quicker() -> None:
