@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +95,13 @@ class ImageTorso(nn.Module):
             parts.append(trunk(as_float(channels_innermost(x))))
         if self.vector.size:
             parts.append(self.vector(observation))
-        return torch.relu_(self.head(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
+        return torch.relu_(self._headed(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
+
+    def _headed(self, x: Tensor) -> Tensor:
+        """The last layer. The other way round, weights first, BLAS takes two thirds of the time for as few rows as an actor has."""
+        if torch.is_grad_enabled():
+            return cast("Tensor", self.head(x))
+        return torch.addmm(self.head.bias.unsqueeze(1), self.head.weight, x.t()).t()
 
 
 def _output_size(trunk: nn.Module, shape: tuple[int, int, int]) -> int:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-EXACT_ROWS = 64
-"""Rows of uint8 that are summed in float32 at once: few enough to be exact, and to stay in a core's caches where they are frames."""
+EXACT_ROWS = 16
+"""Rows of uint8 that are summed in float32 at once: few enough to be exact, and for stacked frames to stay in a core's caches."""
 
 
 class Moments(NamedTuple):
@@ -37,7 +37,7 @@ def batch_moments(x: Tensor) -> Moments:
 def _exact_sums(x: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of uint8 and of their squares over the first axis, float64, without rounding.
 
-    A block's are whole numbers below 2**24 (64 * 255**2 is 4,161,600), which float32 holds; it adds up faster than integers do.
+    A block's are whole numbers below 2**24 (16 * 255**2 is 1,040,400), which float32 holds; it adds up faster than integers do.
     """
     total, squares = (x.new_zeros(x.shape[1:], dtype=torch.float64) for _ in range(2))
     for block in torch.split(x, EXACT_ROWS):
