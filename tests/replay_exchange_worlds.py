@@ -266,7 +266,7 @@ class World:
         assert seen.begun == seen.trained + seen.inserted + sum(seen.dropped.values()) + seen.open
         assert told.drawn == told.trained + sum(told.discarded.values()) + told.held
         assert seen.in_use == len(live) <= seen.slots
-        slots = [*self.ledger._free, *self.ledger._quarantine, *self.ledger._held_by_learner.values()]
+        slots = self.ledger._slots.without_ticket()
         slots += [ticket.slot for ticket in live if ticket.state is not State.TAKEN]
         assert sorted(slots) == list(range(seen.slots))
         draws = [*self.exchange._free_draws, *(draw.slot for draw in self.exchange._draws.values())]

@@ -49,6 +49,7 @@ MACHINE = {
     "cpu": "abacus",
     "cores": 2,
     "cores_of_machine": 2,
+    "gpus": [],
     "memory_gib": 7.5,
     "system": "Linux 6",
     "python": "3.11.0",
@@ -290,6 +291,23 @@ def test_of_the_kernel_only_the_version_is_told() -> None:
 @pytest.mark.parametrize(("has", "told"), [(2, "abacus, 2 cores,"), (16, "abacus, 2 of 16 cores,")])
 def test_cores_that_may_not_be_used_are_told(has: int, told: str) -> None:
     assert told in results.table({**document(), "machine": {**MACHINE, "cores_of_machine": has}})
+
+
+def test_gpus_that_may_be_used_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, Abacus One'\necho '1, Abacus Two'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert ["Abacus One", "Abacus Two"] == machine.gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert ["Abacus Two"] == machine.gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert [] == machine.gpus()
+    assert "abacus, 2 cores, Abacus One, Linux" in results.table({**document(), "machine": {**MACHINE, "gpus": ["Abacus One"]}})
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert [] == machine.gpus()
 
 
 def test_what_misleads_numerical_libraries_is_unset_for_children() -> None:

@@ -20,7 +20,7 @@ class State(enum.Enum):
     COMMITTED = "committed"
     TAKEN = "taken"
 
-    __hash__ = object.__hash__  # members are what they are; that of `enum` is a call of Python for each look into a dict
+    __hash__ = object.__hash__  # members are single; the enum's own hashes their names, in Python, at every look into a table
 
 
 @dataclass(slots=True)

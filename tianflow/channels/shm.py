@@ -140,8 +140,8 @@ class SharedWeights:
         self._headers = [memory.buffer[start : start + _HEADER * 8].view(np.int64) for start in starts]
         self._buffers = [memory.buffer[start + _HEADER * 8 : start + _HEADER * 8 + nbytes] for start in starts]
         self._announced: LatestCell[None, Version] = LatestCell(None, NO_VERSION)
-        self._turn: int | None = None
-        """The writer's next buffer, once it has published; another writer begins only when this one is gone."""
+        self._newest: tuple[int, Version] | None = None
+        """The writer's own newest buffer, and what it wrote there; another writer begins only when this one is gone."""
 
     @staticmethod
     def nbytes_for(nbytes: int) -> int:
@@ -158,9 +158,13 @@ class SharedWeights:
         self._announced.put(None, version)
 
     def publish(self, version: Version, flat: NDArray[np.uint8]) -> None:
-        """Write into the oldest buffer. Never waits for a reader."""
-        index = min(range(BUFFERS), key=lambda i: self._stored(i) or NO_VERSION) if self._turn is None else self._turn
-        self._turn = (index + 1) % BUFFERS
+        """Write into the oldest buffer, which for versions that come in order is the next one. Never waits for a reader."""
+        if self._newest is not None and version > self._newest[1]:
+            index = (self._newest[0] + 1) % BUFFERS
+        else:
+            index = min(range(BUFFERS), key=lambda i: self._stored(i) or NO_VERSION)
+        if self._newest is None or version > self._newest[1]:
+            self._newest = index, version
         header = self._headers[index]
         header[0] = 0  # nobody should start on it now; the checksum convicts whoever had started
         self._buffers[index][:] = flat
