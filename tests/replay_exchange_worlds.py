@@ -124,6 +124,7 @@ class World:
         opened: bool = True,
         restoring: bool = False,
         seed: int = 0,
+        ahead: bool = False,
     ) -> None:
         self.now = 0.0
         self.rng = np.random.default_rng(seed)
@@ -141,6 +142,7 @@ class World:
             beta=lambda: beta,
             seed=seed,
             shards=shards,
+            ahead=ahead,
         )
         self.shards: dict[int, FakeShard] = {}
         self.lives = [0] * shards
