@@ -146,7 +146,7 @@ class Ledger:
         """A credit and a slot for ``holder``, or None if it has to wait for either."""
         if not self._learning or self._grants_held or not self._free or len(self._live) >= self._credits_limit:
             return None
-        ticket = Ticket(self._next_ticket, holder, self._free.popleft(), State.GRANTED, self._published)
+        ticket = Ticket(self._next_ticket, holder, self._free.popleft(), State.GRANTED, self._published, share=self._share(holder))
         self._next_ticket += 1
         self._tickets.add(ticket)
         self._counts.granted += 1
@@ -178,7 +178,7 @@ class Ledger:
         self._tickets.move(ticket, State.COMMITTED, version=min(ticket.version, trajectory.version))
         self._counts.committed += 1
         self._counts.steps_committed += trajectory.env_steps
-        share = self._share(ticket.holder)
+        share = ticket.share
         share.committed_steps += trajectory.env_steps
         share.trajectories += 1
         return True
@@ -435,7 +435,7 @@ class Ledger:
         counts = self._counts
         counts.trained += 1
         counts.steps_trained += ticket.trajectory.env_steps
-        self._share(ticket.holder).trained_steps += ticket.trajectory.env_steps
+        ticket.share.trained_steps += ticket.trajectory.env_steps
         counts.staleness[staleness] += 1
         counts.in_flight[ticket.learner_at_commit - ticket.version.number] += 1
         counts.in_queue[used_at - ticket.learner_at_commit] += 1
@@ -505,7 +505,7 @@ class Ledger:
         else:
             self._counts.dropped[reason] += 1
             if ticket.trajectory is not None:
-                self._share(ticket.holder).dropped_steps += ticket.trajectory.env_steps
+                ticket.share.dropped_steps += ticket.trajectory.env_steps
         if ticket.state in (State.GRANTED, State.BEGUN):
             self._quarantine[ticket.slot] = (ticket.holder, number)
         elif ticket.state is State.COMMITTED:
