@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +33,7 @@ class StagedRollout:
         self.failures = 0
         self.error = EnvironmentFailedError("it broke", "Traceback: it broke")
         self.rebuild_errors = []
+        self.length = STEPS
         self.turn = threading.Semaphore(0)
         self._stopped = False
 
@@ -44,7 +46,7 @@ class StagedRollout:
         if self.failures:
             self.failures -= 1
             raise self.error
-        return RolloutResult(STEPS, STEPS, FIRST, ())
+        return RolloutResult(self.length, self.length, FIRST, ())
 
     def rebuild(self):
         self.rebuilt += 1
@@ -113,6 +115,20 @@ async def test_trajectories_are_committed_one_after_the_other():
         await until(lambda: stage.world.ledger.snapshot().committed == 1)
         await until(lambda: stage.rollout.begun == [0, 1])
         assert stage.world.ledger.credits_in_use == 2
+
+
+async def test_a_trajectory_is_timed_from_its_first_step_and_one_that_was_cut_as_if_it_were_whole(monkeypatch):
+    clock = SimpleNamespace(now=10.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("tianflow.components.actor.time", clock)
+    async with acting(batch=1, bound=8) as (stage, _):
+        for made, parts in enumerate((1, 4)):
+            await until(lambda made=made: len(stage.rollout.begun) == made + 1)
+            stage.rollout.length = CONFIG.actors.rollout_steps // parts
+            clock.now += 2.0
+            stage.rollout.turn.release()
+            await until(lambda made=made: stage.world.ledger.snapshot().committed == made + 1)
+        timed = stage.actor.statistics().distributions["trajectory_seconds"]
+    assert (2, 2.0 + 4 * 2.0) == (timed.count, timed.total)
 
 
 async def test_where_credits_are_scarce_one_ticket_is_held_at_a_time():

@@ -202,7 +202,7 @@ class Hasty(Ledger):
         if slot in self._slots._quarantine:
             self._slots.leave_quarantine(slot, number)
             self._slots._free.remove(slot)
-            self._slots._free.appendleft(slot)
+            self._slots._free.append(slot)
 
 
 def test_without_quarantine_two_write_to_one_slot() -> None:

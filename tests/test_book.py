@@ -123,6 +123,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         if hasattr(self, "ledger"):
             sound(self.ledger._tickets)
+            ledger = self.ledger
+            assert min(ledger.limits.credits, ledger.credits_ceiling, ledger.slots) == ledger.credits_limit
 
 
 TestLedgerMachine = LedgerMachine.TestCase

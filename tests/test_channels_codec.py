@@ -99,8 +99,9 @@ def test_the_statistics_of_a_component_come_back_the_same(statistics: ComponentS
 
 
 def test_numbers_that_are_not_finite_come_back() -> None:
-    clock = StateClock("busy", clock=lambda: 5.0)
-    sent = ComponentStatistics("learner", "learner", "host", clock.read(), gauges={"kl": math.inf}, distributions={"s": Histogram().read()})
+    clock, timed = StateClock("busy", clock=lambda: 5.0), Histogram()
+    timed.add(0.3)
+    sent = ComponentStatistics("learner", "learner", "host", clock.read(), gauges={"kl": math.inf}, distributions={"s": timed.read()})
     assert sent == decode_statistics(travelled(encode_statistics(sent)))
 
 

@@ -204,6 +204,7 @@ async def test_a_line_tells_speeds_staleness_shares_and_credits(fake: FakeRun, t
     assert staleness(8, 0, 0.0, 0, 1, a0=8) == line["staleness"]
     assert {"limit": 4, "in_use": 0} == line["credits"]
     assert {"busy": 1.0} == line["shares"]["learner"]
+    assert {"learner": {"count": 4, "mean": 1.0, "spread": 0.0, "skew": 0.0}} == line["durations"]
     assert (4.0, "learning-bound", 4.0) == (line["span_s"], line["bottleneck"], line["episodes"])
 
 

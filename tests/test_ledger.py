@@ -921,3 +921,36 @@ def test_old_ages_are_counted_in_few_places_that_are_off_by_an_eighth_at_most() 
     for age in (17, 99, 1000, 123_457, 10**9 + 7):
         assert coarse(age) <= age < coarse(age) * 9 / 8
     assert len({coarse(age) for age in range(100_000)}) < 130
+
+
+def test_the_credit_limit_in_force_follows_everything_that_it_depends_on() -> None:
+    ledger = Ledger(limits=Limits(batch=2, max_staleness=3, credits=100), slots=3)
+
+    def update(*, published: bool) -> None:
+        for _ in range(2):
+            grant = ledger.grant("actor-0")
+            assert grant is not None
+            ledger.begin(grant.ticket, grant.version)
+            ledger.commit(grant.ticket, Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), 0.0)
+        batch = ledger.take(ledger.version, 0.0)
+        assert isinstance(batch, Batch)
+        numbers = tuple(trajectory.ticket for trajectory in batch.trajectories)
+        ledger.copied(numbers)
+        version = Version(ledger.version.lineage, ledger.version.number + 1)
+        ledger.settle(Settlement(version, numbers, 3, published))
+
+    assert 3 == ledger.credits_limit
+    ledger.add_slots(10)
+    ledger.open_lineage(Version(1, 0))
+    assert 8 == ledger.credits_limit
+    update(published=False)
+    assert 6 == ledger.credits_limit
+    ledger.publish(ledger.version)
+    assert 8 == ledger.credits_limit
+    update(published=False)
+    ledger.learner_lost()
+    ledger.open_lineage(Version(2, 0))
+    assert 8 == ledger.credits_limit
+    update(published=True)
+    ledger.set_limits(Limits(batch=2, max_staleness=3, credits=5))
+    assert 5 == ledger.credits_limit

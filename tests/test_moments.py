@@ -52,6 +52,7 @@ def test_actors_that_differ_are_told_from_trajectories_that_do() -> None:
     assert spread_between(alike) < 0.1
     steady = [of(*[pace] * 10) for pace in (0.9, 1.0, 1.1)]
     assert pytest.approx(0.1) == spread_between(steady)
+    assert 0.0 == spread_between([of(1.0, 3.0), of(2.0, 4.0)])  # so few of such a spread differ as much by chance
     assert 0.0 == spread_between(steady[:1]) == spread_between([])
 
 

@@ -133,8 +133,13 @@ class Actor:
             self._line_up(life)
 
     def _line_up(self, life: int) -> None:
-        self.host.queue.append((self, life))  # one that has failed meanwhile is passed over
-        self.host.turn()
+        host = self.host
+        if host.running is None and not host.queue and life == self.life:
+            host.running = self
+            host.start(self, life)
+            return
+        host.queue.append((self, life))  # one that has failed meanwhile is passed over
+        host.turn()
 
     def begin(self) -> None:
         """The first step is taken now, with the newest weights."""
