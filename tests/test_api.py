@@ -39,6 +39,14 @@ def test_begun_is_trained_plus_dropped_at_the_end(tmp_path):
     assert counts["open"] == 0
 
 
+def test_a_run_whose_episodes_never_end_has_its_last_checkpoint_and_no_evaluation(tmp_path):
+    """Evaluator and learner share one compute thread: the evaluation that is given up makes way for the checkpoint."""
+    endless = {"id": "tests.environments:CounterEnv", "kwargs": {"length": 10**9}}
+    finished = run(tmp_path, env=endless, evaluation={"timeout_s": 1.0})
+    assert ("done", 4, {}) == tuple(finished.summary[name] for name in ("state", "updates", "evaluation"))
+    assert ["v1-0000000004"] == [path.name for path in (finished.directory / "checkpoints").iterdir()]
+
+
 def test_a_resumed_run_goes_on_in_its_directory_at_its_version(tmp_path):
     first = run(tmp_path, run={"name": "one"})
     second = run(tmp_path, run={"max_updates": 6}, resume="one")

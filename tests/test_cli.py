@@ -263,6 +263,29 @@ def test_a_config_may_name_a_module_of_the_folder_that_the_command_is_called_in(
     assert "environment: my_env:MyEnv, 32 of them" in done.stdout
 
 
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
+def test_a_command_does_not_need_the_standard_streams(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    """As cron jobs and daemons start it: the loop's own descriptors would otherwise be standard streams, and its library aborts."""
+    closing = "; ".join(f"os.close({number})" for number in closed)
+    again = "os.execv(sys.executable, [sys.executable, '-m', 'tianflow', 'train', *sys.argv[1:]])"
+    config = ["cartpole_ppo", "placement.launcher=inline", "run.max_updates=1", "run.target_return=9999", "evaluation.episodes=1"]
+    command = [sys.executable, "-c", f"import os, sys; {closing}; {again}", *config, "run.name=a", "--plain", "--runs-dir", str(tmp_path)]
+    root = Path(cli.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers")))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    assert "done" == json.loads((tmp_path / "a" / "summary.json").read_text())["state"]
+
+
+def test_a_file_as_standard_input_tells_of_no_end_and_is_refused(tmp_path: Path) -> None:
+    root = Path(cli.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers")))}
+    command = [sys.executable, "-m", "tianflow", "train", "cartpole_ppo", "--until-eof", "--runs-dir", str(tmp_path)]
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (2, 1) == (done.returncode, len(done.stderr.splitlines())), done.stderr
+    assert "--until-eof: standard input is a file" in done.stderr
+
+
 # Control ------------------------------------------------------------------------------------------------------------
 
 

@@ -543,6 +543,27 @@ async def test_an_evaluator_that_is_gone_at_the_end_costs_the_evaluation_and_not
     assert ("done", {}, ["v1-0000000000"]) == (world.run.state, world.run.judge.newest, world.checkpoints)
 
 
+async def test_a_last_evaluation_that_takes_all_its_time_costs_no_checkpoint(tmp_path: Path) -> None:
+    """An environment may have episodes that never end."""
+    world = World(tmp_path, config(run={"max_env_steps": 16}, evaluation={"timeout_s": 0.2}))
+    async with going(world) as task:
+        world.evaluator.answers.clear()
+        world.commit()
+        await soon(task)
+    assert ("done", {}, ["v1-0000000000"]) == (world.run.state, world.run.judge.newest, world.checkpoints)
+
+
+async def test_whoever_stops_a_run_that_is_judged_at_its_end_gets_a_checkpoint_at_once(tmp_path: Path) -> None:
+    world = World(tmp_path, config(run={"max_env_steps": 16}))
+    async with going(world) as task:
+        world.evaluator.answers.clear()
+        world.commit()
+        await until(lambda: world.evaluator.asked)
+        world.run.end("stopped", "SIGTERM")
+        await soon(task)
+    assert ("done", "max_env_steps", ["v1-0000000000"]) == (world.run.state, world.run.end_reason, world.checkpoints)
+
+
 @pytest.mark.parametrize("how", ["stop", "drain"])
 async def test_a_stopped_learner_keeps_no_run_from_ending(tmp_path: Path, how: str) -> None:
     world = World(tmp_path)

@@ -344,7 +344,11 @@ class _Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._handle, number, signal.Signals(number).name)
         if self._until_eof:
-            loop.add_reader(STDIN, self._read)
+            try:
+                loop.add_reader(STDIN, self._read)
+            except PermissionError:
+                message = "standard input is a file, whose end says nothing of whoever started this"
+                raise ConfigError([Problem("--until-eof", None, message, "a pipe, a socket or a terminal")]) from None
 
     def __exit__(self, *_: object) -> None:
         loop = asyncio.get_running_loop()

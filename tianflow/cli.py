@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.command_line import RUNS, AsJson, ConfigArgument, Overrides, RunArgument, RunsDir, complain, exit_codes
+from tianflow.command_line import RUNS, AsJson, ConfigArgument, Overrides, RunArgument, RunsDir, complain, exit_codes, open_standard_streams
 from tianflow.evaluating import evaluate
 from tianflow.exporting.command import export
 from tianflow.following import events
@@ -40,6 +40,7 @@ app.add_typer(config_app, name="config")
 
 def main() -> None:
     """Entry point of the ``tianflow`` script. Configs may name modules of the folder that it is called in."""
+    open_standard_streams()
     with suppress(FileNotFoundError):  # the folder may be gone
         sys.path.append(str(Path.cwd()))  # last, so that it hides nothing
     app()

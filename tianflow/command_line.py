@@ -6,6 +6,8 @@ Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or c
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +55,18 @@ def exit_codes() -> Iterator[None]:
         where = "" if error.filename is None else f"{str(error.filename)!r}: "
         complain(f"{where}{error.strerror or error}")
         raise typer.Exit(1) from None
+
+
+def open_standard_streams() -> None:
+    """Open those that whoever started this has closed, on nothing: files would get their numbers, and what is printed go into these."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def complain(text: str) -> None:

@@ -30,14 +30,15 @@ def logger(name: str, **bound: object) -> BoundLogger:
     return made.bind(**bound)
 
 
-def configure(*, stream: TextIO = sys.stderr, level: str = "INFO", as_json: bool | None = None) -> None:
+def configure(*, stream: TextIO | None = None, level: str = "INFO", as_json: bool | None = None) -> None:
     """Write what tianflow logs to ``stream``: lines for people on a terminal, else one JSON object a line.
 
     Args:
-        stream: where to.
+        stream: where to; None: standard error.
         level: least severity, by its name in `logging`.
         as_json: True or False instead of looking at ``stream``.
     """
+    stream = stream or sys.stderr
     terminal = stream.isatty()
     plain = not terminal if as_json is None else as_json
     renderer: Processor = structlog.processors.JSONRenderer(default=str) if plain else structlog.dev.ConsoleRenderer(colors=terminal)

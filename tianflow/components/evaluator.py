@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -125,20 +126,25 @@ class Evaluator:
             self._clock.enter("busy")
             await self._newest(at_least)
             try:
-                evaluation = await self._compute.run(self._play)
+                evaluation = await self._compute.run(partial(self._play, answer.cancelled))
             except EnvironmentFailedError as error:  # whoever asked decides: training may go on without an evaluation
                 if not answer.done():
                     answer.set_exception(error)
                 continue
             if evaluation is None:
-                return
+                if self._compute.stopping.is_set():
+                    return
+                continue
             self._counters["evaluations"] += 1
             self._counters["episodes"] += len(evaluation.returns)
             if not answer.done():
                 answer.set_result(evaluation)
 
     def evaluate(self, at_least: Version) -> asyncio.Future[Evaluation]:
-        """Judge the newest version, once ``at_least`` can be read. EnvironmentFailedError if an environment fails meanwhile."""
+        """Judge the newest version, once ``at_least`` can be read. EnvironmentFailedError if an environment fails meanwhile.
+
+        Cancel it, and the compute thread, which others may need, plays no longer: episodes need not end.
+        """
         answer: asyncio.Future[Evaluation] = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((at_least, answer))
         return answer
@@ -154,7 +160,7 @@ class Evaluator:
             counters=dict(self._counters),
         )
 
-    def _play(self) -> Evaluation | None:
+    def _play(self, given_up: Callable[[], bool]) -> Evaluation | None:
         settings = self._settings.value.config.evaluation
         policy, weights = self._make_policy()
         version = weights.refresh()
@@ -167,7 +173,7 @@ class Evaluator:
                 episodes=settings.episodes,
                 seed=self._seed,
                 deterministic=settings.deterministic,
-                should_stop=self._compute.stopping.is_set,
+                should_stop=lambda: self._compute.stopping.is_set() or given_up(),
             )
         finally:
             environment.close()

@@ -18,6 +18,7 @@ from tianflow.supervisor import Supervisor
 from tianflow.tickets import State
 
 TICK_S = 0.1
+EVALUATION = "evaluation"
 
 log = logger("coordinator")
 
@@ -56,34 +57,36 @@ class Ending:
         life, exchange = self._life, self._exchange
         failed = life.end_state == "failed"
         if life.state == "draining" and not failed:
-            await self._while_the_learner_answers(self._drained())
+            await self._while_the_learner_answers(self._drained(), "what was begun")
         life.training_ends()
         exchange.hold_grants("ending")
         exchange.drop_open("stopped")
         exchange.close()
         if not failed:
             self._control.hold_learner(True)  # what it has pulled ahead would be an update more than the last checkpoint holds
-            await self._while_the_learner_answers(self._last_things())
+            if life.end_state == "done":  # by itself: it is judged at the version it ended with
+                await self._while_the_learner_answers(self._goal.evaluate_last(), EVALUATION)
+            # apart: an evaluation that takes all its time, of episodes that never end, say, must not cost the checkpoint
+            await self._while_the_learner_answers(self._keeper.save(), "checkpoint")
         await supervisor.stop()
         exchange.drop_open("stopped")
         life.ended()
 
-    async def _last_things(self) -> None:
-        """The final checkpoint; a run that ended by itself is judged at the version it ended with."""
-        if self._life.end_state == "done":
-            await self._goal.evaluate_last()
-        await self._keeper.save()
+    async def _while_the_learner_answers(self, work: Coroutine[None, None, object], what: str) -> None:
+        """Do ``work``, which waits for the learner, but let a learner that has been stopped not keep the run from ending.
 
-    async def _while_the_learner_answers(self, work: Coroutine[None, None, object]) -> None:
-        """Do ``work``, which waits for the learner, but let a learner that has been stopped not keep the run from ending."""
+        An evaluation is given up, too, when somebody wants the run to end at last.
+        """
         task = asyncio.get_running_loop().create_task(work)
         config = self._in_force.config
         deadline = time.monotonic() + config.evaluation.timeout_s
         try:
             while not task.done():
                 late = time.monotonic() > deadline
-                if late or self._staff.learner_silent_for > config.run.grace_s:
-                    log.warning("the run ends without its last things", reason="they take too long" if late else "the learner is silent")
+                silent = self._staff.learner_silent_for > config.run.grace_s
+                if late or silent or (self._life.hurried and what == EVALUATION):
+                    reason = "the learner is silent" if silent else "it takes too long" if late else "somebody stopped it"
+                    log.warning("the run ends without its last things", missing=what, reason=reason)
                     return
                 await asyncio.wait({task}, timeout=TICK_S)
             task.result()

@@ -31,6 +31,8 @@ class Life:
         """What the run will be when it has ended."""
         self.end_reason = ""
         """Why the run ended; "" while it goes on."""
+        self.hurried = False
+        """Somebody wants it to end who came when it was ending already."""
         self.first_error: RunError | None = None
         self.background: set[asyncio.Task[object]] = set()
         """Work that goes on beside the run."""
@@ -66,10 +68,12 @@ class Life:
     # Ending ---------------------------------------------------------------------------------------------------------
 
     def end(self, state: str, reason: str) -> None:
-        """The run is to end in ``state`` because of ``reason``; the first reason stays."""
+        """The run is to end in ``state`` because of ``reason``; the first reason stays. Whoever stops one that is ending hurries it."""
         if not self.ending.is_set():
             self.end_state, self.end_reason = state, reason
             self.ending.set()
+        elif state == "stopped":
+            self.hurried = True
 
     def fail(self, error: RunError) -> None:
         """The run cannot go on. The first error is the one that is shown last."""
