@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.learning import Case, Matrix, Record, main
 from benchmarks.results import RESULTS
 
-SECONDS = 540.0
-AT_SECONDS = (180.0, 360.0, 540.0)
+SECONDS = 420.0
+AT_SECONDS = (140.0, 280.0, 420.0)
 PRECISIONS = ("fp32", "bf16")
 COMMON: Mapping[str, object] = {"run.max_seconds": SECONDS, "run.target_return": None}
 MOMENTS = " | ".join(f"return at {t:.0f} s" for t in AT_SECONDS)
