@@ -178,6 +178,8 @@ class LearnerSettings(Section):
     of your own has to heed it itself."""
     ranks: Annotated[int, Field(ge=1, le=1)] = 1
     threads: PositiveInt = 1
+    """Where images are learned from on a CPU, parts of a minibatch are, on so many threads, each with a gradient of its own; elsewhere it
+    is the threads of PyTorch's operations. More than one pays where actors wait for the learner, as with several epochs."""
     prefetch: Annotated[int, Field(ge=0, le=1)] = 1
     max_nonfinite_updates: Annotated[int, Field(ge=0)] = 10
     """More skipped updates than this in a row end the run."""
