@@ -178,6 +178,8 @@ class LearnerSettings(Section):
     of your own has to heed it itself."""
     ranks: Annotated[int, Field(ge=1, le=1)] = 1
     threads: PositiveInt = 1
+    """Where images are learned from on a CPU, parts of a minibatch are, on so many threads, each with a gradient of its own; elsewhere it
+    is the threads of PyTorch's operations. More than one pays where actors wait for the learner, as with several epochs."""
     prefetch: Annotated[int, Field(ge=0, le=1)] = 1
     """1: the next batch is pulled while an update runs, where the bound has room for it; and without a bound replay draws the one after
     that meanwhile, by the priorities of two updates before its own."""
