@@ -9,7 +9,7 @@ from tests import environments
 from tianflow.config import Config, EnvSettings, PPOSettings
 from tianflow.envs import probe
 from tianflow.envs.make import environment_seed, make
-from tianflow.envs.vector import VectorEnvironment, autoreset_of
+from tianflow.envs.vector import VectorEnvironment, autoreset_of, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
@@ -277,3 +277,17 @@ def test_eras_streams_and_runs_begin_elsewhere():
     seeds = [environment_seed(run, 0, 64, **era) for run in (1, 2) for era in eras]
     assert len(seeds) == len(set(seeds))
     assert seeds == [environment_seed(run, 0, 64, **era) for run in (1, 2) for era in eras]
+
+
+class UntellableError(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize("error", [ValueError("\udcff"), UntellableError()])
+def test_whatever_an_environment_raises_is_told_in_text_that_can_be_sent(error):
+    with pytest.raises(EnvironmentFailedError) as caught, failures_named("step"):
+        raise error
+    assert f"in step: {type(error).__name__}: " in caught.value.summary
+    assert caught.value.summary.encode()
+    assert caught.value.details.encode()

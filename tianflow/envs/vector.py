@@ -21,10 +21,13 @@ MODES: dict[str, Autoreset] = {"nextstep": "next_step", "samestep": "same_step",
 
 
 def failed(doing: str, error: BaseException) -> EnvironmentFailedError:
-    """What the environment raised, with its traceback as text."""
-    return EnvironmentFailedError(
-        f"the environment failed in {doing}: {type(error).__name__}: {error}", "".join(traceback.format_exception(error))
-    )
+    """What the environment raised, with its traceback as text that can be sent: it may hold lone surrogates, or have no text."""
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - whatever the error of a user does when it is asked for its text
+        said = "(its text cannot be told)"
+    texts = (f"the environment failed in {doing}: {type(error).__name__}: {said}", "".join(traceback.format_exception(error)))
+    return EnvironmentFailedError(*(text.encode("utf-8", "backslashreplace").decode("utf-8") for text in texts))
 
 
 @contextlib.contextmanager
