@@ -13,6 +13,8 @@ from dashboards.service import service_panels
 
 FOLDER = Path(__file__).parent / "grafana" / "dashboards"
 COLUMNS = 24
+DEFAULT = {"text": "default", "value": "default"}
+"""The data source that is Grafana's default."""
 
 
 # Dashboards -----------------------------------------------------------------------------------------------------------
@@ -22,14 +24,13 @@ def variables() -> list[Json]:
     """The data source, and which runs are shown."""
     query = "label_values(tianflow_run_ready, run)"
     return [
-        {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": {}},
+        {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": DEFAULT},
         {
             "name": "run",
             "label": "Run",
             "type": "query",
             "datasource": SOURCE,
-            "query": {"query": query, "refId": "run"},
-            "definition": query,
+            "query": {"qryType": 1, "query": query, "refId": "run"},
             "refresh": 2,
             "includeAll": True,
             "multi": True,
@@ -48,7 +49,8 @@ def dashboard(uid: str, title: str, about: str, panels: Sequence[Json]) -> Json:
         place["x"], place["y"] = x, y
         made["id"] = number
         x, row = x + place["w"], max(row, place["h"])
-    links = [{"type": "dashboards", "title": "tianflow", "tags": ["tianflow"], "includeVars": True, "keepTime": True}]
+    look = {"icon": "external link", "tooltip": "", "asDropdown": False, "targetBlank": False}
+    links = [{"type": "dashboards", "title": "tianflow", "tags": ["tianflow"], "includeVars": True, "keepTime": True, **look}]
     return {
         "uid": uid,
         "title": title,
@@ -127,6 +129,14 @@ def overview() -> Json:
                 (quantile(0.99, "loop_lag_seconds"), "{{run}} loop lag, p99"),
                 (f"time() - ({now('checkpoint_last_success_timestamp_seconds')} > 0)", "{{run}} checkpoint age"),
                 unit="s",
+            ),
+            lines(
+                "Sinks",
+                "Rows of history for each sink, and those that it did not get: it was too slow for them, or it had failed.",
+                (rate("sink_rows_total"), "{{run}} {{sink}} offered"),
+                (rate("sink_rows_dropped_total"), "{{run}} {{sink}} dropped"),
+                unit="ops",
+                width=COLUMNS,
             ),
             *service_panels(),
         ],

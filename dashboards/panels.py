@@ -73,10 +73,11 @@ def time_shares(title: str, component: str) -> Json:
 
 def lines(title: str, about: str, *queries: tuple[str, str], unit: str = "short", stacked: bool = False, width: int = 12) -> Json:
     """Lines over time."""
-    custom: Json = {"lineWidth": 1, "fillOpacity": 10, "showPoints": "never"}
+    custom: Json = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 10, "showPoints": "never"}
     if stacked:
-        custom |= {"stacking": {"mode": "normal"}, "fillOpacity": 60}
-    options = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
+        custom |= {"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 60}
+    legend = {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []}
+    options = {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}}
     defaults: Json = {"unit": unit, "custom": custom, **({"min": 0, "max": 1} if unit == "percentunit" else {})}
     return panel(
         "timeseries", title, about, queries, width=width, height=8, fieldConfig={"defaults": defaults, "overrides": []}, options=options
@@ -84,7 +85,7 @@ def lines(title: str, about: str, *queries: tuple[str, str], unit: str = "short"
 
 
 def figure(title: str, about: str, query: str, *, legend: str = "{{run}}", unit: str = "short", bad_from: float | None = None) -> Json:
-    """One number, or the name of a series; red from ``bad_from`` on."""
+    """One number, or the name of a series that is there now; red from ``bad_from`` on."""
     steps: list[Json] = [{"color": "text", "value": None}]
     if bad_from is not None:
         steps = [{"color": "green", "value": None}, {"color": "red", "value": bad_from}]
@@ -93,17 +94,36 @@ def figure(title: str, about: str, query: str, *, legend: str = "{{run}}", unit:
         "textMode": "name" if named else "value",
         "colorMode": "value",
         "graphMode": "none",
+        "justifyMode": "auto",
+        "orientation": "auto",
+        "percentChangeColorMode": "standard",
+        "showPercentChange": False,
+        "wideLayout": True,
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }
     defaults = {"unit": unit, "thresholds": {"mode": "absolute", "steps": steps}}
-    return panel(
+    made = panel(
         "stat", title, about, [(query, legend)], width=4, height=4, fieldConfig={"defaults": defaults, "overrides": []}, options=options
     )
+    if named:  # over a range, every name that was there at any time would be shown
+        made["targets"][0] |= {"instant": True, "range": False}
+    return made
 
 
 def heatmap(title: str, about: str, query: str) -> Json:
     """Buckets of a histogram over time."""
     made = panel("heatmap", title, about, [(query, "{{le}}")], width=12, height=8)
     made["targets"][0]["format"] = "heatmap"
-    made["options"] = {"calculate": False, "yAxis": {"unit": "short"}, "color": {"mode": "scheme", "scheme": "Blues", "steps": 32}}
+    colour = {"mode": "scheme", "scheme": "Blues", "steps": 32, "reverse": False, "exponent": 0.5, "fill": "dark-blue"}
+    made["fieldConfig"] = {"defaults": {}, "overrides": []}
+    made["options"] = {
+        "calculate": False,
+        "cellGap": 1,
+        "yAxis": {"unit": "short"},
+        "color": colour,
+        "exemplars": {"color": "orange"},
+        "legend": {"show": True},
+        "showValue": "never",
+        "tooltip": {"mode": "single", "yHistogram": False},
+    }
     return made

@@ -20,6 +20,7 @@ from tianflow.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.metrics.prometheus import Exporter
 from tianflow.serving.child import Files
 from tianflow.serving.metrics import ServiceCollector, exposition
+from tianflow.statistics import SinkStatistics
 
 FOLDER = Path(make.__file__).parent
 BOARDS = {path.stem: json.loads(text) for path, text in make.files().items()}
@@ -42,6 +43,7 @@ def emitted() -> dict[str, list[dict[str, str]]]:
     run = FakeRun(replay=True)
     run.restarts = {("actors-0", "died"): 1}
     run.evaluation = {"mean_return": 1.0, "version": 1.0}
+    run.sinks = {"tensorboard": SinkStatistics(3, 1)}
     run.train(3)
     page, _ = Exporter(runs=lambda: [run.statistics()], requests={200: 1}).exposition("")
     text, _ = exposition(ServiceCollector(counts={"failed": 1}, restarts=1, requests={200: 1}), [page.decode()], "")

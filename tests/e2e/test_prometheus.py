@@ -25,6 +25,7 @@ from tianflow.config import HttpSettings
 from tianflow.service.auth import Tokens
 from tianflow.service.server import serve
 from tianflow.serving.child import Outcome
+from tianflow.statistics import SinkStatistics
 
 pytestmark = [
     pytest.mark.e2e,
@@ -61,6 +62,8 @@ class TroubledRun(FakeRun):
         self.last_update = time.time() - 1000.0
         self.restarts["actors-0", "died"] = self.restarts.get(("actors-0", "died"), 0) + 1
         self.checkpoint = replace(self.checkpoint, attempts=self.checkpoint.attempts + 1, failures=self.checkpoint.failures + 1)
+        lost = self.sinks.get("tensorboard", SinkStatistics())
+        self.sinks["tensorboard"] = SinkStatistics(lost.rows + 2, lost.dropped + 1)
         self.generation += 1
 
 
