@@ -35,7 +35,7 @@ REFUSALS: dict[int, str] = {
     500: "Unexpected; the log has more",
     503: "Not now",
 }
-ALWAYS = (400, 403, 408, 413, 421, 429, 500)
+ALWAYS = (400, 403, 408, 413, 421, 429, 500, 503)
 HEADERS: dict[int, dict[str, Schema]] = {
     401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
     412: {"ETag": ETAG},
@@ -125,8 +125,8 @@ def _server() -> dict[str, Any]:
     metrics["content"]["application/openmetrics-text"] = {"schema": text}
     return {
         "/": reading("/", "The console, a page for a person", answered("A page", text, "text/html")),
-        "/livez": reading("/livez", "Is the process alive", alive, 503),
-        "/readyz": reading("/readyz", "Can training proceed", ready, 503),
+        "/livez": reading("/livez", "Is the process alive", alive),
+        "/readyz": reading("/readyz", "Can training proceed", ready),
         "/metrics": reading("/metrics", "Prometheus text or OpenMetrics, as Accept says", metrics),
         "/openapi.json": reading("/openapi.json", "This document", answered("An OpenAPI document", {"type": "object"})),
         "/api/v1/runs": reading("/api/v1/runs", "Every run in short", answered("Runs", reference("Runs"))),
@@ -148,7 +148,6 @@ def _looks(looks: Iterable[str]) -> dict[str, Any]:
     found = {path: reading(path, summary, answered(summary, schema)) for path, (summary, schema) in paths.items()}
     for described in found.get(f"{RUN}/history", {}).values():
         described["parameters"] = [_points()]
-        described["responses"]["503"] = {"$ref": "#/components/responses/503"}
     return found
 
 
@@ -191,7 +190,7 @@ def _events() -> dict[str, Any]:
         "content": {"text/event-stream": {}},  # a stream is no value that a schema could be of
     }
     answer["x-events"] = {kind: reference(f"event-{kind}") for kind in schemas.event_schemas()}
-    return {path: {"get": operation(path, "get", "What happens, as it happens", answer, 503, parameters=parameters)}}
+    return {path: {"get": operation(path, "get", "What happens, as it happens", answer, parameters=parameters)}}
 
 
 def resources(configs: Sequence[Config], *, others: bool = False) -> dict[str, Any]:
