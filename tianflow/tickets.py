@@ -78,6 +78,10 @@ class Share:
     dropped_steps: int = 0
     trajectories: int = 0
 
+    def copy(self) -> Share:
+        """As it is now. Every look copies that of every actor, and `dataclasses.replace` takes eight times as long."""
+        return Share(self.committed_steps, self.trained_steps, self.dropped_steps, self.trajectories)
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
