@@ -18,7 +18,7 @@ from tests.test_service import CONTROL, READ, RUN, TOKENS, problem
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config import HttpSettings
 from tianflow.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
-from tianflow.service import streams
+from tianflow.service import fan, streams
 from tianflow.service.feed import LONGEST_TEXT, TOGETHER_S, Feed
 from tianflow.service.server import Server, serve
 from tianflow.service.throttle import ADDRESSES, Throttle
@@ -286,18 +286,14 @@ async def test_follow_is_true_or_false(run: FakeRun, tmp_path: Path) -> None:
 
 
 async def test_silence_is_broken_by_comments(run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.0)
-    monkeypatch.setattr(streams, "PRESENT_S", 0.01)
+    monkeypatch.setattr(fan, "HEARTBEAT_S", 0.01)
     async with serving(run, tmp_path) as (_, door):
         response = await door.get(EVENTS)
         lines = [await response.content.readline() for _ in range(6)]
         assert [b"retry: 1000\n", b"\n", b":\n", b"\n", b":\n", b"\n"] == lines
 
 
-async def test_streams_have_a_number_and_the_place_of_who_leaves_is_free_again(
-    run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "PRESENT_S", 0.01)
+async def test_streams_have_a_number_and_the_place_of_who_leaves_is_free_again_without_a_word(run: FakeRun, tmp_path: Path) -> None:
     async with serving(run, tmp_path, max_streams=2) as (_, door):
         first, second = await door.get(EVENTS), await door.get(EVENTS)
         response = await door.get(EVENTS)
