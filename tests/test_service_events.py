@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -19,6 +20,7 @@ from tianflow.channels.broadcast import Broadcast
 from tianflow.config import HttpSettings
 from tianflow.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
 from tianflow.service import fan, streams
+from tianflow.service import feed as feeding
 from tianflow.service.feed import LONGEST_TEXT, TOGETHER_S, Feed
 from tianflow.service.server import Server, serve
 from tianflow.service.throttle import ADDRESSES, Throttle
@@ -309,6 +311,25 @@ async def test_streams_have_a_number_and_the_place_of_who_leaves_is_free_again_w
         await until(opened)
         run.events.publish(EXITED)
         assert "host-exited" == (await read(second, 1))[0][1]
+
+
+async def test_an_event_is_encoded_once_for_all_readers_and_written_by_one_task(
+    run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[object] = []
+
+    def dumps(data: object, **options: Any) -> str:
+        encoded.append(data)
+        return json.dumps(data, **options)
+
+    monkeypatch.setattr(feeding, "json", SimpleNamespace(dumps=dumps))
+    async with serving(run, tmp_path) as (_, door):
+        responses = [await door.get(EVENTS) for _ in range(8)]
+        for count in (1, 2):
+            run.events.publish(EXITED)
+            assert [count] * 8 == [(await read(response, 1))[0][0] for response in responses]
+            assert count == len(encoded)
+        assert 1 == sum(task.get_name() == "fan" for task in asyncio.all_tasks())
 
 
 async def until(true: Callable[[], Any]) -> None:

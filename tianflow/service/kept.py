@@ -34,6 +34,7 @@ class Kept:
     def __init__(self, *, keep: int = KEPT) -> None:
         self._kept: deque[Frame] = deque(maxlen=keep)
         self._news = asyncio.Event()
+        self._awaited = False
         self.newest = 0
         """Number of the newest."""
         self.closed = False
@@ -45,9 +46,9 @@ class Kept:
         """``frame`` is the newest now."""
         self.newest = frame.number
         self._kept.append(frame)
-        # everybody who waits holds this one: a new one is for those who come later
-        self._news.set()
-        self._news = asyncio.Event()
+        if self._awaited:  # everybody who waits holds this one: a new one is for those who come later
+            self._news.set()
+            self._news, self._awaited = asyncio.Event(), False
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -68,6 +69,7 @@ class Kept:
         news = self._news
         if self.newest > number or self.closed:
             return
+        self._awaited = True
         try:
             async with asyncio.timeout(timeout):
                 await news.wait()

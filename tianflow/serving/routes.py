@@ -25,13 +25,15 @@ from tianflow.service.auth import Guard, guarded
 from tianflow.service.bodies import read_in_time
 from tianflow.service.openapi import RUN
 from tianflow.service.problems import ProblemError, add_safe_headers, answers, json_response
+from tianflow.service.streams import Streams
 from tianflow.service.throttle import Throttle, throttled
 from tianflow.serving import metrics, openapi, rows
-from tianflow.serving.asking import Asker
+from tianflow.serving.asking import Asker, NoAnswerError, silent
 from tianflow.serving.child import Files
 from tianflow.serving.house import House, Life
 from tianflow.serving.naming import require_allowed
 from tianflow.serving.refusals import store_answers
+from tianflow.serving.relay import Relays
 from tianflow.serving.store import Record, ReusedKeyError, Store, StoreError, TakenError
 
 PAGE, LARGEST_PAGE = 50, 500
@@ -71,7 +73,7 @@ class Handlers:
         self, *, house: House, store: Store, asker: Asker, requests: Mapping[int, int], allowed: Collection[str], max_streams: int
     ) -> None:
         self._house, self._store, self._asker, self._requests, self._allowed = house, store, asker, requests, allowed
-        self._max_streams, self._streams = max_streams, 0
+        self._streams, self._relays = Streams(limit=max_streams), Relays(asker=asker)
 
     def routes(self) -> list[web.RouteDef]:
         """All of them."""
@@ -200,14 +202,12 @@ class Handlers:
         record, life = await self._known(request)
         if life is None or life.contact is None:
             raise _not_there(record, life)
-        if self._streams >= self._max_streams:
-            detail = f"{self._streams} streams are open, and http.max_streams allows no more."
-            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="too-many-streams", headers={"Retry-After": "5"})
-        self._streams += 1
-        try:
-            return await self._asker.stream(life.contact, request, "/events")
-        finally:
-            self._streams -= 1
+        with self._streams.place():
+            try:
+                async with self._relays.reading(life.contact) as relay:
+                    return await self._streams.write(relay, request)
+            except NoAnswerError as error:
+                raise silent(life.contact, error) from error
 
     async def act(self, request: web.Request) -> web.StreamResponse:
         """Do it: 202 with the state it leads to. Repeating one is not an error."""
