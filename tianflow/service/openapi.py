@@ -7,9 +7,10 @@ from http import HTTPStatus
 from typing import Any
 
 from tianflow import __version__
+from tianflow.audit import MOST
 from tianflow.config import Config
 from tianflow.history import LIMIT
-from tianflow.service import past, schemas
+from tianflow.service import pages, past, schemas
 from tianflow.service.auth import OPEN, OPEN_ON_LOOPBACK
 from tianflow.service.schemas import Schema, reference
 from tianflow.service.settings import MERGE_PATCH, RESOURCES
@@ -140,7 +141,7 @@ def _looks(looks: Iterable[str]) -> dict[str, Any]:
     answers = {
         "components": ("Every component in full", schemas.struct(components=schemas.listing(reference("Component")))),
         "diagnosis": ("What holds the run back", schemas.struct(id=schemas.TEXT, **diagnosis["properties"])),
-        "audit": ("Every change and action, oldest first", schemas.struct(audit=schemas.listing(reference("AuditEntry")))),
+        "audit": ("Changes and actions, oldest first, a page at a time", _audit()),
         "checkpoints": ("Checkpoints, newest first", schemas.struct(checkpoints=schemas.listing(reference("Checkpoint")))),
         "history": ("How the run went, oldest first", schemas.struct(history=rows, time=schemas.NUMBER)),
     }
@@ -148,7 +149,31 @@ def _looks(looks: Iterable[str]) -> dict[str, Any]:
     found = {path: reading(path, summary, answered(summary, schema)) for path, (summary, schema) in paths.items()}
     for described in found.get(f"{RUN}/history", {}).values():
         described["parameters"] = [_points()]
+    for described in found.get(f"{RUN}/audit", {}).values():
+        described["parameters"] = _page()
     return found
+
+
+def _audit() -> Schema:
+    return schemas.struct(audit=schemas.listing(reference("AuditEntry")), next=schemas.nullable({"type": "integer", "minimum": 1}))
+
+
+def _page() -> list[dict[str, Any]]:
+    whole = {"type": "integer"}
+    return [
+        {
+            "name": "before",
+            "in": "query",
+            "description": "The next of an answer: what came before it. Without it, the newest",
+            "schema": whole | {"minimum": 0, "maximum": pages.FURTHEST},
+        },
+        {
+            "name": "limit",
+            "in": "query",
+            "description": "Records at most",
+            "schema": whole | {"minimum": 1, "maximum": MOST, "default": MOST},
+        },
+    ]
 
 
 def _points() -> dict[str, Any]:

@@ -16,10 +16,11 @@ from typing import Any
 from aiohttp import web
 
 from tianflow import config_loading
+from tianflow.audit import NAME, read_page
 from tianflow.checkpoint import CheckpointStore
 from tianflow.config import HttpSettings
 from tianflow.errors import ConfigError, Problem, StateConflictError
-from tianflow.service import console, past, settings
+from tianflow.service import console, pages, past, settings
 from tianflow.service.app import ACTIONS, LOOKS, MAX_BODY, href
 from tianflow.service.auth import Guard, guarded
 from tianflow.service.bodies import read_in_time
@@ -185,10 +186,13 @@ class Handlers:
             return await self._asker.forward(life.contact, request, f"/{part}")
         if part == "history":
             return await past.answer(self._house.files.run(record.id), request)
-        read = {"audit": _audit, "checkpoints": _checkpoints}.get(part)
-        if read is None:
+        if part == "audit":
+            before, limit = pages.asked(request)
+            page = await asyncio.to_thread(read_page, self._house.files.run(record.id) / NAME, before=before, limit=limit)
+            return json_response({"audit": page.records, "next": page.next})
+        if part != "checkpoints":
             raise _not_there(record, life)
-        return json_response({part: await asyncio.to_thread(read, self._house.files, record.id)})
+        return json_response({part: await asyncio.to_thread(_checkpoints, self._house.files, record.id)})
 
     async def change(self, request: web.Request) -> web.StreamResponse:
         """Live settings of a run that goes on."""
@@ -275,10 +279,6 @@ def _not_there(record: Record, life: Life | None) -> Exception:
         why = life.silence if life is not None else "it waits for a place"
         return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"Run {record.id!r}: {why}.", headers={"Retry-After": "1"})
     return StateConflictError(f"run {record.id!r} is {record.state}")
-
-
-def _audit(files: Files, name: str) -> list[Any]:
-    return list(files.audit(name))
 
 
 def _checkpoints(files: Files, name: str) -> list[Any]:
