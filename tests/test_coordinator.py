@@ -499,6 +499,22 @@ async def test_a_run_that_ends_by_itself_is_judged_and_saved_at_its_last_version
     assert [True] == world.learner.held  # else it could train on what it has pulled ahead, and nobody would keep that
 
 
+async def test_the_clock_of_training_stands_still_while_the_last_version_is_judged(tmp_path: Path) -> None:
+    world = World(tmp_path, config(run={"max_env_steps": 16}))
+    async with going(world) as task:
+        world.evaluator.answers.clear()
+        world.commit()
+        await until(lambda: world.evaluator.asked)
+        first = world.run.summary()
+        assert world.run.state == "stopping"
+        before = world.run.statistics().elapsed_s
+        await until(lambda: world.run.statistics().elapsed_s > before)
+        assert first["training_s"] == world.run.summary()["training_s"] > 0
+        world.evaluator.answers.set()
+        await soon(task)
+    assert (first["training_s"], first["steps_per_s"]) == tuple(world.run.summary()[name] for name in ("training_s", "steps_per_s"))
+
+
 async def test_after_the_last_update_nobody_begins_anything(tmp_path: Path) -> None:
     """What was begun then would be committed, and counted, only if the run is slow to end: a deterministic run would not repeat."""
     world = World(tmp_path, config(run={"max_updates": 1}))

@@ -10,8 +10,9 @@ import pytest
 from tests.fakes_run import FakeReplay, FakeRun, make_config
 from tianflow.config import Config
 from tianflow.config_loading import with_changes
-from tianflow.diagnosis import Watch, diagnose, time_between
+from tianflow.diagnosis import Watch, diagnose
 from tianflow.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares
+from tianflow.windows import time_between
 
 WINDOW_S = 10.0
 STEPS = 1000.0

@@ -66,6 +66,31 @@ def test_actors_that_take_turns_tell_nothing_of_the_way_to_the_thread() -> None:
     assert "turn_s" not in rates_of(history(20), cartpole(actors={"count": 2, "hosts": 1}))
 
 
+def varied(rows: list[Row], **learner: float) -> list[Row]:
+    """As a run of today writes them: with durations."""
+    actor = {"count": 10, "mean": 0.16, "spread": 0.5, "skew": 1.0, "apart": 0.3}
+    return [
+        row | {"durations": {"actor": actor, "learner": {"count": 10, "mean": 0.05, "spread": 1.0, "skew": 2.0} | learner}} for row in rows
+    ]
+
+
+def test_what_varies_is_told_and_what_actors_differ_by_is_told_from_what_their_trajectories_do() -> None:
+    told = make_rates(rates_of(varied(history(20)), config()))
+    assert (pytest.approx(1.0), pytest.approx(2.0)) == (told.update_spread, told.update_skew)
+    assert (pytest.approx(0.4), pytest.approx(0.3), pytest.approx(1.0)) == (told.trajectory_spread, told.actor_spread, told.trajectory_skew)
+    assert rates_of(history(20), config()).items() <= rates_of(varied(history(20)), config()).items()
+
+
+def test_what_is_constant_stays_constant() -> None:
+    assert 0.0 == rates_of(varied(history(20), spread=0.0, skew=0.0), config())["update_spread"]
+
+
+@pytest.mark.parametrize("durations", [None, {}, {"actor": None, "learner": {}}, {"learner": {"count": 0}}])
+def test_a_history_that_tells_of_no_spread_leaves_it_open(durations: Any) -> None:
+    rows = [row | {"durations": durations} for row in history(20)]
+    assert not {"update_spread", "trajectory_spread", "actor_spread"} & set(rates_of(rows, config()))
+
+
 def test_what_came_before_the_last_change_counts_no_more() -> None:
     before, after = history(20, learner=0.1), history(20, start=20)
     after[0]["marks"] = [{"t": 20.0, "kind": "change"}]
@@ -109,7 +134,15 @@ def run_directory(folder: Path, made: Config, rows: list[Row]) -> Path:
 def test_counts_bounds_and_speeds_may_differ_from_those_of_the_run(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, config(), history(20))
     other = cartpole(actors={"count": 9}, balance={"max_staleness": 4}, learner={"slowdown": 2.0}, algorithm={"learning_rate": 1e-5})
-    assert rates_of(history(20), config()) == read_like(directory, other)
+    assert (rates_of(history(20), config()), {"latency_s", "learner_latency_s"}) == read_like(directory, other)
+
+
+def test_an_update_of_twice_the_trajectories_is_supposed_to_take_twice_the_time(tmp_path: Path) -> None:
+    directory, own = run_directory(tmp_path, config(), history(20)), config()
+    twice = cartpole(algorithm={"batch_trajectories": 2 * own.algorithm.batch_trajectories})
+    told, supposed = read_like(directory, twice)
+    assert 2 * rates_of(history(20), own)["update_s"] == pytest.approx(told["update_s"])  # type: ignore[operator]
+    assert "update_s" in supposed
 
 
 @pytest.mark.parametrize(
@@ -118,7 +151,6 @@ def test_counts_bounds_and_speeds_may_differ_from_those_of_the_run(tmp_path: Pat
         ({"env": {"num_envs": 8}}, "another env,"),
         ({"network": {"hidden": [32]}}, "another network,"),
         ({"algorithm": {"epochs": 3}}, "another algorithm,"),
-        ({"algorithm": {"batch_trajectories": 2}}, "another algorithm,"),
         ({"actors": {"rollout_steps": 32}}, "another actors.rollout_steps,"),
     ],
 )
@@ -144,7 +176,26 @@ def test_the_command_takes_a_run_by_name_and_replaces_single_rates(tmp_path: Pat
         cli.app, ["simulate", source, "rates.update_s=0.25", "--like", "earlier", "--runs-dir", str(tmp_path), "--updates", "20", "--json"]
     )
     assert 0 == result.exit_code, result.output
-    told = json.loads(result.stdout)["rates"]
+    told, supposed = (json.loads(result.stdout)[key] for key in ("rates", "supposed"))
     assert (0.25, pytest.approx(0.16)) == (told["update_s"], told["trajectory_s"])
+    assert {"latency_s": 0.001, "learner_latency_s": 0.001, "trajectory_spread": 0.1, "update_spread": 0.0} == supposed
     missing = CliRunner().invoke(cli.app, ["simulate", source, "--like", "erlier", "--runs-dir", str(tmp_path)])
     assert (1, True) == (missing.exit_code, "did you mean 'earlier'?" in missing.stderr)
+
+
+def test_the_command_says_what_it_supposes_and_only_that(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path, config(), history(20))
+    source = str(directory / CONFIG_FILE)
+
+    def said(*more: str) -> str:
+        result = CliRunner().invoke(
+            cli.app, ["simulate", source, *more, "--like", "earlier", "--runs-dir", str(tmp_path), "--updates", "20"]
+        )
+        assert 0 == result.exit_code, result.output
+        return next((line for line in result.stdout.splitlines() if line.startswith("supposed")), "")
+
+    assert said().endswith(": latency_s = 0.001, learner_latency_s = 0.001, trajectory_spread = 0.1, update_spread = 0")
+    assert said("rates.latency_s=0", "rates.update_spread=1").endswith(": learner_latency_s = 0.001, trajectory_spread = 0.1")
+    (directory / NAME).write_text("".join(json.dumps(row) + "\n" for row in varied(history(20))))
+    assert said().endswith(": latency_s = 0.001, learner_latency_s = 0.001")
+    assert "" == said("rates.latency_s=0", "rates.learner_latency_s=0")

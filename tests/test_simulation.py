@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -317,7 +318,8 @@ def test_rates_are_measured_from_the_config_itself() -> None:
 @given(delays=st.lists(st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.0]), max_size=4), max_size=8))
 def test_what_is_due_happens_in_order_of_time_and_of_asking(delays: list[list[float]]) -> None:
     """Each of the first things asks for more when it happens."""
-    clock, asked, happened = Clock(), [], []
+    clock, asked, happened, happened_at = Clock(), [], [], []
+    clock.expect(2.0)
 
     def ask(delay: float, then: list[float]) -> None:
         asked.append((clock.now + delay, len(asked)))
@@ -326,11 +328,16 @@ def test_what_is_due_happens_in_order_of_time_and_of_asking(delays: list[list[fl
     def happen(due: tuple[float, int], then: list[float]) -> None:
         assert due[0] == clock.now
         happened.append(due)
+        clock.interrupt()
         for delay in then:
             ask(delay, [])
 
     for then in delays:
         ask(sum(then) % 3.0, then)
-    while clock.next is not None:
-        clock.advance()
-    assert sorted(asked) == happened
+    assert min((due for due, _ in asked), default=None) == clock.next
+    for until in (0.5, 1.0, 2.5, math.inf):
+        while clock.work(until):
+            happened_at.append(clock.now)
+        assert [due for due in sorted(asked) if due[0] <= until] == happened
+    assert [due for due, _ in sorted(asked)][: len(happened_at)] == happened_at
+    assert clock.next is None

@@ -71,10 +71,11 @@ class Accounts:
 
     def count_replayed(self, ages: Mapping[int, int], bound: int | None) -> None:
         """An update used ``ages[s]`` items of staleness s from replay, under ``bound``."""
-        for age, count in ages.items():
-            self.staleness[coarse(age)] += count
+        for age in sorted(ages):
+            about, count = coarse(age), ages[age]
+            self.staleness[about] += count
             self.violations += count * (age < 0 or (bound is not None and age > bound))
-        self.recent.extend(coarse(age) for age in sorted(ages))
+            self.recent.append(about)
 
     def count_drop(self, ticket: Ticket, reason: str) -> None:
         """``ticket`` was given up: returned if it had not begun, else dropped(reason)."""
@@ -136,4 +137,7 @@ class Accounts:
         )
 
     def _share(self, holder: str) -> Share:
-        return self.shares.setdefault(holder, Share())
+        share = self.shares.get(holder)
+        if share is None:
+            share = self.shares[holder] = Share()
+        return share

@@ -63,6 +63,6 @@ def read_page(path: Path, *, before: int | None = None, limit: int = MOST) -> Pa
 def _record(line: bytes) -> Mapping[str, Any] | None:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
+from operator import itemgetter
 
 from tianflow.payloads import Version
 from tianflow.tickets import State, Ticket
@@ -16,7 +17,8 @@ LISTED = (State.BEGUN, State.COMMITTED)
 class TicketBook:
     """Tickets by number and, once begun, by state and version. `move` is the one way to change a ticket's state or version.
 
-    A listed ticket costs a search in one sorted list when it comes and when it goes.
+    A listed ticket costs a search in one sorted list when it comes and when it goes. Of the order of arrival only what is out of it is
+    sorted, when somebody asks.
     """
 
     def __init__(self) -> None:
@@ -25,8 +27,15 @@ class TicketBook:
         self._listed: dict[State, dict[Version, list[int]]] = {state: {} for state in LISTED}
         self._held: dict[str, list[int]] = {}
         """Numbers of the live tickets of each holder, in ticket order."""
-        self._arrived: list[tuple[float, int]] = []
-        """When each committed ticket was committed, and its number."""
+        self._arrived: dict[int, tuple[float, int]] = {}
+        """When each committed ticket was committed, and its number, by number."""
+        self._last_arrival = (0.0, -1)
+        self._arrival_is_sorted = True
+
+    @property
+    def by_number(self) -> Mapping[int, Ticket]:
+        """All that live; not a copy."""
+        return self._tickets
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -45,23 +54,35 @@ class TicketBook:
     def add(self, ticket: Ticket) -> None:
         """``ticket`` lives from now on."""
         self._tickets[ticket.number] = ticket
-        self._held.setdefault(ticket.holder, []).append(ticket.number)
-        self._enter(ticket)
+        held = self._held.get(ticket.holder)
+        if held is None:
+            held = self._held[ticket.holder] = []
+        held.append(ticket.number)
+        self._counts[ticket.state] += 1
+        if ticket.state in LISTED:
+            self._list(ticket)
 
     def pop(self, number: int) -> Ticket:
         """The ticket of that number, which lives no longer. Raises KeyError."""
         ticket = self._tickets.pop(number)
         self._held[ticket.holder].remove(number)
-        self._leave(ticket)
+        self._counts[ticket.state] -= 1
+        if ticket.state in LISTED:
+            self._unlist(ticket)
         return ticket
 
     def move(self, ticket: Ticket, state: State, *, version: Version | None = None) -> None:
         """``ticket`` is in ``state`` now, and of ``version``, if that is named. When it is committed, ``committed_at`` is known before."""
-        self._leave(ticket)
+        counts = self._counts
+        counts[ticket.state] -= 1
+        counts[state] += 1
+        if ticket.state in LISTED:
+            self._unlist(ticket)
         ticket.state = state
         if version is not None:
             ticket.version = version
-        self._enter(ticket)
+        if state in LISTED:
+            self._list(ticket)
 
     # Asking ---------------------------------------------------------------------------------------------------------
 
@@ -88,28 +109,42 @@ class TicketBook:
 
     def arrived(self, count: int) -> list[Ticket]:
         """The first ``count`` committed tickets by the time of their commit, then by number."""
-        return [self._tickets[number] for _, number in self._arrived[:count]]
+        return [self._tickets[number] for number in islice(self._by_arrival(), count)]
 
     @property
     def first_arrival(self) -> float | None:
         """When the committed ticket that has waited longest was committed."""
-        return self._arrived[0][0] if self._arrived else None
+        return next(iter(self._by_arrival().values()))[0] if self._arrived else None
 
     # Inside ---------------------------------------------------------------------------------------------------------
 
-    def _enter(self, ticket: Ticket) -> None:
-        self._counts[ticket.state] += 1
-        if ticket.state in LISTED:
-            insort(self._listed[ticket.state].setdefault(ticket.version, []), ticket.number)
-        if ticket.state is State.COMMITTED:
-            insort(self._arrived, (ticket.committed_at, ticket.number))
+    def _list(self, ticket: Ticket) -> None:
+        state, number = ticket.state, ticket.number
+        listed = self._listed[state]
+        numbers = listed.get(ticket.version)
+        if numbers is None:
+            listed[ticket.version] = [number]
+        else:
+            insort(numbers, number)
+        if state is State.COMMITTED:
+            arrival = self._arrived[number] = ticket.committed_at, number
+            if arrival < self._last_arrival:  # given back, or of the same moment and begun before
+                self._arrival_is_sorted = False
+            else:
+                self._last_arrival = arrival
 
-    def _leave(self, ticket: Ticket) -> None:
-        self._counts[ticket.state] -= 1
-        if ticket.state in LISTED:
-            numbers = self._listed[ticket.state][ticket.version]
-            del numbers[bisect_left(numbers, ticket.number)]
-            if not numbers:
-                del self._listed[ticket.state][ticket.version]
-        if ticket.state is State.COMMITTED:
-            del self._arrived[bisect_left(self._arrived, (ticket.committed_at, ticket.number))]
+    def _unlist(self, ticket: Ticket) -> None:
+        state, number = ticket.state, ticket.number
+        listed = self._listed[state]
+        numbers = listed[ticket.version]
+        del numbers[bisect_left(numbers, number)]
+        if not numbers:
+            del listed[ticket.version]
+        if state is State.COMMITTED:
+            del self._arrived[number]
+
+    def _by_arrival(self) -> dict[int, tuple[float, int]]:
+        if not self._arrival_is_sorted:
+            self._arrived = dict(sorted(self._arrived.items(), key=itemgetter(1)))
+            self._arrival_is_sorted = True
+        return self._arrived

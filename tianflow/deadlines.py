@@ -31,7 +31,7 @@ def in_the_way(tickets: TicketBook, *, limits: Limits, at: int) -> list[Ticket]:
     None when the batch may go ahead, and none when even with them it could not: no more are waited for than could make room.
     """
     committed = tickets.count(State.COMMITTED)
-    if limits.max_staleness is None or 2 * committed < limits.batch:
+    if limits.max_staleness is None or not tickets.count(State.BEGUN) or 2 * committed < limits.batch:
         return []
     last = limits.max_staleness - at
     needed = must_wait_for(_slack(tickets, State.COMMITTED, last), _slack(tickets, State.BEGUN, last), limits.batch)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tianflow.moments import Moments
 from tianflow.status import json_ready
 
 NAME = "history.jsonl"
@@ -29,7 +30,8 @@ Row = dict[str, Any]
 ``env_steps``, ``updates``, ``episodes``; ``mean_return`` of the last 100 episodes.
 Over the span: ``steps_per_s``, ``updates_per_s``; ``staleness`` (``count`` trained, ``min``, ``mean``, ``p99``, ``max``, and the widest
 ``bound`` in force, None: unbounded; the p99 of merged lines is the largest of theirs; ``counts`` by staleness, from 16 on to three
-binary digits); ``shares`` of time by role and state, of the last five seconds where the span is shorter.
+binary digits); ``shares`` of time by role and state, of the last five seconds where the span is shorter; ``durations`` of trajectories
+and updates by role (`tianflow.moments.durations`; runs of earlier versions have none).
 At ``t``: ``queue`` (trajectories), ``credits`` (``limit``, ``in_use``), ``state``, ``bottleneck``, ``generation``.
 Since this process began: ``dropped`` by reason, ``violations``, ``replay`` (None without).
 ``marks``: what happened in the span, each with its ``t`` and ``kind``: evaluation, change or resumed.
@@ -37,7 +39,8 @@ Since this process began: ``dropped`` by reason, ``violations``, ``replay`` (Non
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every whole line that is an object with a time, oldest first; a line that was torn is passed over. Empty without a file.
+    """Every whole line that is an object with a time, oldest first; a line that was torn is passed over, and so is what a line holds in
+    another shape than `Row` has. Empty without a file.
 
     Raises:
         OSError: there is a file, and it cannot be read.
@@ -53,7 +56,7 @@ def read_rows(path: Path) -> list[Row]:
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and is_number(row.get("t")):
-            rows.append(row)
+            rows.append({key: value for key, value in row.items() if _SHAPES.get(key, _any)(value)})
     return rows
 
 
@@ -70,8 +73,43 @@ def _halved(rows: Sequence[Row]) -> list[Row]:
 
 
 def is_number(value: object) -> bool:
-    """True for a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """True for a finite number that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _any(_: object) -> bool:
+    return True
+
+
+def _known(value: object) -> bool:
+    return value is None or is_number(value)
+
+
+def _numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(map(is_number, value.values()))
+
+
+def _is_staleness(value: object) -> bool:
+    return isinstance(value, dict) and all((_numbers if key == "counts" else _known)(inner) for key, inner in value.items())
+
+
+def _is_shares(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_numbers, value.values()))
+
+
+def _are_marks(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(mark, dict) for mark in value)
+
+
+_SHAPES: Mapping[str, Callable[[object], bool]] = {
+    "span_s": _known,
+    "steps_per_s": _known,
+    "updates_per_s": _known,
+    "staleness": _is_staleness,
+    "shares": _is_shares,
+    "marks": _are_marks,
+}
+"""What merging counts on."""
 
 
 # Merging --------------------------------------------------------------------------------------------------------------
@@ -86,6 +124,7 @@ def merged(older: Row, newer: Row) -> Row:
         row[rate] = _mean(older.get(rate), newer.get(rate), spans)
     row["staleness"] = _merged_staleness(older.get("staleness") or {}, newer.get("staleness") or {})
     row["shares"] = _merged_shares(older.get("shares") or {}, newer.get("shares") or {}, spans)
+    row["durations"] = _merged_durations(older.get("durations") or {}, newer.get("durations") or {})
     row["marks"] = [*(older.get("marks") or ()), *(newer.get("marks") or ())][-MARKS:]
     return row
 
@@ -117,6 +156,15 @@ def _merged_staleness(older: Mapping[str, Any], newer: Mapping[str, Any]) -> Row
 
 def _added(older: Mapping[str, int], newer: Mapping[str, int]) -> dict[str, int]:
     return {age: older.get(age, 0) + newer.get(age, 0) for age in {**older, **newer}}
+
+
+def _merged_durations(older: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for role in {**older, **newer}:
+        parts = [part[role] for part in (older, newer) if role in part]
+        # What is more than moments is of everything so far: the newer tells it.
+        found[role] = parts[-1] | sum(map(Moments.read, parts), Moments()).told()
+    return found
 
 
 def _merged_shares(older: Mapping[str, Any], newer: Mapping[str, Any], spans: tuple[float, float]) -> dict[str, dict[str, float]]:

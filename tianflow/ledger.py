@@ -34,6 +34,7 @@ class Ledger:
     def __init__(self, *, limits: Limits, slots: int) -> None:
         self._limits = limits
         self._tickets = TicketBook()
+        self._live = self._tickets.by_number
         self._slots = Slots(slots)
         self._accounts = Accounts()
         self._version = NO_VERSION
@@ -41,6 +42,7 @@ class Ledger:
         self._learning = False
         self._grants_held = False
         self._next_ticket = 0
+        self._reckon()
 
     # Limits ---------------------------------------------------------------------------------------------------------
 
@@ -52,10 +54,12 @@ class Ledger:
     def set_limits(self, limits: Limits) -> None:
         """Put new settings in force, whole."""
         self._limits = limits
+        self._reckon()
 
     def add_slots(self, count: int) -> None:
         """``count`` more slots exist."""
         self._slots.add(count)
+        self._reckon()
 
     @property
     def slots(self) -> int:
@@ -92,7 +96,7 @@ class Ledger:
     @property
     def credits_limit(self) -> int:
         """Credits in force: the law's target, never above the ceiling, never more than there are slots."""
-        return min(self._limits.credits, self.credits_ceiling, self.slots)
+        return self._credits_limit
 
     @property
     def steps_committed(self) -> int:
@@ -108,7 +112,7 @@ class Ledger:
 
     def grant(self, holder: str, *, seed_epoch: int = 0, plenty: bool = False) -> Grant | None:
         """A credit and a slot for ``holder``, or None if it has to wait for either."""
-        if not self._learning or self._grants_held or not self._slots.free or len(self._tickets) >= self.credits_limit:
+        if not self._learning or self._grants_held or not self._slots.free or len(self._live) >= self._credits_limit:
             return None
         ticket = Ticket(self._next_ticket, holder, self._slots.take(), State.GRANTED, self._published)
         self._next_ticket += 1
@@ -118,7 +122,7 @@ class Ledger:
 
     def begin(self, number: int, version: Version) -> bool:
         """The holder begins with ``version``. False when the ticket was given up meanwhile."""
-        ticket = self._tickets.get(number)
+        ticket = self._live.get(number)
         if ticket is None:
             return False
         if ticket.state is not State.GRANTED:
@@ -129,7 +133,7 @@ class Ledger:
 
     def commit(self, number: int, trajectory: Trajectory, now: float) -> bool:
         """The trajectory is whole. False when it came too late: the ticket was given up, and its slot is free only now."""
-        ticket = self._tickets.get(number)
+        ticket = self._live.get(number)
         if ticket is None:
             self._accounts.late_commits += 1
             self._slots.leave_quarantine(trajectory.slot, number)
@@ -145,7 +149,7 @@ class Ledger:
 
     def abort(self, number: int, slot: int, reason: str) -> None:
         """The holder gives a ticket back and no longer touches its slot."""
-        ticket = self._tickets.get(number)
+        ticket = self._live.get(number)
         if ticket is not None:
             if ticket.state not in (State.GRANTED, State.BEGUN):
                 raise LedgerError(f"ticket {number} cannot be aborted: it is {ticket.state.value}")
@@ -175,6 +179,7 @@ class Ledger:
         if version.lineage <= self._version.lineage and self._version != NO_VERSION:
             raise LedgerError(f"lineage {version.lineage} is not newer than {self._version.lineage}")
         self._version = self._published = version
+        self._reckon()
         self._learning = True
         self._accounts.publishes += 1
 
@@ -226,7 +231,7 @@ class Ledger:
     def give_back(self, numbers: Iterable[int]) -> None:
         """Taken but not used: committed again, or dropped(given_back) if its slot was released. `take` drops what has become too old."""
         for number in numbers:
-            ticket = self._tickets.get(number)
+            ticket = self._live.get(number)
             if ticket is None or ticket.state is not State.TAKEN:
                 continue
             if self._slots.take_back(number):
@@ -245,7 +250,7 @@ class Ledger:
             raise LedgerError(f"version {settlement.version} does not follow {self._version}")
         trained: dict[int, Ticket] = {}
         for number in settlement.tickets:
-            ticket = self._tickets.get(number)
+            ticket = self._live.get(number)
             if ticket is None or ticket.state is not State.TAKEN or number in trained:
                 raise LedgerError(f"ticket {number} was trained on without having been taken")
             trained[number] = ticket
@@ -253,6 +258,7 @@ class Ledger:
             self._accounts.count_training(ticket, self._version.number, settlement.bound)
             self._tickets.pop(ticket.number)
         self._version = settlement.version
+        self._reckon()
         self._accounts.count_update(settlement)
         if settlement.published:
             self.publish(settlement.version)
@@ -265,6 +271,7 @@ class Ledger:
             raise LedgerError(f"version {version} was published before it was settled; the learner is at {self._version}")
         if version > self._published:
             self._published = version
+            self._reckon()
             self._accounts.publishes += 1
 
     # Replay ---------------------------------------------------------------------------------------------------------
@@ -280,7 +287,7 @@ class Ledger:
 
     def insertable(self, number: int) -> Ticket | None:
         """The ticket, if it is committed and may go to a replay shard; do not write to it."""
-        ticket = self._tickets.get(number)
+        ticket = self._live.get(number)
         return ticket if ticket is not None and ticket.state is State.COMMITTED else None
 
     def refuse(self, number: int, reason: str) -> None:
@@ -292,7 +299,7 @@ class Ledger:
     def inserted(self, number: int) -> None:
         """A shard has copied the trajectory: credit and slot return. What was dropped meanwhile only frees its slot."""
         self._slots.copied(number)
-        if self._tickets.get(number) is not None:
+        if self._live.get(number) is not None:
             self._tickets.pop(number)
             self._accounts.inserted += 1
 
@@ -300,7 +307,7 @@ class Ledger:
         """The shard that read these was reaped."""
         for number in numbers:
             self._slots.copied(number)
-            if self._tickets.get(number) is not None:
+            if self._live.get(number) is not None:
                 self._drop(number, reason)
 
     def hears(self, version: Version) -> bool:
@@ -315,7 +322,7 @@ class Ledger:
 
     def slot_of(self, number: int) -> int | None:
         """The slot of a live ticket; None: it lives no more."""
-        ticket = self._tickets.get(number)
+        ticket = self._live.get(number)
         return None if ticket is None else ticket.slot
 
     def live(self, *states: State) -> list[Ticket]:
@@ -336,6 +343,10 @@ class Ledger:
         )
 
     # Inside ---------------------------------------------------------------------------------------------------------
+
+    def _reckon(self) -> None:
+        """`credits_limit` anew, after limits, slots or a version changed: every grant asks for it, and it changes a few times an update."""
+        self._credits_limit = min(self._limits.credits, self.credits_ceiling, self.slots)
 
     def _of_lost_learner(self, version: Version) -> bool:
         return not self._learning or version.lineage < self._version.lineage

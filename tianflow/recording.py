@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tianflow.history import NAME, SPACING_S, HistoryFile, Row, merged
 from tianflow.logs import logger
+from tianflow.moments import durations
 from tianflow.rates import Rates
 from tianflow.sinks import outlet as sinks
 from tianflow.sinks.base import SinkRun
@@ -126,6 +127,7 @@ class Recorder:
             "queue": ledger.queue,
             "credits": {"limit": ledger.credits_limit, "in_use": ledger.in_use},
             "shares": self._rates.shares(SHARES_S),
+            "durations": durations(() if before is None else before.components, now.components),
             "dropped": dict(ledger.dropped),
             "violations": ledger.violations,
             "replay": None if now.replay is None else _replay(now.replay) | {"held_back": self._rates.held_back(window)},

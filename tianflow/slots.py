@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 
 class Slots:
     """Slots by number. One that is in none of the three places belongs to a live ticket that is granted, begun or committed.
@@ -18,13 +16,13 @@ class Slots:
     def __init__(self, count: int) -> None:
         self.count = count
         """Slots that exist."""
-        self._free: deque[int] = deque(range(count))
+        self._free = list(reversed(range(count)))
         self._quarantine: dict[int, tuple[str, int]] = {}
         self._lent: dict[int, int] = {}
 
     def add(self, count: int) -> None:
         """``count`` more exist, all free."""
-        self._free.extend(range(self.count, self.count + count))
+        self._free[:0] = reversed(range(self.count, self.count + count))
         self.count += count
 
     @property
@@ -42,8 +40,8 @@ class Slots:
         return [*self._free, *self._quarantine, *self._lent.values()]
 
     def take(self) -> int:
-        """The one that has been free for longest. Raises IndexError if there is none."""
-        return self._free.popleft()
+        """The one that became free last: it is the likeliest to be in a cache. Raises IndexError if there is none."""
+        return self._free.pop()
 
     def release(self, slot: int) -> None:
         """``slot`` is free: nobody writes to it or reads from it."""

@@ -20,11 +20,16 @@ SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A histogram: ``counts[i]`` values were <= ``edges[i]`` and above the edge before; the last count is the rest."""
+    """A histogram: ``counts[i]`` values were <= ``edges[i]`` and above the edge before; the last count is the rest.
+
+    ``total``, ``squares`` and ``cubes`` are sums of the values and of their powers.
+    """
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
     total: float
+    squares: float = 0.0
+    cubes: float = 0.0
 
     @property
     def count(self) -> int:
@@ -38,16 +43,18 @@ class Histogram:
     def __init__(self, edges: tuple[float, ...] = SECONDS_BUCKETS) -> None:
         self._edges = edges
         self._counts = [0] * (len(edges) + 1)
-        self._total = 0.0
+        self._total = self._squares = self._cubes = 0.0
 
     def add(self, value: float) -> None:
         """Count ``value``."""
         self._counts[bisect_left(self._edges, value)] += 1
         self._total += value
+        self._squares += value * value
+        self._cubes += value * value * value
 
     def read(self) -> Distribution:
         """What was counted so far."""
-        return Distribution(self._edges, tuple(self._counts), self._total)
+        return Distribution(self._edges, tuple(self._counts), self._total, self._squares, self._cubes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +198,8 @@ class Diagnosis:
     steps_per_s: float | None = None
     foretold_steps_per_s: float | None = None
     """What they would bring, where that can be said."""
+    foretold_range: tuple[float, float] | None = None
+    """Between which it will lie, where times vary: of two standard errors of what was seen, and of what the model may be off by."""
 
 
 @dataclass(frozen=True, slots=True)

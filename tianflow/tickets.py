@@ -20,6 +20,8 @@ class State(enum.Enum):
     COMMITTED = "committed"
     TAKEN = "taken"
 
+    __hash__ = object.__hash__  # members are single; the enum's own hashes their names, in Python, at every look into a table
+
 
 @dataclass(slots=True)
 class Ticket:

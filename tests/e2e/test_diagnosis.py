@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,9 @@ UPDATE_S = 0.04
 """What an update takes: with two trajectories of 8 steps of 2 environments, the learner takes up to 800 steps a second."""
 
 
-@pytest.fixture(name="live", scope="module")
-def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
+@contextmanager
+def sleeping(folder: Path, algorithm: str) -> Iterator[LiveRun]:
     """One actor whose environments sleep 5 ms a step, 200 steps a second; room for eight actors at once."""
-    folder = tmp_path_factory.mktemp("diagnosis")
     settings: dict[str, object] = {
         "algorithm__record": str(folder / "record"),
         "algorithm__update_s": UPDATE_S,
@@ -40,12 +40,19 @@ def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         "evaluation__num_envs": 1,
     }
     config = folder / "oracle.toml"
-    config.write_text("[env]\nid = 'tests.oracle:EchoEnv'\n[algorithm]\nname = 'tests.e2e.steady:SteadyOracle'\n")
+    config.write_text(f"[env]\nid = 'tests.oracle:EchoEnv'\n[algorithm]\nname = '{algorithm}'\n")
     with run(
         folder / "runs", str(config), env__id="tests.oracle:EchoEnv", algorithm__epochs=None, algorithm__minibatch_size=None, **settings
     ) as live:
         live.until("it is ready", live.ready, within_s=60.0)
         live.until_training(more=2)
+        yield live
+
+
+@pytest.fixture(name="live", scope="module")
+def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
+    """Updates all take the same time."""
+    with sleeping(tmp_path_factory.mktemp("diagnosis"), "tests.e2e.steady:SteadyOracle") as live:
         yield live
 
 
@@ -67,14 +74,14 @@ def named(live: LiveRun, verdict: str, *, held_s: float = 2.0) -> dict[str, Any]
     return told
 
 
-def steps_per_s(live: LiveRun) -> float:
+def steps_per_s(live: LiveRun, seconds: float = MEASURED_S) -> float:
     """Measured from outside."""
 
     def look() -> tuple[float, int]:
         return time.monotonic(), live.status()["progress"]["env_steps"]
 
     began, before = look()
-    time.sleep(MEASURED_S)  # a speed is measured over a time
+    time.sleep(seconds)  # a speed is measured over a time
     now, after = look()
     return (after - before) / (now - began)
 
@@ -98,6 +105,22 @@ def test_slow_environments_are_named_and_as_many_actors_as_advised_make_what_was
         "1 actor: %.0f steps/s; foretold with %d: %.0f; measured: %.0f", told["steps_per_s"], count, told["foretold_steps_per_s"], measured
     )
     assert told["foretold_steps_per_s"] == pytest.approx(measured, rel=0.2)
+
+
+def test_what_is_foretold_of_updates_that_vary_is_a_range_that_holds(tmp_path: Path) -> None:
+    """Exponential ones: two sides that are equally fast on average do not make what each of them would."""
+    with sleeping(tmp_path, "tests.oracle:Oracle") as live:
+        told = live.until("it has seen some", lambda: found if (found := diagnosis(live))["for_s"] >= 12.0 else {}, within_s=60.0)
+        assert "sampling-bound" == told["verdict"]
+        low, high = told["foretold_range"]
+        assert f"({low:,.0f} to {high:,.0f}, as times vary)" in told["advice"]
+        count = told["suggested"]["actors.count"]
+        set_all(live, told["suggested"])
+        live.until("they are all there", lambda: live.metric("actors") == count)
+        live.until_training(more=20)
+        measured = steps_per_s(live, 2 * MEASURED_S)
+    log.info("foretold with %d actors: %.0f, %.0f to %.0f; measured: %.0f", count, told["foretold_steps_per_s"], low, high, measured)
+    assert low <= measured <= high
 
 
 def test_a_slow_learner_is_named(live: LiveRun) -> None:

@@ -79,7 +79,7 @@ def encode_statistics(statistics: ComponentStatistics) -> list[Any]:
         statistics.generation,
         dict(statistics.counters),
         dict(statistics.gauges),
-        {name: [d.edges, d.counts, d.total] for name, d in statistics.distributions.items()},
+        {name: [d.edges, d.counts, d.total, d.squares, d.cubes] for name, d in statistics.distributions.items()},
     ]
 
 
@@ -94,5 +94,5 @@ def decode_statistics(values: list[Any]) -> ComponentStatistics:
         generation=generation,
         counters=counters,
         gauges=gauges,
-        distributions={key: Distribution(tuple(e), tuple(c), t) for key, (e, c, t) in distributions.items()},
+        distributions={key: Distribution(tuple(edges), tuple(counts), *sums) for key, (edges, counts, *sums) in distributions.items()},
     )

@@ -225,12 +225,10 @@ class ReplayExchange(Exchange):
             draw = self._draws.get(number)
             if draw is None or draw.state != "held":
                 raise LedgerError(f"draw {number} was trained on without the learner having it")
-            versions, counts = np.unique(self._draw_arena.views(draw.slot)["version"], return_counts=True)
-            ages = Counter[int]()
-            for age, count in zip((now - versions).tolist(), counts.tolist(), strict=True):
-                # Without a bound an item may name a version that a lineage after its own has not reached.
-                ages[max(0, age) if settlement.bound is None else age] += count
-            self.ledger.replayed(ages, settlement.bound)
+            ages = now - self._draw_arena.views(draw.slot)["version"]
+            if settlement.bound is None:  # an item may name a version that a lineage after its own has not reached
+                np.maximum(ages, 0, out=ages)
+            self.ledger.replayed(Counter(ages.tolist()), settlement.bound)
             self._trained += self._items
             self._write_back(number, skipped=settlement.skipped)
         super().settle(replace(settlement, tickets=()))

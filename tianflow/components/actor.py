@@ -52,7 +52,7 @@ class Actor:
         self._compute, self._make_rollout = compute, make_rollout
         self._clock = StateClock()
         self._counters = {"trajectories": 0.0, "env_failures": 0.0, "poisoned": 0.0}
-        self._seconds = Histogram()
+        self._seconds, self._stepping = Histogram(), Histogram()
         self._failures: deque[float] = deque()
         self._loop = asyncio.get_running_loop()
         self._rollout: Rollout | None = None
@@ -99,7 +99,7 @@ class Actor:
             time=self._clock.read(),
             generation=self._settings.key,
             counters=dict(self._counters),
-            distributions={"rollout_seconds": self._seconds.read()},
+            distributions={"rollout_seconds": self._seconds.read(), "trajectory_seconds": self._stepping.read()},
         )
 
     def retire(self) -> None:
@@ -110,20 +110,28 @@ class Actor:
             self._rollout.stop()
 
     async def _fill(self, rollout: Rollout, grant: Grant) -> None:
+        first = ended = 0.0
+
         def begun(version: Version) -> None:
+            nonlocal first
+            first = time.monotonic()
             self._loop.call_soon_threadsafe(self._begun, grant, version)
 
         def roll() -> RolloutResult | None:
+            nonlocal ended
             if self._mending:
                 return None
             try:
-                return rollout.run(view, grant, minimum, begun)
+                result = rollout.run(view, grant, minimum, begun)
             except (EnvironmentFailedError, PoisonedTrajectoryError):
                 self._mending = True  # here, on the thread: a trajectory already in line must not begin before the back-off
                 raise
+            ended = time.monotonic()
+            return result
 
         view = self._sender.view(grant)
-        minimum = self._settings.value.config.balance.min_fragment_steps
+        config = self._settings.value.config
+        minimum, steps = config.balance.min_fragment_steps, config.actors.rollout_steps
         began = time.monotonic()
         try:
             result = await self._compute.run(roll)
@@ -133,6 +141,9 @@ class Actor:
             self._mending = False
         else:
             self._seconds.add(time.monotonic() - began)
+            if result is not None and result.length:
+                # Of one that was cut: what it would have taken whole.
+                self._stepping.add((ended - first) * steps / result.length)
             self._commit(grant, result)
         self._in_hand -= 1
         self._rest_or_wait()

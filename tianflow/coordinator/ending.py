@@ -57,7 +57,7 @@ class Ending:
         failed = life.end_state == "failed"
         if life.state == "draining" and not failed:
             await self._while_the_learner_answers(self._drained())
-        life.state = "stopping"
+        life.training_ends()
         exchange.hold_grants("ending")
         exchange.drop_open("stopped")
         exchange.close()

@@ -37,7 +37,7 @@ class Life:
         self._before_s = before_s
         self._began = time.monotonic()
         self._training_began: float | None = None
-        self._ended_at: float | None = None
+        self._training_ended: float | None = None
 
     # Going on -------------------------------------------------------------------------------------------------------
 
@@ -90,13 +90,19 @@ class Life:
         """True if what is open is waited for no longer."""
         return self.end_state in ("failed", "stopped")
 
+    def training_ends(self) -> None:
+        """Nothing is begun or trained on any more; the last things follow, and their time does not count as training."""
+        self.state = "stopping"
+        self._training_ended = time.monotonic()
+
     def ended(self) -> None:
         """Everybody was sent home."""
         self.state = self.end_state if self.first_error is None else "failed"
 
     def over(self) -> None:
-        """Nothing follows; time stands still."""
-        self._ended_at = time.monotonic()
+        """Nothing follows, not even if training was cut off."""
+        if self._training_ended is None:
+            self._training_ended = time.monotonic()
 
     # Time -----------------------------------------------------------------------------------------------------------
 
@@ -110,6 +116,6 @@ class Life:
 
     @property
     def training_s(self) -> float | None:
-        """Seconds since learner and actors were first at work, up to the end; None before."""
-        now = time.monotonic() if self._ended_at is None else self._ended_at
+        """Seconds since learner and actors were first at work, up to the end of training; None before."""
+        now = time.monotonic() if self._training_ended is None else self._training_ended
         return None if self._training_began is None else now - self._training_began

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tianflow.network_rules import channels_first, image_size, is_image
 from tianflow.networks.base import Tree
-from tianflow.ops.transforms import as_float, one_hot
+from tianflow.ops.transforms import as_float, channels_innermost, one_hot
 from tianflow.payloads import LeafSpec
 
 SQRT_2 = math.sqrt(2.0)
@@ -91,9 +91,7 @@ class ImageTorso(nn.Module):
         parts = []
         for (name, first), trunk in zip(self._images, self.trunks, strict=True):
             x = observation[name] if first else observation[name].movedim(-1, 1)
-            # Convolutions of this size run about a third faster on a CPU when channels lie innermost.
-            pixels = x.to(torch.float32, memory_format=torch.channels_last)
-            parts.append(trunk(pixels.mul_(1.0 / 255.0) if x.dtype == torch.uint8 else pixels))
+            parts.append(trunk(as_float(channels_innermost(x))))
         if self.vector.size:
             parts.append(self.vector(observation))
         return torch.relu_(self.head(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))

@@ -176,6 +176,7 @@ def _history_row() -> Schema:
         "staleness": struct(staleness, **staleness),
         "credits": struct(limit=COUNT, in_use=COUNT),
         "shares": table(table(NUMBER)),
+        "durations": table(table(NUMBER)),
         "dropped": table(COUNT),
         "replay": nullable(table(ANY)),
         "marks": listing(table(ANY)),

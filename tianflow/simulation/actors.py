@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import random
-from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tianflow.payloads import Grant, Trajectory, Version
 
 if TYPE_CHECKING:
+    import random
+
     from tianflow.config import Config
     from tianflow.simulation.clock import Clock, Times
     from tianflow.simulation.desk import Desk
@@ -25,25 +25,33 @@ class Weights(Protocol):
         """`Host.start` once a newer version can be seen."""
 
 
-def lognormal(random_: random.Random, mean: float, spread: float) -> float:
-    """A positive number of this mean; ``spread`` is its standard deviation over the mean."""
-    if not spread:
-        return mean
-    variance = math.log1p(spread * spread)
-    return mean * random_.lognormvariate(-variance / 2, math.sqrt(variance))
-
-
 class Surroundings:
     """What all actors share."""
 
-    __slots__ = ("clock", "desk", "env_steps", "minimum", "random", "rates", "steps", "times", "weights")
+    __slots__ = ("at", "begin", "clock", "commit", "desk", "draw", "env_steps", "latency_s", "minimum", "random", "rates", "request_grant",
+                 "sent_s", "steps", "times", "turn_s", "weights", "whole")  # fmt: skip
 
     def __init__(
-        self, *, config: Config, rates: Rates, clock: Clock, desk: Desk, times: Times, weights: Weights, random_: random.Random
+        self,
+        *,
+        config: Config,
+        rates: Rates,
+        clock: Clock,
+        desk: Desk,
+        times: Times,
+        weights: Weights,
+        draw: Callable[[], float],
+        random_: random.Random,
     ) -> None:
+        self.draw = draw
         self.rates, self.clock, self.desk, self.times, self.weights, self.random = rates, clock, desk, times, weights, random_
+        self.at, self.request_grant, self.begin, self.commit = clock.at, desk.request_grant, desk.begin, desk.commit
         self.steps, self.minimum = config.actors.rollout_steps, config.balance.min_fragment_steps
         self.env_steps = rates.env_steps or config.actors.rollout_steps * config.env.num_envs
+        self.whole = max(1, round(self.env_steps))
+        self.latency_s, self.turn_s, self.sent_s = rates.latency_s, rates.turn_s, rates.transfer_s(rates.trajectory_bytes)
+        for delay in (self.latency_s, self.turn_s, self.sent_s):
+            clock.expect(delay)
 
 
 class Host:
@@ -53,13 +61,14 @@ class Host:
 
     def __init__(self, around: Surroundings) -> None:
         self.around = around
-        self.queue: deque[tuple[Actor, int]] = deque()
+        self.queue: list[tuple[Actor, int]] = []  # short, mostly empty, and there may be ten thousand: a deque takes ten times the memory
         self.running: Actor | None = None
 
     def turn(self) -> None:
         """Whoever is next begins, if nobody runs."""
-        while self.running is None and self.queue:
-            actor, life = self.queue.popleft()
+        queue = self.queue
+        while queue and self.running is None:
+            actor, life = queue.pop(0)
             if actor.life == life and actor.ready:
                 self.running = actor
                 self.start(actor, life)
@@ -78,37 +87,35 @@ class Host:
 class Actor:
     """Asks, rolls out, commits; fails and starts again. Follows `tianflow.components.actor.Actor`."""
 
-    __slots__ = ("_asked", "_began", "_finish", "_grant", "_length", "_since", "_slow", "_state", "_step_s", "_version", "around", "host",
+    __slots__ = ("_asked", "_began", "_finish", "_grant", "_length", "_slow", "_stay", "_step_s", "_version", "around", "host",
                  "life", "name", "ready")  # fmt: skip
 
     def __init__(self, name: str, *, host: Host, slow: float) -> None:
         self.name, self.host, self.around, self._slow = name, host, host.around, slow
         self.life = 0
-        self.ready: deque[Grant] = deque()
+        self.ready: list[Grant] = []  # two at most
         self._grant: Grant | None = None
         self._asked = False
         self._finish = 0
         self._length, self._step_s, self._began = 0, 0.0, 0.0
         self._version = self.around.weights.visible
-        self._state, self._since = "waiting:grant", self.around.clock.now
-        self.around.times.join(self._state)
+        self._stay = self.around.times.join("waiting:grant")
 
     def enter(self, state: str) -> None:
         """From now on the time belongs to ``state``."""
-        if state != self._state:
-            self.around.times.move(self._state, state, self._since)
-            self._state, self._since = state, self.around.clock.now
+        self._stay = self.around.times.move(self._stay, state)
 
     def ask(self) -> None:
         """Ask for a grant, unless that was done."""
         if not self._asked:
             self._asked = True
             around = self.around
-            around.clock.at(around.rates.latency_s, around.desk.request_grant, self, self.life)
+            around.at(around.latency_s, around.request_grant, self, self.life)
 
     def granted(self, grant: Grant, life: int) -> None:
         """The desk grants: it takes a moment to hear of it."""
-        self.around.clock.at(self.around.rates.latency_s, self._heard, grant, life)
+        around = self.around
+        around.at(around.latency_s, self._heard, grant, life)
 
     def _heard(self, grant: Grant, life: int) -> None:
         if life != self.life:
@@ -117,9 +124,13 @@ class Actor:
         self.ready.append(grant)
         if self._grant is None and len(self.ready) == 1:
             self.enter("waiting:turn")
-        if grant.plenty and len(self.ready) + (self._grant is not None) < 2:
-            self.ask()
-        self.around.clock.at(self.around.rates.turn_s, self._line_up, life)
+            if grant.plenty:
+                self.ask()
+        around = self.around
+        if around.turn_s:
+            around.at(around.turn_s, self._line_up, life)
+        else:
+            self._line_up(life)
 
     def _line_up(self, life: int) -> None:
         self.host.queue.append((self, life))  # one that has failed meanwhile is passed over
@@ -128,43 +139,41 @@ class Actor:
     def begin(self) -> None:
         """The first step is taken now, with the newest weights."""
         around = self.around
-        grant = self._grant = self.ready.popleft()
+        grant = self._grant = self.ready.pop(0)
         self._began, self._version, self._length = around.clock.now, around.weights.visible, around.steps
-        self._step_s = self._slow * lognormal(around.random, around.rates.trajectory_s, around.rates.trajectory_spread) / around.steps
-        self.enter("busy")
-        around.clock.at(around.rates.latency_s, around.desk.begin, self, self.life, grant.ticket, self._version)
+        self._step_s = self._slow * around.draw() / around.steps
+        self._stay = around.times.move(self._stay, "busy")
+        around.at(around.latency_s, around.begin, self, self.life, grant.ticket, self._version)
         if grant.plenty and not self.ready:
             self.ask()
-        self._schedule()
+        self._finish += 1
+        around.at(self._length * self._step_s, self._done, self._finish, self.life)
 
     def cut(self, ticket: int, life: int) -> None:
         """The desk wants the steps that are there: the actor sees it a moment later, at its next step."""
-        self.around.clock.at(self.around.rates.latency_s, self._seen, ticket, life)
+        self.around.at(self.around.latency_s, self._seen, ticket, life)
 
     def _seen(self, ticket: int, life: int) -> None:
         if life == self.life and self._grant is not None and self._grant.ticket == ticket:
             around = self.around
             made = int((around.clock.now - self._began) / self._step_s) + 1
             self._length = min(self._length, max(around.minimum, made))
-            self._schedule()
-
-    def _schedule(self) -> None:
-        self._finish += 1
-        clock = self.around.clock
-        clock.at(max(0.0, self._began + self._length * self._step_s - clock.now), self._done, self._finish, self.life)
+            self._finish += 1
+            around.at(max(0.0, self._began + self._length * self._step_s - around.clock.now), self._done, self._finish, self.life)
 
     def _done(self, finish: int, life: int) -> None:
         grant, around = self._grant, self.around
         if finish != self._finish or life != self.life or grant is None:
             return
-        env_steps = max(1, round(around.env_steps * self._length / around.steps))
+        env_steps = around.whole if self._length == around.steps else max(1, round(around.env_steps * self._length / around.steps))
         trajectory = Trajectory(grant.ticket, grant.slot, self._length, env_steps, self._version)
-        around.clock.at(around.rates.transfer_s(around.rates.trajectory_bytes), around.desk.commit, trajectory)
+        around.at(around.sent_s, around.commit, trajectory)
         self._grant = self.host.running = None
-        self.enter("waiting:turn" if self.ready else "waiting:grant")
+        self._stay = around.times.move(self._stay, "waiting:turn" if self.ready else "waiting:grant")
         if not self.ready:
             self.ask()
-        self.host.turn()
+        if self.host.queue:
+            self.host.turn()
 
     # Failures -------------------------------------------------------------------------------------------------------
 
@@ -174,7 +183,7 @@ class Actor:
         self.ask()
         rate = self.around.rates.failures_per_hour
         if rate:
-            self.around.clock.at(self.around.random.expovariate(rate / 3600.0), self._fail)
+            self.around.at(self.around.random.expovariate(rate / 3600.0), self._fail)
 
     def _fail(self) -> None:
         around = self.around
@@ -184,9 +193,8 @@ class Actor:
         self._grant, self._asked = None, False
         self.enter("down")
         # What it had sent still arrives before it is missed.
-        sent_s = around.rates.transfer_s(around.rates.trajectory_bytes)
-        around.clock.at(sent_s, around.desk.holder_lost, self, held, "died")
-        around.clock.at(max(sent_s, around.rates.restart_s), self.live)
+        around.at(around.sent_s, around.desk.holder_lost, self, held, "died")
+        around.at(max(around.sent_s, around.rates.restart_s), self.live)
         if self.host.running is self:
             self.host.running = None
             self.host.turn()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 RATES, ACTORS = "rates.", "actors="
 MOST = 1_000_000
+SUPPOSED = ("trajectory_spread", "update_spread")
+"""Rates that have a default for want of anything better."""
 
 Arguments = Annotated[
     list[str] | None,
@@ -52,9 +54,10 @@ def simulate(
         made = prepare(config, changes or (), sources=Sources(like=like, runs_dir=runs_dir, file=rates, measure=measure))
         outcome = made.run(updates=updates, warmup=max(1, updates // 10) if warmup is None else warmup, seconds=seconds or inf, seed=seed)
     if as_json:
-        typer.echo(json.dumps({**outcome.document(), "rates": made.rates.model_dump()}))
+        typer.echo(json.dumps({**outcome.document(), "rates": made.rates.model_dump(), "supposed": made.supposed}))
     else:
-        typer.echo("\n".join([f"rates: {_told(made.rates)}", *outcome.lines()]))
+        supposed = [f"supposed, for nobody told it: {_listed(made.supposed)}"] if made.supposed else []
+        typer.echo("\n".join([f"rates: {_told(made.rates)}", *supposed, *outcome.lines()]))
     raise typer.Exit(1 if outcome.bottleneck == "stalled" else 0)
 
 
@@ -67,8 +70,8 @@ class Sources:
     runs_dir: Path
     file: Path | None
 
-    def read(self, config: Config) -> dict[str, object]:
-        """Unchecked rates for ``config``.
+    def read(self, config: Config) -> tuple[dict[str, object], set[str]]:
+        """Unchecked rates for ``config``, and which of them are no more than supposed.
 
         Raises:
             ConfigError: one of the sources cannot be used.
@@ -77,6 +80,7 @@ class Sources:
         from tianflow.simulation.rates import read_rates
 
         found: dict[str, object] = {}
+        supposed: set[str] = set()
         if self.measure:
             from tianflow.simulation.measuring import measure
 
@@ -85,10 +89,13 @@ class Sources:
             from tianflow.report.records import find
             from tianflow.simulation.likeness import read_like
 
-            found |= read_like(find(self.like, self.runs_dir), config)
+            told, supposed = read_like(find(self.like, self.runs_dir), config)
+            found |= told
         if self.file is not None:
-            found |= read_rates(self.file)
-        return found
+            told = read_rates(self.file)
+            supposed -= told.keys()
+            found |= told
+        return found, supposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,8 @@ class Prepared:
     config: Config
     rates: Rates
     actors: int | None
+    supposed: dict[str, float]
+    """Rates that no source tells, and that shape what is foretold."""
 
     def run(self, *, updates: int, warmup: int, seconds: float, seed: int) -> Outcome:
         """See `Simulation.run`."""
@@ -142,7 +151,10 @@ def prepare(source: str, changes: Sequence[str], *, sources: Sources) -> Prepare
     if actors is None:
         config = config.model_copy(update={"actors": config.actors.model_copy(update={"hosts": hosts_wanted(config)})})
     own = {path.removeprefix(RATES): value for path, value in parse_overrides(given).items()}
-    return Prepared(config, make_rates(sources.read(config) | own), actors)
+    found, doubtful = sources.read(config)
+    rates = make_rates(found | own)
+    supposed = sorted(doubtful - own.keys() | {*SUPPOSED} - found.keys() - own.keys())
+    return Prepared(config, rates, actors, {name: getattr(rates, name) for name in supposed})
 
 
 def _count(text: str) -> int:
@@ -153,4 +165,8 @@ def _count(text: str) -> int:
 
 def _told(rates: Rates) -> str:
     """What differs from the defaults."""
-    return ", ".join(f"{name} = {value:.4g}" for name, value in rates.model_dump(exclude_defaults=True).items())
+    return _listed(rates.model_dump(exclude_defaults=True))
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} = {value:.4g}" for name, value in values.items())

@@ -52,9 +52,10 @@ class Desk:
     def request_grant(self, actor: Asker, life: int) -> None:
         """A grant for ``actor`` as soon as there is one, first come first served, unless it has failed by then."""
         self._wanting.append((actor, life))
-        self._grant()
+        if len(self._wanting) == 1:  # whoever stands before it waits for what has not come yet
+            self._grant()
         self.asks += 1
-        self.refused += bool(self._wanting) and self._wanting[-1] == (actor, life)
+        self.refused += bool(self._wanting)
 
     def begin(self, actor: Asker, life: int, ticket: int, version: Version) -> None:
         """The holder begins."""
@@ -67,7 +68,10 @@ class Desk:
         self._begun.pop(ticket, None)
         self.ledger.commit(ticket, trajectory, self._clock.now)
         self._asked_to_cut.discard(ticket)
-        self._pump()
+        if self._pulling is not None:
+            self._take()
+        if self._wanting:
+            self._grant()
 
     def holder_lost(self, actor: Asker, tickets: Iterable[int], reason: str) -> None:
         """``actor`` was reaped, with ``tickets`` in its hands."""
@@ -127,16 +131,16 @@ class Desk:
         self._grant()
 
     def _grant(self) -> None:
-        ledger = self.ledger
-        while self._wanting:
-            actor, life = self._wanting[0]
+        wanting, ledger = self._wanting, self.ledger
+        plenty = self._holders == 1 or ledger.credits_limit - ledger.limits.batch >= 2 * self._holders
+        while wanting:
+            actor, life = wanting[0]
             if actor.life == life:
-                plenty = ledger.credits_limit - ledger.limits.batch >= 2 * self._holders
                 grant = ledger.grant(actor.name, plenty=plenty)
                 if grant is None:
                     return
                 actor.granted(grant, life)
-            self._wanting.popleft()
+            wanting.popleft()
 
     def _take(self) -> None:
         if self._pulling is None:

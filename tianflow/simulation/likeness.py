@@ -6,19 +6,23 @@ and trajectories really had. That is what `measuring` cannot see.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tianflow.config_loading import CONFIG_FILE, load_config
 from tianflow.errors import ConfigError, Problem
 from tianflow.history import NAME, Row, read_rows
+from tianflow.moments import Moments
 from tianflow.system import hosts_wanted
 
 if TYPE_CHECKING:
     from tianflow.config import Config
 
+LEAST_COUNT = 8
+"""Fewer trajectories or updates than this say nothing of how much they vary."""
 LEAST_S = 2.0
 """Less of steady training than this says nothing of speed."""
 MESSAGE_S = 0.001
@@ -28,7 +32,9 @@ SHARES_S = 5.0
 
 
 def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
-    """Mean times of a trajectory, of an update and of what lies between a grant and the first step, as keys of `Rates`.
+    """Times of a trajectory, of an update and of what lies between a grant and the first step, as keys of `Rates`.
+
+    Means, and how much they vary where the rows tell it.
 
     Those of the newest settings: what came before the last change is left out. Rests and stops are left out, too.
 
@@ -59,11 +65,37 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
     }
     if config.actors.count <= hosts_wanted(config):  # nobody else's turn is waited for: it is the way to the compute thread
         rates["turn_s"] = actor_seconds.get("waiting:turn", 0.0) / trajectories
-    return rates
+    return rates | _spreads(spans)
 
 
-def read_like(directory: Path, config: Config) -> dict[str, object]:
-    """Rates of the run in ``directory``, for a simulation of ``config``.
+def _spreads(spans: Sequence[tuple[Row, Row]]) -> dict[str, object]:
+    """How much durations varied, where the history tells it: only runs of earlier versions do not."""
+    found: dict[str, object] = {}
+    actor, learner = (_durations(spans, role) for role in ("actor", "learner"))
+    if learner.count >= LEAST_COUNT:
+        found |= {"update_spread": learner.spread, "update_skew": learner.skew}
+    if actor.count >= LEAST_COUNT:
+        apart = min(actor.spread, _apart(spans))
+        found |= {"trajectory_spread": math.sqrt(actor.spread**2 - apart**2), "actor_spread": apart}
+        # Of actors that differ by more than their trajectories do, the skew of all together says nothing of one.
+        found["trajectory_skew"] = actor.skew if 2 * apart**2 < actor.spread**2 else 0.0
+    return found
+
+
+def _durations(spans: Sequence[tuple[Row, Row]], role: str) -> Moments:
+    return sum((Moments.read((row.get("durations") or {}).get(role) or {}) for _, row in spans), Moments())
+
+
+def _apart(spans: Sequence[tuple[Row, Row]]) -> float:
+    """As the newest row tells it, which looks back furthest."""
+    told = [row["durations"]["actor"].get("apart") for _, row in spans if (row.get("durations") or {}).get("actor")]
+    return float(told[-1] or 0.0) if told else 0.0
+
+
+def read_like(directory: Path, config: Config) -> tuple[dict[str, object], set[str]]:
+    """Rates of the run in ``directory``, for a simulation of ``config``, and which of them are no more than supposed.
+
+    An update of another number of trajectories is supposed to take time in proportion to it.
 
     Raises:
         ConfigError: the run's files cannot be used, or ``config`` has what would take another time.
@@ -74,7 +106,12 @@ def read_like(directory: Path, config: Config) -> dict[str, object]:
     except OSError as error:
         raise ConfigError([Problem("--like", str(directory), str(error), "a run with a history")]) from error
     _require_same_work(own, config)
-    return rates_of(rows, own)
+    rates, supposed = rates_of(rows, own), {"latency_s", "learner_latency_s"}
+    batches = config.algorithm.batch_trajectories, own.algorithm.batch_trajectories
+    if batches[0] != batches[1]:
+        rates["update_s"] = cast("float", rates["update_s"]) * batches[0] / batches[1]
+        supposed.add("update_s")
+    return rates, supposed
 
 
 def _require_same_work(own: Config, config: Config) -> None:
@@ -86,8 +123,8 @@ def _require_same_work(own: Config, config: Config) -> None:
 
 
 def _work(config: Config) -> dict[str, object]:
-    """What decides how long a trajectory and an update take, apart from the machine."""
-    free = {*config.algorithm.live} - {"batch_trajectories"}
+    """What decides how long a trajectory and one of those in an update take, apart from the machine."""
+    free = {*config.algorithm.live, "batch_trajectories"}
     return {
         "env": config.env,
         "network": config.network,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from tianflow.diagnosis import NOTICEABLE
 from tianflow.tickets import LedgerSnapshot
+from tianflow.windows import NOTICEABLE
 
 if TYPE_CHECKING:
     from tianflow.config import Config

@@ -15,14 +15,20 @@ from tianflow.errors import ConfigError, Problem
 
 
 class Rates(Section):
-    """Times in seconds, sizes in bytes. A spread is a standard deviation over its mean; times are lognormal."""
+    """Times in seconds, sizes in bytes. A spread is a standard deviation over its mean; see `tianflow.simulation.durations`."""
 
     trajectory_s: PositiveFloat
     """One whole trajectory of an actor that is no straggler, without waiting."""
     update_s: PositiveFloat
     """One update, the copy out of the slots and laying out the weights included."""
     trajectory_spread: NonNegativeFloat = 0.1
+    """From one trajectory of an actor to the next."""
+    trajectory_skew: float = 0.0
+    """Third central moment over the cube of the standard deviation; what is less than twice the spread counts as that."""
     update_spread: NonNegativeFloat = 0.0
+    update_skew: float = 0.0
+    actor_spread: NonNegativeFloat = 0.0
+    """From one actor's own mean to another's."""
     env_steps: PositiveFloat | None = None
     """Valid environment steps in a whole trajectory; None: ``actors.rollout_steps * env.num_envs``."""
     publish_s: NonNegativeFloat = 0.0

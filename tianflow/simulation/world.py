@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVarTuple
 
+import numpy as np
+
 from tianflow.components.balancer import TICK_S, Balancer
 from tianflow.components.learner import admissible
 from tianflow.components.weights import publish_due
@@ -15,9 +17,10 @@ from tianflow.interfaces import LiveSettings
 from tianflow.ledger import Ledger
 from tianflow.memory import MOST_SLOTS, slots_wanted
 from tianflow.payloads import NO_VERSION, Batch, Settlement, Version
-from tianflow.simulation.actors import Actor, Host, Surroundings, lognormal
+from tianflow.simulation.actors import Actor, Host, Surroundings
 from tianflow.simulation.clock import Clock, Times
 from tianflow.simulation.desk import Desk
+from tianflow.simulation.durations import Durations
 from tianflow.simulation.outcome import Mark, Outcome, between
 from tianflow.tickets import Limits
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from tianflow.simulation.rates import Rates
 
 Ts = TypeVarTuple("Ts")
+MASK = 2**64 - 1
+"""A seed may be negative; those of NumPy may not."""
 QUIET_TICKS = 400
 """So many looks of the laws in a row with nothing else due: nothing ever will be."""
 
@@ -65,6 +70,12 @@ class Simulation:
         self.config, self.rates = config, rates
         self.clock = Clock()
         self._random = random.Random(seed)  # noqa: S311 - times, not secrets
+        trajectories, updates, places = (np.random.default_rng((seed & MASK, part)) for part in range(3))
+        self._draw_trajectory = Durations(
+            mean=rates.trajectory_s, spread=rates.trajectory_spread, skew=rates.trajectory_skew, random=trajectories
+        ).draw
+        self._draw_update = Durations(mean=rates.update_s, spread=rates.update_spread, skew=rates.update_skew, random=updates).draw
+        self._draw_pace = Durations(mean=1.0, spread=rates.actor_spread, skew=0.0, random=places).draw
         batch, slots = config.algorithm.batch_trajectories, min(MOST_SLOTS, slots_wanted(config))
         self.ledger = Ledger(limits=Limits(batch=batch, max_staleness=config.bound, credits=max(batch, slots)), slots=slots)
         self.desk = Desk(ledger=self.ledger, clock=self.clock, holders=config.actors.count)
@@ -73,11 +84,10 @@ class Simulation:
         self._held_up: list[tuple[Actor, int]] = []
         self._version, self._published = Version(1, 0), Version(1, 0)
         self._bound = config.bound
-        self._state, self._since = "waiting:batch", 0.0
         self._updating: Batch | None = None
         self._ahead: Batch | None = None
         self._pulled = False
-        self._learner_times.join(self._state)
+        self._stay = self._learner_times.join("waiting:batch")
         self._balancer = Balancer(
             exchange=self.desk,  # type: ignore[arg-type]  # the part of an exchange that it uses
             settings=Value(LiveSettings(config, config.bound)),
@@ -86,6 +96,7 @@ class Simulation:
             actors=lambda: config.actors.count,
             clock=lambda: self.clock.now,
         )
+        self.desk.on_settled(self.clock.interrupt)
         self.actors = self._make_actors()
 
     def run(self, *, updates: int, warmup: int = 0, seconds: float = float("inf")) -> Outcome:
@@ -101,17 +112,14 @@ class Simulation:
         before = self._mark() if warmup == 0 else None
         tick, quiet = TICK_S, 0
         while self.ledger.version.number < warmup + updates and quiet < QUIET_TICKS:
-            due = self.clock.next
-            if min(tick, due if due is not None else tick) > seconds:
-                break
-            if due is None or due > tick:
-                self.clock.now, tick, quiet = tick, tick + TICK_S, quiet + (due is None)
-                self._balancer.look()
+            if self.clock.work(min(tick, seconds)):  # an update was settled
+                if before is None and self.ledger.version.number >= warmup:
+                    before = self._mark()
                 continue
-            quiet = 0
-            self.clock.advance()
-            if before is None and self.ledger.version.number >= warmup:
-                before = self._mark()
+            if tick > seconds:
+                break
+            self.clock.now, tick, quiet = tick, tick + TICK_S, quiet + 1 if self.clock.next is None else 0
+            self._balancer.look()
         return between(before or self._mark(), self._mark(), config=self.config, stalled=quiet >= QUIET_TICKS)
 
     # Weights --------------------------------------------------------------------------------------------------------
@@ -132,9 +140,7 @@ class Simulation:
         self._bound = bound
 
     def _enter(self, state: str) -> None:
-        if state != self._state:
-            self._learner_times.move(self._state, state, self._since)
-            self._state, self._since = state, self.clock.now
+        self._stay = self._learner_times.move(self._stay, state)
 
     def _pull(self) -> None:
         ahead = self._updating is not None
@@ -165,7 +171,7 @@ class Simulation:
         self._tell(self.desk.copied, tickets)
         if self.config.learner.prefetch and self._bound != 0 and not self.config.run.deterministic:
             self._pull()
-        update_s = lognormal(self._random, self.rates.update_s, self.rates.update_spread) * (1 + self.config.learner.slowdown)
+        update_s = self._draw_update() * (1 + self.config.learner.slowdown)
         interval, number = self.config.weights.publish_interval_updates, self._version.number + 1
         publishes = publish_due(version=number, published=self._published.number, interval=interval, bound=self._bound)
         self.clock.at(update_s + (self.rates.publish_s if publishes else 0.0), self._updated, tickets, self._bound, publishes)
@@ -195,12 +201,17 @@ class Simulation:
             desk=self.desk,
             times=self._actor_times,
             weights=self,
+            draw=self._draw_trajectory,
             random_=self._random,
         )
         places = [Host(around) for _ in range(min(count, hosts or count))]
         slow = set(self._random.sample(range(count), round(self.rates.straggler_share * count)))
         return [
-            Actor(f"actor-{index}", host=places[index % len(places)], slow=self.rates.straggler_factor if index in slow else 1.0)
+            Actor(
+                f"actor-{index}",
+                host=places[index % len(places)],
+                slow=self._draw_pace() * (self.rates.straggler_factor if index in slow else 1.0),
+            )
             for index in range(count)
         ]
 

@@ -1,0 +1,177 @@
+"""What happened in a run lately: where the time of its components went, and what that says of how fast each side could go."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tianflow.config import Config
+from tianflow.foretelling import Foretold, Side, foretell
+from tianflow.moments import Moments, moments
+from tianflow.statistics import ComponentStatistics, RunStatistics, TimeShares
+
+NOTICEABLE = 0.15
+"""A share of waiting below this is noise of scheduling, not a bottleneck."""
+IDLE = ("starting", "paused", "ended")
+"""States in which a component neither works nor waits for another."""
+MOST = 0.97
+"""A learner that waits for more than this is told to have more actors as if it waited for so much: 33 times as many are a guess already."""
+ENDLESS = 1e9
+"""Room between two sides of which neither is ever held back, in batches."""
+LEAST_COUNT = 8
+"""Fewer trajectories or updates than this say nothing of how much they vary."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened between the first and the last look."""
+
+    looks: Sequence[RunStatistics]
+    config: Config
+    earlier: Sequence[ComponentStatistics] = ()
+    """As they were at a time since which the settings are the same: the longer ago, the better is known how much times vary."""
+
+    @property
+    def run(self) -> RunStatistics:
+        """As it is now."""
+        return self.looks[-1]
+
+    @property
+    def passed(self) -> float:
+        """Seconds."""
+        return self.run.now - self.looks[0].now
+
+    @cached_property
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Mean share of each state by role, over the components that worked or waited."""
+        before = {component.name: component.time for component in self.looks[0].components}
+        found: dict[str, list[dict[str, float]]] = {}
+        for component in self.run.components:
+            seconds = time_between(before.get(component.name), component.time, self.looks[0].now, self.run.now)
+            counted = {state: value for state, value in seconds.items() if state not in IDLE and value > 0.0}
+            if total := sum(counted.values()):
+                found.setdefault(component.role, []).append({state: value / total for state, value in counted.items()})
+        return {role: _mean(shares) for role, shares in found.items()}
+
+    @property
+    def actors(self) -> int:
+        """That report, if any of them worked or waited."""
+        return sum(component.role == "actor" for component in self.run.components) if "actor" in self.shares else 0
+
+    @property
+    def learner_waits(self) -> float:
+        """Share of its time."""
+        return self.shares["learner"].get("waiting:batch", 0.0)
+
+    @property
+    def actors_wait(self) -> float:
+        """Mean share of their time."""
+        return self.shares["actor"].get("waiting:grant", 0.0)
+
+    @property
+    def stepping(self) -> float:
+        """Mean number of actors that step their environments at once."""
+        return self.actors * self.shares["actor"].get("busy", 0.0)
+
+    @property
+    def pace(self) -> float:
+        """Environment steps per second."""
+        return (self.run.env_steps - self.looks[0].env_steps) / self.passed
+
+    @property
+    def enough(self) -> int:
+        """Actors whose environments step without a break and make what the learner would take without a break.
+
+        The learner is busy for ``w`` of the time with what ``stepping`` actors make, so it takes what ``stepping / w`` make.
+        """
+        return max(1, math.ceil(self.stepping / self.learner_works - 0.1))
+
+    @property
+    def learner_works(self) -> float:
+        """Share of its time, had its updates lately taken as long as they do on average: a few seconds hold few of them."""
+        lately, long = self._durations(self.looks[0].components)["learner"], self.varied["learner"]
+        usual = long.mean / lately.mean if min(lately.count, long.count) >= LEAST_COUNT and lately.mean > 0.0 else 1.0
+        return min(1.0, max(1.0 - MOST, (1.0 - self.learner_waits) * usual))
+
+    @cached_property
+    def varied(self) -> dict[str, Moments]:
+        """How long trajectories and updates took since `earlier`, by role."""
+        return self._durations(self.earlier or self.looks[0].components)
+
+    def _durations(self, before: Sequence[ComponentStatistics]) -> dict[str, Moments]:
+        old = {component.name: moments(component) or Moments() for component in before}
+        found = {"actor": Moments(), "learner": Moments()}
+        for component in self.run.components:
+            if component.role in found and (own := moments(component)) is not None:
+                found[component.role] += own.since(old.get(component.name, Moments()))
+        return found
+
+    def side(self, role: str, pace: float) -> Side:
+        """Actors or learner, if they made or took ``pace`` without waiting."""
+        varied = self.varied[role]
+        if varied.count < LEAST_COUNT:
+            return Side(pace)
+        return Side(pace, varied.spread, varied.spread / math.sqrt(varied.count))
+
+    def foretell(self, supply: float, demand: float, *, actors: int, bound: int | None) -> Foretold:
+        """What ``actors`` that make ``supply`` and a learner that takes ``demand`` sustain under ``bound``, in steps per second.
+
+        Every credit beyond one an actor is room between them, and a batch more is in the learner's hands.
+        """
+        sides = self.side("actor", supply), self.side("learner", demand)
+        batch, limit = self.config.algorithm.batch_trajectories, self.config.balance.credits
+        if bound is None or self.run.replay is not None:
+            return foretell(*sides, ENDLESS)
+        out = (bound + 1) * batch if limit is None else min(limit, (bound + 1) * batch)
+        return foretell(*sides, max(1.0, (out - actors) / batch + 1.0))
+
+    @property
+    def hosts(self) -> int:
+        """Actors that can step at once: those of one host take turns."""
+        if self.config.placement.launcher == "inline":
+            return 1
+        return self.config.actors.hosts or max(1, len(os.sched_getaffinity(0)) - self.config.learner.threads)
+
+    def held(self, side: str) -> bool:
+        """Whether replay held back ``side`` noticeably."""
+        old, new = self.looks[0].replay, self.run.replay
+        if old is None or new is None:
+            return False
+        return (new.blocked_s.get(side, 0.0) - old.blocked_s.get(side, 0.0)) / self.passed > NOTICEABLE
+
+    @property
+    def credits_spent(self) -> bool:
+        """Whether the bound was what kept actors: mostly every credit was out, and with trajectories in the making, queued or in use.
+
+        Credits that are out beyond those are on trajectories and grants on their way.
+        """
+        ledgers = [look.ledger for look in self.looks]
+        spent = sum(ledger.in_use >= ledger.credits_limit for ledger in ledgers) / len(ledgers)
+        out = sum(ledger.in_use - ledger.queue for ledger in ledgers) / len(ledgers)
+        learning = self.config.algorithm.batch_trajectories * (1.0 - self.learner_waits)
+        making = self.actors * (1.0 - self.actors_wait)
+        return spent > 0.5 and out - learning - making <= 0.5 * out
+
+
+def time_between(before: TimeShares | None, after: TimeShares, began: float, now: float) -> dict[str, float]:
+    """Seconds in each state between two looks at one component.
+
+    Reports are up to a second old, and the state in which one was made need not have lasted until now. So only states that
+    have ended count where they cover about the time; where one state lasts and lasts, it does.
+    """
+    old = {} if before is None else dict(before.seconds)
+    if sum(after.at(now).values()) < sum(old.values()):  # a restarted component counts from 0 again
+        before, old = None, {}
+    ended = {state: max(0.0, seconds - old.get(state, 0.0)) for state, seconds in after.seconds.items()}
+    if 0.5 <= sum(ended.values()) / max(1e-9, now - began) <= 1.5:
+        return ended
+    start = {} if before is None else before.at(began)
+    return {state: max(0.0, seconds - start.get(state, 0.0)) for state, seconds in after.at(now).items()}
+
+
+def _mean(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    states = {state for share in shares for state in share}
+    return {state: sum(share.get(state, 0.0) for share in shares) / len(shares) for state in sorted(states)}
