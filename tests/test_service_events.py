@@ -329,6 +329,9 @@ async def test_an_event_is_encoded_once_for_all_readers_and_written_by_one_task(
             run.events.publish(EXITED)
             assert [count] * 8 == [(await read(response, 1))[0][0] for response in responses]
             assert count == len(encoded)
+        for _ in range(3):
+            assert 2 == len(await read(await door.get(f"{EVENTS}?follow=false")))
+        assert 2 == len(encoded), "for those that come later, too"
         assert 1 == sum(task.get_name() == "fan" for task in asyncio.all_tasks())
 
 

@@ -25,7 +25,6 @@ WRITE_S = 30.0
 END_S = 0.5
 """Seconds in which a reader must take what was told last: the server waits for nobody who does not read."""
 RETRY_MS = 1000
-NO_LONGER = "no longer kept"
 HEADERS = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
 
 
@@ -117,7 +116,7 @@ async def _copy(kept: Kept, fan: Fan, reader: Reader, *, follow: bool) -> None:
         lost, frames = kept.since(reader.number, AT_ONCE)
         if lost:
             reader.number += lost
-            text += _lost(reader.number, lost, NO_LONGER)
+            text += _lost(reader.number, lost, "no longer kept")
         if frames:
             reader.number = frames[-1].number
             text += joined(frames)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from tianflow.control_file import ControlFile
 from tianflow.service.kept import Kept
-from tianflow.service.streams import NO_LONGER
 from tianflow.serving import asking
 from tianflow.serving.asking import Asker, NoAnswerError
 
@@ -67,12 +66,9 @@ class Relay(Kept):
                     raise NoAnswerError("it tells more at once than an event can be")
 
     def _take(self, block: bytes) -> None:
-        """Comments are for the connection, and so is the count of what the run no longer keeps: `Kept` tells it each reader anew."""
-        head, _, rest = block.partition(b"\n")
-        if not head.startswith(b"id: ") or (not self.newest and NO_LONGER.encode() in rest and rest.startswith(b"event: lost\n")):
-            return
-        number = int(head[4:])
-        if number > self.newest:
+        """Comments are for the connection. How many a run no longer keeps it says before those it keeps, which fill all places here."""
+        head, _, _ = block.partition(b"\n")
+        if head.startswith(b"id: ") and (number := int(head[4:])) > self.newest:
             self.add(Passed(number, block))
 
 
