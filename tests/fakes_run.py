@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tianflow.audit import Page
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config import Config, EnvSettings, PPOSettings, RunSettings
 from tianflow.config_loading import with_changes
@@ -282,6 +283,11 @@ class FakeRun:
 
     def audit(self) -> Sequence[Mapping[str, object]]:
         return tuple(self._audit)
+
+    async def read_audit(self, *, before: int | None, limit: int) -> Page:
+        end = len(self._audit) if before is None else min(before, len(self._audit))
+        start = max(0, end - limit)
+        return Page(self._audit[start:end], start or None)
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
         return ({"name": "0000000100", "version": [1, 100], "env_steps": 6400, "bytes": 81920, "created": "2024-05-01T12:00:00+00:00"},)

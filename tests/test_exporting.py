@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ NAMES = {
     "td3": {"action", "scaled_action"},
     "clipped": {"action", "mean", "log_std"},
 }
+Exported = Callable[[str, str], tuple[Path, Path]]
 EVERY_SUFFIX = pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
 
 
@@ -93,6 +95,23 @@ def as_tensors(tree: Any) -> Any:
 
 def as_arrays(tree: Any) -> Any:
     return {name: as_arrays(leaf) for name, leaf in tree.items()} if isinstance(tree, Mapping) else np.asarray(tree)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Writes a case's policy into a file, and makes both once for all tests that only read them."""
+
+    @cache
+    def export(case: str, suffix: str) -> tuple[Path, Path]:
+        path, file = kept(case), tmp_path_factory.mktemp(case) / f"policy{suffix}"
+        write_export(path, file, runs_dir=path.parent)
+        return path, file
+
+    @cache
+    def kept(case: str) -> Path:
+        return checkpoint(tmp_path_factory.mktemp(case), CASES[case])
+
+    return export
 
 
 class Program:
@@ -139,10 +158,9 @@ def parameters(policy: LoadedPolicy, case: str, inputs: Mapping[str, Any]) -> np
     ("case", "suffix"),
     [*((case, ".pt2") for case in CASES), *((case, ".onnx") for case in ("ppo", "impala_cnn", "recurrent", "dqn", "sac", "nested"))],
 )
-def test_an_exported_policy_is_the_loaded_one_on_batches_of_any_size(tmp_path: Path, case: str, suffix: str) -> None:
-    path, generator = checkpoint(tmp_path, CASES[case]), np.random.default_rng(3)
-    write_export(path, tmp_path / f"policy{suffix}", runs_dir=tmp_path)
-    policy, program = tianflow.load_policy(path), Program(tmp_path / f"policy{suffix}")
+def test_an_exported_policy_is_the_loaded_one_on_batches_of_any_size(exported: Exported, case: str, suffix: str) -> None:
+    (path, file), generator = exported(case, suffix), np.random.default_rng(3)
+    policy, program = tianflow.load_policy(path), Program(file)
     for batch in (1, 7):
         single = observations(case, batch, generator)
         inputs: dict[str, Any] = {"observation": batched(case, single)}
@@ -160,16 +178,16 @@ def test_an_exported_policy_is_the_loaded_one_on_batches_of_any_size(tmp_path: P
             np.testing.assert_allclose(found["state"][name], leaf, atol=1e-5)
 
 
-def test_actions_outside_of_a_box_are_clipped_inside_the_program(tmp_path: Path) -> None:
-    write_export(checkpoint(tmp_path, CASES["clipped"]), tmp_path / "policy.pt2", runs_dir=tmp_path)
-    found = Program(tmp_path / "policy.pt2")({"observation": np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32) * 300.0})
+def test_actions_outside_of_a_box_are_clipped_inside_the_program(exported: Exported) -> None:
+    _, file = exported("clipped", ".pt2")
+    found = Program(file)({"observation": np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32) * 300.0})
     low, high = np.array([-1.0, 0.0]), np.array([1.0, 0.5])
     assert ((found["mean"] < low) | (found["mean"] > high)).any()
     np.testing.assert_array_equal(np.clip(found["mean"], low, high).astype(np.float32), found["action"])
 
 
-def test_a_program_needs_no_tianflow_and_no_pickle(tmp_path: Path) -> None:
-    write_export(checkpoint(tmp_path, CASES["recurrent"]), tmp_path / "policy.pt2", runs_dir=tmp_path)
+def test_a_program_needs_no_tianflow_and_no_pickle(exported: Exported) -> None:
+    _, file = exported("recurrent", ".pt2")
     code = """
 import json, sys
 import torch
@@ -179,11 +197,11 @@ program = torch.export.load(sys.argv[1], extra_files=extra).module()
 state = {name: torch.zeros(5, 8) for name in ("h", "c")}
 print(json.dumps([json.loads(extra["tianflow.json"]), list(program(observation=torch.ones(5, 4), state=state)["state"]["h"].shape)]))
 """
-    done = subprocess.run([sys.executable, "-c", code, "policy.pt2"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, file.name], cwd=file.parent, capture_output=True, text=True, check=True)
     metadata, shape = json.loads(done.stdout)
     assert [5, 8] == shape
     assert "float32" == metadata["inputs"]["observation"]["dtype"]
-    with zipfile.ZipFile(tmp_path / "policy.pt2") as archive:
+    with zipfile.ZipFile(file) as archive:
         assert {b""} == {archive.read(name) for name in archive.namelist() if name.endswith((".pt", ".pkl"))}
 
 
@@ -199,9 +217,8 @@ def metadata_of(path: Path) -> dict[str, Any]:
 
 
 @EVERY_SUFFIX
-def test_a_file_says_what_it_is_and_what_it_takes(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"policy{suffix}"
-    write_export(checkpoint(tmp_path, CASES["recurrent"]), path, runs_dir=tmp_path)
+def test_a_file_says_what_it_is_and_what_it_takes(exported: Exported, suffix: str) -> None:
+    _, path = exported("recurrent", suffix)
     found = metadata_of(path)
     assert ("ppo", "CartPole-v1", [1, 10], 1234) == (
         found["algorithm"],
@@ -225,12 +242,12 @@ def test_bounds_that_are_none_are_strict_json(tmp_path: Path) -> None:
     assert [None, None] == metadata_of(tmp_path / "policy.pt2")["action_space"]["low"]
 
 
-def test_no_path_of_the_machine_is_written(tmp_path: Path) -> None:
-    for suffix in (".pt2", ".onnx"):
-        write_export(checkpoint(tmp_path, CASES["ppo"]), tmp_path / f"policy{suffix}", runs_dir=tmp_path)
-        data = (tmp_path / f"policy{suffix}").read_bytes()
-        assert str(Path(tianflow.__file__).parent).encode() not in data
-        assert str(tmp_path).encode() not in data
+@EVERY_SUFFIX
+def test_no_path_of_the_machine_is_written(exported: Exported, tmp_path_factory: pytest.TempPathFactory, suffix: str) -> None:
+    _, file = exported("ppo", suffix)
+    data = file.read_bytes()
+    for folder in (Path(tianflow.__file__).parent, tmp_path_factory.getbasetemp()):
+        assert str(folder).encode() not in data
 
 
 # what cannot be ------------------------------------------------------------------------------------------------------

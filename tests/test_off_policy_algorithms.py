@@ -647,6 +647,9 @@ def test_making_a_learner_and_an_update_does_not_import_the_compiler() -> None:
     code = (
         "import sys; from tests.test_off_policy_algorithms import *\n"
         "for name in FACTORIES: made(name)[1].step(LearnerBatch(windows(name)))\n"
+        "from tests.test_algorithms import *\n"
+        "_, learner = pair(config(), spec())\n"
+        "learner.step(batch_for(config(), spec(), learner))\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -255,7 +255,7 @@ async def until(condition: Callable[[], object], within_s: float = 30.0) -> None
 
 @pytest.mark.parametrize(
     "config",
-    [apex(actors={"count": shards}, replay={"shards": shards, "capacity": 4_000, "min_size": 500}) for shards in (1, 2)],
+    [apex(actors={"count": shards}, replay={"shards": shards, "capacity": 2_000, "min_size": 500}) for shards in (1, 2)],
     ids=("1 shard", "2 shards"),
 )
 async def test_the_accounts_of_a_real_run_close_at_every_scrape(tmp_path: Path, config: Config) -> None:
@@ -264,7 +264,7 @@ async def test_the_accounts_of_a_real_run_close_at_every_scrape(tmp_path: Path, 
 
         def enough() -> bool:
             scrapes.append(scrape(handle.control.statistics))
-            return total(scrapes[-1], "replay_items_trained_total") > 20_000 and total(scrapes[-1], "replay_items_removed_total") > 0
+            return total(scrapes[-1], "replay_items_trained_total") > 6_000 and total(scrapes[-1], "replay_items_removed_total") > 0
 
         await until(enough)
         for series in scrapes:

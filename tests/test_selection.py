@@ -41,7 +41,7 @@ def best(committed: list[int], open_: list[int], batch: int) -> tuple[int, int]:
     return min(found)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(committed=slacks, open_=slacks, batch=st.integers(1, 4))
 def test_nothing_is_lost_that_need_not_be_and_no_more_is_waited_for(committed: list[int], open_: list[int], batch: int) -> None:
     if len(committed) < batch:
@@ -116,7 +116,7 @@ def one_at_a_time(committed: list[int], open_: list[int], batch: int) -> int:
     return forced
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     committed=st.lists(st.integers(0, 7), max_size=20).map(sorted),
     open_=st.lists(st.integers(0, 7), max_size=20).map(sorted),

@@ -132,6 +132,20 @@ async def test_components_audit_and_checkpoints_answer(client: Client, run: Fake
     assert "0000000100" == (await (await client.get(f"{RUN}/checkpoints", headers=READ)).json())["checkpoints"][0]["name"]
 
 
+async def test_the_audit_is_told_a_page_at_a_time(client: Client, run: FakeRun) -> None:
+    for action in ("pause", "resume", "pause"):
+        await client.post(f"{RUN}/{action}", headers=CONTROL)
+    newest = await (await client.get(f"{RUN}/audit?limit=2", headers=READ)).json()
+    assert (["resume", "pause"], 1) == ([entry["action"] for entry in newest["audit"]], newest["next"])
+    oldest = await (await client.get(f"{RUN}/audit?limit=2&before={newest['next']}", headers=READ)).json()
+    assert (["pause"], None) == ([entry["action"] for entry in oldest["audit"]], oldest["next"])
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "before=-1", "before=1.0", "before=" + "9" * 20, "limit=१"])
+async def test_a_page_that_is_none_is_400(client: Client, query: str) -> None:
+    assert 400 == (await client.get(f"{RUN}/audit?{query}", headers=READ)).status
+
+
 async def test_the_diagnosis_answers_with_its_shares_and_advice(client: Client, run: FakeRun) -> None:
     run.diagnosis = Diagnosis("sampling-bound", "more actors", waits={"learner": 0.5, "actors": 0.0}, suggested={"actors.count": 4})
     document = await (await client.get(f"{RUN}/diagnosis", headers=READ)).json()

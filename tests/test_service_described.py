@@ -44,7 +44,7 @@ BODIES += (
 TYPES = ("application/json", "application/merge-patch+json", "text/plain", "", "a/b; charset=x")
 TAGS = ("*", '"1"', 'W/"1"', "\x80", "1")
 METHODS = {"get", "head", "post", "patch"}
-EACH = 40
+EACH = 25
 """Requests of each operation."""
 
 

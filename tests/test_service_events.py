@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -18,7 +19,8 @@ from tests.test_service import CONTROL, READ, RUN, TOKENS, problem
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config import HttpSettings
 from tianflow.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
-from tianflow.service import streams
+from tianflow.service import fan, streams
+from tianflow.service import feed as feeding
 from tianflow.service.feed import LONGEST_TEXT, TOGETHER_S, Feed
 from tianflow.service.server import Server, serve
 from tianflow.service.throttle import ADDRESSES, Throttle
@@ -286,18 +288,14 @@ async def test_follow_is_true_or_false(run: FakeRun, tmp_path: Path) -> None:
 
 
 async def test_silence_is_broken_by_comments(run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.0)
-    monkeypatch.setattr(streams, "PRESENT_S", 0.01)
+    monkeypatch.setattr(fan, "HEARTBEAT_S", 0.01)
     async with serving(run, tmp_path) as (_, door):
         response = await door.get(EVENTS)
         lines = [await response.content.readline() for _ in range(6)]
         assert [b"retry: 1000\n", b"\n", b":\n", b"\n", b":\n", b"\n"] == lines
 
 
-async def test_streams_have_a_number_and_the_place_of_who_leaves_is_free_again(
-    run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "PRESENT_S", 0.01)
+async def test_streams_have_a_number_and_the_place_of_who_leaves_is_free_again_without_a_word(run: FakeRun, tmp_path: Path) -> None:
     async with serving(run, tmp_path, max_streams=2) as (_, door):
         first, second = await door.get(EVENTS), await door.get(EVENTS)
         response = await door.get(EVENTS)
@@ -313,6 +311,28 @@ async def test_streams_have_a_number_and_the_place_of_who_leaves_is_free_again(
         await until(opened)
         run.events.publish(EXITED)
         assert "host-exited" == (await read(second, 1))[0][1]
+
+
+async def test_an_event_is_encoded_once_for_all_readers_and_written_by_one_task(
+    run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[object] = []
+
+    def dumps(data: object, **options: Any) -> str:
+        encoded.append(data)
+        return json.dumps(data, **options)
+
+    monkeypatch.setattr(feeding, "json", SimpleNamespace(dumps=dumps))
+    async with serving(run, tmp_path) as (_, door):
+        responses = [await door.get(EVENTS) for _ in range(8)]
+        for count in (1, 2):
+            run.events.publish(EXITED)
+            assert [count] * 8 == [(await read(response, 1))[0][0] for response in responses]
+            assert count == len(encoded)
+        for _ in range(3):
+            assert 2 == len(await read(await door.get(f"{EVENTS}?follow=false")))
+        assert 2 == len(encoded), "for those that come later, too"
+        assert 1 == sum(task.get_name() == "fan" for task in asyncio.all_tasks())
 
 
 async def until(true: Callable[[], Any]) -> None:

@@ -7,7 +7,7 @@ import gzip
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from tests.fakes_run import FakeRun
 from tianflow.config import HttpSettings
-from tianflow.service import bodies, server
+from tianflow.service import bodies, connections, server
 from tianflow.service.app import MAX_BODY
 from tianflow.service.auth import Tokens
 from tianflow.serving.service import ServiceSettings, serving
@@ -94,9 +94,9 @@ def told(found: tuple[int, Mapping[str, str], bytes], status: int) -> dict[str, 
 
 
 @asynccontextmanager
-async def opened(kind: str, directory: Path) -> AsyncIterator[Door]:
+async def opened(kind: str, directory: Path, **more: Any) -> AsyncIterator[Door]:
     """The server beside a run (``train``), or that of many (``serve``)."""
-    http = HttpSettings(max_requests_per_s=1000.0)
+    http = HttpSettings(max_requests_per_s=1000.0, **more)
     if kind == "train":
         tokens = Tokens.make()
         run = await asyncio.to_thread(FakeRun)  # it reads the installed entry points
@@ -199,6 +199,44 @@ async def test_a_connection_that_asks_for_nothing_whole_is_closed(
         async with dripping(writer) if sent else nullcontext():
             with suppress(ConnectionResetError):  # what dripped in after the end
                 assert b"" == await reader.read()
+
+
+# How many --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["train", "serve"])
+async def test_a_connection_too_many_is_503_before_it_asks_and_a_place_that_comes_free_is_taken(kind: str, tmp_path: Path) -> None:
+    async with opened(kind, tmp_path, max_connections=2, max_streams=1) as door, AsyncExitStack() as stack:
+        idle = [await stack.enter_async_context(door.connected()) for _ in range(3)]  # the one of a stream may be used for anything
+        for data in (b"", door.head("GET", "/livez")):
+            found = await door.ask(data)
+            assert "3 connections are open" in told(found, 503)["detail"]
+            assert ("5", "close", "no-store") == tuple(found[1][name] for name in ("retry-after", "connection", "cache-control"))
+        _, leaving = idle[0]
+        leaving.close()
+        async with asyncio.timeout(WITHIN_S):
+            while (await door.ask(door.head("GET", "/livez")))[0] == 503:  # noqa: ASYNC110 - asked over HTTP
+                await asyncio.sleep(0.01)
+
+
+async def test_those_that_were_refused_and_do_not_leave_are_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REFUSED_S", 0.1)
+    monkeypatch.setattr(connections, "REFUSED_AT_ONCE", 2)
+    async with opened("train", tmp_path, max_connections=1, max_streams=0) as door, AsyncExitStack() as stack:
+        await stack.enter_async_context(door.connected())
+        refused = [await stack.enter_async_context(door.connected()) for _ in range(3)]
+        async with asyncio.timeout(WITHIN_S), dripping(refused[0][1]):
+            answers = [await said(reader) for reader, _ in refused]
+        assert [True, True, False] == [b"503" in answer for answer in answers]
+
+
+async def said(reader: asyncio.StreamReader) -> bytes:
+    """All until the connection ended, however it did."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while more := await reader.read(4096):
+            received += more
+    return received
 
 
 # Who may --------------------------------------------------------------------------------------------------------------

@@ -524,7 +524,7 @@ async def test_a_run_that_has_ended_is_remembered_with_what_it_left(world: World
     assert ("done", False, ["target"], {"state": "done", "env_steps": 7}) == tuple(
         document[key] for key in ("state", "ready", "reasons", "summary")
     )
-    assert [{"action": "pause"}] == (await world.get(f"{RUNS}/a/audit"))["audit"]
+    assert {"audit": [{"action": "pause"}], "next": None} == await world.get(f"{RUNS}/a/audit")
     assert [] == (await world.get(f"{RUNS}/a/checkpoints"))["checkpoints"]
     assert [{"t": 1.0}] == (await world.get(f"{RUNS}/a/history?points=2"))["history"]
     for path in ("balance", "diagnosis", "events"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_serving import CONTROL, JSON, RUNS, SMALL, World, opened, until, up
+from tianflow.service import streams
 from tianflow.serving import asking, house
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -66,12 +68,18 @@ async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.transport.abort()
 
 
+LONG = json.dumps({"message": "x" * 1000}).encode()
+
+
 async def garrulous(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Tells events without end."""
-    await reader.readuntil(b"\r\n\r\n")
+    asked = await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
-    while True:
-        writer.write(b"id: 1\nevent: x\ndata: {}\n\n" * 1000)
+    if b"follow=false" in asked:
+        writer.close()
+        return
+    for first in itertools.count(1, 1000):
+        writer.write(b"".join(b"id: %d\nevent: x\ndata: %s\n\n" % (number, LONG) for number in range(first, first + 1000)))
         await writer.drain()
 
 
@@ -101,7 +109,7 @@ async def test_one_silent_run_does_not_cost_a_scraper_the_metrics_of_others() ->
 
 
 async def test_a_reader_that_does_not_read_is_let_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "WRITE_S", 0.2)
+    monkeypatch.setattr(streams, "WRITE_S", 0.2)
     async with played_by(world, garrulous):
         before, port = connections(world), world.client.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)

@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import mul
 from typing import Any
 
 from tianflow.components.balancer import Wishes, merge
@@ -518,7 +519,7 @@ class World:
 
 
 def _total(histogram: Mapping[int, int]) -> int:
-    return sum(value * count for value, count in histogram.items())
+    return sum(map(mul, histogram.keys(), histogram.values()))
 
 
 def broken_identity(ledger: Ledger) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tianflow.book import TicketBook
 from tianflow.payloads import Settlement, Trajectory, Version
@@ -140,5 +140,5 @@ class Accounts:
             in_queue=dict(self.in_queue),
             violations=self.violations,
             recent_staleness=tuple(self.recent),
-            shares={holder: replace(share) for holder, share in self.shares.items()},
+            shares={holder: share.copy() for holder, share in self.shares.items()},
         )

@@ -254,6 +254,8 @@ class HttpSettings(Section):
     """Host names accepted besides localhost and the address bound."""
     max_streams: Annotated[int, Field(ge=0)] = 32
     """Open streams of events; more are refused."""
+    max_connections: Annotated[int, Field(ge=1)] = 256
+    """Open connections, besides one for every stream that is allowed; more are refused."""
     max_requests_per_s: PositiveFloat = 200.0
     """Requests a second from one address, over one second; more are refused."""
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from tianflow.audit import Page
     from tianflow.channels.broadcast import Broadcast
     from tianflow.config import AlgorithmSettings, Config
     from tianflow.directives import Directive
@@ -335,6 +336,9 @@ class RunControl(Protocol):
     def request_checkpoint(self, *, source: str) -> str: ...
     def audit(self) -> Sequence[Mapping[str, object]]:
         """The newest changes and actions, oldest first: time (ISO 8601), source, action, old, new. The file has all of them."""
+
+    async def read_audit(self, *, before: int | None, limit: int) -> Page:
+        """A page of all changes and actions, those before a resume included. See `tianflow.audit.read_page`."""
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
         """Checkpoints on disk, newest first: name, version, env_steps, bytes, created."""

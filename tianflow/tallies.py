@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
+from tianflow.audit import Page, read_page
 from tianflow.logs import logger
 from tianflow.payloads import Episode
 from tianflow.statistics import ComponentStatistics
@@ -74,13 +76,24 @@ class Journal:
     def __init__(self, *, path: Path, executor: Executor) -> None:
         self._path, self._executor = path, executor
         self.records: deque[Mapping[str, object]] = deque(maxlen=KEPT_RECORDS)
+        self._newest: Future[None] | None = None
 
     def add(self, source: str, action: str, **details: object) -> None:
         """Record that ``source`` did ``action``, now."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         record = {"time": now, "source": source, "action": action, **details}
         self.records.append(record)
-        self._executor.submit(self._append, json.dumps(record) + "\n")
+        self._newest = self._executor.submit(self._append, json.dumps(record) + "\n")
+
+    async def read(self, *, before: int | None, limit: int) -> Page:
+        """A page of the file, with everything that was recorded before this was asked. Where it cannot be read, what is in memory."""
+        if self._newest is not None:
+            await asyncio.wrap_future(self._newest)
+        try:
+            return await asyncio.to_thread(read_page, self._path, before=before, limit=limit)
+        except OSError as error:
+            log.warning("the audit cannot be read", error=str(error))
+            return Page(tuple(self.records)[-limit:], None)
 
     def _append(self, line: str) -> None:
         try:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tianflow import config_loading
+from tianflow.audit import NAME, Page
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.replay_exchange import ReplayExchange
@@ -109,7 +110,7 @@ class Control:
         self._life, self._in_force, self._room, self._exchange = life, in_force, room, exchange
         self._balancer, self._staff, self._keeper, self._clock = balancer, staff, keeper, clock
         self._directory, self._disk, self._publish = directory, disk, publish
-        self._journal = Journal(path=directory / "audit.jsonl", executor=disk)
+        self._journal = Journal(path=directory / NAME, executor=disk)
         self.refused = 0
         """Changes that were refused."""
 
@@ -200,8 +201,12 @@ class Control:
         self._in_force.hold_learner(hold or self._life.state == "stopping")
 
     def audit(self) -> Sequence[Mapping[str, object]]:
-        """Every change and action."""
+        """The newest changes and actions of this process."""
         return tuple(self._journal.records)
+
+    async def read_audit(self, *, before: int | None, limit: int) -> Page:
+        """A page of all changes and actions, those before a resume included."""
+        return await self._journal.read(before=before, limit=limit)
 
 
 def _at(config: Config, path: str) -> object:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tianflow.audit import Page
 from tianflow.channels.broadcast import Broadcast
 from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.checkpoint import Checkpoint
@@ -289,8 +290,12 @@ class Run:
         return self._goal.reached
 
     def audit(self) -> Sequence[Mapping[str, object]]:
-        """Every change and action."""
+        """The newest changes and actions of this process."""
         return self._control.audit()
+
+    async def read_audit(self, *, before: int | None, limit: int) -> Page:
+        """A page of all changes and actions, those before a resume included."""
+        return await self._control.read_audit(before=before, limit=limit)
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
         """Checkpoints on disk, newest first, as of the last one written."""

@@ -14,7 +14,7 @@ from tianflow.config import HttpSettings
 from tianflow.interfaces import RunControl
 from tianflow.metrics.prometheus import Exporter
 from tianflow.rates import Rates
-from tianflow.service import console, openapi, past, settings
+from tianflow.service import console, openapi, pages, past, settings
 from tianflow.service.auth import Guard, guarded
 from tianflow.service.bodies import read_in_time
 from tianflow.service.feed import Feed
@@ -126,7 +126,11 @@ class Handlers:
             return json_response({"components": describe_components(run.statistics())})
         if look == "diagnosis":
             return json_response({"id": run.id, **describe_diagnosis(run.statistics())})
-        return json_response({look: run.audit() if look == "audit" else run.checkpoints()})
+        if look == "audit":
+            before, limit = pages.asked(request)
+            page = await run.read_audit(before=before, limit=limit)
+            return json_response({"audit": page.records, "next": page.next})
+        return json_response({"checkpoints": run.checkpoints()})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """What happens, as it happens: server-sent events."""

@@ -7,20 +7,20 @@ kinds; all other events are told one by one.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tianflow.events import EpisodesFinished, Event, UpdateFinished
+from tianflow.service.kept import KEPT, Kept
 from tianflow.status import json_ready
 
 if TYPE_CHECKING:
     from tianflow.channels.broadcast import Broadcast
 
-KEPT = 1024
-"""Events that can be read again: minutes of a busy run, a few hundred kilobytes."""
 TOGETHER_S = 0.25
 LOOK_S = 0.05
 """Seconds between two looks at what came; the queue of 1,024 in between is enough for 20,000 events a second."""
@@ -29,7 +29,7 @@ LONGEST_TEXT = 2000
 LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Told:
     """An event as readers get it. ``number`` counts from 1 in the life of the server."""
 
@@ -37,13 +37,18 @@ class Told:
     kind: str
     data: Mapping[str, Any]
 
+    @cached_property
+    def text(self) -> bytes:
+        """As it goes over the wire: made for the first reader, and the same for all others."""
+        return f"id: {self.number}\nevent: {self.kind}\ndata: {json.dumps(self.data, allow_nan=False)}\n\n".encode()
+
 
 def kind_of(event: type[Event]) -> str:
     """``UpdateFinished`` → ``update-finished``."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", event.__name__).lower()
 
 
-class Feed:
+class Feed(Kept):
     """Takes the events of a run, and keeps the newest of them.
 
     Consumes: events of a `Broadcast`. Produces: `Told`, to any number of readers, none of which it ever waits for.
@@ -56,17 +61,11 @@ class Feed:
     """
 
     def __init__(self, *, events: Broadcast, clock: Callable[[], float], keep: int = KEPT) -> None:
+        super().__init__(keep=keep)
         self._events, self._clock = events, clock
         self._queue = events.subscribe()
-        self._kept: deque[Told] = deque(maxlen=keep)
         self._together: dict[str, _Together] = {kind_of(UpdateFinished): _Updates(), kind_of(EpisodesFinished): _Episodes()}
         self._dropped = 0
-        self._news = asyncio.Event()
-        self.newest = 0
-        self.closed = False
-        """True once nothing more will come."""
-        self.at_end: set[Callable[[], None]] = set()
-        """Called when nothing more will come."""
 
     async def run(self, started: Callable[[], None]) -> None:
         """Take events until cancelled; then what is there is told at once, and `closed` is True."""
@@ -80,10 +79,7 @@ class Feed:
         finally:
             self.look(last=True)
             self._events.unsubscribe(self._queue)
-            self.closed = True
-            self._news.set()
-            for told in tuple(self.at_end):
-                told()
+            self.close()
 
     def look(self, *, last: bool = False) -> None:
         """Take all that came, and tell what is due; with ``last``, everything."""
@@ -98,24 +94,6 @@ class Feed:
             if pending.count and (last or not 0.0 <= now - pending.told_at < TOGETHER_S):
                 self._tell(kind, pending.flush(now))
 
-    def since(self, number: int, at_most: int) -> tuple[int, Sequence[Told]]:
-        """How many after ``number`` are no longer kept, and the next that are. A number not told yet counts as the newest."""
-        oldest = self._kept[0].number if self._kept else self.newest + 1
-        first = max(number + 1, oldest)
-        skipped = first - oldest
-        return first - number - 1, [self._kept[index] for index in range(skipped, min(skipped + at_most, len(self._kept)))]
-
-    async def wait(self, number: int, timeout: float) -> None:  # noqa: ASYNC109 - a wait that ends without news is no error here
-        """Until there is something after ``number``, nothing more will come, or ``timeout`` seconds have passed."""
-        news = self._news
-        if self.newest > number or self.closed:
-            return
-        try:
-            async with asyncio.timeout(timeout):
-                await news.wait()
-        except TimeoutError:
-            return
-
     def _take(self, event: Event) -> None:
         kind = kind_of(type(event))
         if kind in self._together:
@@ -124,11 +102,7 @@ class Feed:
             self._tell(kind, asdict(event))
 
     def _tell(self, kind: str, data: Mapping[str, Any]) -> None:
-        self.newest += 1
-        self._kept.append(Told(self.newest, kind, _shortened(json_ready({"at": self._clock(), **data}))))
-        # everybody who waits holds this one: a new one is for those who come later
-        self._news.set()
-        self._news = asyncio.Event()
+        self.add(Told(self.newest + 1, kind, _shortened(json_ready({"at": self._clock(), **data}))))
 
 
 class _Together:

@@ -7,9 +7,10 @@ from http import HTTPStatus
 from typing import Any
 
 from tianflow import __version__
+from tianflow.audit import MOST
 from tianflow.config import Config
 from tianflow.history import LIMIT
-from tianflow.service import past, schemas
+from tianflow.service import pages, past, schemas
 from tianflow.service.auth import OPEN, OPEN_ON_LOOPBACK
 from tianflow.service.schemas import Schema, reference
 from tianflow.service.settings import MERGE_PATCH, RESOURCES
@@ -35,7 +36,7 @@ REFUSALS: dict[int, str] = {
     500: "Unexpected; the log has more",
     503: "Not now",
 }
-ALWAYS = (400, 403, 408, 413, 421, 429, 500)
+ALWAYS = (400, 403, 408, 413, 421, 429, 500, 503)
 HEADERS: dict[int, dict[str, Schema]] = {
     401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
     412: {"ETag": ETAG},
@@ -125,8 +126,8 @@ def _server() -> dict[str, Any]:
     metrics["content"]["application/openmetrics-text"] = {"schema": text}
     return {
         "/": reading("/", "The console, a page for a person", answered("A page", text, "text/html")),
-        "/livez": reading("/livez", "Is the process alive", alive, 503),
-        "/readyz": reading("/readyz", "Can training proceed", ready, 503),
+        "/livez": reading("/livez", "Is the process alive", alive),
+        "/readyz": reading("/readyz", "Can training proceed", ready),
         "/metrics": reading("/metrics", "Prometheus text or OpenMetrics, as Accept says", metrics),
         "/openapi.json": reading("/openapi.json", "This document", answered("An OpenAPI document", {"type": "object"})),
         "/api/v1/runs": reading("/api/v1/runs", "Every run in short", answered("Runs", reference("Runs"))),
@@ -140,7 +141,7 @@ def _looks(looks: Iterable[str]) -> dict[str, Any]:
     answers = {
         "components": ("Every component in full", schemas.struct(components=schemas.listing(reference("Component")))),
         "diagnosis": ("What holds the run back", schemas.struct(id=schemas.TEXT, **diagnosis["properties"])),
-        "audit": ("Every change and action, oldest first", schemas.struct(audit=schemas.listing(reference("AuditEntry")))),
+        "audit": ("Changes and actions, oldest first, a page at a time", _audit()),
         "checkpoints": ("Checkpoints, newest first", schemas.struct(checkpoints=schemas.listing(reference("Checkpoint")))),
         "history": ("How the run went, oldest first", schemas.struct(history=rows, time=schemas.NUMBER)),
     }
@@ -148,8 +149,31 @@ def _looks(looks: Iterable[str]) -> dict[str, Any]:
     found = {path: reading(path, summary, answered(summary, schema)) for path, (summary, schema) in paths.items()}
     for described in found.get(f"{RUN}/history", {}).values():
         described["parameters"] = [_points()]
-        described["responses"]["503"] = {"$ref": "#/components/responses/503"}
+    for described in found.get(f"{RUN}/audit", {}).values():
+        described["parameters"] = _page()
     return found
+
+
+def _audit() -> Schema:
+    return schemas.struct(audit=schemas.listing(reference("AuditEntry")), next=schemas.nullable({"type": "integer", "minimum": 1}))
+
+
+def _page() -> list[dict[str, Any]]:
+    whole = {"type": "integer"}
+    return [
+        {
+            "name": "before",
+            "in": "query",
+            "description": "The next of an answer: what came before it. Without it, the newest",
+            "schema": whole | {"minimum": 0, "maximum": pages.FURTHEST},
+        },
+        {
+            "name": "limit",
+            "in": "query",
+            "description": "Records at most",
+            "schema": whole | {"minimum": 1, "maximum": MOST, "default": MOST},
+        },
+    ]
 
 
 def _points() -> dict[str, Any]:
@@ -191,7 +215,7 @@ def _events() -> dict[str, Any]:
         "content": {"text/event-stream": {}},  # a stream is no value that a schema could be of
     }
     answer["x-events"] = {kind: reference(f"event-{kind}") for kind in schemas.event_schemas()}
-    return {path: {"get": operation(path, "get", "What happens, as it happens", answer, 503, parameters=parameters)}}
+    return {path: {"get": operation(path, "get", "What happens, as it happens", answer, parameters=parameters)}}
 
 
 def resources(configs: Sequence[Config], *, others: bool = False) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from tianflow.interfaces import RunControl
 from tianflow.rates import Rates
 from tianflow.service.app import Served, make_app
 from tianflow.service.auth import Guard, Tokens
+from tianflow.service.connections import Entrance
 from tianflow.service.feed import Feed
 
 GRACE_S = 1.0
@@ -60,7 +61,12 @@ async def serve(run: RunControl, http: HttpSettings, tokens: Tokens, directory: 
         app = make_app(runs={run.id: Served(run, rates, feed)}, guard=guard, http=http)
         runner = runner_of(app)
         # the feed closes first: every stream is then written to its end while the server is still there
-        async with answering(runner, bound), _announced(run, server, tokens, directory), going(rates.run), going(feed.run):
+        async with (
+            answering(runner, bound, limit=connections_of(http)),
+            _announced(run, server, tokens, directory),
+            going(rates.run),
+            going(feed.run),
+        ):
             yield server
     finally:
         bound.close()
@@ -122,14 +128,24 @@ def _is_our_mistake(record: logging.LogRecord) -> bool:
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
+def connections_of(http: HttpSettings) -> int:
+    """How many connections a server with these settings has at most."""
+    return http.max_connections + http.max_streams
+
+
 @asynccontextmanager
-async def answering(runner: web.AppRunner, bound: socket.socket) -> AsyncIterator[None]:
-    """``runner`` answers at ``bound`` while the context is open."""
+async def answering(runner: web.AppRunner, bound: socket.socket, *, limit: int) -> AsyncIterator[None]:
+    """``runner`` answers at ``bound`` while the context is open, to ``limit`` connections at most."""
     await runner.setup()
+    listening: asyncio.Server | None = None
     try:
-        await web.SockSite(runner, bound).start()
+        assert runner.server is not None
+        entrance = Entrance(server=runner.server, limit=limit)
+        listening = await asyncio.get_running_loop().create_server(entrance, sock=bound, backlog=BACKLOG)
         yield
     finally:
+        if listening is not None:
+            listening.close()
         await runner.cleanup()
 
 

@@ -1,28 +1,25 @@
-"""`Feed` → `Streams` → readers: server-sent events (HTML standard, section 9.2), to as many readers as are allowed.
+"""`Kept` → `Streams` → readers: server-sent events (HTML standard, section 9.2), to as many readers as are allowed.
 
 A reader that is slow, or was away, goes on where it was; what is no longer kept by then is told as an event ``lost`` with the count.
+Those that have all so far are written to together (`Fan`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 
 from aiohttp import web
 
-from tianflow.service.feed import LOST, Feed, Told
+from tianflow.service.connections import told_of_the_end
+from tianflow.service.fan import AT_ONCE, Fan, Reader, joined
+from tianflow.service.feed import LOST, Told
+from tianflow.service.kept import Kept
 from tianflow.service.problems import ProblemError
 
-AT_ONCE = 64
-"""Events in one write: bounds what is made ahead for a reader that may be slow."""
-HEARTBEAT_S = 15.0
-"""Seconds of silence after which a comment shows that the stream is alive; proxies tend to cut after 30 or 60."""
-PRESENT_S = 1.0
-"""Seconds between two looks whether the reader is still there: its place is for another one."""
 WRITE_S = 30.0
 """Seconds in which a reader must take what was written; otherwise it is gone."""
 END_S = 0.5
@@ -40,33 +37,51 @@ class Streams:
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
+        self._fans: dict[Kept, Fan] = {}
         self.open = 0
 
-    async def answer(self, feed: Feed, request: web.Request) -> web.StreamResponse:
+    async def answer(self, kept: Kept, request: web.Request) -> web.StreamResponse:
         """Write events until the reader leaves or nothing more will come.
 
         Raises:
             ProblemError: 400 Last-Event-ID or ``follow`` cannot be read, 503 too many streams are open.
         """
-        follow = _follow(request)
-        number = _number(request, newest=feed.newest if follow else 0)
+        with self.place():
+            return await self.write(kept, request)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one stream, while the context is open. Raises ProblemError, 503, if there is none."""
         if self.open >= self._limit:
             detail = f"{self.open} streams are open, and http.max_streams allows no more."
             raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="too-many-streams", headers={"Retry-After": "5"})
         self.open += 1
         try:
-            return await _stream(feed, request, number, follow=follow)
+            yield
         finally:
             self.open -= 1
 
+    async def write(self, kept: Kept, request: web.Request) -> web.StreamResponse:
+        """As `answer`, for who has a place."""
+        follow = _follow(request)
+        number = _number(request, newest=kept.newest if follow else 0)
+        fan = self._fans.setdefault(kept, Fan(kept))
+        try:
+            return await _stream(kept, fan, request, number, follow=follow)
+        finally:
+            if fan.idle:
+                self._fans.pop(kept, None)
 
-async def _stream(feed: Feed, request: web.Request, number: int, *, follow: bool) -> web.StreamResponse:
+
+async def _stream(kept: Kept, fan: Fan, request: web.Request, number: int, *, follow: bool) -> web.StreamResponse:
     response, transport = web.StreamResponse(headers=HEADERS), request.transport
     await response.prepare(request)
+    reader = Reader(response=response, transport=transport, number=number)
     try:
-        async with _ending(feed):
-            await _write(response, f"retry: {RETRY_MS}\n\n".encode())
-            await _copy(feed, request, response, number, follow=follow)
+        async with _ending(kept):
+            with told_of_the_end(request, reader.leave):
+                await _write(response, f"retry: {RETRY_MS}\n\n".encode())
+                await _copy(kept, fan, reader, follow=follow)
     except (TimeoutError, ConnectionError):
         # A connection that is merely closed would wait for its reader to take what was written.
         if transport is not None:
@@ -75,51 +90,43 @@ async def _stream(feed: Feed, request: web.Request, number: int, *, follow: bool
 
 
 @asynccontextmanager
-async def _ending(feed: Feed) -> AsyncIterator[None]:
+async def _ending(kept: Kept) -> AsyncIterator[None]:
     """What is inside has `END_S` once nothing more will come; TimeoutError then."""
     async with asyncio.timeout(None) as end:
 
         def limit() -> None:
             end.reschedule(asyncio.get_running_loop().time() + END_S)
 
-        if feed.closed:
+        if kept.closed:
             limit()
-        feed.at_end.add(limit)
+        kept.at_end.add(limit)
         try:
             yield
         finally:
-            feed.at_end.discard(limit)
+            kept.at_end.discard(limit)
 
 
-async def _copy(feed: Feed, request: web.Request, response: web.StreamResponse, number: int, *, follow: bool) -> None:
-    loop = asyncio.get_running_loop()
-    written = loop.time()
-    text, number = _start(feed, number)
+async def _copy(kept: Kept, fan: Fan, reader: Reader, *, follow: bool) -> None:
+    """Everything after ``reader.number``: what is there by this task, what comes by the fan while the reader is fast enough."""
+    text = b""
+    if reader.number > kept.newest:
+        # never told: one of an earlier server of this run, and nobody knows what came in between
+        text, reader.number = _lost(0, None, "told by an earlier server of this run"), 0
     while True:
-        lost, events = feed.since(number, AT_ONCE)
+        lost, frames = kept.since(reader.number, AT_ONCE)
         if lost:
-            number += lost
-            text += _lost(number, lost, "no longer kept")
-        if events:
-            number = events[-1].number
-            text += "".join(_event(event) for event in events)
-        elif loop.time() - written >= HEARTBEAT_S:
-            text += ":\n\n"
+            reader.number += lost
+            text += _lost(reader.number, lost, "no longer kept")
+        if frames:
+            reader.number = frames[-1].number
+            text += joined(frames)
         if text:
-            await _write(response, text.encode())
-            written, text = loop.time(), ""
-        if number >= feed.newest and (feed.closed or not follow):
+            await _write(reader.response, text)
+            text = b""
+        elif reader.gone or kept.closed or not follow:
             return
-        if request.transport is None or request.transport.is_closing():
-            return
-        await feed.wait(number, PRESENT_S)
-
-
-def _start(feed: Feed, number: int) -> tuple[str, int]:
-    """A number that was never told is one of an earlier server of this run: nobody knows what came in between."""
-    if number > feed.newest:
-        return _lost(0, None, "told by an earlier server of this run"), 0
-    return "", number
+        else:
+            await fan.follow(reader)
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:
@@ -127,12 +134,8 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
         await response.write(data)
 
 
-def _event(event: Told) -> str:
-    return f"id: {event.number}\nevent: {event.kind}\ndata: {json.dumps(event.data, allow_nan=False)}\n\n"
-
-
-def _lost(number: int, count: int | None, reason: str) -> str:
-    return _event(Told(number, LOST, {"count": count, "reason": reason}))
+def _lost(number: int, count: int | None, reason: str) -> bytes:
+    return Told(number, LOST, {"count": count, "reason": reason}).text
 
 
 def _number(request: web.Request, *, newest: int) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Self
 
@@ -20,10 +21,8 @@ METRICS_S = 2.0
 """Seconds in which a run must give its metrics: less than a scraper waits for the whole page, which one run must not cost all others."""
 SILENT_S = 45.0
 """Seconds without a word, three comments of a stream that is alive long, after which a run is gone."""
-WRITE_S = 30.0
-"""Seconds in which a reader must take what was written; otherwise it is gone."""
-ASKED = ("Accept", "Content-Type", "If-Match", "Last-Event-ID")
-ANSWERED = ("Accept-Patch", "Allow", "Content-Type", "ETag", "Location", "Retry-After", "X-Accel-Buffering")
+ASKED = ("Accept", "Content-Type", "If-Match")
+ANSWERED = ("Accept-Patch", "Allow", "Content-Type", "ETag", "Location", "Retry-After")
 
 
 class NoAnswerError(TianflowError):
@@ -82,41 +81,33 @@ class Asker:
             ) as answer:
                 return web.Response(status=answer.status, body=await answer.read(), headers=_chosen(answer.headers, ANSWERED))
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise _silent(contact, error) from error
+            raise silent(contact, error) from error
 
-    async def stream(self, contact: ControlFile, request: web.Request, rest: str) -> web.StreamResponse:
-        """The run's answer, passed on as it comes, until either end goes away.
+    @asynccontextmanager
+    async def events(self, contact: ControlFile, number: int, *, follow: bool) -> AsyncIterator[AsyncIterator[bytes]]:
+        """What the run tells after the event of that ``number``, as it comes. A run that was killed is an end and no error.
 
         Raises:
-            ProblemError: 503, it does not answer.
+            NoAnswerError: it does not answer, or not with events.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENT_S)
-        asked = self._session.get(_url(contact, rest), params=request.query, headers=_passed_on(contact, request), timeout=timeout)
+        headers, params = _token(contact) | {"Last-Event-ID": str(number)}, {"follow": "true" if follow else "false"}
+        asked = self._session.get(_url(contact, "/events"), params=params, headers=headers, timeout=timeout)
         try:
             async with asyncio.timeout(ANSWER_S):
                 answer = await asked
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise _silent(contact, error) from error
+            raise NoAnswerError(str(error) or type(error).__name__) from error
         async with answer:
-            response = web.StreamResponse(status=answer.status, headers=_chosen(answer.headers, ANSWERED))
-            await _copy(answer, request, response)
-            return response
+            if answer.status != HTTPStatus.OK:
+                raise NoAnswerError(f"it answers with {answer.status}")
+            yield _chunks(answer)
 
 
-async def _copy(answer: aiohttp.ClientResponse, request: web.Request, response: web.StreamResponse) -> None:
-    """Until either end is gone: a reader that left, or a run that was killed, is an end of the stream and no error."""
-    transport = request.transport
-    try:
-        await response.prepare(request)
+async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    with suppress(aiohttp.ClientError, TimeoutError):
         async for data in answer.content.iter_any():
-            async with asyncio.timeout(WRITE_S):
-                await response.write(data)
-    except (ConnectionError, TimeoutError):
-        # A connection that is merely closed would wait for its reader to take what was written.
-        if transport is not None:
-            transport.abort()
-    except aiohttp.ClientError:
-        return
+            yield data
 
 
 def _url(contact: ControlFile, rest: str = "") -> str:
@@ -135,6 +126,7 @@ def _chosen(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str
     return {name: headers[name] for name in names if name in headers}
 
 
-def _silent(contact: ControlFile, error: BaseException) -> ProblemError:
+def silent(contact: ControlFile, error: BaseException) -> ProblemError:
+    """503: the run does not answer."""
     detail = f"Run {contact.run!r} does not answer: {str(error) or type(error).__name__}."
     return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"Retry-After": "1"})

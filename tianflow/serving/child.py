@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tianflow import config_loading
+from tianflow.audit import NAME
 from tianflow.control_file import ControlFile
 from tianflow.summary import EOF, SUMMARY
 
@@ -63,7 +64,7 @@ class Files:
 
     def audit(self, name: str) -> Iterator[dict[str, Any]]:
         """Every change and action of the run, oldest first; a line that a crash tore or a disk spoiled is left out."""
-        with suppress(OSError), (self.run(name) / "audit.jsonl").open("rb") as file:
+        with suppress(OSError), (self.run(name) / NAME).open("rb") as file:
             for line in file:
                 with suppress(ValueError, RecursionError):
                     entry = json.loads(line)

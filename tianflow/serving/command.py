@@ -40,6 +40,7 @@ def serve(
     ] = None,
     tokens: Annotated[bool, typer.Option("--token/--no-token", help="Ask for a token; without, on this machine only.")] = True,
     max_streams: Annotated[int, typer.Option(min=0, help="Open streams of events; more are refused.")] = 128,
+    max_connections: Annotated[int, typer.Option(min=1, help="Open connections, besides one for every stream; more are refused.")] = 256,
 ) -> None:
     """Hold many runs: take them over HTTP, start as many as there is room for, and go on with them after a restart."""
     with exit_codes():
@@ -50,7 +51,13 @@ def serve(
         logs.configure()
         settings = ServiceSettings(
             runs_dir=runs_dir,
-            http=HttpSettings(host=host, port=port, allowed_hosts=tuple(allowed_hosts or ()), max_streams=max_streams),
+            http=HttpSettings(
+                host=host,
+                port=port,
+                allowed_hosts=tuple(allowed_hosts or ()),
+                max_streams=max_streams,
+                max_connections=max_connections,
+            ),
             limit=limit or max(1, (os.cpu_count() or 1) // 2),
             allowed=tuple(allowed_imports or ()),
             token_file=token_file,

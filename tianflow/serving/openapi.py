@@ -27,7 +27,6 @@ def document(*, looks: tuple[str, ...], actions: tuple[str, ...]) -> dict[str, A
             for described in item.values() if isinstance(item, dict) else ():
                 if isinstance(described, dict):  # a run may wait, start, or have ended
                     described["responses"].setdefault("409", {"$ref": "#/components/responses/409"})
-                    described["responses"].setdefault("503", {"$ref": "#/components/responses/503"})
     return made
 
 
@@ -71,7 +70,7 @@ def _submit() -> dict[str, Any]:
         "post",
         "Take a run, and start it when there is room",
         answered("Taken", _short(), headers=headers),
-        *(409, 415, 422, 503),
+        *(409, 415, 422),
         status=HTTPStatus.CREATED.value,
         parameters=[key],
         requestBody={"required": True, "content": {JSON: {"schema": body}}},

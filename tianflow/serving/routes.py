@@ -16,22 +16,25 @@ from typing import Any
 from aiohttp import web
 
 from tianflow import config_loading
+from tianflow.audit import NAME, read_page
 from tianflow.checkpoint import CheckpointStore
 from tianflow.config import HttpSettings
 from tianflow.errors import ConfigError, Problem, StateConflictError
-from tianflow.service import console, past, settings
+from tianflow.service import console, pages, past, settings
 from tianflow.service.app import ACTIONS, LOOKS, MAX_BODY, href
 from tianflow.service.auth import Guard, guarded
 from tianflow.service.bodies import read_in_time
 from tianflow.service.openapi import RUN
 from tianflow.service.problems import ProblemError, add_safe_headers, answers, json_response
+from tianflow.service.streams import Streams
 from tianflow.service.throttle import Throttle, throttled
 from tianflow.serving import metrics, openapi, rows
-from tianflow.serving.asking import Asker
+from tianflow.serving.asking import Asker, NoAnswerError, silent
 from tianflow.serving.child import Files
 from tianflow.serving.house import House, Life
 from tianflow.serving.naming import require_allowed
 from tianflow.serving.refusals import store_answers
+from tianflow.serving.relay import Relays
 from tianflow.serving.store import Record, ReusedKeyError, Store, StoreError, TakenError
 
 PAGE, LARGEST_PAGE = 50, 500
@@ -71,7 +74,7 @@ class Handlers:
         self, *, house: House, store: Store, asker: Asker, requests: Mapping[int, int], allowed: Collection[str], max_streams: int
     ) -> None:
         self._house, self._store, self._asker, self._requests, self._allowed = house, store, asker, requests, allowed
-        self._max_streams, self._streams = max_streams, 0
+        self._streams, self._relays = Streams(limit=max_streams), Relays(asker=asker)
 
     def routes(self) -> list[web.RouteDef]:
         """All of them."""
@@ -183,10 +186,13 @@ class Handlers:
             return await self._asker.forward(life.contact, request, f"/{part}")
         if part == "history":
             return await past.answer(self._house.files.run(record.id), request)
-        read = {"audit": _audit, "checkpoints": _checkpoints}.get(part)
-        if read is None:
+        if part == "audit":
+            before, limit = pages.asked(request)
+            page = await asyncio.to_thread(read_page, self._house.files.run(record.id) / NAME, before=before, limit=limit)
+            return json_response({"audit": page.records, "next": page.next})
+        if part != "checkpoints":
             raise _not_there(record, life)
-        return json_response({part: await asyncio.to_thread(read, self._house.files, record.id)})
+        return json_response({part: await asyncio.to_thread(_checkpoints, self._house.files, record.id)})
 
     async def change(self, request: web.Request) -> web.StreamResponse:
         """Live settings of a run that goes on."""
@@ -200,14 +206,12 @@ class Handlers:
         record, life = await self._known(request)
         if life is None or life.contact is None:
             raise _not_there(record, life)
-        if self._streams >= self._max_streams:
-            detail = f"{self._streams} streams are open, and http.max_streams allows no more."
-            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="too-many-streams", headers={"Retry-After": "5"})
-        self._streams += 1
-        try:
-            return await self._asker.stream(life.contact, request, "/events")
-        finally:
-            self._streams -= 1
+        with self._streams.place():
+            try:
+                async with self._relays.reading(life.contact) as relay:
+                    return await self._streams.write(relay, request)
+            except NoAnswerError as error:
+                raise silent(life.contact, error) from error
 
     async def act(self, request: web.Request) -> web.StreamResponse:
         """Do it: 202 with the state it leads to. Repeating one is not an error."""
@@ -280,10 +284,6 @@ def _not_there(record: Record, life: Life | None) -> Exception:
         why = life.silence if life is not None else "it waits for a place"
         return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"Run {record.id!r}: {why}.", headers={"Retry-After": "1"})
     return StateConflictError(f"run {record.id!r} is {record.state}")
-
-
-def _audit(files: Files, name: str) -> list[Any]:
-    return list(files.audit(name))
 
 
 def _checkpoints(files: Files, name: str) -> list[Any]:

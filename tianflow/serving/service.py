@@ -18,7 +18,7 @@ from tianflow.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens
-from tianflow.service.server import Server, address, answering, bind, going, runner_of
+from tianflow.service.server import Server, address, answering, bind, connections_of, going, runner_of
 from tianflow.serving.asking import Asker
 from tianflow.serving.child import Files
 from tianflow.serving.house import House
@@ -104,7 +104,11 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
                 server = Server(address(bound), bound.getsockname()[1])
                 # the runs end first: their streams are then passed on to their ends while the server is still there
                 try:
-                    async with answering(runner, bound), _announced(server, tokens, files), going(house.run):
+                    async with (
+                        answering(runner, bound, limit=connections_of(settings.http)),
+                        _announced(server, tokens, files),
+                        going(house.run),
+                    ):
                         yield Service(server, tokens, house)
                 finally:
                     await asyncio.to_thread(house.close)

@@ -1,0 +1,102 @@
+"""The audit is read a page at a time from its end, whatever its lines are like, and without ever holding much of it."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tianflow import audit
+from tianflow.audit import Page, read_page
+from tianflow.tallies import Journal
+
+
+def written(path: Path, count: int, *, length: int = 0) -> list[dict[str, object]]:
+    records: list[dict[str, object]] = [{"number": number, "text": "x" * length} for number in range(count)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return records
+
+
+def pages(path: Path, limit: int) -> list[Page]:
+    found = [read_page(path, limit=limit)]
+    while found[-1].next is not None:
+        found.append(read_page(path, before=found[-1].next, limit=limit))
+    return found
+
+
+@given(count=st.integers(0, 30), limit=st.integers(1, 12), block=st.integers(1, 200))
+def test_all_records_are_in_exactly_one_page_in_their_order(
+    tmp_path_factory: pytest.TempPathFactory, count: int, limit: int, block: int
+) -> None:
+    path = tmp_path_factory.mktemp("audit") / "audit.jsonl"
+    records = written(path, count, length=count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audit, "BLOCK", block)
+        found = pages(path, limit)
+    assert records == [record for page in reversed(found) for record in page.records]
+    assert all(len(page.records) == limit for page in found[:-1])
+    assert len(found) == max(1, -(-count // limit))
+
+
+def test_a_torn_line_and_one_that_is_no_record_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"a": 1}\n{"torn\n[]\n\n{"a": 2}\n{"tor')
+    assert Page([{"a": 1}, {"a": 2}], None) == read_page(tmp_path / "a")
+
+
+def test_a_place_amid_a_line_is_that_of_the_lines_before(tmp_path: Path) -> None:
+    records = written(tmp_path / "a", 3)
+    (page,) = pages(tmp_path / "a", 10)
+    assert records == list(page.records)
+    size = (tmp_path / "a").stat().st_size
+    assert records[:2] == list(read_page(tmp_path / "a", before=size - 3).records)
+    assert records == list(read_page(tmp_path / "a", before=2**62).records)
+    assert [] == list(read_page(tmp_path / "a", before=0).records)
+
+
+def test_no_file_is_no_record(tmp_path: Path) -> None:
+    assert Page((), None) == read_page(tmp_path / "none")
+
+
+def test_a_page_of_a_large_file_takes_little_memory(tmp_path: Path) -> None:
+    records = written(tmp_path / "a", 60_000, length=200)  # 14 MB
+    tracemalloc.start()
+    try:
+        page = read_page(tmp_path / "a", limit=10)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert records[-10:] == list(page.records)
+    assert peak < 1_000_000
+
+
+def test_a_line_without_end_is_passed_over_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "LONGEST", 1000)
+    monkeypatch.setattr(audit, "BLOCK", 100)
+    (tmp_path / "a").write_text('{"a": 1}\n' + "x" * 5000)
+    assert [{"a": 1}] == [record for page in pages(tmp_path / "a", 10) for record in page.records]
+
+
+async def test_what_was_recorded_before_is_read_and_an_earlier_process_is_not_forgotten(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        earlier = Journal(path=tmp_path / "audit.jsonl", executor=executor)
+        earlier.add("cli", "pause")
+        later = Journal(path=tmp_path / "audit.jsonl", executor=executor)
+        for _ in range(20):
+            later.add("cli", "resume")
+        page = await later.read(before=None, limit=21)
+    assert ["pause", *["resume"] * 20] == [record["action"] for record in page.records]
+
+
+async def test_where_the_file_cannot_be_read_what_is_in_memory_is_told(tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").mkdir()
+    with ThreadPoolExecutor(1) as executor:
+        journal = Journal(path=tmp_path / "audit.jsonl", executor=executor)
+        journal.add("cli", "pause")
+        journal.add("cli", "stop")
+        page = await journal.read(before=None, limit=1)
+    assert (["stop"], None) == ([record["action"] for record in page.records], page.next)
