@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import training
+from benchmarks import lockstep, training
 from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Side, Values, quotient
 
 PACED, FREE = "paced.toml", "impala_cartpole.toml"
@@ -18,6 +18,11 @@ PACING = (
     "Paced: the environment's step and the learner's update rest until a set time has passed, so that A actors together make "
     "one trajectory in the time of one update: both halves are equally fast, where the law costs most, and nothing else limits "
     "the run, not even a shared core. Free: the same without rests, limited by this machine."
+)
+HALVES = (
+    "Bare halves: rollout and update as shipped, each in a process of its own that tells the other with one byte; no coordinator, no "
+    "weights. With η = 1 trajectory n begins when update n - 2 is over, and update n - 1 begins when trajectory n - 1 is there, so "
+    "whatever one half is slower than the other in any single cycle is lost. That costs every implementation as much."
 )
 SHOWN = ("trained_per_s", "return", "staleness_mean", "staleness_max", "dropped")
 
@@ -48,12 +53,19 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "free, A = 1, η = 1": (FREE, bound(1)),
 }
 """B = 1 throughout. Config and what differs from it, by side."""
+SLOTS = 32
+LIMITS = {"bare halves, open loop": SLOTS, "bare halves, η = 1": 2}
+"""Credits: (η + 1) B, or one for each slot. See `benchmarks.lockstep`."""
 
 
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
     window = training.Window(0.3, 1.5) if plan.quick else training.Window(2.0, 8.0)
+    loops = training.Window(0.2, 0.5) if plan.quick else training.Window(1.0, 4.0)
     seeds = tuple(range(1, plan.rounds + 1))
+
+    def bare(case: str) -> Values:
+        return lockstep.measure(training.CONFIGS / FREE, LIMITS[case], loops.warm_s, loops.seconds)
 
     def measure(case: str, seed: int) -> Values:
         config, overrides = CASES[case]
@@ -65,7 +77,7 @@ def make(plan: Plan) -> Benchmark:
     return Benchmark(
         name="cost_of_balance",
         title="trained steps/s under a staleness bound over open loop",
-        sides=tuple(side(case) for case in CASES),
+        sides=(*(side(case) for case in CASES), *(Side(case, lambda _, case=case: bare(case)) for case in LIMITS)),  # type: ignore[misc]
         ratios=(
             Ratio(
                 "η = 1, A = B: nothing is lost (A ≤ η·B)", _over("paced, A = 1, η = 1", "paced, A = 1, open loop"), 0.95, foretold(1, 1, 1)
@@ -79,20 +91,24 @@ def make(plan: Plan) -> Benchmark:
             Ratio("η = 1, A = 4·B: actors idle by law", _over("paced, A = 4, η = 1", "paced, A = 4, open loop"), None, foretold(4, 1, 1)),
             Ratio("η = 0, A = B: synchronous", _over("paced, A = 1, η = 0", "paced, A = 1, open loop"), None, foretold(1, 1, 0)),
             Ratio("η = 1, A = B, as fast as it goes", _over("free, A = 1, η = 1", "free, A = 1, open loop"), 0.95),
+            Ratio("the same with nothing between the halves", _over("bare halves, η = 1", "bare halves, open loop")),
+            Ratio("η = 1, as fast as it goes, over bare halves under η = 1", _over("free, A = 1, η = 1", "bare halves, η = 1")),
         ),
         units={name: training.UNITS[name] for name in SHOWN},
         settings={
             "paced": f"benchmarks/configs/{PACED}: CartPole and IMPALA, B = 1, T = {STEPS}, 8 environments an actor, "
             f"update {1000 * UPDATE_S:g} ms, step {1000 * UPDATE_S / STEPS:g} ms × A",
             "free": f"benchmarks/configs/{FREE}: CartPole and IMPALA unpaced, 64 environments, B = 1, T = 32",
-            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training",
+            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; "
+            f"bare halves {loops.seconds:g} s after {loops.warm_s:g} s",
             "cores": "learner on one, actors on the others; a host process for each actor",
             "threads": "1 a process",
         },
         seeds=seeds,
         notes=(
             PACING,
-            "Open loop: no bound, credits for all slots, batches in order of arrival; 32 slots push back.",
+            f"Open loop: no bound, credits for all slots, batches in order of arrival; {SLOTS} slots push back.",
+            HALVES,
             "Foretold: min(1, C/(A + B)) with C = (η + 1)·B.",
         ),
     )

@@ -14,8 +14,10 @@ from pathlib import Path
 from benchmarks import child, resting, training
 from benchmarks.harness import Values
 from tianflow import loops, open_run
+from tianflow.api import RunHandle
+from tianflow.statistics import ComponentStatistics
 
-ASLEEP_S = 0.05
+ASLEEP_S = 0.01
 """Lag is how much later than asked a sleep of so many seconds ends."""
 SETTLE_S = 10.0
 
@@ -35,6 +37,16 @@ def p99_ms(late: Sequence[float]) -> float:
     return 1000.0 * sorted(late)[int(0.99 * len(late))]
 
 
+async def until_all_work(run: RunHandle) -> None:
+    """Until no actor is still making its environments: the thread that does it is the one that the others roll out on."""
+    while sum(component.time.current != "starting" for component in _actors(run)) < run.control.config.actors.count:  # noqa: ASYNC110 - as there
+        await asyncio.sleep(0.1)
+
+
+def _actors(run: RunHandle) -> list[ComponentStatistics]:
+    return [component for component in run.control.statistics().components if component.role == "actor"]
+
+
 async def bare() -> list[float]:
     """Lags of a loop that does nothing else, until standard input ends."""
     over = asyncio.Event()
@@ -46,6 +58,7 @@ async def busy(config: Path, overrides: Sequence[str], window: training.Window, 
     """Throughput, and the p99 lag of the coordinator's loop beside that of a bare loop in a process of its own."""
     async with open_run(config, overrides, runs_dir=runs) as run:
         await training.until_started(run)
+        await until_all_work(run)
         beside = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "benchmarks.crowd", "bare"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )

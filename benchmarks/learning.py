@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.results import RESULTS
+from tianflow import history
 from tianflow.config_loading import load_config, to_toml, toml_value
 
 BOUNDS = (0, 1, 4, 16)
@@ -47,6 +48,7 @@ MEMORY_BY: Mapping[str, Mapping[str, object]] = {
     "ppo": {"algorithm.learning_rate": 3e-3, "algorithm.batch_trajectories": 2, "algorithm.gae_lambda": 0.95, "algorithm.epochs": 4},
     "impala": {"algorithm.learning_rate": 2e-3, "algorithm.normalise_advantages": False},
 }
+POINTS = 120
 PONG_RISES = -20.0
 """A player that does nothing loses every point, which is -21."""
 
@@ -58,6 +60,7 @@ class Case:
     Attributes:
         needed: of so many seeds the target is expected; 0 where learning must fail, None where nothing is expected.
         rises_to: the mean of the last 100 training episodes that counts as solved, instead of the target in evaluation.
+        curve: whether its curve is kept in the summary: at most `POINTS` of (seconds, steps, mean return of 100 episodes).
     """
 
     name: str
@@ -66,6 +69,7 @@ class Case:
     seeds: int = 5
     needed: int | None = 4
     rises_to: float | None = None
+    curve: bool = False
 
     def over(self, seeds: int) -> Case:
         """The same over so many seeds, of which the same share is expected."""
@@ -157,10 +161,14 @@ def train(case: Case, seed: int) -> Record:
         command = [sys.executable, "-m", "tianflow.cli", "train", case.config, *options, *overrides]
         environment = machine.clean_environment(os.environ)
         done = subprocess.run(command, cwd=machine.ROOT, env=environment, capture_output=True, text=True, check=False)
+        rows = [row for path in Path(runs).glob(f"*/{history.NAME}") for row in history.read_rows(path)] if case.curve else []
     if done.returncode:
         sys.stderr.write(done.stderr)
         done.check_returncode()
-    return Record(case.name, seed, settings, json.loads(done.stdout.splitlines()[-1]))
+    summary = json.loads(done.stdout.splitlines()[-1])
+    if case.curve:
+        summary["curve"] = [(round(row["t"], 1), row["env_steps"], row["mean_return"]) for row in history.thinned(rows, POINTS)]
+    return Record(case.name, seed, settings, summary)
 
 
 def read(path: Path) -> list[Record]:

@@ -34,6 +34,7 @@ def describe() -> dict[str, object]:
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "cores_of_machine": os.cpu_count() or len(os.sched_getaffinity(0)),
+        "gpus": gpus(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {kernel_version(platform.release())}",
         "python": platform.python_version(),
@@ -54,6 +55,18 @@ def _cpu_model() -> str:
         if line.startswith(("model name", "Model")):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def gpus() -> list[str]:
+    """Names of the NVIDIA GPUs that this process may use, [] where there are none."""
+    try:
+        query = ("nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader")
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except OSError:
+        return []
+    found = dict(line.split(", ", 1) for line in done.stdout.splitlines() if ", " in line)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [name for index, name in found.items() if visible is None or index in visible.split(",")]
 
 
 def _version(package: str) -> str:

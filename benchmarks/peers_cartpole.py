@@ -54,7 +54,8 @@ def make(plan: Plan) -> Benchmark:
         units=beside.UNITS,
         settings={
             OURS: "configs/cartpole_ppo.toml, shipped: 1 actor of 32 environments, 64-64 relu",
-            SUSTAINED: f"benchmarks/configs/impala_cartpole.toml, {' '.join(WIDE)}, {window.seconds:g} s after {window.warm_s:g} s, no target",
+            SUSTAINED: f"benchmarks/configs/impala_cartpole.toml, {' '.join(WIDE)}, "
+            f"{window.seconds:g} s after {window.warm_s:g} s, no target",
             **beside.versions(RIVALS),
             "threads": "1 in each process: two are slower, and far less steady, on networks this small",
             "cores": len(os.sched_getaffinity(0)),

@@ -26,6 +26,7 @@ _SHAPE: dict[str, Any] = {
         "cpu": (str,),
         "cores": (int,),
         "cores_of_machine": (int,),
+        "gpus": [(str,)],
         "memory_gib": _NUMBER,
         "system": (str,),
         "python": (str,),
@@ -161,7 +162,8 @@ def _head(found: Mapping[str, Any]) -> str:
     seeds = f", seeds {', '.join(map(str, found['seeds']))}" if found["seeds"] else ""
     load = found["load"]
     return (
-        f"{machine['cpu']}, {_cores(machine)} cores, {machine['system']}; Python {machine['python']}, {packages}; "
+        f"{machine['cpu']}, {', '.join((f'{_cores(machine)} cores', *machine['gpus'], machine['system']))}; "
+        f"Python {machine['python']}, {packages}; "
         f"revision {machine['revision']}{' with changes' if machine['modified'] else ''}; "
         f"{found['began']}, {found['seconds']:.0f} s{seeds}. Sides alternate; "
         f"other processes used {load['foreign_cores_median']:.2f} cores (median), {load['foreign_cores_highest']:.2f} at most."

@@ -124,6 +124,7 @@ class World:
         opened: bool = True,
         restoring: bool = False,
         seed: int = 0,
+        ahead: bool = False,
     ) -> None:
         self.now = 0.0
         self.rng = np.random.default_rng(seed)
@@ -141,6 +142,7 @@ class World:
             beta=lambda: beta,
             seed=seed,
             shards=shards,
+            ahead=ahead,
         )
         self.shards: dict[int, FakeShard] = {}
         self.lives = [0] * shards
@@ -264,7 +266,7 @@ class World:
         assert seen.begun == seen.trained + seen.inserted + sum(seen.dropped.values()) + seen.open
         assert told.drawn == told.trained + sum(told.discarded.values()) + told.held
         assert seen.in_use == len(live) <= seen.slots
-        slots = [*self.ledger._free, *self.ledger._quarantine, *self.ledger._held_by_learner.values()]
+        slots = self.ledger._slots.without_ticket()
         slots += [ticket.slot for ticket in live if ticket.state is not State.TAKEN]
         assert sorted(slots) == list(range(seen.slots))
         draws = [*self.exchange._free_draws, *(draw.slot for draw in self.exchange._draws.values())]

@@ -132,10 +132,26 @@ async def test_a_trajectory_is_timed_from_its_first_step_and_one_that_was_cut_as
 
 
 async def test_where_credits_are_scarce_one_ticket_is_held_at_a_time():
-    async with acting(batch=1, bound=1) as (stage, _):
+    async with acting(batch=1, bound=2, opened=False) as (stage, _):
+        await until(lambda: stage.state == "waiting:grant")
+        other = asyncio.ensure_future(stage.world.sender("other").acquire())
+        await asyncio.sleep(0)
+        stage.world.exchange.open_lineage(FIRST)
+        await other
         await until(lambda: stage.rollout.begun == [0])
         await asyncio.sleep(0.02)
-        assert stage.world.ledger.credits_in_use == 1
+        assert stage.world.ledger.credits_in_use == 2
+
+
+async def test_a_single_actor_has_the_next_one_in_line_even_where_credits_are_scarce():
+    """There is nobody to take it from; it is begun, and takes its version, only once this one is done."""
+    async with acting(batch=1, bound=1) as (stage, _):
+        await until(lambda: stage.world.ledger.credits_in_use == 2)
+        assert stage.rollout.begun == [0]
+        assert 1 == stage.world.ledger.snapshot().begun
+        stage.rollout.turn.release()
+        await until(lambda: stage.rollout.begun == [0, 1])
+        assert 2 == stage.world.ledger.credits_in_use
 
 
 async def test_where_credits_are_plenty_the_next_one_is_in_line_before_this_one_is_done():
@@ -149,7 +165,7 @@ async def test_where_credits_are_plenty_the_next_one_is_in_line_before_this_one_
 
 
 async def test_time_is_busy_while_anything_is_in_hand_and_waiting_when_nothing_is():
-    async with acting(batch=1, bound=1, opened=False) as (stage, _):
+    async with acting(batch=1, bound=0, opened=False) as (stage, _):
         await until(lambda: stage.state == "waiting:grant")
         stage.world.exchange.open_lineage(FIRST)
         await until(lambda: stage.state == "busy")
@@ -161,10 +177,10 @@ async def test_time_is_busy_while_anything_is_in_hand_and_waiting_when_nothing_i
 
 
 async def test_a_failed_environment_costs_its_ticket_and_is_made_anew():
-    async with acting(batch=1, bound=1) as (stage, _):
+    async with acting(batch=1, bound=0) as (stage, _):
         stage.rollout.failures = 1
         stage.rollout.turn.release()
-        await until(lambda: stage.rollout.begun == [0, 1])
+        await until(lambda: len(stage.rollout.begun) == 2)
         assert stage.world.ledger.snapshot().dropped == {"env_error": 1}
         assert stage.rollout.rebuilt == 1
         assert [event.reason for event in stage.events] == ["env_error"]
@@ -192,7 +208,7 @@ async def test_too_many_failures_end_it_with_the_environment_s_own_words():
 
 
 async def test_retired_it_gives_back_what_is_rolling_out_and_closes_its_environments():
-    async with acting(batch=1, bound=1) as (stage, task):
+    async with acting(batch=1, bound=0) as (stage, task):
         await until(lambda: stage.rollout.begun == [0])
         stage.actor.retire()
         await task
@@ -217,11 +233,11 @@ def soon(monkeypatch):
 
 
 async def test_making_environments_anew_is_tried_again_when_that_fails_too(soon):
-    async with acting(batch=1, bound=1) as (stage, _):
+    async with acting(batch=1, bound=0) as (stage, _):
         stage.rollout.rebuild_errors = [EnvironmentFailedError("no display"), None]
         stage.rollout.failures = 1
         stage.rollout.turn.release()
-        await until(lambda: stage.rollout.begun == [0, 1])
+        await until(lambda: len(stage.rollout.begun) == 2)
         assert stage.rollout.rebuilt == 2
         assert stage.actor.statistics().counters["env_failures"] == 2
         assert stage.world.ledger.snapshot().dropped == {"env_error": 1}
@@ -238,11 +254,11 @@ async def test_environments_that_cannot_be_made_anew_end_it_with_their_own_words
 
 
 async def test_what_is_not_finite_is_dropped_counted_and_told_with_environment_and_step(soon):
-    async with acting(batch=1, bound=1) as (stage, _):
+    async with acting(batch=1, bound=0) as (stage, _):
         stage.rollout.error = PoisonedTrajectoryError("reward of environment 1 is nan after step 3", environment=1, step=3)
         stage.rollout.failures = 1
         stage.rollout.turn.release()
-        await until(lambda: stage.rollout.begun == [0, 1])
+        await until(lambda: len(stage.rollout.begun) == 2)
         assert stage.world.ledger.snapshot().dropped == {"poisoned": 1}
         assert stage.actor.statistics().counters["poisoned"] == 1
         assert [event.message for event in stage.events] == ["reward of environment 1 is nan after step 3"]
@@ -288,7 +304,7 @@ async def test_retired_before_its_environments_are_made_it_begins_nothing():
 
 
 async def test_a_commit_after_its_ticket_was_given_up_is_refused_and_it_goes_on():
-    async with acting(batch=1, bound=1) as (stage, _):
+    async with acting(batch=1, bound=0) as (stage, _):
         await until(lambda: stage.world.ledger.live(State.BEGUN))
         stage.world.exchange.drop_open("straggler")
         assert stage.world.ledger.snapshot().quarantined_slots == 1

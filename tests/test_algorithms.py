@@ -19,8 +19,19 @@ from tianflow.algorithms.a2c import A2C
 from tianflow.algorithms.actor_critic import ActorCriticPolicy, read_batch
 from tianflow.algorithms.flat import Adam, FlatBuffer
 from tianflow.algorithms.impala import Impala
-from tianflow.algorithms.ppo import PPO
-from tianflow.config import A2CSettings, Config, EnvSettings, ImpalaSettings, NetworkSettings, NormalisationSettings, PPOSettings
+from tianflow.algorithms.model import Model
+from tianflow.algorithms.normalisers import IMAGE_EPSILON, ObservationNormaliser
+from tianflow.algorithms.ppo import PPO, PPOLearner
+from tianflow.config import (
+    A2CSettings,
+    Config,
+    EnvSettings,
+    ImpalaSettings,
+    LearnerSettings,
+    NetworkSettings,
+    NormalisationSettings,
+    PPOSettings,
+)
 from tianflow.errors import CheckpointError
 from tianflow.interfaces import LearnerBatch
 from tianflow.networks import Output, make_network
@@ -35,7 +46,7 @@ BOX = ActionSpec(kind="box", shape=(2,), dtype="float32", low=(-1.0, -1.0), high
 ACTIONS = {"discrete": DISCRETE, "multi_discrete": SEVERAL, "box": BOX}
 ALGORITHMS = {"ppo": PPO, "impala": Impala, "a2c": A2C}
 SETTINGS = {"ppo": PPOSettings(epochs=2, minibatch_size=16), "impala": ImpalaSettings(), "a2c": A2CSettings()}
-LEAF = LeafSpec("", (5,), "float32")
+LEAF, IMAGE = LeafSpec("", (5,), "float32"), LeafSpec("", (1, 36, 36), "uint8")
 T, N = 6, 8
 
 
@@ -363,6 +374,10 @@ def test_acting_on_arrays_follows_the_weights_and_chooses_the_same(action: Actio
         arrays({"": obs[""].numpy()}, noise.numpy(), parameters, chosen)
         torch.testing.assert_close(torch.from_numpy(parameters), expected.parameters, atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(torch.from_numpy(chosen), expected.action, atol=1e-6, rtol=1e-5)
+        recorded, tensors = arrays.record(parameters[None], chosen[None]), policy.record(expected.parameters[None], expected.action[None])
+        assert tensors.keys() == recorded.keys()
+        for name, column in tensors.items():
+            torch.testing.assert_close(torch.from_numpy(recorded[name]), column, atol=1e-5, rtol=1e-5)
 
 
 def test_acting_on_arrays_is_offered_only_where_it_is_the_same_and_quicker() -> None:
@@ -440,6 +455,30 @@ def test_pixels_are_normalised_each_by_itself_for_learner_and_actor_alike(networ
     assert log_ratio.abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("shape", [(4, 6, 7), (6, 7, 3)])
+def test_bytes_are_normalised_as_their_scaled_values_would_be(shape: tuple[int, ...]) -> None:
+    """Also where they are views of some columns, and whatever the order of channels; the layout is that of convolutions."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (3, 11, *shape), dtype=torch.uint8, generator=generator)
+    normaliser = ObservationNormaliser([LeafSpec("", shape, "uint8")], clip=2.0)
+    extras = {name: torch.zeros(each, dtype=torch.float64) for name, each in normaliser.shapes.items()}
+    normaliser.bind(extras)
+    valid = torch.ones(3, 11, dtype=torch.bool)
+    for every in (True, False):
+        valid[1, 2] = every
+        normaliser.learn({"": images}, valid)
+    scaled, moments = images.double() / 255.0, (extras["observation//mean"], extras["observation//variance"])
+    kept = torch.cat([scaled.flatten(0, 1), scaled[valid]])
+    torch.testing.assert_close(moments[0], kept.mean(0))
+    torch.testing.assert_close(moments[1], kept.var(0, correction=0))
+    expected = ((scaled - moments[0]) / (moments[1] + IMAGE_EPSILON).sqrt()).clamp(-2.0, 2.0).float()
+    for columns in (slice(None), slice(1, 3)):
+        found = normaliser({"": images[:, columns]})[""]
+        torch.testing.assert_close(found, expected[:, columns], atol=1e-5, rtol=1e-5)
+        assert torch.equal(normaliser.batch({"": images[:, columns]})[""], found)
+    assert found.stride(-3 if shape[0] < shape[-1] else -1) == 1
+
+
 def test_returns_are_scaled_by_the_deviation_of_the_discounted_return() -> None:
     settings, env = config("a2c", normalise=True), spec()
     policy, learner = pair(settings, env)
@@ -503,7 +542,7 @@ def test_the_gradient_of_an_update_is_the_slope_of_its_loss() -> None:
         samples = read_batch(arrays, reward=arrays["reward"] + 1.0, discount=0.0)
         parameters, gradients = learner.model.buffer.parameters, learner.model.buffer.gradients
         frozen = learner.model.evaluate(samples.observation, samples.state, samples.start).value.detach()[:-1]
-        learner._learn_from(samples, samples.valid_t.sum())
+        learner._learn_from(learner.model, samples, samples.valid_t.sum())
 
         def loss(samples: Any = samples, learner: Any = learner, frozen: Tensor = frozen) -> float:
             with torch.no_grad():
@@ -535,6 +574,83 @@ def test_chunks_of_image_columns_give_the_gradient_of_the_whole_batch(monkeypatc
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.parametrize("lstm", [0, 4])
+def test_parts_of_a_minibatch_of_images_give_the_gradient_of_the_whole(lstm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows are not valid, so that with memory the parts weigh differently."""
+    settings, env = config(network="nature_cnn", lstm=lstm, epochs=2, minibatch_size=4 * T), spec(DISCRETE, IMAGE)
+    found = []
+    for size in (10**6, 2 * T if lstm else 7):
+        monkeypatch.setattr("tianflow.algorithms.ppo.CHUNK_SAMPLES", size)
+        policy, learner = pair(settings, env)
+        arrays = rollout(policy, env)
+        arrays["valid"][1:, 0] = False
+        statistics = learner.step(LearnerBatch(arrays)).statistics
+        found.append((statistics, learner.optimiser.mean.clone()))
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-6, rtol=1e-3)
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("lstm", [0, 4])
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_threads_that_share_images_learn_what_one_learns_and_the_same_each_time(algorithm: str, lstm: int) -> None:
+    found = []
+    for threads in (1, 3, 3):
+        settings = config(algorithm, network="nature_cnn", lstm=lstm)
+        settings = settings.model_copy(update={"learner": LearnerSettings(threads=threads)})
+        policy, learner = pair(settings, env := spec(DISCRETE, IMAGE))
+        assert learner.crew.size == threads
+        results = [learner.step(LearnerBatch(rollout(policy, env, seed=seed))) for seed in range(2)]
+        assert not learner.model.gradients.any()
+        found.append((results[-1].statistics, learner.model.buffer.bytes.clone(), learner.model.buffer.parameters.clone()))
+    assert torch.equal(found[1][1], found[2][1])
+    torch.testing.assert_close(found[0][2], found[1][2], atol=1e-4, rtol=0.0)
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-2, abs=1e-4)
+
+
+def test_what_fails_on_a_helping_thread_is_told_after_everybody_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(network="nature_cnn").model_copy(update={"learner": LearnerSettings(threads=2)})
+    _, learner = pair(settings, spec(DISCRETE, IMAGE))
+    done: list[int] = []
+
+    def work(model: Model, item: int) -> int:
+        if item == 1:
+            raise ValueError("no")
+        done.append(item)
+        return item
+
+    with pytest.raises(ValueError, match="no"):
+        learner.crew.each(work, range(5))
+    assert done == [0, 2, 4]
+    assert learner.crew.each(lambda _, item: 2 * item, range(5)) == [0, 2, 4, 6, 8]
+    assert learner.crew.each(lambda _, item: item, ()) == []
+    with torch.no_grad():
+        assert learner.crew.each(lambda *_: torch.is_grad_enabled(), range(2)) == [False, False]
+
+
+def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters are those of the look before, so its gradient is the one that another look would give."""
+    settings, env = config(network="nature_cnn", epochs=2, minibatch_size=T * N // 2), spec(DISCRETE, IMAGE)
+    found, seen = [], []
+
+    def counting(self: Any, observation: Any, state: Any, start: Tensor) -> Output:
+        seen[-1] += start.numel()
+        return evaluate(self, observation, state, start)
+
+    look, evaluate = PPOLearner._look, Model.evaluate
+    monkeypatch.setattr(Model, "evaluate", counting)
+    for again in (False, True):
+        if again:
+            monkeypatch.setattr(PPOLearner, "_look", lambda *args: (look(*args)[0], ()))
+        seen.append(0)
+        policy, learner = pair(settings, env)
+        arrays = rollout(policy, env)
+        arrays["valid"][:] = True
+        found.append((learner.step(LearnerBatch(arrays)).statistics, learner.model.buffer.parameters.clone()))
+    assert [2 * T * N + N + T * N // 2, 3 * T * N + N] == seen
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=0.0)
+
+
 def test_ppo_on_stale_data_weighs_by_proximal_over_behaviour_at_most_the_limit() -> None:
     settings, env = config(max_behaviour_weight=1.5), spec()
     policy, learner = pair(settings, env)
@@ -542,7 +658,7 @@ def test_ppo_on_stale_data_weighs_by_proximal_over_behaviour_at_most_the_limit()
     arrays["log_prob"][0] -= math.log(1.2)
     arrays["log_prob"][1] -= math.log(3.0)
     samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
-    table, _ = learner._prepare(samples, learner._look(samples))
+    table, _ = learner._prepare(samples, learner._look(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0])
     weight = table.constants[0, :, 1].view(T, N)
     for row, expected in ((0, 1.2), (1, 1.5), (2, 1.0)):
         torch.testing.assert_close(weight[row], torch.full((N,), expected), atol=1e-5, rtol=0.0)
@@ -564,7 +680,7 @@ def test_every_valid_transition_is_in_one_minibatch_of_each_epoch(lstm: int) -> 
     _, learner = pair(settings, env)
     arrays = batch_for(settings, env, learner).arrays
     samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
-    table, _ = learner._prepare(samples, learner._look(samples))
+    table, _ = learner._prepare(samples, learner._look(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0])
     parts = learner._minibatches(samples.valid_t)
     found = torch.cat([table.select(columns).constants.flatten(0, 1) for columns in parts])
     every = table.constants.flatten(0, 1)[samples.valid_t.flatten() if not lstm else slice(None)]

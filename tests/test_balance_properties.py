@@ -173,9 +173,9 @@ class Forgetful(Ledger):
             return
         self._tickets.pop(number)
         if self.forgets is State.COMMITTED:
-            self._free.append(ticket.slot)
+            self._slots.release(ticket.slot)
         else:
-            self._quarantine[ticket.slot] = (ticket.holder, number)
+            self._slots.quarantine(ticket.slot, ticket.holder, number)
 
 
 @pytest.mark.parametrize(
@@ -199,10 +199,10 @@ class Hasty(Ledger):
     def _drop(self, number: int, reason: str) -> None:
         slot = self._tickets[number].slot
         super()._drop(number, reason)
-        if slot in self._quarantine:
-            self._release_quarantined(slot, number)
-            self._free.remove(slot)
-            self._free.appendleft(slot)
+        if slot in self._slots._quarantine:
+            self._slots.leave_quarantine(slot, number)
+            self._slots._free.remove(slot)
+            self._slots._free.appendleft(slot)
 
 
 def test_without_quarantine_two_write_to_one_slot() -> None:

@@ -49,6 +49,7 @@ MACHINE = {
     "cpu": "abacus",
     "cores": 2,
     "cores_of_machine": 2,
+    "gpus": [],
     "memory_gib": 7.5,
     "system": "Linux 6",
     "python": "3.11.0",
@@ -292,6 +293,23 @@ def test_cores_that_may_not_be_used_are_told(has: int, told: str) -> None:
     assert told in results.table({**document(), "machine": {**MACHINE, "cores_of_machine": has}})
 
 
+def test_gpus_that_may_be_used_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, Abacus One'\necho '1, Abacus Two'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert ["Abacus One", "Abacus Two"] == machine.gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert ["Abacus Two"] == machine.gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert [] == machine.gpus()
+    assert "abacus, 2 cores, Abacus One, Linux" in results.table({**document(), "machine": {**MACHINE, "gpus": ["Abacus One"]}})
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert [] == machine.gpus()
+
+
 def test_what_misleads_numerical_libraries_is_unset_for_children() -> None:
     found = machine.clean_environment({"OPENBLAS_CORETYPE": "X", "OPENBLAS_L2_SIZE": "1", "HOME": "here", "OMP_NUM_THREADS": "8"})
     assert {"HOME", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH"} == set(found)
@@ -384,7 +402,8 @@ def test_many_actors_are_compared_with_the_best_count() -> None:
 def test_actors_are_faster_than_the_learner_where_freshness_is_measured() -> None:
     config = load_config(training.CONFIGS / "paced.toml", freshness.overrides("freshest", 1))
     steps_s = config.actors.rollout_steps * config.env.kwargs["seconds"]
-    batches_while_one_is_trained_on = config.actors.count / steps_s * cost_of_balance.UPDATE_S / config.algorithm.batch_trajectories
+    update_s = config.algorithm.update_seconds  # type: ignore[attr-defined]
+    batches_while_one_is_trained_on = config.actors.count / steps_s * update_s / config.algorithm.batch_trajectories
     assert pytest.approx(freshness.FASTER) == batches_while_one_is_trained_on
     assert ("freshest", 4) == (config.balance.controller, config.bound)
 

@@ -9,11 +9,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import uvloop
 
+from tests.worlds import small_layout
+from tianflow.channels.arena import Arena, arena_nbytes
 from tianflow.channels.broadcast import GapCounter
 from tianflow.channels.link import EVENT_BACKLOG, PACKET, Link, Message, socket_pair
+from tianflow.channels.shm import LinkBatchSource
+from tianflow.payloads import Settlement, Version
 
 
 class End:
@@ -68,6 +73,29 @@ async def ends() -> AsyncIterator[tuple[End, End]]:
 
 
 Pair = tuple[End, End]
+
+
+async def test_what_is_pushed_is_with_the_kernel_before_this_turn_is_over(ends: Pair) -> None:
+    here, there = ends
+    here.link.send("first")
+    here.link.send("second")
+    there.link.drain()
+    assert [] == there.heard
+    here.link.push()
+    there.link.drain()
+    assert [["first"], ["second"]] == there.heard
+
+
+async def test_a_pull_and_the_settlement_before_it_do_not_wait_for_the_end_of_the_turn(ends: Pair) -> None:
+    """Actors may wait for its credits while the learner's loop begins the next update."""
+    here, there = ends
+    layout = small_layout()
+    source = LinkBatchSource(link=here.link, arena=Arena(layout=layout, buffer=np.zeros(arena_nbytes(layout, 1), np.uint8), capacity=1))
+    source.settle(Settlement(Version(1, 1), (0,), 1, published=True, skipped=False))
+    pulled = source.next_batch(Version(1, 2))
+    there.link.drain()
+    assert ["settle", "pull"] == [message[0] for message in there.heard]
+    pulled.close()
 
 
 async def turn() -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -23,9 +24,9 @@ from tianflow.channels import shm
 from tianflow.channels.arena import arena_nbytes
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.memory import MemoryBatchSource
+from tianflow.channels.memory import MemoryBatchSource, heap_arena
 from tianflow.channels.served import ServedExchange
-from tianflow.channels.shm import BUFFERS, SharedArena, SharedMemory, SharedWeights, weights_checksum
+from tianflow.channels.shm import BUFFERS, LinkBatchSource, SharedArena, SharedMemory, SharedWeights, weights_checksum
 from tianflow.errors import BrokenChannelError, TianflowError
 from tianflow.ledger import Ledger
 from tianflow.payloads import NO_VERSION, Episode, Settlement, Version, aligned
@@ -364,3 +365,24 @@ async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gi
     assert (5, {"host_lost": 1}, 0, 4) == (seen.trained, seen.dropped, seen.in_use, seen.free_slots)
     assert [Episode(1.0, number) for number in range(5)] == episodes
     shared.memory.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("keeps_slots", "words"), [(False, ["settle", "pull", "copied"]), (True, ["settle", "pull"])])
+async def test_a_settlement_and_the_next_pull_are_one_packet_and_of_a_draw_nobody_hears_that_it_was_copied(
+    keeps_slots: bool, words: list[str]
+) -> None:
+    ours, theirs = socket_pair()
+    link = Link(end=ours, handle=lambda _: None, closed=lambda: None)
+    source = LinkBatchSource(link=link, arena=heap_arena(small_layout(), 1), keeps_slots=keeps_slots)
+    source.copied([3])
+    source.settle(Settlement(Version(1, 1), (3,), None, True))
+    waiting = asyncio.create_task(source.next_batch(Version(1, 1)))
+    await asyncio.sleep(0)
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(theirs.recv(2**16))
+    assert words == [message[0] for message in unpacker]
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    link.close()
+    theirs.close()

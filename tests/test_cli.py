@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import subprocess
@@ -17,8 +19,9 @@ from typer.testing import CliRunner, Result
 import tianflow
 from tianflow import cli, client
 from tianflow.checkpoint import CheckpointStore, write_state
-from tianflow.config_loading import load_config, with_changes, write_config
+from tianflow.config_loading import load_config, settings_in_force, with_changes, write_config
 from tianflow.errors import CheckpointError, RunError, StateConflictError
+from tianflow.logs import configure
 from tianflow.payloads import Version
 
 
@@ -100,6 +103,27 @@ def test_errors_raised_on_purpose_are_one_line_and_a_code(api: Api, error: Excep
     assert (code, f"{error}\n", "") == (done.exit_code, done.stderr, done.stdout)
 
 
+REFUSED: list[tuple[OSError, str]] = [
+    (OSError(errno.ENOSPC, "No space left on device"), "No space left on device\n"),
+    (PermissionError(errno.EACCES, "Permission denied", "runs/a"), "'runs/a': Permission denied\n"),
+    (OSError(errno.EROFS, "Read-only file system", "runs/a"), "'runs/a': Read-only file system\n"),
+]
+
+
+@pytest.mark.parametrize(("error", "line"), REFUSED)
+def test_what_the_system_refuses_is_one_line(api: Api, error: OSError, line: str) -> None:
+    api.error = error
+    done = run("train", "cartpole_ppo")
+    assert (1, line, "") == (done.exit_code, done.stderr, done.stdout)
+
+
+@pytest.mark.parametrize("command", [["report"], ["status"], ["diagnose"], ["eval"], ["train", "--resume"]])
+def test_a_name_that_no_disk_takes_is_one_line(tmp_path: Path, command: list[str]) -> None:
+    done = run(*command, "x" * 300, "--runs-dir", str(tmp_path))
+    assert (1, 1) == (done.exit_code, len(done.stderr.splitlines()))
+    assert "File name too long" in done.stderr
+
+
 def test_every_problem_of_a_config_is_one_line_and_nothing_is_started(api: Api) -> None:
     done = run("train", "cartpole_ppo", "env.num_env=3", "actors.count=-1")
     assert (2, []) == (done.exit_code, api.asked)
@@ -141,6 +165,17 @@ def test_a_run_that_lost_its_config_goes_on_with_that_of_its_checkpoint(api: Api
     (tmp_path / "a-run" / "config.toml").unlink()
     run("train", "--resume", "a-run", "--runs-dir", str(tmp_path))
     assert 3 == api.asked[0][0].bound
+
+
+@pytest.mark.parametrize("text", [b"", b'[env]\nid = "CartPo', b"\xff\xfe", b"a = " + b"[" * 100_000])
+def test_a_run_whose_config_is_spoiled_goes_on_with_that_of_its_checkpoint_and_says_so(api: Api, tmp_path: Path, text: bytes) -> None:
+    saved_run(tmp_path)
+    (tmp_path / "a-run" / "config.toml").write_bytes(text)
+    assert 0 == run("train", "--resume", "a-run", "--runs-dir", str(tmp_path)).exit_code
+    assert 3 == api.asked[0][0].bound
+    configure(stream=(told := io.StringIO()))
+    assert settings_in_force("a-run", tmp_path) is None
+    assert "those of the checkpoint are taken" in told.getvalue()
 
 
 def test_a_resumed_run_may_be_given_other_settings(api: Api, tmp_path: Path) -> None:

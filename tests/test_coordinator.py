@@ -136,9 +136,9 @@ class World:
         if spec.name == "learner":
             version, *rest = await self.run.keeper.next_start()
             self.starts.append((version, *rest))  # type: ignore[arg-type]  # as the keeper gives it
-            self.learner.version, self.run.learner_port = version, self.learner
+            self.learner.version, self.run.reception.learner_port = version, self.learner
         elif spec.name == "evaluator":
-            self.run.evaluator_port = self.evaluator
+            self.run.reception.evaluator_port = self.evaluator
         if self.working:
             asyncio.get_running_loop().call_soon(self.work, spec)
         return host
@@ -148,9 +148,9 @@ class World:
         for component in spec.components:
             if component.name == "learner":
                 self.run.exchange.open_lineage(self.learner.version)
-            self.run.component_started(component.name)
+            self.run.reception.component_started(component.name)
             statistics = ComponentStatistics(component.name, component.role, spec.name, StateClock("waiting:grant").read())
-            self.run.report(statistics)
+            self.run.reception.report(statistics)
 
     def commit(self) -> None:
         """An actor commits one trajectory of 16 steps, with one episode."""
@@ -159,7 +159,7 @@ class World:
         (grant,) = given
         self.run.exchange.begin(grant.ticket, grant.version)
         self.run.exchange.commit(Trajectory(grant.ticket, grant.slot, 4, 16, grant.version))
-        self.run.episodes_finished("actor-0", [Episode(9.0, 16)])
+        self.run.reception.episodes_finished("actor-0", [Episode(9.0, 16)])
 
     @property
     def checkpoints(self) -> list[str]:
@@ -237,13 +237,13 @@ async def test_a_lost_actor_host_gives_its_tickets_back_and_sums_of_waiting_neve
         world.run.exchange.request_grant("actor-1", given.append)
         world.run.exchange.begin(given[0].ticket, FIRST)
         waiting = TimeShares({"waiting:grant": 1000.0}, "busy", time.monotonic())
-        world.run.report(ComponentStatistics("actor-1", "actor", "actors-1", waiting))
-        assert world.run._roster.waiting_seconds()[1] >= 1000.0
+        world.run.reception.report(ComponentStatistics("actor-1", "actor", "actors-1", waiting))
+        assert world.run.roster.waiting_seconds()[1] >= 1000.0
         world.hosts["actors-1"].kill()
         await until(lambda: world.run.statistics().restarts)
         assert {"died": 1} == world.run.statistics().ledger.dropped
         assert (0, 0) == (world.run.exchange.ledger.credits_in_use, world.run.statistics().ledger.quarantined_slots)
-        assert world.run._roster.waiting_seconds()[1] >= 1000.0
+        assert world.run.roster.waiting_seconds()[1] >= 1000.0
 
 
 async def test_a_lost_learner_is_a_new_lineage_from_the_newest_checkpoint_and_not_ready_until_it_works(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ async def test_a_run_without_a_living_actor_is_not_ready(tmp_path: Path) -> None
     world = World(tmp_path)
     async with going(world):
         for name in ("actor-0", "actor-1"):
-            world.run.component_ended(name)
+            world.run.reception.component_ended(name)
         assert (False, ("no actor is alive",)) == world.run.ready()
         world.run.change({"actors": {"count": 0}}, source="test")
         assert (False, ("there are no actors: actors.count is 0",)) == world.run.ready()
@@ -310,7 +310,7 @@ async def test_whatever_the_coordinator_itself_raises_ends_the_run_with_it(
         world.start = broken  # type: ignore[method-assign, assignment]  # that is the point
     async with going(world, "running" if what != "starting a host" else "failed") as task:
         if what == "a task":
-            world.run._background(broken())
+            world.run.life.go_on_with(broken())
         elif what == "the balancer":
             monkeypatch.setattr(world.run.balancer, "_observe", lambda _config: 1 / 0)
         await soon(task)
@@ -371,7 +371,7 @@ async def test_nothing_that_cannot_be_written_keeps_a_run_from_ending_and_it_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    for name in ("coordinator", "tallies"):
+    for name in ("coordinator.readings", "tallies"):
         monkeypatch.setattr(f"tianflow.{name}.log.warning", lambda text, **_: told.append(text))
     world = World(tmp_path)
     for name in ("summary.json", "audit.jsonl"):
@@ -388,11 +388,11 @@ async def test_checkpoints_that_a_slow_learner_keeps_waiting_do_not_pile_up(tmp_
     async with going(world):
         world.learner.answers.clear()
         await until(lambda: world.learner.saves)
-        await until(lambda: world.run._last_tick)
+        await until(lambda: world.run.rounds.last_tick)
         for _ in range(5):
-            tick = world.run._last_tick
-            await until(lambda tick=tick: world.run._last_tick != tick)
-        assert 1 == len(world.run._tasks)
+            tick = world.run.rounds.last_tick
+            await until(lambda tick=tick: world.run.rounds.last_tick != tick)
+        assert 1 == len(world.run.life.background)
 
 
 # Judging ---------------------------------------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ async def test_a_target_is_confirmed_by_an_evaluation_and_the_confirmed_version_
     world = World(tmp_path, config(run={"target_return": 15.0}))
     async with going(world) as task:
         world.learner.version = Version(1, 30)
-        world.run.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
+        world.run.reception.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
         await soon(task)
     assert ("done", "target_return", True) == (world.run.state, world.run.end_reason, world.run.target_reached)
     assert ([Version(1, 30)], ["v1-0000000030"]) == (world.evaluator.asked, world.checkpoints)
@@ -465,7 +465,7 @@ async def test_evaluations_short_of_the_target_end_nothing(tmp_path: Path) -> No
 async def test_a_target_that_only_training_reaches_ends_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, config(run={"target_return": 15.5}))
     async with going(world):
-        world.run.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
+        world.run.reception.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
         await until(lambda: world.evaluator.asked and not world.run.judge.busy)
         assert ("running", False) == (world.run.state, world.run.target_reached)
 
@@ -497,6 +497,22 @@ async def test_a_run_that_ends_by_itself_is_judged_and_saved_at_its_last_version
     assert ("done", "max_env_steps") == (world.run.state, world.run.end_reason)
     assert ([FIRST], ["v1-0000000000"]) == (world.evaluator.asked, world.checkpoints)
     assert [True] == world.learner.held  # else it could train on what it has pulled ahead, and nobody would keep that
+
+
+async def test_the_clock_of_training_stands_still_while_the_last_version_is_judged(tmp_path: Path) -> None:
+    world = World(tmp_path, config(run={"max_env_steps": 16}))
+    async with going(world) as task:
+        world.evaluator.answers.clear()
+        world.commit()
+        await until(lambda: world.evaluator.asked)
+        first = world.run.summary()
+        assert world.run.state == "stopping"
+        before = world.run.statistics().elapsed_s
+        await until(lambda: world.run.statistics().elapsed_s > before)
+        assert first["training_s"] == world.run.summary()["training_s"] > 0
+        world.evaluator.answers.set()
+        await soon(task)
+    assert (first["training_s"], first["steps_per_s"]) == tuple(world.run.summary()[name] for name in ("training_s", "steps_per_s"))
 
 
 async def test_after_the_last_update_nobody_begins_anything(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import itertools
 import json
 import threading
@@ -16,8 +17,10 @@ import tianflow.api  # at once: a lazy import inside a coroutine would block its
 from tests.fakes_run import FakeRun
 from tests.settings import cartpole
 from tianflow import recording
-from tianflow.history import MARKS, NAME, HistoryFile, merged, read_rows
+from tianflow.history import MARKS, NAME, HistoryFile, merged, read_rows, thinned
 from tianflow.recording import Recorder, recorded, staleness_between
+from tianflow.report.page import page
+from tianflow.report.records import read
 from tianflow.statistics import RunStatistics
 
 IMPORTED = tianflow.api
@@ -98,6 +101,38 @@ def test_a_torn_line_is_passed_over_and_what_follows_is_whole(tmp_path: Path) ->
     assert 1.0 == file.open()
     file.append(row(3.0))
     assert [1.0, 3.0] == [line["t"] for line in read_rows(path)]
+
+
+SPOILED: list[dict[str, Any]] = [
+    {"staleness": 5},
+    {"staleness": {"count": "2"}},
+    {"staleness": {"counts": {"0": None}}},
+    {"shares": [1]},
+    {"shares": {"actor": 3}},
+    {"shares": {"actor": {"busy": "all"}}},
+    {"marks": 3},
+    {"marks": [3]},
+    {"span_s": "u"},
+    {"steps_per_s": 10**400},
+]
+
+
+@pytest.mark.parametrize("fields", SPOILED)
+def test_what_has_another_shape_is_passed_over_and_its_line_is_merged_and_drawn(tmp_path: Path, fields: dict[str, Any]) -> None:
+    path = tmp_path / NAME
+    path.write_text("".join(json.dumps(line) + "\n" for line in (row(1.0), row(2.0) | fields, row(3.0))), encoding="utf-8")
+    lines = read_rows(path)
+    assert [1.0, 2.0, 3.0] == [line["t"] for line in lines]
+    assert not set(fields) & set(lines[1])
+    assert [3.0] == [line["t"] for line in thinned(lines, 1)]
+    assert "<svg" in page(read(tmp_path), now=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+
+
+def test_a_time_that_no_float_can_hold_is_none(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    path.write_text('{"t":1.0}\n{"t":1' + "0" * 400 + "}\n", encoding="utf-8")
+    assert 1.0 == HistoryFile(path).open()
+    assert [1.0] == [line["t"] for line in read_rows(path)]
 
 
 def test_a_file_that_goes_on_keeps_its_limit_and_its_period(tmp_path: Path) -> None:

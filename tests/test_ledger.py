@@ -827,7 +827,7 @@ def whole(bench: Bench) -> None:
     """The identity of tickets with replay, and every slot in one place."""
     seen, ledger = bench.ledger.snapshot(), bench.ledger
     assert seen.begun == seen.trained + seen.inserted + sum(seen.dropped.values()) + seen.open
-    slots = [*ledger._free, *ledger._quarantine, *ledger._held_by_learner.values()]
+    slots = ledger._slots.without_ticket()
     slots += [ticket.slot for ticket in ledger.live() if ticket.state is not State.TAKEN]
     assert sorted(slots) == list(range(seen.slots))
 

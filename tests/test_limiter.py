@@ -190,6 +190,18 @@ def test_a_resumed_limiter_goes_on_as_if_nothing_had_happened() -> None:
     assert limiter.statistics() == resumed.statistics()
 
 
+def test_a_limiter_without_a_band_goes_on_from_what_a_manifest_can_hold() -> None:
+    """A manifest is strict JSON, which has no infinity."""
+    limiter = Limiter(limits=replace(LIMITS, min_diff=-math.inf, max_diff=math.inf))
+    limiter.inserted(3)
+    limiter.drawn(2)
+    resumed, banded = Limiter(limits=limiter.limits), Limiter(limits=LIMITS)
+    for other in (resumed, banded):
+        other.restore(json.loads(json.dumps(limiter.snapshot(), allow_nan=False)))
+    assert limiter.statistics() == resumed.statistics()
+    assert LIMITS.min_diff <= banded.statistics().diff <= LIMITS.max_diff
+
+
 def test_counts_come_from_the_checkpoint_and_limits_from_the_settings() -> None:
     limiter = Limiter(limits=LIMITS)
     limiter.inserted(8)

@@ -132,6 +132,15 @@ def test_noise_is_finite_float32_and_repeats_with_its_seed() -> None:
         assert torch.equal(noise, again)
 
 
+@pytest.mark.parametrize(("distribution", "parameters"), [(ONE, 4), (SEVERAL, 5), (BOX, 8)])
+def test_log_probs_of_arrays_are_those_of_tensors(distribution: Categorical | DiagonalGaussian, parameters: int) -> None:
+    given = 30.0 * draw(7, 5, parameters)
+    action = distribution.sample(given, distribution.noise((7, 5), np.random.default_rng(0)))
+    found = distribution.log_prob_on_arrays(given.numpy(), action.numpy())
+    assert np.float32 == found.dtype
+    np.testing.assert_allclose(found, distribution.log_prob(given, action).numpy(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("distribution", "parameters", "stored"), [(ONE, 4, ()), (SEVERAL, 5, (2,)), (BOX, 8, (2, 2))])
 def test_choosing_on_arrays_is_sampling(distribution: Categorical | DiagonalGaussian, parameters: int, stored: tuple[int, ...]) -> None:
     given, noise = draw(50, parameters), distribution.noise((50,), np.random.default_rng(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tianflow.ops.transforms import as_float, batch_moments, merged_moments, normalise, one_hot
+from tianflow.ops.transforms import as_float, batch_moments, channels_innermost, merged_moments, normalise, one_hot
 
 
 def test_uint8_is_scaled_to_one_and_other_dtypes_keep_their_values() -> None:
@@ -63,6 +63,25 @@ def test_moments_of_bytes_are_exact_and_those_of_their_scaled_values() -> None:
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
     assert found.variance[0, 0].item() == 0.0
+
+
+def test_sums_of_the_brightest_bytes_are_exact() -> None:
+    """Where float32 would begin to round if more of them were added up at once."""
+    x = torch.full((1001, 1), 255, dtype=torch.uint8)
+    x[0] = 254
+    found = batch_moments(x)
+    assert found.mean.item() * 255.0 * 1001 == pytest.approx(255 * 1001 - 1, abs=1e-6)
+    assert found.variance.item() * 255.0**2 * 1001 == pytest.approx(1 - 1 / 1001, rel=1e-6)
+
+
+def test_images_laid_with_channels_innermost_are_the_same_images() -> None:
+    stored = torch.randint(256, (3, 5, 4, 6, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for images in (stored, stored[:, 1:3], stored[0]):
+        found = channels_innermost(images)
+        assert torch.equal(found, images)
+        assert found.movedim(-3, -1).is_contiguous()
+        assert channels_innermost(found).data_ptr() == found.data_ptr()
+    assert channels_innermost(stored[0]).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_normalised_values_stay_within_the_clip() -> None:

@@ -276,6 +276,38 @@ async def test_it_answers_one_request_after_the_other_until_it_is_cancelled() ->
     compute.close()
 
 
+@pytest.mark.asyncio
+async def test_priorities_and_the_next_draw_take_one_turn_of_the_thread_and_trajectories_one_of_their_own() -> None:
+    started, answered = asyncio.Event(), asyncio.Event()
+    said: list[tuple[Any, ...]] = []
+
+    def answer(*words: Any) -> None:
+        said.append(words)
+        if len(said) == 4:
+            answered.set()
+
+    place = Place(answer=answer)
+    place.component._compute = compute = Compute(name="compute", on_orphan=lambda _: None)
+    turns: list[list[ShardRequest]] = []
+    work = place.component._do_all
+    place.component._do_all = lambda requests: (turns.append(list(requests)), work(requests))[1]  # type: ignore[method-assign]
+    place.store(0)
+    said.clear()
+    task = asyncio.create_task(place.component.run(started.set))
+    await started.wait()
+    write(place.slots.views(1), number=1)
+    store, back, draw = Store(4, 1, T), Prioritise(0, 0, 0, DRAWN), DrawPart(1, 1, 0, DRAWN, 0)
+    for request in (store, back, draw, Drop("")):
+        place.end.ask(request)
+    async with asyncio.timeout(5.0):
+        await answered.wait()
+    assert ["prioritised", "drawn", "stored", "dropped"] == [words[0] for words in said]
+    assert [[back, draw], [store], [Drop("")]] == turns
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    compute.close()
+
+
 # As from one ------------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_coordinator import SPEC, FakeEvaluator, FakeHost, FakeLearner, config, going, until
+from tests.test_coordinator import SPEC, FakeEvaluator, FakeHost, FakeLearner, config, going, soon, until
 from tests.test_coordinator import World as PlainWorld
 from tianflow import supervisor as supervising
 from tianflow.channels.replay_exchange import ReplayExchange
@@ -52,8 +52,8 @@ class ReplayWorld(PlainWorld):
             (shard,) = spec.components
             asked: list[ShardRequest] = []
             self.asked[spec.name] = asked
-            self.answers[spec.name].append(self.run.shard_answers(shard.index, incarnation))
-            self.run.shard_opened(shard.index, incarnation, Port(asked))
+            self.answers[spec.name].append(self.run.reception.shard_answers(shard.index, incarnation))
+            self.run.reception.shard_opened(shard.index, incarnation, Port(asked))
             self.answers[spec.name][-1]("dropped", list(Holdings()))
         return await super().start(spec, incarnation)
 
@@ -104,6 +104,15 @@ async def test_a_shard_that_dies_loses_what_it_held_and_its_next_life_hears_noth
         assert before == world.replay.replay_statistics()
         world.stored("replay-0", 64)
         assert 64 == world.replay.limiter.statistics().size
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("samples_per_insert", [None, 2.0])
+async def test_a_run_with_replay_leaves_checkpoints_with_and_without_a_ratio(tmp_path: Path, samples_per_insert: float | None) -> None:
+    world = ReplayWorld(tmp_path, apex(samples_per_insert=samples_per_insert))
+    async with going(world):
+        assert await soon(world.run.keeper.save())
+        assert 0 == world.run.statistics().checkpoint.failures
 
 
 @pytest.mark.asyncio

@@ -200,6 +200,82 @@ def test_nothing_goes_back_without_priorities_or_after_a_skipped_update(prioriti
     world.sound()
 
 
+def test_the_next_draw_is_made_before_it_is_asked_for_and_handed_over_at_once() -> None:
+    world = World(shards=1, ahead=True)
+    world.filled(2)
+    assert [] == [request for request in world.shards[0].seen if isinstance(request, DrawPart)], "nobody has asked for a first one"
+    batch = world.pulled()
+    assert 2 == world.exchange.replay_statistics().held // DRAWN
+    world.pull(ahead=1)
+    (next_one,) = world.batches
+    assert next_one is not None
+    assert Version(1, 1) == next_one.for_version
+    assert batch.trajectories[0].slot != next_one.trajectories[0].slot
+    world.work()
+    world.settle(batch)
+    world.work()
+    world.settle(next_one)
+    world.work()
+    assert ({}, DRAWN) == (world.discarded, world.exchange.replay_statistics().held)
+    world.sound()
+
+
+def test_a_draw_ahead_that_is_not_what_is_asked_for_is_made_anew() -> None:
+    world = World(shards=1, ahead=True)
+    world.filled(2)
+    world.pulled()
+    world.pull()
+    assert [] == world.batches
+    world.work()
+    assert [world.version] == [batch.for_version for batch in world.batches if batch is not None]
+    assert {"unwanted": DRAWN} == world.discarded
+    world.sound()
+
+
+def test_what_is_drawn_ahead_counts_for_the_limiter_and_stops_where_it_says() -> None:
+    world = World(shards=1, limits=replace(TIGHT, min_size=1, min_diff=-2.0 * DRAWN), ahead=True)
+    world.filled(1)
+    world.pulled()
+    drawn = [request for request in world.shards[0].seen if isinstance(request, DrawPart)]
+    assert len(drawn) == int(world.exchange.limiter.statistics().samples / DRAWN)
+    assert world.exchange.limiter.statistics().diff >= world.exchange.limiter.limits.min_diff
+    assert 0.0 == world.exchange.replay_statistics().blocked_s["draw"], "nobody waits"
+    world.sound()
+
+
+def test_under_a_bound_nothing_is_drawn_ahead() -> None:
+    world = World(shards=1, bound=5, ahead=True)
+    world.filled(2)
+    world.pulled()
+    assert DRAWN == world.exchange.replay_statistics().held
+    world.ledger.set_limits(replace(world.ledger.limits, max_staleness=None))
+    world.filled(1)
+    assert 2 * DRAWN == world.exchange.replay_statistics().held
+    world.sound()
+
+
+@pytest.mark.parametrize("worked", [False, True])
+def test_a_draw_ahead_goes_with_its_learner_and_with_what_is_too_old(worked: bool) -> None:
+    world = World(shards=1, ahead=True)
+    world.filled(2)
+    batch = world.pulled_without_work()
+    assert batch is not None
+    if worked:
+        world.work()
+    world.lose_learner()
+    world.work()
+    assert {"learner_lost": 2 * DRAWN} == world.discarded
+    world.learner()
+    world.pulled()
+    if worked:
+        world.work()
+    world.exchange.set_limits(replace(world.ledger.limits, max_staleness=3))
+    world.work()
+    assert {"learner_lost": 2 * DRAWN, "expired": DRAWN} == world.discarded
+    assert DRAWN == world.exchange.replay_statistics().held
+    world.sound()
+
+
 def test_a_settled_draw_that_the_learner_does_not_have_breaks_a_rule() -> None:
     world = World(shards=1)
     world.filled()
@@ -751,7 +827,15 @@ class Chaos:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.bound = self.random.choice([None, 0, 3])
-        self.world = World(shards=3, slots=10, bound=self.bound, limits=self.limits(), seed=seed, prioritised=self.random.random() < 0.7)
+        self.world = World(
+            shards=3,
+            slots=10,
+            bound=self.bound,
+            limits=self.limits(),
+            seed=seed,
+            prioritised=self.random.random() < 0.7,
+            ahead=seed % 2 == 0,
+        )
         self.begun: list[Any] = []
         self.held: list[Batch] = []
         self.pulling = self.alive = False

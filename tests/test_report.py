@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 import tianflow
 from tests.settings import cartpole
 from tianflow import cli
-from tianflow.history import NAME, read_rows
+from tianflow.history import LIMIT, NAME, read_rows
 from tianflow.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Band, Dot, Line, Mark, line_chart, share_chart
 from tianflow.report.command import write_report
 from tianflow.report.markup import Markup, element
@@ -348,6 +348,17 @@ def test_a_report_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -
     with pytest.raises(ReportError, match="cannot be written"):
         write_report(tmp_path, tmp_path / "there", now=NOW)
     assert {NAME, "there"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_report_whose_name_no_disk_takes_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="cannot be written"):
+        write_report(tmp_path, tmp_path / ("x" * 300), now=NOW)
+
+
+def test_a_history_of_days_is_drawn_in_as_many_lines_as_a_run_writes(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text("".join(json.dumps(row(float(t))) + "\n" for t in range(3 * LIMIT)), encoding="utf-8")
+    found = read(tmp_path).rows
+    assert (3 * LIMIT // 4, 3.0, 3.0 * LIMIT - 1.0) == (len(found), found[0]["t"], found[-1]["t"])
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")

@@ -232,6 +232,24 @@ async def test_what_cannot_be_started_fails_alone(world: World, monkeypatch: pyt
     assert ["OSError: no more processes"] == (await world.get(f"{RUNS}/a"))["reasons"]
 
 
+async def test_however_many_wait_as_many_are_looked_at_as_there_are_places(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world has two places."""
+    looked: list[tuple[int, int]] = []
+    wanted = Store.wanted
+
+    def count(store: Store, most: int) -> Any:
+        looked.append((len(world.house.lives), most))
+        return wanted(store, most)
+
+    monkeypatch.setattr(Store, "wanted", count)
+    for name in "abcdefgh":
+        await world.submit(name)
+    await until(up(world, "b"))
+    world.child("a").end(Outcome("done", "target"))
+    await until(up(world, "c"))
+    assert all(lives < 2 and most <= 2 + lives for lives, most in looked)
+
+
 async def test_a_run_that_is_stopped_while_it_is_given_its_place_does_not_begin(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     began = Store.begin
 
@@ -524,6 +542,21 @@ async def test_a_run_that_does_not_answer_is_not_ready_and_the_service_stays(wor
     response = await world.client.get(f"{RUNS}/a", headers=CONTROL)
     assert (503, "1") == (response.status, response.headers["Retry-After"])
     assert 200 == (await world.client.get("/readyz")).status
+
+
+async def test_a_run_that_hangs_is_stopped_and_ended_when_its_time_is_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(houses, "LEAVE_S", 0.2)
+    monkeypatch.setattr(PlayedChild, "release", lambda _: None)  # it hears nothing
+    await world.submit("a")
+    await until(up(world, "a"))
+    await world.child("a")._stack.aclose()
+    response = await world.act("a", "pause")
+    assert 503 == response.status
+    response = await world.act("a", "stop")
+    assert (202, "stopped") == (response.status, (await response.json())["state"])
+    await until(lambda: not world.house.lives)
+    assert world.child("a").killed
+    assert {"a": "stopped"} == await world.states()
 
 
 async def test_readiness_of_a_run_is_its_own(world: World) -> None:

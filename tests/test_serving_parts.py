@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes_run import FakeRun
+from tests.refusing import full_disk
 from tianflow.errors import ConfigError
 from tianflow.metrics.prometheus import Exporter
 from tianflow.serving.child import Files
@@ -57,7 +58,8 @@ def test_what_was_going_comes_before_what_waits(store: Store) -> None:
         add(store, name)
     store.begin("c", now=2.0)
     store.end("b", state="done", reason="target", now=3.0)
-    assert ["c", "a", "d"] == [record.id for record in store.wanted()]
+    assert ["c", "a", "d"] == [record.id for record in store.wanted(9)]
+    assert ["c", "a"] == [record.id for record in store.wanted(2)]
     assert {"running": 1, "pending": 2, "done": 1} == store.counts()
 
 
@@ -137,7 +139,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_is_an_error_of_ours(store: Store) -> None:
     store.close()
     with pytest.raises(StoreError):
-        store.wanted()
+        store.wanted(1)
 
 
 # Files ---------------------------------------------------------------------------------------------------------------------
@@ -152,14 +154,31 @@ def test_a_disk_that_refuses_is_an_error_of_ours(store: Store) -> None:
         ('{"action": "pause"}\n{"action": "change"}\n', True),
         ('{"action": "pause"}\n{"action": "resume"}\n', False),
         ('{"action": "resume"}\n{"action": "pause"}\n{"acti', True),
+        ('{"action": "pause"}\n\udcff\udcfe\n' + "[" * 100_000 + '\n5\n"resume"\n[]\n{"action": {}}\n{"action": ["resume"]}\n', True),
     ],
 )
 def test_who_was_told_to_rest_is_known_from_the_audit(tmp_path: Path, lines: str | None, paused: bool) -> None:
     files = Files(tmp_path)
     files.run("a").mkdir()
     if lines is not None:
-        (files.run("a") / "audit.jsonl").write_text(lines)
+        (files.run("a") / "audit.jsonl").write_text(lines, errors="surrogateescape")
     assert paused == files.paused("a")
+
+
+@pytest.mark.parametrize("text", [b"", b'{"state": "do', b"\xff", b"[" * 100_000, b"[]", b"5"])
+def test_a_summary_that_is_spoiled_is_none(tmp_path: Path, text: bytes) -> None:
+    files = Files(tmp_path)
+    files.run("a").mkdir()
+    (files.run("a") / "summary.json").write_bytes(text)
+    assert files.summary("a") is None
+
+
+@pytest.mark.parametrize("name", ["tokens", "tokens.toml", "lock", "runs.sqlite", "x", "x.config", "x.log"])
+def test_no_name_of_a_run_is_that_of_a_file_of_the_service_or_of_another_run(tmp_path: Path, name: str) -> None:
+    files = Files(tmp_path)
+    taken = {files.tokens, *(files.own / own for own in ("lock", "runs.sqlite", "runs.sqlite-wal", "runs.sqlite-shm"))}
+    others = {path for other in {"x", "y", "x.log", "x.config"} - {name} for path in (files.config(other), files.log(other))}
+    assert not {files.config(name), files.log(name)} & (taken | others)
 
 
 # What a config may name -------------------------------------------------------------------------------------------------------
@@ -246,6 +265,13 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
 def test_a_token_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         read_or_make(tmp_path / "missing" / "tokens.toml")
+
+
+def test_tokens_for_which_there_was_no_room_are_made_at_the_next_start(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(ConfigError, match="cannot be used"):
+        read_or_make(tmp_path / "tokens.toml")
+    assert [] == list(tmp_path.iterdir())
+    assert read_or_make(tmp_path / "tokens.toml") == read_or_make(tmp_path / "tokens.toml")
 
 
 # Metrics -----------------------------------------------------------------------------------------------------------------------

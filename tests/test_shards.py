@@ -172,6 +172,15 @@ def test_draws_and_priorities_go_before_what_is_to_be_stored() -> None:
     assert [draw, back, later, *stores] == order(stores[0], draw, stores[1], back, stores[2], later)
 
 
+def test_draws_and_priorities_that_wait_come_together_and_nothing_else_does() -> None:
+    waiting, store, draw, back = end(), Store(0, 0, 4), DrawPart(0, 0, 0, 3, 0), Prioritise(1, 1, 0, 3)
+    for request in (store, draw, back):
+        waiting.ask(request)
+    assert [draw, back] == waiting.receive_soon()
+    assert [] == waiting.receive_soon()
+    assert store == waiting.receive_nowait()
+
+
 @pytest.mark.parametrize("barrier", [Drop("lineage"), Keep("/there")])
 def test_nothing_goes_before_what_is_about_everything_that_is_there(barrier: ShardRequest) -> None:
     store, early, late = Store(0, 0, 4), DrawPart(0, 0, 0, 3, 0), DrawPart(1, 1, 0, 3, 0)

@@ -525,7 +525,7 @@ def broken_identity(ledger: Ledger) -> str:
     """The first identity that does not hold now; "" when all do."""
     seen, live = ledger.snapshot(), ledger.live()
     unbegun = sum(ticket.state is State.GRANTED for ticket in live)
-    slots = [*ledger._free, *ledger._quarantine, *ledger._held_by_learner.values()]
+    slots = ledger._slots.without_ticket()
     slots += [ticket.slot for ticket in live if ticket.state is not State.TAKEN]
     identities = {
         "begun = trained + dropped + open": seen.begun == seen.trained + sum(seen.dropped.values()) + seen.open,

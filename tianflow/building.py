@@ -88,6 +88,7 @@ class Builder:
 
     def __init__(self, *, blueprint: Blueprint, ends: Ends, compute: Compute) -> None:
         self._plan, self._ends, self._compute = blueprint, ends, compute
+        self._acting: tuple[Policy, PolicyWeights] | None = None
 
     @property
     def _config(self) -> Config:
@@ -173,7 +174,7 @@ class Builder:
     def _rollout(self, component: ComponentSpec) -> Rollout:
         from tianflow.components.rollout import Rollout
 
-        policy, weights = self._policy()
+        policy, weights = self._acting = self._acting or self._policy()  # one for all actors here: each has the thread to itself
         rollout = Rollout(
             config=self._config,
             spec=self._plan.spec,

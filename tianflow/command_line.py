@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or c
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +22,15 @@ RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept."
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 RUNS = Path("runs")
+REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+"""What the system refuses without naming a file: no space, no descriptors, no memory, no processes."""
 
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Errors that were raised on purpose become lines on stderr and an exit code; everything else is a bug and shows its trace."""
+    """Errors that were raised on purpose, and what the system refuses, become lines on stderr and an exit code; the rest are bugs and show
+    their trace.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -42,6 +47,12 @@ def exit_codes() -> Iterator[None]:
         complain(str(error))
         # a request that was itself at fault says so in `bad`; the client is not imported only to name its error
         raise typer.Exit(2 if isinstance(error, CheckpointError) or getattr(error, "bad", False) else 1) from None
+    except OSError as error:
+        if error.filename is None and error.errno not in REFUSALS:
+            raise
+        where = "" if error.filename is None else f"{str(error.filename)!r}: "
+        complain(f"{where}{error.strerror or error}")
+        raise typer.Exit(1) from None
 
 
 def complain(text: str) -> None:

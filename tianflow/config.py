@@ -179,6 +179,8 @@ class LearnerSettings(Section):
     ranks: Annotated[int, Field(ge=1, le=1)] = 1
     threads: PositiveInt = 1
     prefetch: Annotated[int, Field(ge=0, le=1)] = 1
+    """1: the next batch is pulled while an update runs, where the bound has room for it; and without a bound replay draws the one after
+    that meanwhile, by the priorities of two updates before its own."""
     max_nonfinite_updates: Annotated[int, Field(ge=0)] = 10
     """More skipped updates than this in a row end the run."""
     slowdown: Annotated[float, Field(ge=0.0)] = 0.0

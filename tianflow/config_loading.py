@@ -16,12 +16,15 @@ from tianflow import config_rules, plugins
 from tianflow.config import BUILT_IN_ALGORITHMS, AlgorithmSettings, Config, algorithm_settings, live_of
 from tianflow.config_problems import innermost, problems_of, unknown_key
 from tianflow.errors import ConfigError, Problem
+from tianflow.logs import logger
 
 CONFIG_FILE = "config.toml"
 """In a run's directory: the settings in force, live changes included."""
 
 LARGEST = 2**63 - 1
 """The largest whole number that reaches a run's processes."""
+
+_log = logger("config")
 
 Overrides = Sequence[str] | Mapping[str, object]
 Changes = Mapping[str, object]
@@ -108,9 +111,19 @@ def write_toml(path: Path, config: Config) -> None:
 
 
 def settings_in_force(run: str, runs_dir: Path) -> Path | None:
-    """Where a run, given by name or directory, keeps what was in force last; None if ``run`` is something else, a checkpoint say."""
+    """Where a run, given by name or directory, keeps what was in force last; None if ``run`` is something else, a checkpoint say, or if
+    the file is spoiled: its checkpoints tell what was in force then.
+    """
     kept = (directory / CONFIG_FILE for directory in (Path(run), runs_dir / run) if (directory / "checkpoints").is_dir())
-    return next((path for path in kept if path.is_file()), None)
+    found = next((path for path in kept if path.is_file()), None)
+    try:
+        if found is None or read_tables(found):
+            return found
+        problem = "it is empty"
+    except ConfigError as error:
+        problem = str(error)
+    _log.warning("the settings in force last cannot be read; those of the checkpoint are taken", problem=problem)
+    return None
 
 
 def to_toml(config: Config, *, only_changed: bool = False) -> str:
@@ -138,7 +151,7 @@ def read_tables(source: str | Path) -> Table:
         path = known[str(source)]
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError([Problem(str(source), None, f"is not TOML: {error}")]) from error
     except OSError as error:
         raise ConfigError([Problem(str(source), None, f"cannot be read: {error.strerror}")]) from error

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ Since this process began: ``dropped`` by reason, ``violations``, ``replay`` (Non
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every whole line that is an object with a time, oldest first; a line that was torn is passed over. Empty without a file.
+    """Every whole line that is an object with a time, oldest first; a line that was torn is passed over, and so is what a line holds in
+    another shape than `Row` has. Empty without a file.
 
     Raises:
         OSError: there is a file, and it cannot be read.
@@ -55,7 +56,7 @@ def read_rows(path: Path) -> list[Row]:
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and is_number(row.get("t")):
-            rows.append(row)
+            rows.append({key: value for key, value in row.items() if _SHAPES.get(key, _any)(value)})
     return rows
 
 
@@ -72,8 +73,43 @@ def _halved(rows: Sequence[Row]) -> list[Row]:
 
 
 def is_number(value: object) -> bool:
-    """True for a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """True for a finite number that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _any(_: object) -> bool:
+    return True
+
+
+def _known(value: object) -> bool:
+    return value is None or is_number(value)
+
+
+def _numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(map(is_number, value.values()))
+
+
+def _is_staleness(value: object) -> bool:
+    return isinstance(value, dict) and all((_numbers if key == "counts" else _known)(inner) for key, inner in value.items())
+
+
+def _is_shares(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_numbers, value.values()))
+
+
+def _are_marks(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(mark, dict) for mark in value)
+
+
+_SHAPES: Mapping[str, Callable[[object], bool]] = {
+    "span_s": _known,
+    "steps_per_s": _known,
+    "updates_per_s": _known,
+    "staleness": _is_staleness,
+    "shares": _is_shares,
+    "marks": _are_marks,
+}
+"""What merging counts on."""
 
 
 # Merging --------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ PyTorch is imported for type checkers only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -103,8 +103,11 @@ class TrajectorySender(Protocol):
 class BatchSource(Protocol):
     """The learner's end. The learner pulls; nothing is ever pushed at it."""
 
-    async def next_batch(self, for_version: Version) -> Batch:
-        """Wait for B trajectories admissible at ``for_version``. EndOfChannel at the end."""
+    def next_batch(self, for_version: Version) -> Coroutine[Any, Any, Batch]:
+        """Wait for B trajectories admissible at ``for_version``. EndOfChannel at the end.
+
+        It may ask as soon as it is called: whoever calls it waits for it, too, or cancels the waiting.
+        """
 
     def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]: ...
     def copied(self, tickets: Sequence[int]) -> None:
@@ -185,6 +188,9 @@ class ArrayStep(Protocol):
     ) -> None:
         """{leaf: [N, ...]} and [N, K] -> into ``parameters`` [N, P] and ``action`` [N, *stored]. ``noise`` is overwritten."""
 
+    def record(self, parameters: NDArray[Any], action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+        """`Policy.record`: [T, N, P] and [T, N, *stored] -> {name: [T, N]}."""
+
 
 class Policy(Protocol):
     """The actor's half of an algorithm. Never constructs an optimiser.
@@ -215,7 +221,10 @@ class Policy(Protocol):
         """
 
     def place(self, index: int, count: int) -> None:
-        """Which actor of how many this one is, for those that explore differently. Told before every trajectory."""
+        """Which actor of how many rolls out next, for those that explore differently. Told before every trajectory.
+
+        The actors of a host take turns with one policy, so it keeps nothing of a trajectory but what `act` gives and is given.
+        """
 
 
 @runtime_checkable

@@ -8,45 +8,19 @@ Every ticket metric is one snapshot of it, so ``begun = trained + inserted + dro
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 
-from tianflow.book import LISTED, TicketBook
+from tianflow.accounts import Accounts
+from tianflow.book import TicketBook
+from tianflow.deadlines import in_the_way, too_old
 from tianflow.errors import TianflowError
 from tianflow.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
-from tianflow.selection import must_wait_for
-from tianflow.tickets import Blocked, LedgerSnapshot, Limits, Share, State, Ticket, coarse
-
-RECENT = 1000
-"""Trained trajectories over which the recent maximum and percentiles of staleness are taken."""
+from tianflow.slots import Slots
+from tianflow.tickets import Blocked, LedgerSnapshot, Limits, State, Ticket
 
 
 class LedgerError(TianflowError):
     """A message that the rules of the ledger forbid: a bug in the sender, never in the data."""
-
-
-@dataclass(slots=True)
-class _Counts:
-    granted: int = 0
-    begun: int = 0
-    committed: int = 0
-    trained: int = 0
-    inserted: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    returned: int = 0
-    late_commits: int = 0
-    cuts: int = 0
-    steps_committed: int = 0
-    steps_trained: int = 0
-    updates: int = 0
-    skipped_updates: int = 0
-    publishes: int = 0
-    unpublished_updates: int = 0
-    violations: int = 0
-    staleness: Counter[int] = field(default_factory=Counter)
-    in_flight: Counter[int] = field(default_factory=Counter)
-    in_queue: Counter[int] = field(default_factory=Counter)
 
 
 class Ledger:
@@ -61,18 +35,13 @@ class Ledger:
         self._limits = limits
         self._tickets = TicketBook()
         self._live = self._tickets.by_number
-        self._free: deque[int] = deque(range(slots))
-        self._slots = slots
-        self._quarantine: dict[int, tuple[str, int]] = {}
-        self._held_by_learner: dict[int, int] = {}
+        self._slots = Slots(slots)
+        self._accounts = Accounts()
         self._version = NO_VERSION
         self._published = NO_VERSION
         self._learning = False
         self._grants_held = False
         self._next_ticket = 0
-        self._counts = _Counts()
-        self._recent: deque[int] = deque(maxlen=RECENT)
-        self._shares: dict[str, Share] = {}
         self._reckon()
 
     # Limits ---------------------------------------------------------------------------------------------------------
@@ -89,14 +58,13 @@ class Ledger:
 
     def add_slots(self, count: int) -> None:
         """``count`` more slots exist."""
-        self._free.extend(range(self._slots, self._slots + count))
-        self._slots += count
+        self._slots.add(count)
         self._reckon()
 
     @property
     def slots(self) -> int:
         """Slots that exist."""
-        return self._slots
+        return self._slots.count
 
     @property
     def version(self) -> Version:
@@ -122,7 +90,7 @@ class Ledger:
         """
         bound = self._limits.max_staleness
         return (
-            self._slots if bound is None or self._limits.admission == "open" else max(0, bound + 1 - self.publish_lag) * self._limits.batch
+            self.slots if bound is None or self._limits.admission == "open" else max(0, bound + 1 - self.publish_lag) * self._limits.batch
         )
 
     @property
@@ -133,7 +101,7 @@ class Ledger:
     @property
     def steps_committed(self) -> int:
         """Valid environment steps in committed trajectories."""
-        return self._counts.steps_committed
+        return self._accounts.steps_committed
 
     @property
     def credits_in_use(self) -> int:
@@ -144,12 +112,12 @@ class Ledger:
 
     def grant(self, holder: str, *, seed_epoch: int = 0, plenty: bool = False) -> Grant | None:
         """A credit and a slot for ``holder``, or None if it has to wait for either."""
-        if not self._learning or self._grants_held or not self._free or len(self._live) >= self._credits_limit:
+        if not self._learning or self._grants_held or not self._slots.free or len(self._live) >= self._credits_limit:
             return None
-        ticket = Ticket(self._next_ticket, holder, self._free.popleft(), State.GRANTED, self._published, share=self._share(holder))
+        ticket = Ticket(self._next_ticket, holder, self._slots.take(), State.GRANTED, self._published)
         self._next_ticket += 1
         self._tickets.add(ticket)
-        self._counts.granted += 1
+        self._accounts.granted += 1
         return Grant(ticket.number, ticket.slot, self._published, seed_epoch, plenty)
 
     def begin(self, number: int, version: Version) -> bool:
@@ -160,15 +128,15 @@ class Ledger:
         if ticket.state is not State.GRANTED:
             raise LedgerError(f"ticket {number} cannot begin: it is {ticket.state.value}")
         self._tickets.move(ticket, State.BEGUN, version=version)
-        self._counts.begun += 1
+        self._accounts.begun += 1
         return True
 
     def commit(self, number: int, trajectory: Trajectory, now: float) -> bool:
         """The trajectory is whole. False when it came too late: the ticket was given up, and its slot is free only now."""
         ticket = self._live.get(number)
         if ticket is None:
-            self._counts.late_commits += 1
-            self._release_quarantined(trajectory.slot, number)
+            self._accounts.late_commits += 1
+            self._slots.leave_quarantine(trajectory.slot, number)
             return False
         if ticket.state is not State.BEGUN:
             raise LedgerError(f"ticket {number} cannot be committed: it is {ticket.state.value}")
@@ -176,11 +144,7 @@ class Ledger:
             raise LedgerError(f"ticket {number} was committed with a slot or length that is not its own")
         ticket.trajectory, ticket.learner_at_commit, ticket.committed_at = trajectory, self._version.number, now
         self._tickets.move(ticket, State.COMMITTED, version=min(ticket.version, trajectory.version))
-        self._counts.committed += 1
-        self._counts.steps_committed += trajectory.env_steps
-        share = ticket.share
-        share.committed_steps += trajectory.env_steps
-        share.trajectories += 1
+        self._accounts.count_commit(ticket.holder, trajectory)
         return True
 
     def abort(self, number: int, slot: int, reason: str) -> None:
@@ -190,16 +154,14 @@ class Ledger:
             if ticket.state not in (State.GRANTED, State.BEGUN):
                 raise LedgerError(f"ticket {number} cannot be aborted: it is {ticket.state.value}")
             self._drop(number, reason)
-        self._release_quarantined(slot, number)
+        self._slots.leave_quarantine(slot, number)
 
     def holder_lost(self, holder: str, reason: str) -> int:
         """``holder`` was reaped: its open tickets are dropped, its slots are free. Committed ones stay good. Returns how many."""
         lost = [t.number for t in self._tickets.of_holder(holder) if t.state in (State.GRANTED, State.BEGUN)]
         for number in lost:
             self._drop(number, reason)
-        for slot, (owner, number) in list(self._quarantine.items()):
-            if owner == holder:
-                self._release_quarantined(slot, number)
+        self._slots.holder_lost(holder)
         return len(lost)
 
     def drop_open(self, reason: str, *, committed: bool = True) -> int:
@@ -219,7 +181,7 @@ class Ledger:
         self._version = self._published = version
         self._reckon()
         self._learning = True
-        self._counts.publishes += 1
+        self._accounts.publishes += 1
 
     def learner_left(self) -> None:
         """The learner was reaped. Nothing is granted before the next lineage; what goes into replay stays good."""
@@ -229,10 +191,9 @@ class Ledger:
         """The learner was reaped: everything made for it is dropped, and nothing is granted before the next lineage."""
         self._learning = False
         numbers = [t.number for t in self._tickets]
-        self._held_by_learner, held = {}, self._held_by_learner
         for number in numbers:
             self._drop(number, reason)
-        self._free.extend(held.values())
+        self._slots.readers_lost()
         return len(numbers)
 
     def hold_grants(self, hold: bool) -> None:
@@ -259,15 +220,13 @@ class Ledger:
         chosen = sorted(first, key=lambda t: t.number)
         for ticket in chosen:
             self._tickets.move(ticket, State.TAKEN)
-            self._held_by_learner[ticket.number] = ticket.slot
+            self._slots.lend(ticket.slot, ticket.number)
         return Batch(for_version, tuple(t.trajectory for t in chosen if t.trajectory is not None))
 
     def copied(self, numbers: Iterable[int]) -> None:
         """The learner has copied these out: their slots are free, their credits are not yet."""
         for number in numbers:
-            slot = self._held_by_learner.pop(number, None)
-            if slot is not None:
-                self._free.append(slot)
+            self._slots.copied(number)
 
     def give_back(self, numbers: Iterable[int]) -> None:
         """Taken but not used: committed again, or dropped(given_back) if its slot was released. `take` drops what has become too old."""
@@ -275,10 +234,10 @@ class Ledger:
             ticket = self._live.get(number)
             if ticket is None or ticket.state is not State.TAKEN:
                 continue
-            if self._held_by_learner.pop(number, None) is None:
-                self._drop(number, "given_back")
-            else:
+            if self._slots.take_back(number):
                 self._tickets.move(ticket, State.COMMITTED)
+            else:
+                self._drop(number, "given_back")
 
     def settle(self, settlement: Settlement) -> None:
         """An update is over. Its tickets are trained, their credits return, and the version it made is the learner's.
@@ -296,12 +255,11 @@ class Ledger:
                 raise LedgerError(f"ticket {number} was trained on without having been taken")
             trained[number] = ticket
         for ticket in trained.values():
-            self._train(ticket, self._version.number, settlement.bound)
+            self._accounts.count_training(ticket, self._version.number, settlement.bound)
+            self._tickets.pop(ticket.number)
         self._version = settlement.version
         self._reckon()
-        self._counts.updates += 1
-        self._counts.skipped_updates += settlement.skipped
-        self._counts.unpublished_updates += not settlement.published
+        self._accounts.count_update(settlement)
         if settlement.published:
             self.publish(settlement.version)
 
@@ -314,7 +272,7 @@ class Ledger:
         if version > self._published:
             self._published = version
             self._reckon()
-            self._counts.publishes += 1
+            self._accounts.publishes += 1
 
     # Replay ---------------------------------------------------------------------------------------------------------
 
@@ -324,7 +282,7 @@ class Ledger:
         if ticket.state is not State.COMMITTED or ticket.trajectory is None:
             raise LedgerError(f"ticket {number} cannot be inserted: it is {ticket.state.value}")
         self._tickets.move(ticket, State.TAKEN)
-        self._held_by_learner[number] = ticket.slot
+        self._slots.lend(ticket.slot, number)
         return ticket.trajectory
 
     def insertable(self, number: int) -> Ticket | None:
@@ -340,15 +298,15 @@ class Ledger:
 
     def inserted(self, number: int) -> None:
         """A shard has copied the trajectory: credit and slot return. What was dropped meanwhile only frees its slot."""
-        self.copied([number])
+        self._slots.copied(number)
         if self._live.get(number) is not None:
             self._tickets.pop(number)
-            self._counts.inserted += 1
+            self._accounts.inserted += 1
 
     def shard_lost(self, numbers: Iterable[int], reason: str = "shard_lost") -> None:
         """The shard that read these was reaped."""
         for number in numbers:
-            self.copied([number])
+            self._slots.copied(number)
             if self._live.get(number) is not None:
                 self._drop(number, reason)
 
@@ -358,10 +316,7 @@ class Ledger:
 
     def replayed(self, ages: Mapping[int, int], bound: int | None) -> None:
         """An update used ``ages[s]`` items of staleness s, under ``bound``."""
-        for age, count in ages.items():
-            self._counts.staleness[coarse(age)] += count
-            self._counts.violations += count * (age < 0 or (bound is not None and age > bound))
-        self._recent.extend(coarse(age) for age in sorted(ages))
+        self._accounts.count_replayed(ages, bound)
 
     # Looking --------------------------------------------------------------------------------------------------------
 
@@ -376,106 +331,38 @@ class Ledger:
 
     def snapshot(self) -> LedgerSnapshot:
         """Everything that can be asked, at one moment."""
-        counts, tickets = self._counts, self._tickets
-        return LedgerSnapshot(
+        return self._accounts.look(
             version=self._version,
             published=self._published,
-            granted=counts.granted,
-            begun=counts.begun,
-            committed=counts.committed,
-            trained=counts.trained,
-            inserted=counts.inserted,
-            dropped=dict(counts.dropped),
-            open=len(tickets) - tickets.count(State.GRANTED),
-            returned=counts.returned,
-            late_commits=counts.late_commits,
-            cuts=counts.cuts,
-            in_use=len(tickets),
+            publish_lag=self.publish_lag,
+            max_staleness=self._limits.max_staleness,
             credits_limit=self.credits_limit,
             credits_ceiling=self.credits_ceiling,
+            tickets=self._tickets,
             slots=self._slots,
-            free_slots=len(self._free),
-            quarantined_slots=len(self._quarantine),
-            queue=tickets.count(State.COMMITTED),
-            oldest_committed_at=tickets.first_arrival,
-            steps_committed=counts.steps_committed,
-            steps_trained=counts.steps_trained,
-            updates=counts.updates,
-            skipped_updates=counts.skipped_updates,
-            publishes=counts.publishes,
-            publish_lag=self.publish_lag,
-            unpublished_updates=counts.unpublished_updates,
-            max_staleness=self._limits.max_staleness,
-            staleness=dict(counts.staleness),
-            in_flight=dict(counts.in_flight),
-            in_queue=dict(counts.in_queue),
-            violations=counts.violations,
-            recent_staleness=tuple(self._recent),
-            shares={holder: replace(share) for holder, share in self._shares.items()},
         )
 
     # Inside ---------------------------------------------------------------------------------------------------------
 
     def _reckon(self) -> None:
         """`credits_limit` anew, after limits, slots or a version changed: every grant asks for it, and it changes a few times an update."""
-        self._credits_limit = min(self._limits.credits, self.credits_ceiling, self._slots)
+        self._credits_limit = min(self._limits.credits, self.credits_ceiling, self.slots)
 
     def _of_lost_learner(self, version: Version) -> bool:
         return not self._learning or version.lineage < self._version.lineage
 
-    def _share(self, holder: str) -> Share:
-        share = self._shares.get(holder)
-        if share is None:
-            share = self._shares[holder] = Share()
-        return share
-
-    def _train(self, ticket: Ticket, used_at: int, bound: int | None) -> None:
-        assert ticket.trajectory is not None
-        staleness = used_at - ticket.version.number
-        counts = self._counts
-        counts.trained += 1
-        counts.steps_trained += ticket.trajectory.env_steps
-        ticket.share.trained_steps += ticket.trajectory.env_steps
-        counts.staleness[staleness] += 1
-        counts.in_flight[ticket.learner_at_commit - ticket.version.number] += 1
-        counts.in_queue[used_at - ticket.learner_at_commit] += 1
-        # A negative staleness is a label from the future: always a bug, and counted as one.
-        counts.violations += staleness < 0 or (bound is not None and staleness > bound)
-        self._recent.append(staleness)
-        self._tickets.pop(ticket.number)
-
     def _sweep(self, for_version: int) -> None:
-        old = [
-            (number, reason) for reason, state, version in self._too_old(for_version) for number in self._tickets.of_version(state, version)
-        ]
-        for number, reason in sorted(old):
+        at = Version(self._version.lineage, for_version)
+        for number, reason in too_old(self._tickets, bound=self._limits.max_staleness, at=at):
             self._drop(number, reason)
-
-    def _too_old(self, for_version: int) -> list[tuple[str, State, Version]]:
-        """Reason, state and version of begun and committed tickets that cannot be used at ``for_version`` or later."""
-        bound, lineage = self._limits.max_staleness, self._version.lineage
-        found = []
-        for state in LISTED:
-            for version in self._tickets.versions(state):
-                if version.lineage != lineage:
-                    found.append(("lineage", state, version))
-                elif bound is not None and for_version - version.number > bound:
-                    found.append(("expired", state, version))
-        return found
 
     def _stragglers(self, for_version: int, now: float) -> Blocked | None:
         """Open tickets that this batch must not pass over: cut them, and drop those that do not answer in time.
 
         At bound 0 all have the same deadline, so none is ever cut: synchronous training waits for whole fragments.
         """
-        limits, committed = self._limits, self._tickets.count(State.COMMITTED)
-        if limits.max_staleness is None or 2 * committed < limits.batch:  # no more are waited for than could make room
-            return None
-        while True:
-            needed = must_wait_for(self._slack(State.COMMITTED, for_version), self._slack(State.BEGUN, for_version), limits.batch)
-            if needed == 0 or committed + needed < limits.batch:
-                return None
-            wanted = self._tickets.oldest(State.BEGUN, needed)
+        limits = self._limits
+        while wanted := in_the_way(self._tickets, limits=limits, at=for_version):
             since = [self._cut(ticket, now) for ticket in wanted]
             if limits.patience is None:
                 return Blocked(tuple(t.number for t in wanted))
@@ -484,35 +371,21 @@ class Ledger:
                 return Blocked(tuple(t.number for t in wanted), min(since) + limits.patience)
             for number in late:
                 self._drop(number, "straggler")
-
-    def _slack(self, state: State, for_version: int) -> dict[int, int]:
-        """How many tickets in ``state`` can last be used so many versions after ``for_version``."""
-        last = (self._limits.max_staleness or 0) - for_version
-        return {version.number + last: count for version, count in self._tickets.versions(state).items()}
+        return None
 
     def _cut(self, ticket: Ticket, now: float) -> float:
         """Since when ``ticket`` has been wanted: from now on, if it was not yet."""
         if ticket.cut_at is None:
             ticket.cut_at = now
-            self._counts.cuts += 1
+            self._accounts.cuts += 1
         return ticket.cut_at
 
     def _drop(self, number: int, reason: str) -> None:
         """The credit returns at once; the slot when nobody can write to it or read from it any more."""
         ticket = self._tickets.pop(number)
-        if ticket.state is State.GRANTED:
-            self._counts.returned += 1
-        else:
-            self._counts.dropped[reason] += 1
-            if ticket.trajectory is not None:
-                ticket.share.dropped_steps += ticket.trajectory.env_steps
+        self._accounts.count_drop(ticket, reason)
         if ticket.state in (State.GRANTED, State.BEGUN):
-            self._quarantine[ticket.slot] = (ticket.holder, number)
+            self._slots.quarantine(ticket.slot, ticket.holder, number)
         elif ticket.state is State.COMMITTED:
-            self._free.append(ticket.slot)
+            self._slots.release(ticket.slot)
         # A taken one's slot stays with the learner until it says `copied`, or is reaped.
-
-    def _release_quarantined(self, slot: int, number: int) -> None:
-        if self._quarantine.get(slot, ("", -1))[1] == number:
-            del self._quarantine[slot]
-            self._free.append(slot)

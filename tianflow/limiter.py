@@ -6,8 +6,10 @@ what may go on, whoever calls it waits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,22 +149,29 @@ class Limiter:
     def statistics(self) -> LimiterStatistics:
         return LimiterStatistics(self._inserts, self._samples, self._deletes, self._diff)
 
-    def snapshot(self) -> dict[str, float]:
-        """Counts and ``diff`` for a checkpoint, with the ratio and band that ``diff`` was counted under."""
+    def snapshot(self) -> dict[str, float | None]:
+        """Counts and ``diff`` for a checkpoint, with the ratio and band that ``diff`` was counted under; JSON has no number for a side
+        without end, so that is None.
+        """
         spi, low, high = _law(self._limits)
         counts = {"inserts": self._inserts, "samples": self._samples, "deletes": self._deletes}
-        return {**counts, "diff": self._diff, "samples_per_insert": spi, "min_diff": low, "max_diff": high}
+        return {**counts, "diff": self._diff, "samples_per_insert": spi, "min_diff": _finite(low), "max_diff": _finite(high)}
 
-    def restore(self, state: Mapping[str, float]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Take the counts of ``state``; the limits stay. If ratio or band are not those saved, ``diff`` is clamped as by `change`."""
         self._inserts, self._samples, self._deletes = (int(state[name]) for name in ("inserts", "samples", "deletes"))
         self._diff = float(state["diff"])
-        if _law(self._limits) != (state["samples_per_insert"], state["min_diff"], state["max_diff"]):
+        spi, low, high = _law(self._limits)
+        if (spi, _finite(low), _finite(high)) != (state["samples_per_insert"], state["min_diff"], state["max_diff"]):
             self._diff = min(max(self._diff, self._limits.min_diff), self._limits.max_diff)
 
 
 def _law(limits: RateLimits) -> tuple[float, float, float]:
     return limits.samples_per_insert, limits.min_diff, limits.max_diff
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _check(what: str, given: int, most: int) -> None:

@@ -149,8 +149,7 @@ class Grant:
     """There are credits enough for every actor to hold two: the next may be asked for before this trajectory is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Episode:
+class Episode(NamedTuple):
     """A finished episode: its undiscounted return and its length in environment steps."""
 
     episode_return: float

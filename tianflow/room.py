@@ -76,6 +76,7 @@ class Room:
             beta=beta,
             seed=config.run.seed,
             shards=config.replay.shards,
+            ahead=config.learner.prefetch > 0 and not config.run.deterministic,
         )
 
     def check(self, config: Config) -> None:

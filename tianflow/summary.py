@@ -16,7 +16,8 @@ def summarise(
 ) -> dict[str, object]:
     """The record, JSON-able.
 
-    ``reason``: why the run ended. ``training_s``: seconds since learner and actors were first at work. ``error``: the first one.
+    ``reason``: why the run ended. ``training_s``: seconds from when learner and actors were first at work to when nothing was
+    trained on any more, before the last evaluation. ``error``: the first one.
     """
     ledger, returns = statistics.ledger, statistics.recent_returns
     return {

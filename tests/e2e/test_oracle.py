@@ -24,8 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 
 def pid_of(run: Run, host: str) -> int:
-    assert run._supervisor is not None
-    handle = run._supervisor.handles.get(host)
+    handle = run.staff.handles.get(host)
     return handle.pid if isinstance(handle, ProcessHost) else 0
 
 

@@ -86,7 +86,7 @@ def test_128_actors_in_8_hosts_share_fairly_and_leave_the_coordinator_free(tmp_p
                 sys.executable, "-c", BARE_LOOP, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
             await until_everyone_has(run, commits(run), 1)  # starting a process is no part of what is measured
-            run._loop_lag = lags = Lags()
+            run.rounds.loop_lag = lags = Lags()
             made = await until_everyone_has(run, commits(run), 90)  # long enough for a 99th percentile that is not the worst of all
             seconds = list(lags.seconds)
             out, _ = await bare.communicate(b"")
@@ -104,7 +104,6 @@ def test_128_actors_in_8_hosts_share_fairly_and_leave_the_coordinator_free(tmp_p
 
 
 def learner_pid(run: Run) -> int:
-    assert run._supervisor is not None
-    handle = run._supervisor.handles["learner"]
+    handle = run.staff.handles["learner"]
     assert isinstance(handle, ProcessHost)
     return handle.pid

@@ -1,4 +1,4 @@
-"""What all actor-critic algorithms share: the model on its flat buffer, the policy half, and the frame of an update."""
+"""What all actor-critic algorithms share beside their model: the policy half, and the frame of an update."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tianflow.algorithms.flat import Adam, FlatBuffer, require_alike
-from tianflow.algorithms.normalisers import ObservationNormaliser, RewardNormaliser
+from tianflow.algorithms.crew import Crew
+from tianflow.algorithms.flat import Adam, require_alike
+from tianflow.algorithms.model import Model
 from tianflow.algorithms.on_arrays import ActOnArrays
-from tianflow.algorithms.precision import Forward, as_it_is, forward_in
+from tianflow.algorithms.precision import forward_in
 from tianflow.config import AlgorithmSettings, Config
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
-from tianflow.network_rules import is_image, state_spec
-from tianflow.networks import Network, Output, make_network
-from tianflow.ops.distributions import distribution_for
+from tianflow.network_rules import is_image
+from tianflow.networks import Network, Output
 from tianflow.ops.losses import approximate_kl, effective_sample_ratio, explained_variance
 from tianflow.payloads import EnvironmentSpec
 
@@ -33,37 +33,6 @@ Tree = Mapping[str, Tensor]
 def never() -> bool:
     """Nobody wants this update to stop."""
     return False
-
-
-class Model:
-    """A network, its action distribution and its normalisers, all of whose tensors lie in one `FlatBuffer`.
-
-    Actors and learner make it alike from config and spec: same names, same offsets, same weights at first. ``forward`` is how
-    `evaluate` calls the network.
-    """
-
-    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device, forward: Forward = as_it_is) -> None:
-        self._forward = forward
-        normalisation = config.env.normalisation
-        # In training mode dropout would give the learner another policy than the one that acted.
-        self.network = make_network(config.network, spec, seed=config.run.seed).to(device).eval()
-        self.distribution = distribution_for(spec.action)
-        self.state_shapes = state_spec(config.network)
-        wanted = [
-            leaf
-            for leaf in spec.observation
-            if (normalisation.observations and leaf.dtype.startswith("float")) or (normalisation.images and is_image(leaf))
-        ]
-        self.observations = ObservationNormaliser(wanted, clip=normalisation.clip)
-        self.rewards = RewardNormaliser(normalisation.returns, clip=normalisation.clip)
-        self.buffer = FlatBuffer(self.network, self.observations.shapes | self.rewards.shapes, device)
-        self.observations.bind(self.buffer.extras)
-        self.rewards.bind(self.buffer.extras)
-
-    def evaluate(self, observation: Tree, state: Tree, start: Tensor) -> Output:
-        """The network on a sequence of stored observations [T, B, ...]; see `Network.forward`."""
-        output: Output = self._forward(self.network, self.observations(observation), state, start)
-        return output
 
 
 class ActorCriticPolicy:
@@ -201,10 +170,12 @@ class ActorCriticLearner(ABC):
         self.settings: Any = settings
         """Of the algorithm's own model: what a subclass adds to them is read here."""
         self.model = Model(config, spec, device, forward_in(config.learner.precision, device))
-        self.optimiser = Adam(self.model.buffer.parameters, self.model.buffer.gradients, epsilon=settings.adam_epsilon)
+        self.optimiser = Adam(self.model.buffer.parameters, self.model.gradients, epsilon=settings.adam_epsilon)
         self.generator = torch.Generator().manual_seed(config.run.seed)
         self.table, self.device = self.model.buffer.table, device
         self.images = any(is_image(leaf) for leaf in spec.observation)
+        self.crew = Crew(self.model, config.learner.threads if self.images and device.type == "cpu" else 1)
+        """Who learns from the parts of a batch."""
         self.learning_rate, self.entropy_cost = settings.learning_rate, settings.entropy_cost
         self._discount, self._max_grad_norm, self.value_cost = settings.discount, settings.max_grad_norm, settings.value_cost
 
@@ -248,7 +219,8 @@ class ActorCriticLearner(ABC):
 
     def descend(self) -> Tensor:
         """Clip the accumulated gradient and take one optimiser step; the norm before clipping. Clears the gradient."""
-        gradients = self.model.buffer.gradients
+        self.crew.gather()
+        gradients = self.model.gradients
         norm: Tensor = torch.linalg.vector_norm(gradients)
         gradients.mul_((self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         self.optimiser.step(self.learning_rate)
@@ -310,7 +282,7 @@ class ActorCriticLearner(ABC):
         self.optimiser.mean.copy_(mean)
         self.optimiser.square.copy_(square)
         self.generator.set_state(generator)
-        self.model.buffer.gradients.zero_()
+        self.crew.forget()
         self.model.observations.refresh()
 
 

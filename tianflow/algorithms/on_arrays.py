@@ -24,7 +24,7 @@ class ActOnArrays:
     """
 
     def __init__(self, network: ArrayMlp, distribution: Distribution) -> None:
-        self._network, self._choose, self.size = network, distribution.choose, network.size
+        self._network, self._distribution, self.size = network, distribution, network.size
 
     def pays(self, num_envs: int) -> bool:
         """Whether a step of so many environments is quicker than in PyTorch."""
@@ -38,4 +38,8 @@ class ActOnArrays:
         self, observation: Mapping[str, NDArray[Any]], noise: NDArray[Any], parameters: NDArray[Any], action: NDArray[Any]
     ) -> None:
         self._network(observation, parameters)
-        self._choose(parameters, noise, action)
+        self._distribution.choose(parameters, noise, action)
+
+    def record(self, parameters: NDArray[Any], action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+        """``log_prob`` [...] of stored actions [..., *stored], given parameters [..., P]."""
+        return {"log_prob": self._distribution.log_prob_on_arrays(parameters, action)}

@@ -7,18 +7,22 @@ weight is 1, and this is ordinary PPO.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tianflow.algorithms.actor_critic import ActorCriticLearner, ActorCriticPolicy, Samples, batch_statistics
+from tianflow.algorithms.model import Model
 from tianflow.config import Config, PPOSettings
 from tianflow.networks import Output
 from tianflow.ops.losses import approximate_kl, decoupled_ppo_loss, masked_mean, normalised, value_loss
 from tianflow.ops.returns import gae
 from tianflow.payloads import EnvironmentSpec
+
+CHUNK_SAMPLES = 256
+"""Images are looked at and learned from so many at a time on a CPU, so that what is computed of them stays in its caches."""
 
 
 class Table(NamedTuple):
@@ -80,31 +84,66 @@ class PPOLearner(ActorCriticLearner):
         self._settings = settings
 
     def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
-        table, statistics = self._prepare(samples, self._look(samples))
+        minibatches = self._minibatches(samples.valid_t)
+        before, kept = self._look(samples, minibatches[0])
+        table, statistics = self._prepare(samples, before)
         results: list[dict[str, Tensor]] = []
-        for _ in range(self._settings.epochs):
+        for epoch in range(self._settings.epochs):
             divergences = []
-            for columns in self._minibatches(samples.valid_t):
+            for columns in self._minibatches(samples.valid_t) if epoch else minibatches:
                 if should_stop():
                     return None
-                results.append(self._learn_from(table.select(columns)))
+                results.append(self._learn_from(table, columns, kept))
                 divergences.append(results[-1].pop("divergence"))
+                kept = ()
             if self._settings.target_kl is not None and torch.stack(divergences).mean().item() > self._settings.target_kl:
                 break
         means = {name: torch.stack([result[name] for result in results]).mean() for name in results[0]}
         return means | statistics
 
-    def _look(self, samples: Samples) -> Output:
-        """All T+1 rows under the parameters before the update; images a minibatch at a time, to bound memory."""
+    def _look(self, samples: Samples, first: Tensor) -> tuple[Output, Sequence[Output]]:
+        """All T+1 rows under the parameters before the update; images in parts, to bound memory.
+
+        ``first`` are the transitions that are learned from first, under the same parameters: where images have been looked at one by
+        one, what the network said of them is given as well, with its gradient, and saves another look.
+        """
+        if self.images and not self.model.state_shapes:
+            return self._look_and_keep(samples, first)
         rows, columns = samples.start.shape
-        width = max(1, self._settings.minibatch_size // rows) if self.images else columns
+        width = self._width(rows) if self.images else columns
         with torch.no_grad():
             looks = []
-            for first in range(0, columns, width):
-                part = samples.columns(first, min(first + width, columns))
+            for begin in range(0, columns, width):
+                part = samples.columns(begin, min(begin + width, columns))
                 looks.append(self.model.evaluate(part.observation, part.state, part.start))
             parameters, value = torch.cat([look.parameters for look in looks], 1), torch.cat([look.value for look in looks], 1)
-            return Output(parameters, value, {name: torch.cat([look.state[name] for look in looks], 1) for name in looks[0].state})
+            state = {name: torch.cat([look.state[name] for look in looks], 1) for name in looks[0].state}
+        return Output(parameters, value, state), ()
+
+    def _look_and_keep(self, samples: Samples, first: Tensor) -> tuple[Output, Sequence[Output]]:
+        rows, columns = samples.start.shape
+        others = torch.ones(rows * columns, dtype=torch.bool, device=first.device)
+        others[first] = False
+        observation = {name: leaf.flatten(0, 1) for name, leaf in samples.observation.items()}
+        start = samples.start.flatten()
+
+        def look(model: Model, places: Tensor) -> Output:
+            chosen = {name: leaf.index_select(0, places).unsqueeze(0) for name, leaf in observation.items()}
+            return model.evaluate(chosen, {}, start.index_select(0, places).unsqueeze(0))
+
+        kept = self.crew.each(look, self._parts(first, 1))
+        with torch.no_grad():
+            rest = others.nonzero().squeeze(1)
+            looks = [*kept, *self.crew.each(look, self._parts(rest, 1))]
+            order = torch.cat([first, rest]).argsort()
+            parameters = torch.cat([look.parameters for look in looks], 1)[0, order].view(rows, columns, -1)
+            value = torch.cat([look.value for look in looks], 1)[0, order].view(rows, columns)
+        return Output(parameters, value, {}), kept
+
+    def _width(self, rows: int) -> int:
+        """Columns of ``rows`` images each that are looked at together."""
+        samples = CHUNK_SAMPLES if self.device.type == "cpu" else self._settings.minibatch_size
+        return max(1, min(samples, self._settings.minibatch_size) // rows)
 
     def _prepare(self, samples: Samples, before: Output) -> tuple[Table, dict[str, Tensor]]:
         """Advantages, targets and weights, and how far the batch is from the policy."""
@@ -147,10 +186,38 @@ class PPOLearner(ActorCriticLearner):
         parts = max(1, min(count, round(count * (valid_t.shape[0] if whole else 1) / self._settings.minibatch_size)))
         return columns[torch.randperm(count, generator=self.generator).to(columns.device)].tensor_split(parts)
 
-    def _learn_from(self, part: Table) -> dict[str, Tensor]:
-        """One optimiser step."""
+    def _learn_from(self, table: Table, columns: Tensor, kept: Sequence[Output]) -> dict[str, Tensor]:
+        """One optimiser step. Images are learned from in parts whose gradients add up; ``kept``: see `_look`."""
+        parts = self._parts(columns, table.start.shape[0]) if self.images else (columns,)
+        shares = self._shares(table, columns, parts)
+
+        def learn(model: Model, index: int) -> dict[str, Tensor]:
+            part = table.select(parts[index])
+            output = kept[index] if kept else model.evaluate(part.observation, part.state, part.start)
+            return self._add_gradient(part, output, shares[index])
+
+        found = self.crew.each(learn, range(len(parts)))
+        if len(found) > 1:
+            weights = torch.stack([torch.as_tensor(share) for share in shares])
+            found = [{name: (torch.stack([each[name] for each in found]) * weights).sum() for name in found[0]}]
+        return found[0] | {"grad_norm": self.descend()}
+
+    def _parts(self, columns: Tensor, rows: int) -> tuple[Tensor, ...]:
+        """Columns of ``rows`` images each, as equal parts as can be that `_width` allows, and one at least for everybody."""
+        count = columns.numel()
+        return columns.tensor_split(max(-(-count // self._width(rows)), min(self.crew.size, count)))
+
+    def _shares(self, table: Table, columns: Tensor, parts: Sequence[Tensor]) -> list[Tensor | float]:
+        """Of the valid transitions of ``columns``, how many are in each part."""
+        if table.valid is None or len(parts) == 1:
+            return [part.numel() / columns.numel() for part in parts]
+        counts = table.valid.sum(0)
+        total = counts[columns].sum()
+        return [counts[part].sum() / total for part in parts]
+
+    def _add_gradient(self, part: Table, output: Output, share: Tensor | float) -> dict[str, Tensor]:
+        """Add ``share`` of the gradient of the mean over ``part`` to the buffer; means over ``part``."""
         settings, distribution = self._settings, self.model.distribution
-        output = self.model.evaluate(part.observation, part.state, part.start)
         log_prob, entropy_t = distribution.evaluate(distribution.masked(output.parameters, part.mask), part.action)
         reference, weight, advantage_t, target_t, old_value = part.constants.unbind(-1)
         log_ratio = log_prob - reference
@@ -158,7 +225,7 @@ class PPOLearner(ActorCriticLearner):
         value = value_loss(output.value, target_t, part.valid, old_value=old_value, clip=settings.value_clip)
         entropy = masked_mean(entropy_t, part.valid)
         loss = policy + self.value_cost * value - self.entropy_cost * entropy
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss if share == 1.0 else loss * share)
         with torch.no_grad():
             clipped = ((log_ratio.exp() - 1.0).abs() > settings.clip).float()
             return {
@@ -168,7 +235,6 @@ class PPOLearner(ActorCriticLearner):
                 "entropy": entropy.detach(),
                 "clip_fraction": masked_mean(clipped, part.valid),
                 "divergence": approximate_kl(log_ratio, part.valid),
-                "grad_norm": self.descend(),
             }
 
 

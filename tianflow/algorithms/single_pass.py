@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tianflow.algorithms.actor_critic import ActorCriticLearner, Samples, batch_statistics
+from tianflow.algorithms.model import Model
 from tianflow.ops.losses import masked_mean, normalised, policy_gradient_loss, value_loss
 from tianflow.ops.returns import Advantages
 
@@ -44,14 +45,20 @@ class SinglePassLearner(ActorCriticLearner):
 
     def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
         steps, columns = samples.valid_t.shape
-        width = max(1, CHUNK_SAMPLES // steps) if self._in_chunks() else columns
+        width = min(CHUNK_SAMPLES // steps, -(-columns // self.crew.size)) if self._in_chunks() else columns
+        cuts = range(0, columns, max(1, width))
         total = samples.valid_t.sum()
-        chunks = []
-        for first in range(0, columns, width):
+
+        def learn(model: Model, first: int) -> Traces | None:
             if should_stop():
                 return None
-            whole = width >= columns
-            chunks.append(self._learn_from(samples if whole else samples.columns(first, min(first + width, columns)), total))
+            part = samples if len(cuts) == 1 else samples.columns(first, min(first + cuts.step, columns))
+            return self._learn_from(model, part, total)
+
+        found = self.crew.each(learn, cuts)
+        chunks = [chunk for chunk in found if chunk is not None]
+        if len(chunks) < len(found):
+            return None
         log_ratio, v_t, target_t, valid_t, policy, value, entropy = chunks[0] if len(chunks) == 1 else _joined(chunks)
         return {
             "loss": policy + self.value_cost * value - self.entropy_cost * entropy,
@@ -66,10 +73,10 @@ class SinglePassLearner(ActorCriticLearner):
     def _in_chunks(self) -> bool:
         return self.images and self.device.type == "cpu" and not self.normalise_advantages
 
-    def _learn_from(self, samples: Samples, total: Tensor) -> Traces:
-        """Add the gradient of one chunk of columns to the buffer; ``total`` is the number of valid transitions in the batch."""
+    def _learn_from(self, model: Model, samples: Samples, total: Tensor) -> Traces:
+        """Add the gradient of one chunk of columns to the model's; ``total`` is the number of valid transitions in the batch."""
         distribution, valid_t = self.model.distribution, samples.valid_t
-        output = self.model.evaluate(samples.observation, samples.state, samples.start)
+        output = model.evaluate(samples.observation, samples.state, samples.start)
         parameters = distribution.masked(output.parameters[:-1], samples.mask)
         log_prob, entropy_t = distribution.evaluate(parameters, samples.action)
         log_ratio = log_prob.detach() - samples.log_prob

@@ -200,9 +200,9 @@ class Exchange:
             self._wanting.popleft()[1](grant)
 
     def _plenty(self) -> bool:
-        """Two for every actor beside the batch that is trained on: asking ahead then takes nothing from anybody."""
-        ledger = self.ledger
-        return ledger.credits_limit - ledger.limits.batch >= 2 * len(self._holders)
+        """Asking ahead takes nothing from anybody: two for every actor beside the batch that is trained on, or there is one actor only."""
+        ledger, actors = self.ledger, len(self._holders)
+        return actors == 1 or ledger.credits_limit - ledger.limits.batch >= 2 * actors
 
     def _take(self) -> None:
         if self._pulling is None:

@@ -66,6 +66,10 @@ class Link:
         self._turn.append(packed)
         self._turn_bytes += len(packed)
 
+    def push(self) -> None:
+        """Give the kernel what was sent in this turn now, for the other side waits for it, and not when the turn is over."""
+        self._flush()
+
     def send_threadsafe(self, *message: object) -> None:
         """`send`, from another thread. Nothing happens once the loop is closed, as with a closed link."""
         with contextlib.suppress(RuntimeError):

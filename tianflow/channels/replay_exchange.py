@@ -20,6 +20,7 @@ from tianflow.channels.replay_records import DrawRecord, ShardPort, Shards, Stop
 from tianflow.drawing import importance_weights
 from tianflow.ledger import LedgerError
 from tianflow.payloads import (
+    NO_VERSION,
     Batch,
     DrawPart,
     Drop,
@@ -63,6 +64,7 @@ class ReplayExchange(Exchange):
         beta: exponent of the importance weights now in force.
         seed: of the choice of shards.
         shards: how many there are to be.
+        ahead: make the next draw before the learner asks, unless there is a bound: a draw for a later version lets go of more.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class ReplayExchange(Exchange):
         beta: Callable[[], float],
         seed: int,
         shards: int = 1,
+        ahead: bool = False,
     ) -> None:
         super().__init__(ledger=ledger, arena=arena, clock=clock)
         self.limiter = limiter
@@ -90,6 +93,7 @@ class ReplayExchange(Exchange):
         self._committed: deque[int] = deque()
         """Tickets for which no shard was there or no room, in order of arrival. Some may have been dropped since."""
         self._draws: dict[int, DrawRecord] = {}
+        self._ahead, self._delivered = ahead, NO_VERSION  # what the last draw that the learner was given is for
         self._next_draw = 0
         self._discarded: Counter[str] = Counter()
         self._trained = 0
@@ -202,9 +206,9 @@ class ReplayExchange(Exchange):
     def _drop_all(self) -> None:
         for shard in self._shards.values():
             shard.port.ask(Drop("lineage"))
-        for draw in self._draws.values():
-            if draw.state == "drawing":
-                draw.void = draw.void or "expired"
+        for number, draw in list(self._draws.items()):
+            if draw.state in ("drawing", "ready"):
+                self._discard(number, "expired")
 
     def copied(self, tickets: Iterable[int]) -> None:
         """The learner keeps a draw's slot until it settles: the priorities go back in it."""
@@ -225,19 +229,17 @@ class ReplayExchange(Exchange):
             draw = self._draws.get(number)
             if draw is None or draw.state != "held":
                 raise LedgerError(f"draw {number} was trained on without the learner having it")
-            versions, counts = np.unique(self._draw_arena.views(draw.slot)["version"], return_counts=True)
-            ages = Counter[int]()
-            for age, count in zip((now - versions).tolist(), counts.tolist(), strict=True):
-                # Without a bound an item may name a version that a lineage after its own has not reached.
-                ages[max(0, age) if settlement.bound is None else age] += count
-            self.ledger.replayed(ages, settlement.bound)
+            ages = now - self._draw_arena.views(draw.slot)["version"]
+            if settlement.bound is None:  # an item may name a version that a lineage after its own has not reached
+                np.maximum(ages, 0, out=ages)
+            self.ledger.replayed(Counter(ages.tolist()), settlement.bound)
             self._trained += self._items
             self._write_back(number, skipped=settlement.skipped)
         super().settle(replace(settlement, tickets=()))
 
     def learner_lost(self, reason: str = "learner_lost") -> int:
         """The learner was reaped. What it held or waited for is discarded; what is in replay, or on its way there, stays good."""
-        self._pulling = None
+        self._pulling, self._delivered = None, NO_VERSION
         self._blocked["draw"].set(False)
         self.ledger.learner_left()
         lost = [number for number, draw in self._draws.items() if draw.state != "returning"]
@@ -289,20 +291,26 @@ class ReplayExchange(Exchange):
         return self.limiter.may_insert(items, ahead=ahead) or (not ahead and self._shards.drained)
 
     def _serve(self) -> None:
-        """Begin the draw that the learner waits for, if both limiter and shards have it."""
+        """Give the learner the draw that it waits for, or begin it; or begin the next one. If both limiter and shards have it."""
+        for number in [number for number, draw in self._draws.items() if draw.state == "ready" and self._pulling is not None]:
+            self._deliver(number, self._draws[number])
         if self._pulling is None:
             self._blocked["draw"].set(False)
+        if any(draw.state == "ready" or (draw.state == "drawing" and not draw.void) for draw in self._draws.values()):
             return
-        if any(draw.state == "drawing" and not draw.void for draw in self._draws.values()):
+        if self._pulling is None and not self._may_draw_ahead():
             return
-        for_version, _ = self._pulling
+        for_version = self._pulling[0] if self._pulling else Version(self._delivered.lineage, self._delivered.number + 1)
         shares = self._shards.shares()
         blocked = not shares or not self._free_draws or not self.limiter.may_draw(self._items)
-        self._blocked["draw"].set(blocked)
+        self._blocked["draw"].set(blocked and self._pulling is not None)
         if blocked or for_version.lineage != self.ledger.version.lineage:
             return
         counts = self._generator.multinomial(self._items, list(shares.values()))
         self._begin(for_version, shares, dict(zip(shares, counts.tolist(), strict=True)))
+
+    def _may_draw_ahead(self) -> bool:
+        return self._ahead and self.ledger.limits.max_staleness is None
 
     def _begin(self, for_version: Version, shares: dict[int, float], counts: Mapping[int, int]) -> None:
         bound = self.ledger.limits.max_staleness
@@ -332,17 +340,19 @@ class ReplayExchange(Exchange):
         self._free(number)
 
     def _deliver(self, number: int, draw: DrawRecord) -> None:
+        if self._pulling is None and self._may_draw_ahead():
+            draw.state = "ready"
+            return
+        if self._pulling is None or self._pulling[0] != draw.for_version:
+            self._discard(number, "unwanted")
+            return
         views = self._draw_arena.views(draw.slot)
         probability = views["probability"].copy()
         for index, (_, first, count) in draw.parts.items():
             probability[first : first + count] *= draw.shares[index]
-        known = max(1, self._shards.size)
-        views["weight"][:] = importance_weights(probability, count=known, beta=self._beta())
+        views["weight"][:] = importance_weights(probability, count=max(1, self._shards.size), beta=self._beta())
         draw.state = "held"
-        if self._pulling is None or self._pulling[0] != draw.for_version:
-            self._discard(number, "unwanted")
-            return
-        (_, deliver), self._pulling = self._pulling, None
+        (self._delivered, deliver), self._pulling = self._pulling, None
         oldest = Version(draw.for_version.lineage, int(views["version"].min()))
         deliver(Batch(draw.for_version, (Trajectory(number, draw.slot, self._length, self._items, oldest),)))
 

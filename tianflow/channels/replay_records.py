@@ -43,7 +43,9 @@ class ShardRecord:
 
 @dataclass(slots=True)
 class DrawRecord:
-    """One draw. ``state``: drawing (shards write), held (the learner has it), returning (shards read priorities)."""
+    """One draw. ``state``: drawing (shards write), ready (nobody has asked for it yet), held (the learner has it), returning
+    (shards read priorities).
+    """
 
     slot: int
     for_version: Version
@@ -51,7 +53,7 @@ class DrawRecord:
     waiting_for: set[int]
     parts: dict[int, tuple[ShardRecord, int, int]]
     """Shard -> (the life that wrote it, first, count): keys mean nothing to a later one."""
-    state: Literal["drawing", "held", "returning"] = "drawing"
+    state: Literal["drawing", "ready", "held", "returning"] = "drawing"
     void: str = ""
     """Why nobody will train on it; its slot is free once no shard writes into it."""
 

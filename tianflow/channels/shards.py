@@ -70,6 +70,12 @@ class ShardEnd:
         self._barriers -= isinstance(request, Drop | Keep)
         return request
 
+    def receive_soon(self) -> list[DrawPart | Prioritise]:
+        """All draws and priorities that wait, in order; perhaps none."""
+        waiting = list(self._soon)
+        self._soon.clear()
+        return waiting
+
     def trajectory(self, slot: int) -> Mapping[str, NDArray[Any]]:
         """The arrays of a trajectory."""
         return self._slots.views(slot)

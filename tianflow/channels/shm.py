@@ -10,7 +10,7 @@ import asyncio
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from tianflow.channels.arena import Arena, ArenaSlot, arena_nbytes
 from tianflow.channels.codec import decode_batch, encode_trajectory
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.link import Link
-from tianflow.channels.waiting import uncollected
+from tianflow.channels.waiting import Asked, uncollected
 from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel, TianflowError
 from tianflow.payloads import NO_VERSION, Batch, Episode, Grant, Settlement, Trajectory, TrajectoryLayout, Version, aligned
 
@@ -140,6 +140,8 @@ class SharedWeights:
         self._headers = [memory.buffer[start : start + _HEADER * 8].view(np.int64) for start in starts]
         self._buffers = [memory.buffer[start + _HEADER * 8 : start + _HEADER * 8 + nbytes] for start in starts]
         self._announced: LatestCell[None, Version] = LatestCell(None, NO_VERSION)
+        self._newest: tuple[int, Version] | None = None
+        """The writer's own newest buffer, and what it wrote there; another writer begins only when this one is gone."""
 
     @staticmethod
     def nbytes_for(nbytes: int) -> int:
@@ -156,8 +158,13 @@ class SharedWeights:
         self._announced.put(None, version)
 
     def publish(self, version: Version, flat: NDArray[np.uint8]) -> None:
-        """Write into the oldest buffer. Never waits for a reader."""
-        index = min(range(BUFFERS), key=lambda i: self._stored(i) or NO_VERSION)
+        """Write into the oldest buffer, which for versions that come in order is the next one. Never waits for a reader."""
+        if self._newest is not None and version > self._newest[1]:
+            index = (self._newest[0] + 1) % BUFFERS
+        else:
+            index = min(range(BUFFERS), key=lambda i: self._stored(i) or NO_VERSION)
+        if self._newest is None or version > self._newest[1]:
+            self._newest = index, version
         header = self._headers[index]
         header[0] = 0  # nobody should start on it now; the checksum convicts whoever had started
         self._buffers[index][:] = flat
@@ -256,24 +263,34 @@ class LinkBatchSource:
     """The learner's end in a host process. `batch` is called by whoever reads the link.
 
     Waits: for B admissible trajectories. Unblocked by: the coordinator's answer, or the end.
+
+    Args:
+        link: to the coordinator.
+        arena: where the data of batches lie.
+        keeps_slots: a batch is a draw of replay, whose slot the learner has until it settles; nobody need hear that it was copied.
     """
 
-    def __init__(self, *, link: Link, arena: Arena) -> None:
-        self._link, self._arena = link, arena
+    def __init__(self, *, link: Link, arena: Arena, keeps_slots: bool = False) -> None:
+        self._link, self._arena, self._keeps_slots = link, arena, keeps_slots
         self._waiting: asyncio.Future[Batch | None] | None = None
         self._pull = 0
 
-    async def next_batch(self, for_version: Version) -> Batch:
-        """Pull; EndOfChannel at the end."""
+    def next_batch(self, for_version: Version) -> Coroutine[Any, Any, Batch]:
+        """Pull; EndOfChannel at the end. Asked at the call, together with whatever else was sent in this turn of the loop."""
         self._waiting = asyncio.get_running_loop().create_future()
         self._pull += 1
         self._link.send("pull", self._pull, *for_version)
+        self._link.push()  # actors may wait for the credits of the settlement before it, and this loop has an update to begin
+        return Asked(self._pulled(self._waiting))
+
+    async def _pulled(self, waiting: asyncio.Future[Batch | None]) -> Batch:
         try:
-            batch = await self._waiting
+            batch = await waiting
         except asyncio.CancelledError:
             self._link.send("unpull")
-            if (late := uncollected(self._waiting)) is not None:
+            if (late := uncollected(waiting)) is not None:
                 self.give_back(late)
+            waiting.cancel()
             raise
         if batch is None:
             raise EndOfChannel
@@ -293,7 +310,8 @@ class LinkBatchSource:
 
     def copied(self, tickets: Sequence[int]) -> None:
         """The slots may be used again. Any thread."""
-        self._link.send_threadsafe("copied", list(tickets))
+        if not self._keeps_slots:
+            self._link.send_threadsafe("copied", list(tickets))
 
     def give_back(self, batch: Batch) -> None:
         """Nothing of the batch was used."""

@@ -1,9 +1,10 @@
-"""What was delivered to somebody who was cancelled before it could collect it: that must go back, or it is lost."""
+"""Waiting for an answer to what was asked already, and whoever is cancelled while it waits: nothing is lost, asked or answered."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -13,3 +14,25 @@ def uncollected(future: asyncio.Future[T | None] | None) -> T | None:
     if future is None or not future.done() or future.cancelled():
         return None
     return future.result()
+
+
+class Asked(Coroutine[Any, Any, T]):
+    """``waiting``, which is cancelled where it waits even if it has not begun to: what was asked for is always taken back."""
+
+    def __init__(self, waiting: Coroutine[Any, Any, T]) -> None:
+        self._waiting, self._begun = waiting, False
+
+    def send(self, value: Any) -> Any:
+        self._begun = True
+        return self._waiting.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        if not self._begun:
+            self.send(None)
+        return self._waiting.throw(*error)
+
+    def close(self) -> None:
+        self._waiting.close()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._waiting.__await__()

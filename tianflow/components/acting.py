@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from tianflow.components.rows import Row
@@ -23,8 +25,8 @@ class Acting(Protocol):
     def choose(self, row: Row, t: int) -> None:
         """Write the actions of row ``t``, and the recurrent state before it where rows have one."""
 
-    def parameters(self, length: int) -> torch.Tensor:
-        """What the actions of the first ``length`` rows were chosen from, [length, N, P]."""
+    def record(self, action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+        """What the policy records of the rows chosen, whose actions are ``action`` [T, N, *stored]: {name: [T, N]}."""
 
 
 class TensorActing:
@@ -45,12 +47,13 @@ class TensorActing:
         self._parameters.append(chosen.parameters)
         self.state = chosen.state
 
-    def parameters(self, length: int) -> torch.Tensor:
-        return torch.stack(self._parameters[:length])
+    def record(self, action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+        recorded = self._policy.record(torch.stack(self._parameters[: len(action)]), torch.from_numpy(action))
+        return {name: column.numpy() for name, column in recorded.items()}
 
 
 class ArrayActing:
-    """By the policy's `ArrayStep`, which has no memory. Nothing of PyTorch is touched between two steps of the environments."""
+    """By the policy's `ArrayStep`, which has no memory. Nothing of PyTorch is touched while a trajectory is made."""
 
     def __init__(self, step: ArrayStep, noise: torch.Tensor) -> None:
         self._step = step
@@ -62,8 +65,8 @@ class ArrayActing:
         noise, parameters = self._rows[t]
         self._step(row.seen, noise, parameters, row.action)
 
-    def parameters(self, length: int) -> torch.Tensor:
-        return torch.from_numpy(self._parameters[:length])
+    def record(self, action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+        return self._step.record(self._parameters[: len(action)], action)
 
 
 def acting(policy: Policy, noise: torch.Tensor, state: Tree) -> Acting:

@@ -160,10 +160,10 @@ class Learner:
             self._bell.clear()  # before looking, so that what rings from here on is looked at once more
             await self._boundary()
             if self._ahead is None and not self._ended and not self._enough():
-                self._ahead = asyncio.create_task(self._source.next_batch(self._version))
+                self._ahead = self._pull(self._version)
             if self._ahead is None or not self._ahead.done():
                 self._clock.enter(self._waiting_for())
-                await self._ring(self._ahead)
+                await self._bell.wait()
                 continue
             try:
                 batch = self._ahead.result()
@@ -172,7 +172,7 @@ class Learner:
                 continue
             if self._resting():
                 self._clock.enter("paused")
-                await self._ring(None)
+                await self._bell.wait()
                 continue
             self._ahead = None
             if admissible(batch, self._version, self._settings.value.bound):
@@ -190,13 +190,11 @@ class Learner:
         limit = self._settings.value.config.run.max_updates
         return limit is not None and self._version.number >= limit
 
-    async def _ring(self, batch: asyncio.Task[Batch] | None) -> None:
-        """Wait for ``batch``, or for anything else that wants attention: changed settings, a checkpoint."""
-        bell = asyncio.ensure_future(self._bell.wait())
-        try:
-            await asyncio.wait({bell} if batch is None else {bell, batch}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            bell.cancel()
+    def _pull(self, for_version: Version) -> asyncio.Task[Batch]:
+        """Ask for the batch that is to be used at ``for_version``; the bell rings when it is there."""
+        pulled = asyncio.create_task(self._source.next_batch(for_version))
+        pulled.add_done_callback(lambda _: self._bell.set())
+        return pulled
 
     async def _boundary(self) -> None:
         """Between two updates: serve whoever wants the state, and publish at once if a changed bound asks for it."""
@@ -222,8 +220,7 @@ class Learner:
         config = self._settings.value.config
         bound = self._settings.value.bound
         if self._may_pull_ahead(config, bound):
-            self._ahead = asyncio.create_task(self._source.next_batch(Version(self._version.lineage, self._version.number + 1)))
-            await asyncio.sleep(0)  # the pull goes out before the thread takes the interpreter
+            self._ahead = self._pull(Version(self._version.lineage, self._version.number + 1))
         self._clock.enter("busy")
         began = time.monotonic()
         result, flat = await self._compute.run(lambda: self._compute_update(batch))

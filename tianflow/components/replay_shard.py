@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,10 +72,12 @@ class ReplayShard:
         started()
         while True:
             self._clock.enter("waiting:request")
-            request = await self._end.receive()
+            first = await self._end.receive()
+            # The priorities of one draw and the request for the next come together: one turn of the thread, and one message back.
+            requests = (first, *self._end.receive_soon())
             self._clock.enter("busy")
-            answer = await self._compute.run(partial(self._do, request))
-            answer()
+            for answer in await self._compute.run(partial(self._do_all, requests)):
+                answer()
 
     def statistics(self) -> ComponentStatistics:
         """Where its time goes, and what it holds."""
@@ -92,6 +94,9 @@ class ReplayShard:
         )
 
     # On the compute thread; what comes back is the answer, to be given on the loop -----------------------------------
+
+    def _do_all(self, requests: Sequence[ShardRequest]) -> list[Callable[[], None]]:
+        return [self._do(request) for request in requests]
 
     def _do(self, request: ShardRequest) -> Callable[[], None]:
         began = time.monotonic()

@@ -66,7 +66,6 @@ class _Walk:
 
     def step(self, row: Row) -> None:
         """Choose actions and take them."""
-        row.version[0] = self.version.number
         self.acting.choose(row, self.length)
         self.environment.step(row.action, row.outcome)
 
@@ -197,13 +196,16 @@ class Rollout:
         rows = self._rows.of(slot.arrays)
         self._policy.place(self._actor, self._actors())
         walk.acting = acting(self._policy, self._policy.noise(len(rows), self._spec.num_envs, self._noise), self._carry.state)
+        walk.environment.starts_at_once = bool(self._carry.state)  # recurrent state is zeroed where an episode begins
         each_step = self._config.actors.refresh == "step"
+        slot.arrays["version"][:] = walk.version.number
         slot.progress(0)
         for row in rows:
             if self._stopped or (walk.length >= min_fragment_steps and slot.cut_requested()):
                 break
             if each_step and walk.length:
                 walk.refresh()
+                slot.arrays["version"][walk.length :] = walk.version.number
             try:
                 walk.step(row)
             except UnexpectedShapeError as error:
@@ -216,8 +218,8 @@ class Rollout:
         length, carry = walk.length, self._carry
         given = {name: arrays[name][:length] for name in ("reward", "terminated", "truncated", "valid")}
         walk.environment.settle(**given, start=arrays["start"][1 : length + 1])
-        for name, recorded in self._policy.record(walk.acting.parameters(length), torch.from_numpy(arrays["action"][:length])).items():
-            arrays[name][:length] = recorded.numpy()
+        for name, recorded in walk.acting.record(arrays["action"][:length]).items():
+            arrays[name][:length] = recorded
         if length < len(arrays["reward"]):
             blank(arrays, length)
         self._refuse_poison(arrays, length)

@@ -28,8 +28,6 @@ class Row:
     action: NDArray[Any]
     action_tensor: torch.Tensor
     """The same memory as ``action``."""
-    version: NDArray[np.int64]
-    """[1]"""
     outcome: StepRow
     state: dict[str, torch.Tensor]
     """{leaf: [N, *leaf]}, recurrent state before the step; empty unless every row has its own."""
@@ -47,13 +45,11 @@ def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
     mask_tensors: Sequence[Any] = masks
     if "action_mask" in arrays:
         masks, mask_tensors = list(arrays["action_mask"]), torch.from_numpy(arrays["action_mask"]).unbind(0)
-    written = (arrays["reward"], arrays["terminated"], arrays["truncated"])
+    written = (arrays["terminated"], arrays["truncated"])
     outcomes = map(StepRow, *written, observations[1:], starts[1:], masks[1:], finals)
-    actions, versions = arrays["action"], arrays["version"].reshape(-1, 1)
+    actions = arrays["action"]
     action_tensors = torch.from_numpy(actions).unbind(0)
-    return list(
-        map(Row, tensors, observations, mask_tensors, starts, actions, action_tensors, versions, outcomes, _states(arrays, replayed))
-    )
+    return list(map(Row, tensors, observations, mask_tensors, starts, actions, action_tensors, outcomes, _states(arrays, replayed)))
 
 
 class SlotRows:

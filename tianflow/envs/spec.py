@@ -99,7 +99,7 @@ class ObservationCodec:
             if source.shape != destination.shape:
                 raise UnexpectedShapeError(f"observation {name!r} has shape {source.shape} instead of {destination.shape}")
             if start is None:
-                np.copyto(destination, source, casting="unsafe")
+                destination[...] = source
             else:
                 np.subtract(source, start, out=destination, casting="unsafe")
 

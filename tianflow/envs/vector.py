@@ -15,6 +15,8 @@ from tianflow.envs.spec import ActionCodec, Array, Arrays, ObservationCodec, Une
 from tianflow.errors import EnvironmentFailedError
 from tianflow.payloads import Autoreset, EnvironmentSpec, Episode
 
+_MEMORY = 32
+"""Steps for which there is memory before the first time that more are taken between two calls of `VectorEnvironment.settle`."""
 MODES: dict[str, Autoreset] = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
 
 
@@ -51,8 +53,6 @@ def autoreset_of(metadata: dict[str, Any]) -> Autoreset:
 class StepRow:
     """Where the outcome of one step is written. N environments; t is the step, u = t + 1 what comes after it."""
 
-    reward: Array
-    """[N] float32, of t; 0 on a reset step, once settled."""
     terminated: Array
     """[N] bool, of t; False on a reset step, once settled."""
     truncated: Array
@@ -60,7 +60,7 @@ class StepRow:
     observation: Arrays
     """{leaf: [N, *leaf]}, of u."""
     start: Array
-    """[N] bool, of u; True where that observation is the first of an episode."""
+    """[N] bool, of u; True where that observation is the first of an episode. Perhaps not before it is settled: `starts_at_once`."""
     mask: Array | None
     """[N, mask_size] bool, of u; None when the environment gives no action masks."""
     final: Arrays
@@ -89,10 +89,13 @@ class VectorEnvironment:
         self._arrive = {"next_step": self._arrive_next_step, "same_step": self._arrive_same_step, "disabled": self._arrive_disabled}[
             self.spec.autoreset
         ]
+        self.starts_at_once = True
+        """False: with NEXT_STEP and without masks, rows say which episodes begin in them only once they are settled, which is quicker."""
         self._over: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
-        """Whose next step only resets."""
-        self._unsettled: list[NDArray[np.float64]] = []
-        """Rewards of the steps since the last `settle`, as the environment gave them. As many as the rows that it will be given."""
+        """Whose next step only resets; after a step that did not say so at once, as of the last call of `settle`."""
+        self._rewards = np.zeros((_MEMORY, self.num_envs), np.float64)
+        """The first ``_unsettled`` rows: rewards of the steps since the last `settle`, as the environment gave them."""
+        self._unsettled = 0
         self._returns = np.zeros(self.num_envs, np.float64)
         self._born = [0] * self.num_envs
         """The clock when each environment's episode began, so that its length need not be counted at every step."""
@@ -113,7 +116,7 @@ class VectorEnvironment:
         self._over[:], self._returns[:] = False, 0.0
         self._write_mask(info, mask)
         self._born, self._clock = [0] * self.num_envs, 0
-        self._unsettled.clear()
+        self._unsettled = 0
         self._finished.clear()
 
     def step(self, stored: Array, row: StepRow) -> None:
@@ -132,25 +135,32 @@ class VectorEnvironment:
         if not reward.shape == terminated.shape == truncated.shape == (self.num_envs,):
             shapes = f"{reward.shape}, {terminated.shape} and {truncated.shape}"
             raise UnexpectedShapeError(f"reward, terminated and truncated have shapes {shapes} instead of ({self.num_envs},)")
-        row.reward[:], row.terminated[:], row.truncated[:] = reward, terminated, truncated
-        self._unsettled.append(reward.astype(np.float64))
+        row.terminated[:], row.truncated[:] = terminated, truncated
+        if self._unsettled == len(self._rewards):
+            self._rewards = np.concatenate((self._rewards, np.zeros_like(self._rewards)))
+        self._rewards[self._unsettled] = reward
+        self._unsettled += 1
         self._arrive(observation, info, row)
 
     def settle(self, *, reward: Array, terminated: Array, truncated: Array, valid: Array, start: Array) -> None:
         """Complete the rows of all steps since the last call, time first: what is the same for many rows as for one is done once.
 
         Args:
-            reward: [T, N] float32; becomes 0 on reset steps.
+            reward: [T, N] float32; becomes what the steps gave, and 0 on reset steps.
             terminated: [T, N] bool; becomes False on reset steps.
             truncated: [T, N] bool; becomes False on reset steps.
             valid: [T, N] bool; becomes False where the step only reset an environment, and else True.
             start: [T, N] bool, `StepRow.start` of the same steps.
         """
+        given, self._unsettled = self._rewards[: len(reward)], 0
+        if self._starts_later():
+            self._write_starts(terminated | truncated, start)
         valid[:] = True
         if self.spec.autoreset == "next_step" and start.any():
             np.logical_not(start, out=valid)
-            reward[start], terminated[start], truncated[start] = 0.0, False, False
-        self._tally(valid, terminated | truncated)
+            given[start], terminated[start], truncated[start] = 0.0, False, False
+        reward[:] = given
+        self._tally(given, terminated | truncated)
 
     def take_finished(self) -> list[tuple[int, Episode]]:
         """Episodes that ended in settled rows since the last call, each with the index of its environment."""
@@ -164,9 +174,22 @@ class VectorEnvironment:
 
     def _arrive_next_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
         self.observations.encode(observation, row.observation)
+        if self._starts_later():
+            return
         row.start[:] = self._over
         np.greater(row.terminated | row.truncated, self._over, out=self._over)  # what was only reset has not ended again
         self._write_mask(info, row.mask)
+
+    def _starts_later(self) -> bool:
+        return not self.starts_at_once and not self.gives_masks and self.spec.autoreset == "next_step"
+
+    def _write_starts(self, over: Array, start: Array) -> None:
+        """What `_arrive_next_step` would have written, for all steps [T, N] of which ``over`` says whether they end an episode."""
+        start[0], start[1:] = self._over, over[:-1]
+        if (start & over).any():  # what was only reset has not ended again
+            for t in range(1, len(over)):
+                np.greater(over[t - 1], start[t - 1], out=start[t])
+        np.greater(over[-1], start[-1], out=self._over)
 
     def _arrive_same_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
         self.observations.encode(observation, row.observation)
@@ -194,20 +217,18 @@ class VectorEnvironment:
             self._over[:] = False
             self._write_mask({"_action_mask": over, **first_info}, row.mask)
 
-    def _tally(self, valid: Array, over: Array) -> None:
-        """Sum up returns, in the order of the steps, and note the episodes that ended."""
-        so_far = np.stack(self._unsettled)
-        self._unsettled.clear()
-        so_far[~valid] = 0.0
-        carried, some_end = self._returns, np.count_nonzero(over, axis=1)
-        for t in range(len(over)):
-            carried = np.add(carried, so_far[t], out=so_far[t])
-            if some_end[t]:
-                carried = np.where(over[t], 0.0, carried)
+    def _tally(self, so_far: NDArray[np.float64], over: Array) -> None:
+        """Sum up the rewards ``so_far`` [T, N], in place and in the order of the steps, and note the episodes ``over`` [T, N]."""
+        carried, goes_on = self._returns, np.where(over, 0, -1)  # bits, so that an infinite return ends with its episode
+        some_ended = np.count_nonzero(over, axis=1)
+        for total, bits, keep, some_end in zip(so_far, so_far.view(np.int64), goes_on, some_ended, strict=True):
+            np.add(carried, total, out=total)
+            carried = np.bitwise_and(bits, keep).view(np.float64) if some_end else total
         self._returns[:] = carried
+        steps, environments = over.nonzero()
         rests = self.spec.autoreset == "next_step"
-        for t, index, episode_return in zip(*(axis.tolist() for axis in over.nonzero()), so_far[over].tolist(), strict=True):
-            ended = self._clock + t + 1
+        ends = (steps + (self._clock + 1)).tolist()
+        for ended, index, episode_return in zip(ends, environments.tolist(), so_far[over].tolist(), strict=True):
             self._finished.append((index, Episode(episode_return, ended - self._born[index])))
             self._born[index] = ended + rests
         self._clock += len(over)

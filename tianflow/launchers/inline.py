@@ -148,9 +148,9 @@ class InlineHost:
         made = self._builder.build(component)
         self._components[component.name] = made
         if component.role == "learner":
-            self._run.learner_port = self
+            self._run.reception.learner_port = self
         elif component.role == "evaluator":
-            self._run.evaluator_port = self
+            self._run.reception.evaluator_port = self
         task = asyncio.get_running_loop().create_task(self._live(component, made), name=component.name)
         self._tasks[component.name] = task
         task.add_done_callback(self._component_ended)
@@ -159,8 +159,8 @@ class InlineHost:
         def started() -> None:
             self._pending.discard(component.name)
             if component.role == "replay":
-                self._run.shard_opened(component.index, self._incarnation, self._shard_ends[component.index])
-            self._run.component_started(component.name)
+                self._run.reception.shard_opened(component.index, self._incarnation, self._shard_ends[component.index])
+            self._run.reception.component_started(component.name)
 
         await made.run(started)
 
@@ -178,11 +178,11 @@ class InlineHost:
 
     def publish(self, event: Event) -> None:
         """Straight to the observers."""
-        self._run.publish(event)
+        self._run.reception.publish(event)
 
     def sender(self, holder: str) -> MemoryTrajectorySender:
         """An actor's end."""
-        return MemoryTrajectorySender(exchange=self._run.exchange, holder=holder, on_episodes=self._run.episodes_finished)
+        return MemoryTrajectorySender(exchange=self._run.exchange, holder=holder, on_episodes=self._run.reception.episodes_finished)
 
     def source(self) -> MemoryBatchSource:
         """The learner's end."""
@@ -190,7 +190,7 @@ class InlineHost:
 
     def shard_end(self, index: int) -> ShardEnd:
         """Of a replay shard."""
-        answer, draws = self._run.shard_answers(index, self._incarnation), self._run.draws
+        answer, draws = self._run.reception.shard_answers(index, self._incarnation), self._run.draws
         assert draws is not None
         self._shard_ends[index] = ShardEnd(slots=self._run.exchange.arena, draws=draws, answer=answer)
         return self._shard_ends[index]
@@ -242,7 +242,7 @@ class InlineHost:
         if (error := task.exception()) is not None:
             self._fail(describe(name, error))
             return
-        self._run.component_ended(name)
+        self._run.reception.component_ended(name)
         if name in self._retired:
             self._retired.discard(name)
             if name in self._wanted:  # again, by now
@@ -263,5 +263,5 @@ class InlineHost:
     async def _report(self) -> None:
         while True:
             for component in list(self._components.values()):
-                self._run.report(component.statistics())
+                self._run.reception.report(component.statistics())
             await asyncio.sleep(self._run.config.metrics.interval_s)

@@ -122,13 +122,13 @@ class ProcessHost:
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._forget_settings: Callable[[], None] = lambda: None
         self._failure = ""
-        served = ServedExchange(exchange=run.exchange, send=self._send, on_episodes=run.episodes_finished)
+        served = ServedExchange(exchange=run.exchange, send=self._send, on_episodes=run.reception.episodes_finished)
         self._handlers: dict[str, Callable[..., None]] = {
             **served.handlers,
             "event": self._event,
             "stats": self._stats,
             "started": self._started,
-            "ended": self._run.component_ended,
+            "ended": self._run.reception.component_ended,
             "failed": self._failed,
             "saved": self._saved,
             "not_saved": lambda number, text: self._answer(number, CheckpointError(text)),
@@ -151,9 +151,9 @@ class ProcessHost:
         finally:
             theirs.close()
         if "learner" in self._roles.values():
-            self._run.learner_port = self
+            self._run.reception.learner_port = self
         if "evaluator" in self._roles.values():
-            self._run.evaluator_port = self
+            self._run.reception.evaluator_port = self
         self._forget_settings = self._run.settings.on_change(self._send_settings)
         self._send_settings()  # whatever changed while the child was being forked
 
@@ -276,11 +276,11 @@ class ProcessHost:
 
     def _event(self, sequence: int, name: str, values: list[Any]) -> None:
         self._run.events.count_lost(self._gaps.lost(sequence))
-        self._run.publish(decode_event(name, values))
+        self._run.reception.publish(decode_event(name, values))
 
     def _stats(self, all_values: list[list[Any]]) -> None:
         for values in all_values:
-            self._run.report(decode_statistics(values))
+            self._run.reception.report(decode_statistics(values))
 
     def _started(self, name: str) -> None:
         self._pending.discard(name)
@@ -288,15 +288,15 @@ class ProcessHost:
             case "learner":
                 self._learner_up.set()
             case "replay":
-                self._run.shard_opened(self._host.components[0].index, self._incarnation, LinkShardPort(self._send))
-        self._run.component_started(name)
+                self._run.reception.shard_opened(self._host.components[0].index, self._incarnation, LinkShardPort(self._send))
+        self._run.reception.component_started(name)
 
     def _shard_handlers(self) -> dict[str, Callable[..., None]]:
         """What a replay shard answers."""
         shard = next((component for component in self._host.components if component.role == "replay"), None)
         if shard is None:
             return {}
-        answer = self._run.shard_answers(shard.index, self._incarnation)
+        answer = self._run.reception.shard_answers(shard.index, self._incarnation)
         return {name: partial(answer, name) for name in ("stored", "drawn", "prioritised", "dropped", "kept")}
 
     def _failed(self, component: str, summary: str, details: str) -> None:

@@ -52,7 +52,8 @@ class Network(nn.Module):
 
         Args:
             observation: {leaf: [T, B, *leaf shape]} in stored dtypes: uint8 is not scaled, categorical leaves hold
-                zero-based numbers. Float leaves are normalised already if the run normalises observations.
+                zero-based numbers. Float leaves are normalised already if the run normalises observations, and images are
+                float32 then; their channels lie innermost in memory, so ``reshape`` them where ``view`` would refuse.
             state: {leaf: [B, ...]}, the recurrent state before the first step.
             start: bool [T, B]; where True, the state must be zero before ``observation[t]`` is looked at.
         """

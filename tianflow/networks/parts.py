@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from tianflow.network_rules import channels_first, image_size, is_image
 from tianflow.networks.base import Tree
-from tianflow.ops.transforms import as_float, one_hot
+from tianflow.ops.transforms import as_float, channels_innermost, one_hot
 from tianflow.payloads import LeafSpec
 
 SQRT_2 = math.sqrt(2.0)
@@ -91,12 +92,16 @@ class ImageTorso(nn.Module):
         parts = []
         for (name, first), trunk in zip(self._images, self.trunks, strict=True):
             x = observation[name] if first else observation[name].movedim(-1, 1)
-            # Convolutions of this size run about a third faster on a CPU when channels lie innermost.
-            pixels = x.to(torch.float32, memory_format=torch.channels_last)
-            parts.append(trunk(pixels.mul_(1.0 / 255.0) if x.dtype == torch.uint8 else pixels))
+            parts.append(trunk(as_float(channels_innermost(x))))
         if self.vector.size:
             parts.append(self.vector(observation))
-        return torch.relu_(self.head(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
+        return torch.relu_(self._headed(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
+
+    def _headed(self, x: Tensor) -> Tensor:
+        """The last layer. The other way round, weights first, BLAS takes two thirds of the time for as few rows as an actor has."""
+        if torch.is_grad_enabled():
+            return cast("Tensor", self.head(x))
+        return torch.addmm(self.head.bias.unsqueeze(1), self.head.weight, x.t()).t()
 
 
 def _output_size(trunk: nn.Module, shape: tuple[int, int, int]) -> int:

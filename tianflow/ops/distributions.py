@@ -52,6 +52,9 @@ class Distribution(Protocol):
         """Log-probability of ``action`` and entropy, in nats, both [...]."""
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor: ...
+    def log_prob_on_arrays(self, parameters: NDArray[Any], action: NDArray[Any]) -> NDArray[Any]:
+        """`log_prob` of arrays, float32 [...]."""
+
     def entropy(self, parameters: Tensor) -> Tensor: ...
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
         """KL(p || q) in nats, exactly, from two parameter tensors."""
@@ -119,6 +122,18 @@ class Categorical:
         actions = action.unsqueeze(-1) if self.scalar else action
         return _sum([_picked(_log_softmax(head), actions[..., k]) for k, head in enumerate(self._heads(parameters))])
 
+    def log_prob_on_arrays(self, parameters: NDArray[Any], action: NDArray[Any]) -> NDArray[Any]:
+        choices, actions = np.moveaxis(parameters, -1, 0), action[..., None] if self.scalar else action
+        total, first = np.zeros(parameters.shape[:-1], np.float32), 0
+        for k, count in enumerate(self.categories):
+            log_p = choices[first : first + count].copy()  # [choices, ...], for the reason that `_log_softmax` has
+            log_p -= log_p.max(0)
+            log_p -= np.log(np.exp(log_p).sum(0))
+            chosen = actions[..., k].ravel()
+            total += log_p.ravel().take(chosen * len(chosen) + np.arange(len(chosen))).reshape(total.shape)
+            first += count
+        return total
+
     def entropy(self, parameters: Tensor) -> Tensor:
         log_ps = [head.log_softmax(-1) for head in self._heads(parameters)]
         return _sum([-(log_p.exp() * log_p).sum(-1) for log_p in log_ps])
@@ -181,6 +196,12 @@ class DiagonalGaussian:
         mean, log_std = parameters.chunk(2, -1)
         z = (action.reshape(mean.shape) - mean) * torch.exp(-log_std)
         return (-0.5 * z.square() - log_std - _HALF_LOG_2PI).sum(-1)
+
+    def log_prob_on_arrays(self, parameters: NDArray[Any], action: NDArray[Any]) -> NDArray[Any]:
+        mean, log_std = parameters[..., : self.noise_size], parameters[..., self.noise_size :]
+        z = (action.reshape(mean.shape) - mean) * np.exp(-log_std)
+        total: NDArray[Any] = (-0.5 * np.square(z) - log_std - np.float32(_HALF_LOG_2PI)).sum(-1)
+        return total
 
     def entropy(self, parameters: Tensor) -> Tensor:
         return (parameters.chunk(2, -1)[1] + (0.5 + _HALF_LOG_2PI)).sum(-1)

@@ -1,4 +1,4 @@
-"""Transforms of observations and rewards: scaling stored dtypes to float32, one-hot, running moments."""
+"""Transforms of observations and rewards: scaling stored dtypes to float32, the layout of images, one-hot, running moments."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+EXACT_ROWS = 16
+"""Rows of uint8 that are summed in float32 at once: few enough to be exact, and for stacked frames to stay in a core's caches."""
 
 
 class Moments(NamedTuple):
@@ -22,13 +25,26 @@ def batch_moments(x: Tensor) -> Moments:
     if x.shape[0] == 0:
         shape = x.shape[1:]
         return Moments(x.new_zeros(shape, dtype=torch.float64), x.new_ones(shape, dtype=torch.float64), _count(x))
-    if x.dtype == torch.uint8:  # sums of whole numbers are exact, and an eighth of the memory to go through
-        mean = x.sum(0, dtype=torch.int64).double() / x.shape[0]
-        square = x.to(torch.int32).square_().sum(0, dtype=torch.int64).double() / x.shape[0]
+    if x.dtype == torch.uint8:
+        total, squares = _exact_sums(x)
+        mean, square = total / x.shape[0], squares / x.shape[0]
         return Moments(mean / 255.0, (square - mean.square()).clamp(min=0.0) / 255.0**2, _count(x))
     x = x.double()
     mean = x.mean(0)
     return Moments(mean, (x - mean).square().mean(0), _count(x))
+
+
+def _exact_sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of uint8 and of their squares over the first axis, float64, without rounding.
+
+    A block's are whole numbers below 2**24 (16 * 255**2 is 1,040,400), which float32 holds; it adds up faster than integers do.
+    """
+    total, squares = (x.new_zeros(x.shape[1:], dtype=torch.float64) for _ in range(2))
+    for block in torch.split(x, EXACT_ROWS):
+        values = block.to(torch.float32)
+        total += values.sum(0)
+        squares += values.square_().sum(0)
+    return total, squares
 
 
 def merged_moments(a: Moments, b: Moments) -> Moments:
@@ -51,6 +67,19 @@ def as_float(x: Tensor) -> Tensor:
     if x.dtype == torch.uint8:
         return x.to(torch.float32).mul_(1.0 / 255.0)
     return x.to(torch.float32)
+
+
+def channels_innermost(x: Tensor) -> Tensor:
+    """Images [..., C, H, W] as they are, with the memory order of [..., H, W, C]; not copied when they have it already.
+
+    Convolutions of the built-in sizes run about a third faster on a CPU when channels lie so. Bytes are quicker to move about than
+    the floats that are made of them, so this comes first.
+    """
+    inner = x.movedim(-3, -1)
+    if not inner.is_contiguous():
+        # Side by side again is what one copy does, at two thirds of its time.
+        inner = torch.stack(x.unbind(-3), -1) if x.device.type == "cpu" else inner.contiguous()
+    return inner.movedim(-1, -3)
 
 
 def one_hot(x: Tensor, categories: tuple[int, ...]) -> Tensor:

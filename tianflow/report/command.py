@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +32,8 @@ def write_report(directory: Path, output: Path, *, now: dt.datetime) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(output)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise ReportError(f"the report cannot be written: {error}") from None
 
 

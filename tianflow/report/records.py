@@ -11,7 +11,7 @@ from typing import Any
 
 from tianflow import plugins
 from tianflow.errors import TianflowError
-from tianflow.history import NAME, Row, read_rows
+from tianflow.history import LIMIT, NAME, Row, is_number, read_rows, thinned
 from tianflow.status import ENDED
 
 FILES = (NAME, "summary.json", "audit.jsonl", "config.toml")
@@ -55,7 +55,7 @@ def number_at(row: object, *path: str) -> float | None:
     """The number that lies there."""
     for key in path:
         row = row.get(key) if isinstance(row, Mapping) else None
-    return None if isinstance(row, bool) or not isinstance(row, int | float) else float(row)
+    return float(row) if isinstance(row, int | float) and is_number(row) else None
 
 
 def find(run: str, runs_dir: Path) -> Path:
@@ -80,7 +80,8 @@ def read(directory: Path) -> Records:
         ReportError: the history is there and cannot be read.
     """
     try:
-        rows = tuple(sorted(read_rows(directory / NAME), key=lambda row: float(row["t"])))
+        # A run never writes more lines than these; whoever put runs together may have, and a page is for reading.
+        rows = tuple(thinned(sorted(read_rows(directory / NAME), key=lambda row: float(row["t"])), LIMIT))
     except OSError as error:
         raise ReportError(f"the history of {directory.name!r} cannot be read: {error}") from None
     summary = _json(_text(directory / "summary.json"))

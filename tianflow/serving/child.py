@@ -36,13 +36,18 @@ class Files:
         """What belongs to the service; no run can have this name."""
         return self.runs / ".service"
 
+    @property
+    def tokens(self) -> Path:
+        """The tokens, unless they lie elsewhere."""
+        return self.own / "tokens.toml"
+
     def run(self, name: str) -> Path:
         """The run's directory."""
         return self.runs / name
 
     def config(self, name: str) -> Path:
-        """What the run is started with."""
-        return self.own / f"{name}.toml"
+        """What the run is started with. Its name ends as no other file's there: a run may be called "tokens"."""
+        return self.own / f"{name}.config.toml"
 
     def log(self, name: str) -> Path:
         """What its process printed."""
@@ -52,20 +57,22 @@ class Files:
         """What the run's newest life left; None when it left nothing that can be read."""
         try:
             found = json.loads((self.run(name) / SUMMARY).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
 
     def audit(self, name: str) -> Iterator[dict[str, Any]]:
-        """Every change and action of the run, oldest first; a line that a crash tore is left out."""
-        with suppress(OSError), (self.run(name) / "audit.jsonl").open(encoding="utf-8") as file:
+        """Every change and action of the run, oldest first; a line that a crash tore or a disk spoiled is left out."""
+        with suppress(OSError), (self.run(name) / "audit.jsonl").open("rb") as file:
             for line in file:
-                with suppress(ValueError):
-                    yield json.loads(line)
+                with suppress(ValueError, RecursionError):
+                    entry = json.loads(line)
+                    if isinstance(entry, dict):
+                        yield entry
 
     def paused(self, name: str) -> bool:
         """Whether a person wanted the run to rest when it was last told either."""
-        told = [entry["action"] for entry in self.audit(name) if entry.get("action") in {"pause", "resume"}]
+        told = [entry["action"] for entry in self.audit(name) if entry.get("action") in ("pause", "resume")]
         return told[-1:] == ["pause"]
 
     def tail(self, name: str) -> str:

@@ -108,8 +108,11 @@ class House:
 
     async def _fill(self) -> None:
         """Give a place to whoever waits for one; a disk that refuses is asked again later."""
+        if len(self._lives) >= self._limit:
+            return
         try:
-            wanted = await self.remember(self._store.wanted)
+            # as many as there are places beside those that have one: thousands may wait
+            wanted = await self.remember(self._store.wanted, self._limit + len(self._lives))
         except StoreError as error:
             log.warning("no run can be started for now", error=str(error))
             asyncio.get_running_loop().call_later(AGAIN_S, self.wake)
@@ -134,12 +137,14 @@ class House:
                 life.child.kill()
 
     async def stop(self, record: Record, source: str) -> str:
-        """End a run that does not answer for itself: one that waits, or starts; the state it leads to."""
+        """End a run that does not answer for itself: one that waits, or starts, or hangs; the state it leads to."""
         life = self._lives.get(record.id)
         if life is not None:
             life.stop_source = source
             if life.child is not None:
                 life.child.release()
+                # one that hangs does not hear it
+                asyncio.get_running_loop().call_later(LEAVE_S, life.child.kill)
             return "stopped"
         if record.state in {"pending", "running"}:
             await self.remember(self._store.end, record.id, state="stopped", reason=source, now=time.time())

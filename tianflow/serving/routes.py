@@ -214,7 +214,12 @@ class Handlers:
         record, life = await self._known(request)
         action = request.match_info["action"]
         if life is not None and life.contact is not None:
-            return await self._asker.forward(life.contact, request, f"/{action}")
+            try:
+                return await self._asker.forward(life.contact, request, f"/{action}")
+            except ProblemError:
+                if action != "stop":
+                    raise
+                record, life = await self._known(request)  # it may have ended meanwhile
         if action == "stop":
             state = await self._house.stop(record, f"http:{request.remote}")
         elif action == "resume" and life is None:

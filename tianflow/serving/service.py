@@ -92,7 +92,7 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
         try:
             tokens = NO_TOKENS
             if settings.tokens:
-                tokens = await asyncio.to_thread(read_or_make, settings.token_file or files.own / "tokens.toml")
+                tokens = await asyncio.to_thread(read_or_make, settings.token_file or files.tokens)
             loopback = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
             guard = Guard(tokens=tokens, loopback=loopback, allowed_hosts=settings.http.allowed_hosts)
             store = await asyncio.to_thread(Store, files.own / NAME)

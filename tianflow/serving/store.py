@@ -120,9 +120,10 @@ class Store:
         """The run called ``name``; None if there is none."""
         return self._one("id = ?", name)
 
-    def wanted(self) -> Sequence[Record]:
-        """Those that go on or wait: first what was running, then what waits, each in the order of their coming."""
-        return self._records("state IN ('running', 'pending') ORDER BY state = 'pending', number")
+    def wanted(self, most: int) -> Sequence[Record]:
+        """The first ``most`` of those that go on or wait: first what was running, then what waits, each in the order of their coming."""
+        found = (self._records(f"state = '{state}' ORDER BY number LIMIT ?", most) for state in ("running", "pending"))
+        return [record for records in found for record in records][:most]
 
     def page(self, *, before: int | None, limit: int) -> Sequence[Record]:
         """At most ``limit`` runs, newest first, from those that came before number ``before``."""

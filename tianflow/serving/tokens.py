@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 from tianflow.errors import ConfigError, Problem
@@ -20,12 +21,22 @@ def read_or_make(path: Path) -> Tokens:
         if path.exists():
             return _read(path)
         made = Tokens.make()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(f'# control: everything; read: looking\ncontrol = "{made.control}"\nread = "{made.read}"\n')
+        _write(path, f'# control: everything; read: looking\ncontrol = "{made.control}"\nread = "{made.read}"\n')
     except OSError as error:
         raise ConfigError([Problem("--token-file", str(path), f"cannot be used: {error.strerror}")]) from error
     return made
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole file or none: a half one, which a full disk leaves, would be refused at every later start."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
 
 
 def _read(path: Path) -> Tokens:

@@ -132,7 +132,7 @@ class Desk:
 
     def _grant(self) -> None:
         wanting, ledger = self._wanting, self.ledger
-        plenty = ledger.credits_limit - ledger.limits.batch >= 2 * self._holders
+        plenty = self._holders == 1 or ledger.credits_limit - ledger.limits.batch >= 2 * self._holders
         while wanting:
             actor, life = wanting[0]
             if actor.life == life:

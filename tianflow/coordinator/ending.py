@@ -1,0 +1,101 @@
+"""The end of a run: drain or drop, judge, save, and send every host home."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+
+from tianflow.channels.exchange import Exchange
+from tianflow.channels.replay_exchange import ReplayExchange
+from tianflow.coordinator.control import Control, InForce
+from tianflow.coordinator.goal import Goal
+from tianflow.coordinator.life import Life
+from tianflow.coordinator.staff import Staff
+from tianflow.keeper import Keeper
+from tianflow.logs import logger
+from tianflow.supervisor import Supervisor
+from tianflow.tickets import State
+
+TICK_S = 0.1
+
+log = logger("coordinator")
+
+
+class Ending:
+    """The last things of a run.
+
+    Args:
+        life: of the run.
+        in_force: its settings.
+        exchange: closed in the end.
+        control: holds the learner.
+        staff: whether the learner still speaks.
+        keeper: writes the last checkpoint.
+        goal: has the last version judged.
+        has_learner: whether there is a way to the learner.
+    """
+
+    def __init__(
+        self,
+        *,
+        life: Life,
+        in_force: InForce,
+        exchange: Exchange | ReplayExchange,
+        control: Control,
+        staff: Staff,
+        keeper: Keeper,
+        goal: Goal,
+        has_learner: Callable[[], bool],
+    ) -> None:
+        self._life, self._in_force, self._exchange, self._control = life, in_force, exchange, control
+        self._staff, self._keeper, self._goal, self._has_learner = staff, keeper, goal, has_learner
+
+    async def wind_down(self, supervisor: Supervisor) -> None:
+        """Drain or drop, save, judge, and send every host home."""
+        life, exchange = self._life, self._exchange
+        failed = life.end_state == "failed"
+        if life.state == "draining" and not failed:
+            await self._while_the_learner_answers(self._drained())
+        life.training_ends()
+        exchange.hold_grants("ending")
+        exchange.drop_open("stopped")
+        exchange.close()
+        if not failed:
+            self._control.hold_learner(True)  # what it has pulled ahead would be an update more than the last checkpoint holds
+            await self._while_the_learner_answers(self._last_things())
+        await supervisor.stop()
+        exchange.drop_open("stopped")
+        life.ended()
+
+    async def _last_things(self) -> None:
+        """The final checkpoint; a run that ended by itself is judged at the version it ended with."""
+        if self._life.end_state == "done":
+            await self._goal.evaluate_last()
+        await self._keeper.save()
+
+    async def _while_the_learner_answers(self, work: Coroutine[None, None, object]) -> None:
+        """Do ``work``, which waits for the learner, but let a learner that has been stopped not keep the run from ending."""
+        task = asyncio.get_running_loop().create_task(work)
+        config = self._in_force.config
+        deadline = time.monotonic() + config.evaluation.timeout_s
+        try:
+            while not task.done():
+                late = time.monotonic() > deadline
+                if late or self._staff.learner_silent_for > config.run.grace_s:
+                    log.warning("the run ends without its last things", reason="they take too long" if late else "the learner is silent")
+                    return
+                await asyncio.wait({task}, timeout=TICK_S)
+            task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _drained(self) -> None:
+        """Until what was begun is trained on, as far as it fills batches."""
+        ledger = self._exchange.ledger
+        while self._has_learner() and not self._life.ends_at_once:
+            open_ = len(ledger.live(State.GRANTED, State.BEGUN, State.TAKEN))
+            if not open_ and len(ledger.live(State.COMMITTED)) < ledger.limits.batch:
+                return
+            await asyncio.sleep(TICK_S)

@@ -1,0 +1,67 @@
+"""finished episodes, evaluations -> Goal -> whether the target is reached, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tianflow.coordinator.life import Life
+from tianflow.judge import Judge
+from tianflow.payloads import Episode
+from tianflow.tallies import EpisodeTally
+
+
+class Goal:
+    """Finds out whether a run has reached its target return, and ends it then.
+
+    Episodes of training, and evaluations, only say that it seems so: `confirm` has exactly the newest version judged.
+
+    Args:
+        life: of the run.
+        judge: evaluates.
+        target: mean return to reach; None: there is no target.
+        episodes: finished before a resume.
+    """
+
+    def __init__(self, *, life: Life, judge: Judge, target: Callable[[], float | None], episodes: int) -> None:
+        self._life, self._judge, self._target = life, judge, target
+        self.episodes = EpisodeTally(count=episodes)
+        """Of training."""
+        self.reached = False
+        """True once an evaluation has confirmed it."""
+        self.time_to_target_s: float | None = None
+        """Seconds of training until the target was first seen; None: not yet."""
+        self._evaluated_at = episodes
+
+    def episodes_finished(self, episodes: Sequence[Episode]) -> None:
+        """Count ``episodes``; where their mean return reaches the target, have that confirmed."""
+        self.episodes.add(episodes)
+        target, mean = self._target(), self.episodes.mean
+        if target is None or mean is None or mean < target or self._life.state != "running":
+            return
+        self._note_time()
+        fresh = self.episodes.count - self._evaluated_at
+        if not self._judge.busy and fresh >= len(self.episodes.returns):
+            self._evaluated_at = self.episodes.count
+            self._life.go_on_with(self._confirm(target))
+
+    async def evaluate(self) -> None:
+        """A good one is confirmed at once: where actors explore, the returns of training never show that the target is reached."""
+        target = self._target()
+        if await self._judge.judge(target=target) and target is not None and self._life.state == "running":
+            await self._confirm(target)
+
+    async def evaluate_last(self) -> None:
+        """Judge the version that the run ends with, unless it was confirmed already."""
+        if not self.reached:
+            self.reached = await self._judge.judge(target=self._target(), hold=True)
+
+    async def _confirm(self, target: float) -> None:
+        """Training seems to have reached the target: judge exactly the newest version, and end if it has."""
+        if await self._judge.judge(target=target, hold=True):
+            self.reached = True
+            self._note_time()
+            self._life.end("done", "target_return")
+
+    def _note_time(self) -> None:
+        if self.time_to_target_s is None:
+            self.time_to_target_s = self._life.training_s
