@@ -939,9 +939,9 @@ def test_the_credit_limit_in_force_follows_everything_that_it_depends_on() -> No
         version = Version(ledger.version.lineage, ledger.version.number + 1)
         ledger.settle(Settlement(version, numbers, 3, published))
 
+    ledger.open_lineage(Version(1, 0))
     assert 3 == ledger.credits_limit
     ledger.add_slots(10)
-    ledger.open_lineage(Version(1, 0))
     assert 8 == ledger.credits_limit
     update(published=False)
     assert 6 == ledger.credits_limit
