@@ -41,18 +41,11 @@ class Accounts:
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     shares: dict[str, Share] = field(default_factory=dict)
 
-    def share(self, holder: str) -> Share:
-        """What became of the steps of ``holder``, to be counted on."""
-        share = self.shares.get(holder)
-        if share is None:
-            share = self.shares[holder] = Share()
-        return share
-
-    def count_commit(self, ticket: Ticket, trajectory: Trajectory) -> None:
-        """The holder of ``ticket`` has committed ``trajectory``."""
+    def count_commit(self, holder: str, trajectory: Trajectory) -> None:
+        """``holder`` has committed ``trajectory``."""
         self.committed += 1
         self.steps_committed += trajectory.env_steps
-        share = ticket.share
+        share = self._share(holder)
         share.committed_steps += trajectory.env_steps
         share.trajectories += 1
 
@@ -62,7 +55,7 @@ class Accounts:
         staleness = used_at - ticket.version.number
         self.trained += 1
         self.steps_trained += ticket.trajectory.env_steps
-        ticket.share.trained_steps += ticket.trajectory.env_steps
+        self._share(ticket.holder).trained_steps += ticket.trajectory.env_steps
         self.staleness[staleness] += 1
         self.in_flight[ticket.learner_at_commit - ticket.version.number] += 1
         self.in_queue[used_at - ticket.learner_at_commit] += 1
@@ -91,7 +84,7 @@ class Accounts:
             return
         self.dropped[reason] += 1
         if ticket.trajectory is not None:
-            ticket.share.dropped_steps += ticket.trajectory.env_steps
+            self._share(ticket.holder).dropped_steps += ticket.trajectory.env_steps
 
     def look(
         self,
@@ -142,3 +135,9 @@ class Accounts:
             recent_staleness=tuple(self.recent),
             shares={holder: share.copy() for holder, share in self.shares.items()},
         )
+
+    def _share(self, holder: str) -> Share:
+        share = self.shares.get(holder)
+        if share is None:
+            share = self.shares[holder] = Share()
+        return share

@@ -114,7 +114,7 @@ class Ledger:
         """A credit and a slot for ``holder``, or None if it has to wait for either."""
         if not self._learning or self._grants_held or not self._slots.free or len(self._live) >= self._credits_limit:
             return None
-        ticket = Ticket(self._next_ticket, holder, self._slots.take(), State.GRANTED, self._published, share=self._accounts.share(holder))
+        ticket = Ticket(self._next_ticket, holder, self._slots.take(), State.GRANTED, self._published)
         self._next_ticket += 1
         self._tickets.add(ticket)
         self._accounts.granted += 1
@@ -144,7 +144,7 @@ class Ledger:
             raise LedgerError(f"ticket {number} was committed with a slot or length that is not its own")
         ticket.trajectory, ticket.learner_at_commit, ticket.committed_at = trajectory, self._version.number, now
         self._tickets.move(ticket, State.COMMITTED, version=min(ticket.version, trajectory.version))
-        self._accounts.count_commit(ticket, trajectory)
+        self._accounts.count_commit(ticket.holder, trajectory)
         return True
 
     def abort(self, number: int, slot: int, reason: str) -> None:
