@@ -6,17 +6,11 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from tianflow.turns import ask_for_short_turns
-
 T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, on uvloop where it is installed: a message between two processes costs a third less there.
-
-    The thread asks for short turns: a loop passes on what others wait for.
-    """
-    ask_for_short_turns()
+    """`asyncio.run`, on uvloop where it is installed: a message between two processes costs a third less there."""
     try:
         from uvloop import new_event_loop
     except ImportError:
