@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -368,9 +369,9 @@ async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gi
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("keeps_slots", "words"), [(False, ["settle", "pull", "copied"]), (True, ["settle", "pull"])])
+@pytest.mark.parametrize(("keeps_slots", "later"), [(False, [["copied"]]), (True, [])])
 async def test_a_settlement_and_the_next_pull_are_one_packet_and_of_a_draw_nobody_hears_that_it_was_copied(
-    keeps_slots: bool, words: list[str]
+    keeps_slots: bool, later: list[list[str]]
 ) -> None:
     ours, theirs = socket_pair()
     link = Link(end=ours, handle=lambda _: None, closed=lambda: None)
@@ -378,10 +379,15 @@ async def test_a_settlement_and_the_next_pull_are_one_packet_and_of_a_draw_nobod
     source.copied([3])
     source.settle(Settlement(Version(1, 1), (3,), None, True))
     waiting = asyncio.create_task(source.next_batch(Version(1, 1)))
-    await asyncio.sleep(0)
-    unpacker = msgpack.Unpacker()
-    unpacker.feed(theirs.recv(2**16))
-    assert words == [message[0] for message in unpacker]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    packets = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            unpacker = msgpack.Unpacker()
+            unpacker.feed(theirs.recv(2**16))
+            packets.append([message[0] for message in unpacker])
+    assert [["settle", "pull"], *later] == packets
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     link.close()

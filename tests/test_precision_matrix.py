@@ -38,10 +38,10 @@ def test_a_return_is_the_last_one_known_up_to_there() -> None:
 def test_the_table_compares_at_times_and_at_the_steps_of_the_slowest() -> None:
     slow = summary(env_steps=41_000, steps_per_s=76.0, curve=CURVE[:3])
     lines = table([Record("fp32", 1, "", slow), Record("bf16", 1, "", summary())], cases()).splitlines()[-2:]
-    at_times = "-20.5 (-20.5 – -20.5) | -18.0 (-18.0 – -18.0)"
+    at_times = "– | -20.5 (-20.5 – -20.5)"
     assert lines == [
         f"| fp32 | 1 | 76 (76 – 76) | {at_times} | -18.0 (-18.0 – -18.0) | -18.0 (-18.0 – -18.0) | 1.50 | 2 | 0 |",
-        f"| bf16 | 1 | 110 (110 – 110) | {at_times} | -9.0 (-9.0 – -9.0) | -18.0 (-18.0 – -18.0) | 1.50 | 2 | 0 |",
+        f"| bf16 | 1 | 110 (110 – 110) | {at_times} | -18.0 (-18.0 – -18.0) | -18.0 (-18.0 – -18.0) | 1.50 | 2 | 0 |",
     ]
 
 
