@@ -146,9 +146,8 @@ async def test_where_credits_are_scarce_one_ticket_is_held_at_a_time():
 async def test_a_single_actor_has_the_next_one_in_line_even_where_credits_are_scarce():
     """There is nobody to take it from; it is begun, and takes its version, only once this one is done."""
     async with acting(batch=1, bound=1) as (stage, _):
-        await until(lambda: stage.world.ledger.credits_in_use == 2)
-        assert stage.rollout.begun == [0]
-        assert 1 == stage.world.ledger.snapshot().begun
+        await until(lambda: stage.world.ledger.credits_in_use == 2 and stage.rollout.begun)
+        assert ([0], 1) == (stage.rollout.begun, stage.world.ledger.snapshot().begun)
         stage.rollout.turn.release()
         await until(lambda: stage.rollout.begun == [0, 1])
         assert 2 == stage.world.ledger.credits_in_use
@@ -159,7 +158,7 @@ async def test_where_credits_are_plenty_the_next_one_is_in_line_before_this_one_
         await until(lambda: stage.world.ledger.credits_in_use == 2)
         await asyncio.sleep(0.02)
         assert stage.world.ledger.credits_in_use == 2
-        assert stage.rollout.begun == [0]
+        await until(lambda: stage.rollout.begun == [0])
         stage.rollout.turn.release()
         await until(lambda: stage.rollout.begun == [0, 1])
 
