@@ -230,6 +230,29 @@ async def test_those_that_were_refused_and_do_not_leave_are_cut_off(tmp_path: Pa
         assert [True, True, False] == [b"503" in answer for answer in answers]
 
 
+def test_so_it_is_on_the_loop_of_a_run_too(tmp_path: Path) -> None:
+    """uvloop: transports are of other types there."""
+
+    async def refused_and_heard_of() -> None:
+        async with opened("train", tmp_path, max_connections=1, max_streams=1) as door, door.connected() as (reader, writer):
+            writer.write(door.head("GET", "/api/v1/runs/fake/events"))
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            async with door.connected():
+                told(await door.ask(b""), 503)
+            told(await door.ask(door.head("GET", "/api/v1/runs/fake/events")), 503)
+            writer.close()
+            async with asyncio.timeout(WITHIN_S):  # less than a heartbeat
+                while True:
+                    async with door.connected() as (again, asking):
+                        asking.write(door.head("GET", "/api/v1/runs/fake/events"))
+                        if b"200 OK" in await again.readuntil(b"\r\n\r\n"):
+                            return
+
+    uvloop = pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(refused_and_heard_of())
+
+
 async def said(reader: asyncio.StreamReader) -> bytes:
     """All until the connection ended, however it did."""
     received = b""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import cast
 
 from aiohttp import web
 
@@ -70,9 +71,9 @@ class Connection(asyncio.Protocol):
         self.at_end: set[Callable[[], None]] = set()
         """Called when the other side has gone."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, made: asyncio.BaseTransport) -> None:
         """It is aiohttp's, or refused."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", made)  # uvloop's is one, and says that it is none
         if self._entrance.has_room():
             self._entrance.open += 1
             self._handler = self._entrance.server()
