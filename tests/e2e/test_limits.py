@@ -31,6 +31,7 @@ LARGER_BY = 48 * 2**20
 STEADY: Mapping[str, Any] = {
     "http__max_requests_per_s": 5000.0,
     "http__max_streams": ALLOWED,
+    "http__max_connections": 2 * STREAMS,
     "algorithm__epochs": None,
     "algorithm__minibatch_size": None,
     "env__id": "tests.oracle:EchoEnv",
@@ -86,7 +87,7 @@ def opened(kind: str, folder: Path) -> Iterator[Open]:
             control = live.control
             yield Open(control.address, control.token, live.name, control.pid, lambda: live.status()["progress"]["env_steps"])
     else:
-        with service(folder / "runs", "--max-streams", str(ALLOWED)) as served:
+        with service(folder / "runs", "--max-streams", str(ALLOWED), "--max-connections", str(2 * STREAMS)) as served:
             served.submit("a", env__id="tests.environments:SlowEnv", env__kwargs={"seconds": 0.02})
             served.until_training("a", more=20)
             control = served.control

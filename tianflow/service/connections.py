@@ -19,7 +19,7 @@ from tianflow.service.problems import SAFE, ProblemError
 
 REFUSED_S = 1.0
 """Seconds in which one that was refused must take the answer and leave: closed at once, it would see a reset and no reason."""
-REFUSED_AT_ONCE = 64
+REFUSED_AT_ONCE = 256
 """That many refused ones are waited for; more are cut off."""
 TELL_S = 60.0
 """Seconds between two lines of the log that say so: whoever connects could fill a disk with them."""
