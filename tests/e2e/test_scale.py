@@ -16,6 +16,8 @@ from tianflow.statistics import Histogram
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 ACTORS, HOSTS, BATCH, BOUND = 128, 8, 32, 4
+TURNS_S = 0.02
+"""What nine processes on few cores may take before it is anybody's turn; work on the loop would take longer."""
 BARE_LOOP = """
 import asyncio, sys
 
@@ -100,7 +102,7 @@ def test_128_actors_in_8_hosts_share_fairly_and_leave_the_coordinator_free(tmp_p
     made, seconds, bare = asyncio.run(whole())
     assert ACTORS == len(made)
     assert max(made.values()) <= 2 * min(made.values())
-    assert p99(seconds) <= 3 * p99(bare)
+    assert p99(seconds) <= max(3 * p99(bare), TURNS_S)
 
 
 def learner_pid(run: Run) -> int:
