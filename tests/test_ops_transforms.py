@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tianflow.ops import transforms
 from tianflow.ops.transforms import as_float, batch_moments, channels_innermost, merged_moments, normalise, one_hot
 
 
@@ -63,6 +64,12 @@ def test_moments_of_bytes_are_exact_and_those_of_their_scaled_values() -> None:
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
     assert found.variance[0, 0].item() == 0.0
+
+
+def test_a_gpus_sums_of_bytes_are_those_of_a_cpu() -> None:
+    x = torch.randint(256, (333, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    for a, b in zip(transforms._integer_sums(x), transforms._exact_sums(x), strict=True):
+        assert (a.dtype, True) == (torch.float64, torch.equal(a, b))
 
 
 def test_sums_of_the_brightest_bytes_are_exact() -> None:

@@ -26,7 +26,7 @@ def batch_moments(x: Tensor) -> Moments:
         shape = x.shape[1:]
         return Moments(x.new_zeros(shape, dtype=torch.float64), x.new_ones(shape, dtype=torch.float64), _count(x))
     if x.dtype == torch.uint8:
-        total, squares = _exact_sums(x)
+        total, squares = _exact_sums(x) if x.device.type == "cpu" else _integer_sums(x)
         mean, square = total / x.shape[0], squares / x.shape[0]
         return Moments(mean / 255.0, (square - mean.square()).clamp(min=0.0) / 255.0**2, _count(x))
     x = x.double()
@@ -45,6 +45,11 @@ def _exact_sums(x: Tensor) -> tuple[Tensor, Tensor]:
         total += values.sum(0)
         squares += values.square_().sum(0)
     return total, squares
+
+
+def _integer_sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in a few operations over all of ``x``: a GPU would wait for the launch of each block."""
+    return x.sum(0, dtype=torch.int64).double(), x.to(torch.int32).square_().sum(0, dtype=torch.int64).double()
 
 
 def merged_moments(a: Moments, b: Moments) -> Moments:
