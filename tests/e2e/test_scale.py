@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -102,6 +103,7 @@ def test_128_actors_in_8_hosts_share_fairly_and_leave_the_coordinator_free(tmp_p
     made, seconds, bare = asyncio.run(whole())
     assert ACTORS == len(made)
     assert max(made.values()) <= 2 * min(made.values())
+    assert median(seconds) <= 3 * median(bare)
     assert p99(seconds) <= max(3 * p99(bare), TURNS_S)
 
 
