@@ -198,7 +198,7 @@ class PPOLearner(ActorCriticLearner):
 
         found = self.crew.each(learn, range(len(parts)))
         if len(found) > 1:
-            weights = torch.stack([torch.as_tensor(share) for share in shares])
+            weights = torch.stack([torch.as_tensor(share, device=self.device) for share in shares])
             found = [{name: (torch.stack([each[name] for each in found]) * weights).sum() for name in found[0]}]
         return found[0] | {"grad_norm": self.descend()}
 
