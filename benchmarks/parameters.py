@@ -160,17 +160,21 @@ def _copies(flat: NDArray[np.uint8], count: int) -> list[float]:
 
 
 async def stalled(config: Path, count: int, turns: int) -> dict[str, float]:
-    """Turns of `TURN` updates, every other one with the first reader stopped; quantiles of the step with its publishing, in µs."""
+    """Turns of `TURN` updates, every third one with the first reader stopped; quantiles of the step with its publishing, in µs.
+
+    Turns with all readers running are counted twice, as ``all`` and as ``again``: how these differ is what chance does.
+    """
     nbytes, memory = _weights_of(config)
-    times: dict[str, list[float]] = {"all": [], "stalled": []}
+    kinds = ("all", "stalled", "again")
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
     cores = bare.cores()
     async with readers(count, memory, nbytes, cores["actor"]) as found:
         if cores["learner"] is not None:
             os.sched_setaffinity(0, {cores["learner"]})
         update, weights, number = _update(config, memory, nbytes), SharedWeights(memory=memory, nbytes=nbytes), 0
-        for turn in range(-1, 2 * turns):
-            stop = turn % 2 == 1 and turn > 0
-            if stop:
+        for turn in range(-1, len(kinds) * turns):
+            kind = kinds[turn % len(kinds)]
+            if turn >= 0 and kind == "stalled":
                 os.kill(found.pids[0], signal.SIGSTOP)
             for _ in range(TURN):
                 began, version = time.monotonic_ns(), Version(1, number)
@@ -178,7 +182,7 @@ async def stalled(config: Path, count: int, turns: int) -> dict[str, float]:
                 found.announce(version)
                 await asyncio.sleep(0)
                 if turn >= 0:
-                    times["stalled" if stop else "all"].append((time.monotonic_ns() - began) / 1e3)
+                    times[kind].append((time.monotonic_ns() - began) / 1e3)
                 number += 1
             os.kill(found.pids[0], signal.SIGCONT)
             await found.last_had(Version(1, number - 1))

@@ -16,7 +16,7 @@ TIMEOUT_S = 120.0
 
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
-    versions, turns = (8, 1) if plan.quick else (60, 6)
+    versions, turns = (8, 1) if plan.quick else (60, 20)
 
     def spread(nbytes: int, readers: int) -> Values:
         return child.run("benchmarks.parameters", "spread", nbytes, readers, versions, timeout_s=TIMEOUT_S).answer
@@ -40,18 +40,22 @@ def make(plan: Plan) -> Benchmark:
                 lambda v: quotient(v[STALLED]["step_all_99"], v[STALLED]["step_stalled_99"]),
                 aim=0.98,
             ),
+            Ratio(
+                "step p99, all readers running over the same again",
+                lambda v: quotient(v[STALLED]["step_all_99"], v[STALLED]["step_again_99"]),
+            ),
         ),
         units={
             "publish": "µs",
             "last_reader": "µs",
             "memcpy": "µs",
-            **{f"step_{name}_{quantile}": f"µs, p{quantile}" for name in ("all", "stalled") for quantile in (50, 99)},
+            **{f"step_{name}_{quantile}": f"µs, p{quantile}" for name in ("all", "stalled", "again") for quantile in (50, 99)},
         },
         settings={
             "versions": f"{versions} of each size, each after the last reader had the one before",
             "bytes": ", ".join(f"{size} = {nbytes}" for size, nbytes in SIZES.items()),
             "learner": f"{turns} × {parameters.TURN} updates of IMPALA on 64 x 32 samples of CartPole with each version published, "
-            f"and as many with one of the readers stopped, in turns of {parameters.TURN}",
+            f"as many with one of the readers stopped, and as many again with all running, in turns of {parameters.TURN}",
             "processes": "one for each reader; a message to each announces a version",
             "cores": "any; with the learner, that on one and the readers on the next",
         },
