@@ -593,6 +593,25 @@ async def test_a_run_that_hangs_is_stopped_and_ended_when_its_time_is_up(world: 
     assert {"a": "stopped"} == await world.states()
 
 
+async def test_a_run_that_is_stopped_while_its_process_starts_and_hangs_is_ended_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_open, opening = asyncio.Event(), asyncio.Event()
+
+    async def held(_: PlayedChild) -> None:
+        opening.set()
+        await may_open.wait()
+
+    monkeypatch.setattr(houses, "LEAVE_S", 0.2)
+    monkeypatch.setattr(PlayedChild, "release", lambda _: None)  # it hears nothing
+    monkeypatch.setattr(PlayedChild, "open", held)
+    await world.submit("a")
+    await opening.wait()
+    assert 202 == (await world.act("a", "stop")).status
+    may_open.set()
+    await until(lambda: not world.house.lives)
+    assert world.child("a").killed
+    assert {"a": "stopped"} == await world.states()
+
+
 async def test_readiness_of_a_run_is_its_own(world: World) -> None:
     await world.submit("a")
     await until(up(world, "a"))
