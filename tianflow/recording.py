@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from tianflow.history import NAME, SPACING_S, HistoryFile, Row, merged
@@ -44,7 +45,7 @@ class Recorder:
         self._rates = Rates(read=run.statistics)
         self._before: RunStatistics | None = None
         self._offset = 0.0
-        self._audited = 0
+        self._audited: Mapping[str, object] | None = None
         self._resumed = False
         self._pending: Row | None = None
         self._written_at = -math.inf
@@ -145,11 +146,12 @@ class Recorder:
         if now.evaluation and (self._before is None or now.evaluation != self._before.evaluation):
             marks.append({"t": at, "kind": "evaluation", **now.evaluation})
         records = self._run.audit()
-        for record in records[self._audited :]:
+        new = list(takewhile(lambda record: record is not self._audited, reversed(records)))  # it holds the newest ones only
+        for record in reversed(new):
             paths = record.get("new")
             changed = sorted(paths) if isinstance(paths, Mapping) else []
             marks.append({"t": at, "kind": "change", "action": record.get("action"), "paths": changed, "generation": now.generation})
-        self._audited = len(records)
+        self._audited = records[-1] if records else None
         return marks
 
 
