@@ -250,7 +250,7 @@ class ProcessHost:
         run, live = self._run, self._run.settings.value
         learner = any(component.role == "learner" for component in self._host.components)
         version, samples, found = await run.keeper.next_start() if learner else (run.exchange.ledger.version, 0, None)
-        if self._host.components[0].role == "replay" and self._incarnation == 0:  # one that was lost begins empty
+        if self._host.components[0].role == "replay":
             found = run.keeper.resumed
         return {
             "host": self._host.name,
