@@ -6,6 +6,7 @@ Sections are frozen; a change makes a new `Config`. What may change while a run 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny
@@ -26,7 +27,7 @@ def parse_bytes(value: object) -> object:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value)
         if match is None or match[2] not in _UNITS:
             raise ValueError(f"a number of bytes, or a number with one of {', '.join(_UNITS)}")
-        return int(float(match[1]) * _UNITS[match[2]])
+        return int(Decimal(match[1]) * _UNITS[match[2]])
     return value
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 
 from tianflow.channels.broadcast import Broadcast
@@ -163,10 +165,10 @@ class Readings:
             error=str(life.first_error) if life.first_error else None,
         )
 
-    def write_summary(self, directory: Path) -> None:
+    async def keep_summary(self, directory: Path, disk: Executor) -> None:
         """Keep the summary in ``directory``; a disk that takes none is told of and no error."""
-        text = json.dumps(self.summary(), indent=2)
+        text = json.dumps(self.summary(), indent=2) + "\n"
         try:
-            (directory / SUMMARY).write_text(text + "\n", encoding="utf-8")
+            await asyncio.get_running_loop().run_in_executor(disk, (directory / SUMMARY).write_text, text, "utf-8")
         except OSError as error:
             log.warning("the summary cannot be written", error=str(error))

@@ -164,7 +164,7 @@ class Run:
             asyncio.create_task(self.balancer.run(_nothing), name="balancer"),
             asyncio.create_task(self.rounds.run(), name="tick"),
         ]
-        self.staff.place(config)
+        self.staff.place(self.config)  # there may have been a change meanwhile
         ending = asyncio.create_task(life.ending.wait())
         try:
             await self._until_it_ends(ending, watchers, supervisor)
@@ -174,7 +174,7 @@ class Run:
                 running.cancel()
             await asyncio.gather(ending, *watchers, *life.background, return_exceptions=True)
             life.over()
-            await asyncio.get_running_loop().run_in_executor(self._disk, self._readings.write_summary, self.directory)
+            await self._readings.keep_summary(self.directory, self._disk)
             self._disk.shutdown(wait=False)
 
     async def _until_it_ends(self, ending: asyncio.Task[bool], watchers: Sequence[asyncio.Task[None]], supervisor: Supervisor) -> None:
