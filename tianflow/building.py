@@ -172,10 +172,17 @@ class Builder:
         nbytes = policy.table.nbytes
         return policy, PolicyWeights(reader=self._ends.weights_reader(nbytes), policy=policy, nbytes=nbytes)
 
+    def _actors_policy(self) -> tuple[Policy, PolicyWeights]:
+        from tianflow.algorithms.precision import act_in
+
+        policy, weights = self._policy()
+        act_in(self._config, policy)
+        return policy, weights
+
     def _rollout(self, component: ComponentSpec) -> Rollout:
         from tianflow.components.rollout import Rollout
 
-        policy, weights = self._acting = self._acting or self._policy()  # one for all actors here: each has the thread to itself
+        policy, weights = self._acting = self._acting or self._actors_policy()  # one for all actors here: each has the thread to itself
         rollout = Rollout(
             config=self._config,
             spec=self._plan.spec,

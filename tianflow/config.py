@@ -123,6 +123,9 @@ class ActorSettings(Section):
     hosts: PositiveInt | None = None
     """Host processes the actors are spread over; None: one each, at most one for every core."""
     inference: Literal["local"] = "local"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: actors compute the policy in bfloat16, with weights rounded to it; actions, and the log-probabilities recorded of them, are of
+    that policy, in float32. Evaluation stays in fp32. It pays with convolutions, where the hardware has bfloat16."""
     refresh: Literal["trajectory", "step"] = "trajectory"
     """When newer weights are taken: at the start of a trajectory, or before any step."""
 
@@ -174,7 +177,7 @@ class LearnerSettings(Section):
     """auto: a GPU where there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: matrix products and convolutions of the learner's networks, and their gradients, in bfloat16; parameters, losses, targets and
-    optimiser stay float32, and actors always act in float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn and
+    optimiser stay float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn and
     impala_resnet: about twice as fast on such a CPU); small MLPs gain nothing, and lose a quarter of their speed to casting. An algorithm
     of your own has to heed it itself."""
     ranks: Annotated[int, Field(ge=1, le=1)] = 1

@@ -76,6 +76,8 @@ class Journal:
     def __init__(self, *, path: Path, executor: Executor) -> None:
         self._path, self._executor = path, executor
         self.records: deque[Mapping[str, object]] = deque(maxlen=KEPT_RECORDS)
+        self.count = 0
+        """Records of this process, those that are no longer kept included."""
         self._newest: Future[None] | None = None
 
     def add(self, source: str, action: str, **details: object) -> None:
@@ -83,6 +85,7 @@ class Journal:
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         record = {"time": now, "source": source, "action": action, **details}
         self.records.append(record)
+        self.count += 1
         self._newest = self._executor.submit(self._append, json.dumps(record) + "\n")
 
     async def read(self, *, before: int | None, limit: int) -> Page:

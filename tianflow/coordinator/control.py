@@ -200,6 +200,11 @@ class Control:
         """The learner rests at its next boundary, or goes on; while the run stops it is never let go."""
         self._in_force.hold_learner(hold or self._life.state == "stopping")
 
+    @property
+    def audited(self) -> int:
+        """Changes and actions of this process so far."""
+        return self._journal.count
+
     def audit(self) -> Sequence[Mapping[str, object]]:
         """The newest changes and actions of this process."""
         return tuple(self._journal.records)

@@ -289,6 +289,11 @@ class Run:
         """True once an evaluation has confirmed it."""
         return self._goal.reached
 
+    @property
+    def audited(self) -> int:
+        """Changes and actions of this process so far."""
+        return self._control.audited
+
     def audit(self) -> Sequence[Mapping[str, object]]:
         """The newest changes and actions of this process."""
         return self._control.audit()
