@@ -244,18 +244,6 @@ async def test_a_moment_is_too_short_to_tell_a_speed(fake: FakeRun, tmp_path: Pa
     assert (0.4, None, None, 2) == (line["span_s"], line["steps_per_s"], line["updates_per_s"], line["staleness"]["count"])
 
 
-async def test_a_change_is_a_mark_however_many_the_run_has_forgotten(fake: FakeRun, tmp_path: Path) -> None:
-    """It remembers the newest ones only, so their number is the same before and after."""
-    recorder = Recorder(run=fake, file=HistoryFile(tmp_path / "history.jsonl"))
-    for bound in (2, 3):
-        fake.change({"balance": {"max_staleness": bound}}, source="test")
-    assert 2 == len(recorder.sample()["marks"])
-    fake.change({"balance": {"max_staleness": 4}}, source="test")
-    del fake._audit[0]
-    assert [3, 3, 4] == [mark["generation"] for mark in recorder.sample()["marks"]]
-    await recorder.close()
-
-
 async def test_evaluations_and_changes_are_marks_once(fake: FakeRun, tmp_path: Path) -> None:
 
     def evaluate() -> None:
