@@ -16,6 +16,7 @@ import typer
 
 from tianflow.command_line import RUNS, AsJson, ConfigArgument, Overrides, RunArgument, RunsDir, complain, exit_codes, open_standard_streams
 from tianflow.evaluating import evaluate
+from tianflow.explaining import explain, list_configs
 from tianflow.exporting.command import export
 from tianflow.following import events
 from tianflow.overview import status, top
@@ -183,6 +184,10 @@ def config_show(
         from tianflow.config_loading import to_toml
 
         typer.echo(to_toml(_load(config, overrides), only_changed=not resolved), nl=False)
+
+
+config_app.command("list")(list_configs)
+config_app.command("explain")(explain)
 
 
 app.command("eval")(evaluate)
