@@ -73,7 +73,8 @@ def diagnose(looks: Sequence[RunStatistics], config: Config, earlier: Sequence[C
     """
     run = looks[-1]
     if run.state != "running":
-        return Diagnosis(run.state, f"the run is {run.state}")
+        evaluation = f", and evaluates the policy: {config.evaluation.episodes} episodes" if run.evaluating else ""
+        return Diagnosis(run.state, f"the run is {run.state}{evaluation}")
     stall = stalled(looks, config)
     if stall is not None:
         return stall
