@@ -22,6 +22,7 @@ from tianflow.recording import Recorder, recorded, staleness_between
 from tianflow.report.page import page
 from tianflow.report.records import read
 from tianflow.statistics import RunStatistics
+from tianflow.tallies import KEPT_RECORDS
 
 IMPORTED = tianflow.api
 
@@ -86,6 +87,15 @@ def test_marks_of_a_line_are_bounded_and_the_newest_stay() -> None:
     for t in range(1, 100):
         line = merged(line, row(float(t), marks=[{"t": t}]))
     assert [{"t": t} for t in range(100 - MARKS, 100)] == line["marks"]
+    assert 99 - MARKS == line["marks_left_out"]
+
+
+def test_changes_do_not_crowd_out_evaluations() -> None:
+    line = row(0.0, marks=[{"t": 0, "kind": "evaluation"}], marks_left_out=3)
+    for t in range(1, 100):
+        line = merged(line, row(float(t), marks=[{"t": t, "kind": "change"}], marks_left_out=1))
+    assert [0, *range(100 - MARKS, 100)] == [mark["t"] for mark in line["marks"]]
+    assert 3 + 99 + 99 - MARKS == line["marks_left_out"]
 
 
 def test_lines_without_what_they_should_hold_merge_all_the_same() -> None:
@@ -115,6 +125,7 @@ SPOILED: list[dict[str, Any]] = [
     {"durations": {"actor": {"count": "2"}}},
     {"marks": 3},
     {"marks": [3]},
+    {"marks_left_out": "some"},
     {"span_s": "u"},
     {"steps_per_s": 10**400},
 ]
@@ -248,6 +259,17 @@ async def test_evaluations_and_changes_are_marks_once(fake: FakeRun, tmp_path: P
     assert ["evaluation", "change"] == [mark["kind"] for mark in line["marks"]]
     assert 12.5 == line["marks"][0]["mean_return"]
     assert (2, 3) == (line["marks"][1]["generation"], line["staleness"]["bound"])
+
+
+async def test_changes_are_marks_however_many_there_were_before(fake: FakeRun, tmp_path: Path) -> None:
+    def change(times: int) -> None:
+        for _ in range(times):
+            fake.change({"balance": {"max_staleness": 3}}, source="test")
+
+    much = KEPT_RECORDS + 10
+    line = await recorded_line(fake, tmp_path / NAME, lambda: change(much), lambda: change(2), lambda: None)
+    assert [much] * (MARKS - 2) + [much + 2] * 2 == [mark["generation"] - 1 for mark in line["marks"]]
+    assert much + 2 - MARKS == line["marks_left_out"]
 
 
 async def test_replay_is_told_where_there_is_one(fake_with_replay: FakeRun, tmp_path: Path) -> None:

@@ -134,13 +134,14 @@ class Builder:
         from tianflow.components.shard_making import restored_shard
 
         config, spec = self._config, self._plan.spec
+        kept = self._plan.checkpoint if self._plan.incarnation == 0 else None  # one that was lost begins empty: so the run has counted it
         return ReplayShard(
             name=component.name,
             host=self._plan.host,
             end=self._ends.shard_end(component.index),
             settings=self._ends.settings,
             compute=self._compute,
-            make_shard=lambda: restored_shard(config, spec, self._plan.checkpoint, component.index),
+            make_shard=lambda: restored_shard(config, spec, kept, component.index),
             seed=make_seed(config.run.seed, component.index, self._plan.incarnation),
         )
 

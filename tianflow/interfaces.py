@@ -342,6 +342,10 @@ class RunControl(Protocol):
     def drain(self, *, source: str) -> str: ...
     def stop(self, *, source: str) -> str: ...
     def request_checkpoint(self, *, source: str) -> str: ...
+    @property
+    def audited(self) -> int:
+        """How many changes and actions there were in this process, those that `audit` no longer has included."""
+
     def audit(self) -> Sequence[Mapping[str, object]]:
         """The newest changes and actions, oldest first: time (ISO 8601), source, action, old, new. The file has all of them."""
 

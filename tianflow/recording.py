@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from tianflow.history import NAME, SPACING_S, HistoryFile, Row, merged
+from tianflow.history import NAME, SPACING_S, HistoryFile, Row, merged, newest_marks
 from tianflow.logs import logger
 from tianflow.moments import durations
 from tianflow.rates import Rates
@@ -111,6 +111,7 @@ class Recorder:
         t = now.elapsed_s + self._offset
         span = 0.0 if before is None else now.now - before.now
         window = 0.0  # back to the sample before
+        marks, left_out = self._marks(now, t)
         telling = span >= SPACING_S / 2  # what ended in less says nothing of speed
         return {
             "t": round(t, 3),
@@ -133,10 +134,12 @@ class Recorder:
             "replay": None if now.replay is None else _replay(now.replay) | {"held_back": self._rates.held_back(window)},
             "bottleneck": now.diagnosis.verdict,
             "generation": now.generation,
-            "marks": self._marks(now, t),
+            "marks": marks,
+            "marks_left_out": left_out,
         }
 
-    def _marks(self, now: RunStatistics, t: float) -> list[Row]:
+    def _marks(self, now: RunStatistics, t: float) -> tuple[list[Row], int]:
+        """What happened since the sample before, and how much more that is not kept."""
         marks: list[Row] = []
         at = round(t, 3)
         if self._resumed:
@@ -144,13 +147,16 @@ class Recorder:
             marks.append({"t": at, "kind": "resumed", "updates": now.ledger.version.number})
         if now.evaluation and (self._before is None or now.evaluation != self._before.evaluation):
             marks.append({"t": at, "kind": "evaluation", **now.evaluation})
-        records = self._run.audit()
-        for record in records[self._audited :]:
+        audited, records = self._run.audited, self._run.audit()
+        new = audited - self._audited
+        self._audited = audited
+        fresh = records[max(0, len(records) - new) :]
+        for record in fresh:
             paths = record.get("new")
             changed = sorted(paths) if isinstance(paths, Mapping) else []
             marks.append({"t": at, "kind": "change", "action": record.get("action"), "paths": changed, "generation": now.generation})
-        self._audited = len(records)
-        return marks
+        kept, left_out = newest_marks(marks)
+        return kept, left_out + new - len(fresh)
 
 
 def staleness_between(before: RunStatistics | None, now: RunStatistics) -> Row:

@@ -171,10 +171,10 @@ class Control:
     def drain(self, *, source: str) -> str:
         """Begin nothing new, train on what is there as far as it fills batches, then end."""
         self._life.require_going()
+        self._exchange.hold_grants("draining")  # before a pause is lifted, for whoever waits would be let in
         self.resume(source=source)
         self._journal.add(source, "drain")
         self._life.state = "draining"
-        self._exchange.hold_grants("draining")
         self._life.end("done", "drained")
         return "draining"
 
@@ -199,6 +199,11 @@ class Control:
     def hold_learner(self, hold: bool) -> None:
         """The learner rests at its next boundary, or goes on; while the run stops it is never let go."""
         self._in_force.hold_learner(hold or self._life.state == "stopping")
+
+    @property
+    def audited(self) -> int:
+        """Changes and actions of this process so far."""
+        return self._journal.count
 
     def audit(self) -> Sequence[Mapping[str, object]]:
         """The newest changes and actions of this process."""

@@ -174,6 +174,8 @@ def _charts(run: Records) -> Markup:
         text = "No history was kept of this run: it is older than that, or has only just begun."
         return joined([element("h2", "Over time"), element("p", text, class_="note")])
     note = "Vertical dotted lines are changes and actions. Staleness is that of the time that a point covers, under the widest bound then."
+    if left_out := sum(int(number_at(row, "marks_left_out") or 0) for row in run.rows):
+        note += f" {left_out:,} more of what happened, where much did within a line of the history, have no mark."
     return joined([element("h2", "Over time"), element("div", *figures(run), class_="charts"), element("p", note, class_="note")])
 
 
