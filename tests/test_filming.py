@@ -103,8 +103,8 @@ def test_videos_of_two_runs_lie_beside_each_other(tmp_path: Path) -> None:
         trained(tmp_path / name, {"id": "tests.test_filming:Drawn"})
         (tmp_path / name / "a-run").rename(tmp_path / name / f"{name}-run")
         shutil.copytree(tmp_path / name / f"{name}-run" / "checkpoints" / "v1-0000000010", tmp_path / name / "best")
-        for checkpoint in (tmp_path / name / f"{name}-run", tmp_path / name / "best"):
-            done = run(tmp_path, str(checkpoint), "--episodes", "1", "--video", str(tmp_path / "videos"))
+        for source in (f"{name}-run", "best"):
+            done = run(tmp_path, str(tmp_path / name / source), "--episodes", "1", "--video", str(tmp_path / "videos"))
             assert 0 == done.exit_code, done.stderr
     names = ("one-best", "one-run-v1-0000000010", "two-best", "two-run-v1-0000000010")
     assert [f"{name}-episode-0.mp4" for name in names] == sorted(path.name for path in (tmp_path / "videos").iterdir())
