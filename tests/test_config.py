@@ -379,6 +379,9 @@ def test_parameters_of_a_law_are_merged_one_by_one() -> None:
         (f"evaluation.episodes={10**40}", "evaluation.episodes"),
         (f"network.hidden=[64, {2**64}]", "network.hidden.1"),
         (f"balance.parameters={{ depth = {-(10**300)} }}", "balance.parameters.depth"),
+        ("run.max_env_steps=1e30", "run.max_env_steps"),
+        ("balance.memory_limit=9999999TiB", "balance.memory_limit"),
+        (f"balance.memory_limit={'9' * 400}TiB", "balance.memory_limit"),
     ],
 )
 def test_a_number_that_no_other_process_could_be_sent_is_refused_wherever_it_comes_from(override: str, path: str) -> None:
@@ -386,6 +389,13 @@ def test_a_number_that_no_other_process_could_be_sent_is_refused_wherever_it_com
         load_config("cartpole_ppo", [override])
     assert [path] == [problem.path for problem in refused.value.problems]
     assert "larger than any number that can be kept" in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["actors.rollout_steps", "env.num_envs", "algorithm.batch_trajectories"])
+def test_an_infinite_number_of_something_is_of_the_wrong_type(path: str) -> None:
+    with pytest.raises(ConfigError, match="is of the wrong type; accepted: a whole number") as refused:
+        load_config("cartpole_ppo", [f"{path}=inf"])
+    assert path in {problem.path for problem in refused.value.problems}
 
 
 def test_the_largest_number_there_is_does() -> None:

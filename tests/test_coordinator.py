@@ -227,6 +227,21 @@ async def test_a_pause_before_anything_works_holds_from_the_beginning(tmp_path: 
         assert ("running", 1) == (world.run.state, len(given))
 
 
+async def test_a_change_that_comes_while_the_disk_is_looked_at_is_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    opened = world.run.keeper.open
+
+    async def changed_meanwhile() -> None:
+        await opened()
+        world.run.change({"actors": {"count": 1}}, source="test")
+
+    monkeypatch.setattr(world.run.keeper, "open", changed_meanwhile)
+    async with going(world):
+        await until(lambda: len(world.hosts) >= 3)
+        await turns(20)
+        assert {"learner", "evaluator", "actors-0"} == set(world.hosts)
+
+
 # Losing ----------------------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +382,15 @@ async def test_a_directory_that_cannot_be_written_into_is_a_failed_checkpoint(tm
         assert "running" == world.run.state
 
 
+async def test_a_summary_names_the_newest_checkpoint_on_disk(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        assert world.run.summary()["checkpoint"] is None
+        world.learner.version = Version(1, 9)
+        assert await soon(world.run.keeper.save())
+        assert 9 == world.run.summary()["checkpoint"]
+
+
 async def test_nothing_that_cannot_be_written_keeps_a_run_from_ending_and_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,6 +484,31 @@ async def test_evaluations_short_of_the_target_end_nothing(tmp_path: Path) -> No
     async with going(world):
         await until(lambda: len(world.evaluator.asked) > 2)
         assert ("running", False) == (world.run.state, world.run.settings.value.hold_learner)
+
+
+async def test_evaluations_that_take_longer_than_the_time_between_them_do_not_pile_up(tmp_path: Path) -> None:
+    """Whoever came after all of them would wait, and the last one of the run would never be made."""
+    world = World(tmp_path, config(run={"max_env_steps": 16}, evaluation={"every_s": 0.05}))
+    async with going(world) as task:
+        world.evaluator.answers.clear()
+        await until(lambda: world.evaluator.asked)
+        for _ in range(5):
+            tick = world.run.rounds.last_tick
+            await until(lambda tick=tick: world.run.rounds.last_tick != tick)
+        assert 1 == len(world.run.life.background)
+        world.commit()
+        world.evaluator.answers.set()
+        await soon(task)
+    assert 2 == len(world.evaluator.asked)
+
+
+async def test_a_target_that_is_first_reached_at_the_end_took_all_the_time_of_training(tmp_path: Path) -> None:
+    world = World(tmp_path, config(run={"target_return": 15.0, "max_env_steps": 16}))
+    async with going(world) as task:
+        world.commit()
+        await soon(task)
+    assert ("max_env_steps", True) == (world.run.end_reason, world.run.target_reached)
+    assert world.run.summary()["training_s"] == pytest.approx(world.run.statistics().time_to_target_s, abs=0.001)
 
 
 async def test_a_target_that_only_training_reaches_ends_nothing(tmp_path: Path) -> None:
@@ -558,7 +607,11 @@ async def test_whoever_stops_a_run_that_is_judged_at_its_end_gets_a_checkpoint_a
     async with going(world) as task:
         world.evaluator.answers.clear()
         world.commit()
+        assert not world.run.statistics().evaluating
         await until(lambda: world.evaluator.asked)
+        seen = world.run.statistics()
+        assert ("stopping", True) == (seen.state, seen.evaluating)
+        assert seen.diagnosis.advice.startswith("the run is stopping, and evaluates the policy: ")
         world.run.end("stopped", "SIGTERM")
         await soon(task)
     assert ("done", "max_env_steps", ["v1-0000000000"]) == (world.run.state, world.run.end_reason, world.checkpoints)
@@ -590,6 +643,32 @@ async def test_a_drain_waits_for_what_was_begun(tmp_path: Path) -> None:
         world.run.exchange.abort(given[0].ticket, given[0].slot, "env_error")
         await soon(task)
     assert ("done", "drained", {"env_error": 1}) == (world.run.state, world.run.end_reason, world.run.statistics().ledger.dropped)
+
+
+async def test_a_drain_of_a_paused_run_begins_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world) as task:
+        world.run.pause(source="test")
+        given: list[Any] = []
+        world.run.exchange.request_grant("actor-0", given.append)
+        world.run.drain(source="test")
+        assert [] == given
+        await soon(task)
+    assert (("done", "drained"), [None]) == ((world.run.state, world.run.end_reason), given)
+
+
+async def test_a_drain_amid_which_the_run_fails_leaves_no_checkpoint_of_what_failed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world) as task:
+        given: list[Any] = []
+        world.run.exchange.request_grant("actor-0", given.append)
+        world.run.exchange.begin(given[0].ticket, FIRST)
+        world.run.drain(source="test")
+        await until(lambda: world.run.state == "draining")
+        await turns(20)
+        world.run.fail(RunError("learner", "out of memory"))
+        await soon(task)
+    assert ("failed", []) == (world.run.state, world.checkpoints)
 
 
 async def test_a_cancelled_run_kills_everyone_and_waits_for_nobodys_checkpoint(tmp_path: Path) -> None:

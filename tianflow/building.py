@@ -134,13 +134,14 @@ class Builder:
         from tianflow.components.shard_making import restored_shard
 
         config, spec = self._config, self._plan.spec
+        kept = self._plan.checkpoint if self._plan.incarnation == 0 else None  # one that was lost begins empty: so the run has counted it
         return ReplayShard(
             name=component.name,
             host=self._plan.host,
             end=self._ends.shard_end(component.index),
             settings=self._ends.settings,
             compute=self._compute,
-            make_shard=lambda: restored_shard(config, spec, self._plan.checkpoint, component.index),
+            make_shard=lambda: restored_shard(config, spec, kept, component.index),
             seed=make_seed(config.run.seed, component.index, self._plan.incarnation),
         )
 
@@ -171,10 +172,17 @@ class Builder:
         nbytes = policy.table.nbytes
         return policy, PolicyWeights(reader=self._ends.weights_reader(nbytes), policy=policy, nbytes=nbytes)
 
+    def _actors_policy(self) -> tuple[Policy, PolicyWeights]:
+        from tianflow.algorithms.precision import act_in
+
+        policy, weights = self._policy()
+        act_in(self._config, policy)
+        return policy, weights
+
     def _rollout(self, component: ComponentSpec) -> Rollout:
         from tianflow.components.rollout import Rollout
 
-        policy, weights = self._acting = self._acting or self._policy()  # one for all actors here: each has the thread to itself
+        policy, weights = self._acting = self._acting or self._actors_policy()  # one for all actors here: each has the thread to itself
         rollout = Rollout(
             config=self._config,
             spec=self._plan.spec,

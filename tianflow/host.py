@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from tianflow.channels.link import Link, Message
 from tianflow.channels.shards import ShardEnd, decode_request
 from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedMemory, SharedWeights
 from tianflow.components.actor import Actor
-from tianflow.components.learner import Learner
+from tianflow.components.learner import Learner, LearnerState
 from tianflow.compute import Compute
 from tianflow.config import Config
 from tianflow.errors import CheckpointError, ConfigError, EnvironmentFailedError, PoisonedTrajectoryError, RunError
@@ -50,13 +50,13 @@ def describe(name: str, error: BaseException) -> tuple[str, str, str]:
     return name, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 
-async def save(learner: Learner, staged: Path, executor: ThreadPoolExecutor) -> SavedState:
-    """Take the learner's state at its next boundary and write it into ``staged``, while training goes on.
+async def save(taken: Awaitable[LearnerState], staged: Path, executor: ThreadPoolExecutor) -> SavedState:
+    """Write a learner's state, once it was ``taken`` at a boundary, into ``staged``, while training goes on.
 
     Raises:
         CheckpointError: it could not be written, or is not finite.
     """
-    state = await learner.state()
+    state = await taken
     file = await asyncio.get_running_loop().run_in_executor(executor, checkpoint.write_state, staged, state.arrays)
     return SavedState(state.version, state.samples, file)
 
@@ -236,7 +236,7 @@ class HostProcess:
         learner = self._components["learner"]
         assert isinstance(learner, Learner)
         try:
-            saved = await save(learner, staged, self._disk)
+            saved = await save(learner.state(), staged, self._disk)
         except CheckpointError as error:
             self._link.send("not_saved", number, str(error))
         else:

@@ -229,6 +229,14 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class ActsInBfloat16(Protocol):
+    """A `Policy` that can do what ``actors.precision = "bf16"`` asks for."""
+
+    def act_in_bfloat16(self) -> None:
+        """Compute `Policy.act` in bfloat16 from now on; what it gives stays float32. Called once, before the first trajectory."""
+
+
+@runtime_checkable
 class NamesParameters(Protocol):
     """A `Policy` that can say what its parameters are. ``tianflow export`` asks; those of others are called ``parameters`` there."""
 

@@ -91,7 +91,7 @@ class Journal:
     async def read(self, *, before: int | None, limit: int) -> Page:
         """A page of the file, with everything that was recorded before this was asked. Where it cannot be read, what is in memory."""
         if self._newest is not None:
-            await asyncio.wrap_future(self._newest)
+            await asyncio.shield(asyncio.wrap_future(self._newest))  # a reader that gives up would take what waits to be written with it
         try:
             return await asyncio.to_thread(read_page, self._path, before=before, limit=limit)
         except OSError as error:

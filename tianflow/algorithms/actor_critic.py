@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from tianflow.algorithms.crew import Crew
 from tianflow.algorithms.flat import Adam, require_alike
 from tianflow.algorithms.model import Model
 from tianflow.algorithms.on_arrays import ActOnArrays
-from tianflow.algorithms.precision import forward_in
+from tianflow.algorithms.precision import Acting, forward_in
 from tianflow.config import AlgorithmSettings, Config
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
 from tianflow.network_rules import is_image
@@ -42,11 +42,8 @@ class ActorCriticPolicy:
         self._model = Model(config, spec, torch.device("cpu"))
         self._model.network.requires_grad_(False)
         self._bytes: NDArray[np.uint8] = self._model.buffer.bytes.numpy()
-        self._act: Callable[[Tree, Tree], tuple[Tensor, Tree]] = getattr(
-            self._model.network,
-            "act",
-            partial(Network.act, self._model.network),  # type: ignore[arg-type]
-        )
+        self._acting = Acting(self._model.network)
+        self._act = self._act_of(self._acting.network)
         self.table = self._model.buffer.table
         self._arrays = self._arrays_of(spec)
 
@@ -55,9 +52,15 @@ class ActorCriticPolicy:
         if flat.nbytes != self._bytes.nbytes:
             raise ValueError(f"{flat.nbytes} bytes of weights for a model of {self._bytes.nbytes}")
         np.copyto(self._bytes, flat)
+        self._acting.refresh()
         self._model.observations.refresh()
         if self._arrays is not None:
             self._arrays.refresh()
+
+    def act_in_bfloat16(self) -> None:
+        """From now on: the policy is then that of the rounded weights, and its log-probabilities are recorded as such, in float32."""
+        self._acting.in_bfloat16()
+        self._act, self._arrays = self._act_of(self._acting.network), None
 
     def on_arrays(self, num_envs: int) -> ActOnArrays | None:
         """`act` on arrays, where that is quicker."""
@@ -74,7 +77,7 @@ class ActorCriticPolicy:
         """Choose actions; the caller zeroes the state of environments that begin an episode."""
         distribution = self._model.distribution
         with torch.inference_mode():
-            parameters, after = self._act(self._model.observations(observation), state)
+            parameters, after = self._acting.forward(self._act, self._model.observations(observation), state)
             parameters = distribution.masked(parameters, mask)
             action = distribution.mode(parameters) if noise is None else distribution.sample(parameters, noise)
         return ActorStep(action, parameters, after)
@@ -93,6 +96,11 @@ class ActorCriticPolicy:
 
     def place(self, index: int, count: int) -> None:
         """All actors explore alike: by sampling."""
+
+    @staticmethod
+    def _act_of(network: nn.Module) -> Callable[[Tree, Tree], tuple[Tensor, Tree]]:
+        act: Callable[[Tree, Tree], tuple[Tensor, Tree]] = getattr(network, "act", partial(Network.act, network))  # type: ignore[arg-type]
+        return act
 
     def _arrays_of(self, spec: EnvironmentSpec) -> ActOnArrays | None:
         offered = getattr(self._model.network, "on_arrays", lambda: None)()

@@ -54,7 +54,7 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
     def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:
         """Choose actions; the caller zeroes the state of environments that begin an episode."""
         with torch.inference_mode():
-            values, after = self.model.network.act(self.model.observations(observation), state)
+            values, after = self.acting.forward(self.acting.network.act, self.model.observations(observation), state)
             values = masked_values(values, mask)
             scores = values if noise is None else masked_values(scores_of(values, noise), mask)
         return ActorStep(scores.argmax(-1), values, after)

@@ -17,7 +17,7 @@ from torch import Tensor
 from tianflow.algorithms.actor_critic import never
 from tianflow.algorithms.flat import require_alike
 from tianflow.algorithms.off_policy_models import Model, Module, Optimiser
-from tianflow.algorithms.precision import forward_in
+from tianflow.algorithms.precision import Acting, forward_in
 from tianflow.config import Config
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.off_policy_settings import OffPolicySettings
@@ -88,6 +88,8 @@ class OffPolicyPolicy(Generic[Module]):
     def __init__(self, model: Model[Module]) -> None:
         self.model = model
         self.model.network.requires_grad_(False)
+        self.acting = Acting(self.model.network)
+        """What `act` calls."""
         self._bytes: NDArray[np.uint8] = self.model.buffer.bytes.numpy()
         self.table = self.model.buffer.table
         self.index, self.count = 0, 1
@@ -97,7 +99,12 @@ class OffPolicyPolicy(Generic[Module]):
         if flat.nbytes != self._bytes.nbytes:
             raise ValueError(f"{flat.nbytes} bytes of weights for a model of {self._bytes.nbytes}")
         np.copyto(self._bytes, flat)
+        self.acting.refresh()
         self.model.observations.refresh()
+
+    def act_in_bfloat16(self) -> None:
+        """From now on."""
+        self.acting.in_bfloat16()
 
     def place(self, index: int, count: int) -> None:
         """Actor ``index`` of ``count``; one that is beyond the count, because it is about to retire, explores as the last one does."""

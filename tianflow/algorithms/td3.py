@@ -41,7 +41,7 @@ class TD3Policy(OffPolicyPolicy[Deterministic]):
     def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:  # noqa: ARG002 - no choice
         """Actions with noise, clipped to their range; without noise, as they are."""
         with torch.inference_mode():
-            parameters = self.model.network(self.model.observations(observation))
+            parameters = self.acting.forward(self.acting.network, self.model.observations(observation))
             action = parameters if noise is None else (parameters + noise).clamp(-1.0, 1.0)
         return ActorStep(self._range.stored(action), parameters, state)
 

@@ -171,10 +171,10 @@ class Control:
     def drain(self, *, source: str) -> str:
         """Begin nothing new, train on what is there as far as it fills batches, then end."""
         self._life.require_going()
+        self._exchange.hold_grants("draining")  # before a pause is lifted, for whoever waits would be let in
         self.resume(source=source)
         self._journal.add(source, "drain")
         self._life.state = "draining"
-        self._exchange.hold_grants("draining")
         self._life.end("done", "drained")
         return "draining"
 

@@ -55,14 +55,13 @@ class Ending:
     async def wind_down(self, supervisor: Supervisor) -> None:
         """Drain or drop, save, judge, and send every host home."""
         life, exchange = self._life, self._exchange
-        failed = life.end_state == "failed"
-        if life.state == "draining" and not failed:
+        if life.state == "draining" and life.end_state != "failed":
             await self._while_the_learner_answers(self._drained(), "what was begun")
         life.training_ends()
         exchange.hold_grants("ending")
         exchange.drop_open("stopped")
         exchange.close()
-        if not failed:
+        if life.end_state != "failed":
             self._control.hold_learner(True)  # what it has pulled ahead would be an update more than the last checkpoint holds
             if life.end_state == "done":  # by itself: it is judged at the version it ended with
                 await self._while_the_learner_answers(self._goal.evaluate_last(), EVALUATION)

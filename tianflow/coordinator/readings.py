@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 
 from tianflow.channels.broadcast import Broadcast
@@ -133,6 +135,8 @@ class Readings:
             replay=self._exchange.replay_statistics() if isinstance(self._exchange, ReplayExchange) else None,
             target_return=config.run.target_return,
             time_to_target_s=goal.time_to_target_s,
+            trained_s=self._life.trained_s(now),
+            evaluating=self._judge.busy,
         )
         return self._watch.look(statistics, config)
 
@@ -161,12 +165,13 @@ class Readings:
             training_s=life.training_s,
             seed=self._in_force.config.run.seed,
             error=str(life.first_error) if life.first_error else None,
+            checkpoint=self._keeper.kept,
         )
 
-    def write_summary(self, directory: Path) -> None:
+    async def keep_summary(self, directory: Path, disk: Executor) -> None:
         """Keep the summary in ``directory``; a disk that takes none is told of and no error."""
-        text = json.dumps(self.summary(), indent=2)
+        text = json.dumps(self.summary(), indent=2) + "\n"
         try:
-            (directory / SUMMARY).write_text(text + "\n", encoding="utf-8")
+            await asyncio.get_running_loop().run_in_executor(disk, (directory / SUMMARY).write_text, text, "utf-8")
         except OSError as error:
             log.warning("the summary cannot be written", error=str(error))
