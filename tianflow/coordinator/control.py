@@ -98,7 +98,7 @@ class Control:
         life: Life,
         in_force: InForce,
         room: Room,
-        exchange: Exchange | ReplayExchange,
+        exchange: Exchange,
         balancer: Balancer,
         staff: Staff,
         keeper: Keeper,

@@ -49,7 +49,7 @@ class Readings:
         base: Base,
         life: Life,
         in_force: InForce,
-        exchange: Exchange | ReplayExchange,
+        exchange: Exchange,
         roster: Roster,
         balancer: Balancer,
         control: Control,

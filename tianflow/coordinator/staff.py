@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from tianflow import system
 from tianflow.channels.exchange import Exchange
-from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.config import Config
 from tianflow.errors import RunError
 from tianflow.program import HostSpec
@@ -23,7 +22,7 @@ class Staff:
         roster: who rebuilds its environments.
     """
 
-    def __init__(self, *, exchange: Exchange | ReplayExchange, roster: Roster) -> None:
+    def __init__(self, *, exchange: Exchange, roster: Roster) -> None:
         self._exchange, self._roster = exchange, roster
         self._supervisor: Supervisor | None = None
 
