@@ -687,6 +687,7 @@ async def test_a_resumed_run_goes_on_counting_in_a_new_lineage(tmp_path: Path) -
     async with going(second):
         assert [(Version(2, 40), 7, checkpoint.path)] == second.starts
         assert (16, 1) == (second.run.env_steps, second.run.statistics().episodes)
+        assert (0, 1) == (first.run.era, second.run.era)
         second.commit()
         assert (32, 2) == (second.run.env_steps, second.run.statistics().episodes)
 

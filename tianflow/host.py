@@ -307,6 +307,7 @@ def _blueprint(order: Mapping[str, Any], layout: TrajectoryLayout, draws: Trajec
         start=(Version(*order["start"][0]), order["start"][1]),
         draws=draws,
         incarnation=order["incarnation"],
+        era=order["era"],
         checkpoint=Path(order["checkpoint"]) if order["checkpoint"] else None,
         threads=order["threads"],
     )
