@@ -273,6 +273,7 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
         "start": [[1, 0], 0],
         "published": [1, 0],
         "incarnation": 0,
+        "era": 0,
         "checkpoint": None,
         "threads": 1,
     }
