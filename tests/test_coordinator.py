@@ -307,6 +307,17 @@ async def test_a_change_is_kept_where_a_resumed_run_looks_for_it_before_any_chec
     assert 7 == (await asyncio.to_thread(load_config, tmp_path / "config.toml")).bound
 
 
+async def test_a_pause_and_a_resting_learner_are_no_changes_of_settings(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.run.pause(source="test")
+        world.run.resume(source="test")
+        await soon(world.run.judge.judge(hold=True))
+        assert 0 == world.run.statistics().settings_changes < world.run.generation
+        world.run.change({"weights": {"publish_interval_updates": 2}}, source="test")
+        assert 1 == world.run.statistics().settings_changes
+
+
 # No failure is lost ----------------------------------------------------------------------------------------------------
 
 
