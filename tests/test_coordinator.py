@@ -282,6 +282,18 @@ async def test_a_lost_learner_is_a_new_lineage_from_the_newest_checkpoint_and_no
         assert (True, ()) == world.run.ready()
 
 
+async def test_of_all_tickets_those_are_watched_that_were_begun(tmp_path: Path) -> None:
+    """An actor may wait for its turn as long as it has to."""
+    world = World(tmp_path)
+    async with going(world):
+        given: list[Any] = []
+        for actor in ("actor-0", "actor-1"):
+            world.run.exchange.request_grant(actor, given.append)
+        world.run.exchange.begin(given[1].ticket, FIRST)
+        assert world.run.staff._supervisor is not None
+        assert [(given[1].ticket, given[1].slot, "actor-1")] == world.run.staff._supervisor._open_tickets()
+
+
 @pytest.mark.parametrize(("silent_for", "ready"), [(2.0, True), (9.0, False)])
 async def test_a_silent_host_makes_a_run_unready(tmp_path: Path, silent_for: float, ready: bool) -> None:
     world = World(tmp_path)

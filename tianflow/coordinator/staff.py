@@ -39,7 +39,7 @@ class Staff:
             start=start,
             lost=lost,
             failed=failed,
-            open_tickets=lambda: [(t.number, t.slot, t.holder, t.state) for t in self._exchange.ledger.live(State.BEGUN)],
+            open_tickets=lambda: [(t.number, t.slot, t.holder) for t in self._exchange.ledger.live(State.BEGUN)],
             progress=self._exchange.arena.progress,
             rebuilding=lambda: [(c.name, c.time.since) for c in self._roster.reports if c.time.current == "rebuilding"],
             patience=Patience(config.env.step_timeout_s, config.env.start_timeout_s, config.evaluation.timeout_s),
