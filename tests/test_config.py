@@ -119,6 +119,12 @@ def test_assignments_become_a_merge_patch() -> None:
     assert {"balance": {"parameters": {"quiet_updates": 3}, "credits": None}} == patch
 
 
+@pytest.mark.parametrize("first", ["balance.parameters=3", "balance.parameters=null"])
+def test_a_path_through_a_value_is_refused_by_name(first: str) -> None:
+    with pytest.raises(ConfigError, match=r"balance.parameters.quiet_updates = 4: 'parameters' is a value, not a table"):
+        nested(parse_overrides([first, "balance.parameters.quiet_updates=4"]))
+
+
 # Problems -----------------------------------------------------------------------------------------------------------
 
 

@@ -169,8 +169,8 @@ async def test_every_setting_of_balance_reaches_the_ledger_and_no_constant_stand
         for bound in (0, 3, 11, 40):
             await handle.balance.set(max_staleness=bound)
             assert bound + 1 == ledger.credits_limit + ledger.publish_lag
-        await handle.balance.set(credits=5, straggler_patience=3.5, min_fragment_steps=3)
-        assert (5, 3.5, 3) == (ledger.credits_limit, ledger.limits.patience, ledger.limits.min_fragment_steps)
+        await handle.balance.set(credits=5, straggler_patience=3.5)
+        assert (5, 3.5) == (ledger.credits_limit, ledger.limits.patience)
         await handle.algorithm.set(batch_trajectories=3)
         assert 3 == ledger.limits.batch
 
@@ -276,6 +276,7 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
         "start": [[1, 0], 0],
         "published": [1, 0],
         "incarnation": 0,
+        "era": 0,
         "checkpoint": None,
         "threads": 1,
     }
