@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.command_line import RUNS, AsJson, ConfigArgument, Overrides, RunArgument, RunsDir, complain, exit_codes, open_standard_streams
+from tianflow.command_line import (
+    RUNS,
+    AsJson,
+    ConfigArgument,
+    Overrides,
+    RunArgument,
+    RunsDir,
+    complain,
+    complete_config,
+    exit_codes,
+    open_standard_streams,
+)
 from tianflow.evaluating import evaluate
 from tianflow.explaining import explain, list_configs
 from tianflow.exporting.command import export
@@ -30,7 +41,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="tianflow",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -78,7 +89,10 @@ def _load(source: str, overrides: list[str] | None) -> Config:
 
 @app.command()
 def train(
-    config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file or a shipped name; not needed with --resume.")] = None,
+    config: Annotated[
+        str | None,
+        typer.Argument(metavar="CONFIG", help="A TOML file or a shipped name; not needed with --resume.", autocompletion=complete_config),
+    ] = None,
     overrides: Overrides = None,
     *,
     resume: Annotated[
