@@ -133,7 +133,7 @@ class NetworkSettings(Section):
 class ActorSettings(Section):
     """How many actors, in how many host processes, and how long a trajectory is."""
 
-    count: Annotated[int, Field(ge=0, le=4096)] = 2
+    count: Annotated[int, Field(ge=0, le=4096)] = 1
     """How many act. With more than 4096 a coordinator would be so busy that it is late to answer, and to stop when it is told to."""
     rollout_steps: PositiveInt = 32
     """T: steps of each environment in one trajectory."""
