@@ -124,6 +124,15 @@ def test_why_a_run_failed_stands_below_the_table(services: Services, tmp_path: P
     assert ["bad: env.id = 'X': there is none"] == run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()[3:]
 
 
+def test_the_console_is_that_of_the_service_or_of_the_run_that_is_named(services: Services) -> None:
+    services.going = {"one": {}}
+    assert "http://here/#token=t\n" == run("console").stdout
+    assert "http://here/#token=t&run=one\n" == run("console", "one").stdout
+    services.there = False
+    assert "http://here/#token=t&run=one\n" == run("console").stdout
+    assert 1 == run("console", "two").exit_code
+
+
 def test_submit_sends_what_the_file_says_unchecked_and_a_key_of_its_own(services: Services, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[env]\nid = "only.there:Env"\n')

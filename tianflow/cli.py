@@ -30,7 +30,7 @@ from tianflow.evaluating import evaluate
 from tianflow.explaining import explain, list_configs
 from tianflow.exporting.command import export
 from tianflow.following import events
-from tianflow.overview import status, top
+from tianflow.overview import console, status, top
 from tianflow.report.command import report
 from tianflow.serving.command import serve, submit
 from tianflow.simulation.command import simulate
@@ -234,6 +234,7 @@ app.command()(serve)
 app.command()(submit)
 app.command()(status)
 app.command()(top)
+app.command()(console)
 
 
 @app.command()

@@ -105,6 +105,17 @@ def top(
                 live.update(table(gather(runs_dir)), refresh=True)
 
 
+def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
+    """Print the address that opens the console of RUN, or of the service that holds the runs, in a browser. Its token is in it."""
+    from urllib.parse import quote
+
+    from tianflow import client
+
+    with exit_codes():
+        contact = (client.service(runs_dir) if run is None else None) or client.find(runs_dir, run)
+    typer.echo(f"{contact.address}/#token={contact.token}" + (f"&run={quote(contact.run)}" if contact.run else ""))
+
+
 def gather(runs_dir: Path) -> list[dict[str, Any]]:
     """What every run tells of itself, and what the service that holds them, if there is one, knows of the others.
 
