@@ -195,9 +195,9 @@ class LearnerSettings(Section):
     """auto: a GPU where there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: matrix products and convolutions of the learner's networks, and their gradients, in bfloat16; parameters, losses, targets and
-    optimiser stay float32, and actors always act in float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn and
-    impala_resnet: 1.5 to 2.4 times as fast on such a CPU); small MLPs gain nothing, and lose a quarter of their speed to casting. An algorithm
-    of your own has to heed it itself."""
+    optimiser stay float32, and actors always act in float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn: 1.5
+    times as fast on such a CPU, impala_resnet about twice); small MLPs gain nothing, and lose a quarter of their speed to casting. An
+    algorithm of your own has to heed it itself."""
     ranks: Annotated[int, Field(ge=1, le=1)] = 1
     """Processes that learn together; more than one is not there yet."""
     threads: PositiveInt = 1

@@ -65,7 +65,7 @@ class Run:
         self.sinks: dict[str, SinkStatistics] = {}
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         base, clock = Base.of(resumed), ActiveClock()
-        self.life = life = Life(before_s=base.elapsed_s)
+        self.life = life = Life(before_s=base.elapsed_s, trained_before_s=base.trained_s)
         self._in_force = in_force = InForce(config)
         self.settings = in_force.cell
         self.roster = roster = Roster()
