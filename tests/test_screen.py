@@ -255,6 +255,11 @@ def test_the_summary_is_short_and_complete() -> None:
     assert "error" not in text
 
 
+def test_a_summary_tells_steps_before_a_resume_from_those_since() -> None:
+    text = summary_text({**SUMMARY, "training_s": 10.0})
+    assert "123,456 steps, 15,432 of them since the resume in 0:10 (1,543/s)" in text
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "said"),
     [

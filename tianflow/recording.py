@@ -49,6 +49,7 @@ class Recorder:
         self._pending: Row | None = None
         self._written_at = -math.inf
         self._failing = False
+        self._writing: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         """Record until cancelled."""
@@ -93,6 +94,11 @@ class Recorder:
     async def _write(self) -> None:
         row, self._pending = self._pending, None
         assert row is not None
+        # Whoever records may be cancelled meanwhile; the line is then on its way all the same, and its row is nobody else's.
+        self._writing = asyncio.ensure_future(self._append(row))
+        await asyncio.shield(self._writing)
+
+    async def _append(self, row: Row) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, self._file.append, row)
         except OSError as error:

@@ -195,7 +195,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     lines += _verdict(summary)
     if "env_steps" in summary:
         lines.append(
-            f"  {summary['env_steps']:,} steps in {duration(summary.get('training_s'))} ({number(summary.get('steps_per_s'))}/s), "
+            f"  {_steps(summary)} in {duration(summary.get('training_s'))} ({number(summary.get('steps_per_s'))}/s), "
             f"{summary.get('updates', 0):,} updates, {summary.get('episodes', 0):,} episodes, "
             f"mean return of the last ones {number(summary.get('mean_return'))}"
         )
@@ -214,6 +214,13 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     if error := summary.get("error"):
         lines.append(f"  error: {error}")
     return "\n".join(lines)
+
+
+def _steps(summary: Mapping[str, Any]) -> str:
+    """Of a run that was resumed also those since then, which are what its seconds were spent on."""
+    steps, pace, seconds = summary["env_steps"], summary.get("steps_per_s"), summary.get("training_s")
+    since = round(pace * seconds) if pace and seconds else steps
+    return f"{steps:,} steps" if since >= steps - 1 else f"{steps:,} steps, {since:,} of them since the resume"
 
 
 def _verdict(summary: Mapping[str, Any]) -> list[str]:

@@ -292,7 +292,8 @@ def _not_there(record: Record, life: Life | None) -> Exception:
     if life is not None or record.state == "running":
         why = life.silence if life is not None else "it waits for a place"
         return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"Run {record.id!r}: {why}.", headers={"Retry-After": "1"})
-    return StateConflictError(f"run {record.id!r} is {record.state}")
+    why = f": {record.reason}" if record.state == "failed" and record.reason else ""
+    return StateConflictError(f"run {record.id!r} is {record.state}{why}")
 
 
 def _checkpoints(files: Files, name: str) -> list[Any]:
