@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tianflow.components.acting import Acting, acting, zeroed
-from tianflow.components.rows import Row, SlotRows, accumulate, blank
+from tianflow.components.rows import SlotRows, accumulate, blank
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
 from tianflow.envs.vector import VectorEnvironment
