@@ -426,6 +426,7 @@ class World:
         if publishes:
             self._publish()
         settlement = Settlement(self.version, tuple(t.ticket for t in batch.trajectories), bound, publishes)
+        self.tell("learner", lambda: self.ledger.copied(settlement.tickets))
         self.tell("learner", lambda: self._settled(settlement, records))
         ahead, self.ahead = self.ahead, None
         if ahead is not None:
@@ -436,7 +437,6 @@ class World:
             self._pull(self.version)
 
     def _settled(self, settlement: Settlement, records: list[Trained]) -> None:
-        self.ledger.copied(settlement.tickets)
         self.ledger.settle(settlement)
         if self.ledger.version != settlement.version:
             return
