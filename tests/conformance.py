@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -136,24 +136,6 @@ class GrantsConform(Opens):
         assert (False, 0) == (waiting.done(), world.seen.in_use), "free credits are no slots"
         source.copied(tickets(batch))
         assert (await waiting).slot in {trajectory.slot for trajectory in batch.trajectories}
-
-    async def test_the_compute_thread_may_say_that_it_has_copied(self, open_world: OpenWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-        world = open_world(batch=2, bound=0, slots=2)
-        sender, source = world.sender("a"), world.source()
-        for _ in range(2):
-            await world.committed(sender)
-        batch = await source.next_batch(FIRST)
-        threads = list[int]()
-        copied = world.ledger.copied
-
-        def spy(numbers: Iterable[int]) -> None:
-            threads.append(threading.get_ident())
-            copied(numbers)
-
-        monkeypatch.setattr(world.ledger, "copied", spy)
-        await asyncio.to_thread(source.copied, tickets(batch))
-        await world.quiet()
-        assert (2, [threading.get_ident()]) == (world.seen.free_slots, threads), "the ledger belongs to the loop"
 
     async def test_a_dropped_ticket_returns_its_credit(self, open_world: OpenWorld) -> None:
         world = open_world(batch=1, bound=0)

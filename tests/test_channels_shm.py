@@ -369,9 +369,9 @@ async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gi
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("keeps_slots", "later"), [(False, [["copied"]]), (True, [])])
+@pytest.mark.parametrize(("keeps_slots", "first"), [(False, ["copied"]), (True, [])])
 async def test_a_settlement_and_the_next_pull_are_one_packet_and_of_a_draw_nobody_hears_that_it_was_copied(
-    keeps_slots: bool, later: list[list[str]]
+    keeps_slots: bool, first: list[str]
 ) -> None:
     ours, theirs = socket_pair()
     link = Link(end=ours, handle=lambda _: None, closed=lambda: None)
@@ -387,7 +387,7 @@ async def test_a_settlement_and_the_next_pull_are_one_packet_and_of_a_draw_nobod
             unpacker = msgpack.Unpacker()
             unpacker.feed(theirs.recv(2**16))
             packets.append([message[0] for message in unpacker])
-    assert [["settle", "pull"], *later] == packets
+    assert [[*first, "settle", "pull"]] == packets
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     link.close()

@@ -400,7 +400,6 @@ class World:
             self.corrupt += ticket != trajectory.ticket
             data.append(steps)
         self.using = (batch, data, bound)
-        self.tell("learner", lambda: self.ledger.copied([t.ticket for t in batch.trajectories]))
         self.pulled_ahead = bool(self.settings.prefetch) and bound != 0
         if self.pulled_ahead:
             self._pull(Version(self.version.lineage, self.version.number + 1))
@@ -437,6 +436,7 @@ class World:
             self._pull(self.version)
 
     def _settled(self, settlement: Settlement, records: list[Trained]) -> None:
+        self.ledger.copied(settlement.tickets)
         self.ledger.settle(settlement)
         if self.ledger.version != settlement.version:
             return

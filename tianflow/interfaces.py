@@ -112,7 +112,7 @@ class BatchSource(Protocol):
 
     def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]: ...
     def copied(self, tickets: Sequence[int]) -> None:
-        """Their data were copied out; the slots may be used again. May be called from the compute thread."""
+        """Their data were copied out; the slots may be used again."""
 
     def give_back(self, batch: Batch) -> None:
         """Nothing of the batch was used; what is too old by now is dropped(expired), the rest is taken again later."""

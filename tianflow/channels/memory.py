@@ -123,8 +123,8 @@ class MemoryBatchSource:
         return self._arena.views(trajectory.slot)
 
     def copied(self, tickets: Sequence[int]) -> None:
-        """The slots may be used again. Any thread."""
-        self._loop.call_soon_threadsafe(self._exchange.copied, tuple(tickets))
+        """The slots may be used again."""
+        self._exchange.copied(tickets)
 
     def give_back(self, batch: Batch) -> None:
         """Nothing of the batch was used."""

@@ -309,9 +309,9 @@ class LinkBatchSource:
         return self._arena.views(trajectory.slot)
 
     def copied(self, tickets: Sequence[int]) -> None:
-        """The slots may be used again. Any thread."""
+        """The slots may be used again."""
         if not self._keeps_slots:
-            self._link.send_threadsafe("copied", list(tickets))
+            self._link.send("copied", list(tickets))
 
     def give_back(self, batch: Batch) -> None:
         """Nothing of the batch was used."""

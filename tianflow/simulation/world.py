@@ -168,7 +168,6 @@ class Simulation:
             return
         self._updating = batch
         self._enter("busy")
-        self._tell(self.desk.copied, tickets)
         if self.config.learner.prefetch and self._bound != 0 and not self.config.run.deterministic:
             self._pull()
         update_s = self._draw_update() * (1 + self.config.learner.slowdown)
@@ -183,6 +182,7 @@ class Simulation:
             self._published = self._version
             self.clock.at(self.rates.transfer_s(self.rates.weights_bytes), self._seen, self._version)
         self._enter("waiting:batch")
+        self._tell(self.desk.copied, tickets)
         self._tell(self.desk.settle, Settlement(self._version, tickets, bound, publishes))
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
