@@ -147,9 +147,7 @@ class Link:
         self._drained.set()
 
     def _readable(self) -> None:
-        for _ in range(64):  # then others get a turn
-            if not self._receive():
-                return
+        self._receive()  # one packet: the loop's next look for more costs less than to be told here that there are none
 
     def _receive(self) -> bool:
         """Handle one packet. False when there is none, or the link is lost."""
@@ -158,7 +156,8 @@ class Link:
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            return True  # said once, when the other end went without reading everything; what it had sent comes next
+            self.drain()  # said once, when the other end went without reading everything; what it had sent comes next, unannounced
+            return False
         if not packet:
             self.close()
             self._closed()
