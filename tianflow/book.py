@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, islice
 from operator import itemgetter
 
@@ -89,6 +89,10 @@ class TicketBook:
     def count(self, state: State) -> int:
         """Tickets in ``state``."""
         return self._counts[state]
+
+    def listed(self, state: State) -> Collection[Version]:
+        """Versions of the tickets in ``state``, one of `LISTED`, in no order; not a copy."""
+        return self._listed[state].keys()
 
     def versions(self, state: State) -> dict[Version, int]:
         """How many tickets in ``state``, one of `LISTED`, there are of each version, oldest first."""
