@@ -347,7 +347,7 @@ async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gi
         served.handlers[message[0]](*message[1:])
 
     link = Link(end=ours, handle=handle, closed=gone.set)
-    served = ServedExchange(exchange=exchange, send=link.send, on_episodes=lambda _, ended: episodes.extend(ended))
+    served = ServedExchange(exchange=exchange, send=link.send, push=link.push, on_episodes=lambda _, ended: episodes.extend(ended))
     child = await asyncio.to_thread(start, "act", shared.memory.fd, 4, theirs.fileno())
     theirs.close()
     source = MemoryBatchSource(exchange=exchange)

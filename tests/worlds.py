@@ -177,7 +177,7 @@ class SharedHost:
         self.arena = Arena(layout=world.layout, buffer=memory.buffer, capacity=world.exchange.arena.capacity)
         self.served = Link(end=ours, handle=self._serve, closed=lambda: None)
         self.link = Link(end=theirs, handle=self._hear, closed=lambda: None)
-        handlers = ServedExchange(exchange=world.exchange, send=self.served.send, on_episodes=world.heard).handlers
+        handlers = ServedExchange(exchange=world.exchange, send=self.served.send, push=self.served.push, on_episodes=world.heard).handlers
         self._serving: dict[str, Callable[..., None]] = {**handlers, "ping": self._pong}
         self._hearing: dict[str, Callable[..., None]] = {"pong": self._ponged}
         self._ping: asyncio.Future[None] | None = None

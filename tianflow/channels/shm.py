@@ -208,16 +208,19 @@ class LinkTrajectorySender:
         self._waiting: asyncio.Future[Grant | None] | None = None
         self._closed = False
 
-    async def acquire(self) -> Grant:
-        """Ask, and wait for the answer; EndOfChannel when the run wants no more."""
+    def acquire(self) -> Coroutine[Any, Any, Grant]:
+        """Ask, and wait for the answer; EndOfChannel when the run wants no more. Asked at the call, as `LinkBatchSource.next_batch` is."""
         if self._closed:
             raise ClosedChannelError(f"{self._holder} closed its end")
         self._waiting = asyncio.get_running_loop().create_future()
         self._link.send("want", self._holder)
+        return Asked(self._granted(self._waiting))
+
+    async def _granted(self, waiting: asyncio.Future[Grant | None]) -> Grant:
         try:
-            grant = await self._waiting
+            grant = await waiting
         except asyncio.CancelledError:
-            if (late := uncollected(self._waiting)) is not None:
+            if (late := uncollected(waiting)) is not None:
                 self.abort(late, "cancelled")
             self.close()
             raise
