@@ -39,7 +39,7 @@ SMALL = 1024
 async def send(end: socket.socket, shared: SharedArena, nbytes: int, counts: tuple[int, int], told: int) -> None:
     """Fill and commit ``1 + counts[0]`` slots as grants come, then ``counts[1]``; ``told`` says when one was copied."""
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
-    private = np.zeros(nbytes, np.uint8)
+    private, sent = np.zeros(nbytes, np.uint8), source[: shared.arena.layout.nbytes]
 
     def handle(message: Message) -> None:
         sender.grant(decode_grant(message[2]) if message[0] == "grant" else None)
@@ -53,9 +53,9 @@ async def send(end: socket.socket, shared: SharedArena, nbytes: int, counts: tup
             asked = sender.acquire()
             link.push()  # with the commit before it
             data = sender.view(grant).arrays["data"]
-            if nbytes > len(data):
+            if sent.nbytes < nbytes:
                 np.copyto(private, source)
-            np.copyto(data, source[: len(data)])
+            np.copyto(data, sent)
             sender.begin(grant, grant.version)
             alone = counts[0] < number <= sum(counts)
             if alone:
@@ -77,33 +77,39 @@ class Receiver:
     Args:
         link: to the coordinator.
         source: the shipped end, over that link.
+        sent: bytes of a slot.
         nbytes: to be copied for each, whether they came or not.
     """
 
-    def __init__(self, link: Link, source: LinkBatchSource, nbytes: int) -> None:
+    def __init__(self, link: Link, source: LinkBatchSource, sent: int, nbytes: int) -> None:
         self._link, self._source, self._number = link, source, 0
         self._target, self._private = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+        self._batch, self._beside = self._target[:sent], nbytes > sent
+        self._stamp = self._target[: carriers.STAMP].view(np.int64)
         self._ahead = self._pull()
 
     def _pull(self) -> Coroutine[Any, Any, Batch]:
         return self._source.next_batch(Version(1, self._number))
 
     async def take(self) -> int:
-        """Wait for one, pull the next, copy, settle. Nanoseconds from its stamp until it was there."""
+        """Wait for one, pull the next, copy, settle. When it was there, in monotonic nanoseconds."""
         batch = await self._ahead
         arrived = time.monotonic_ns()
         self._number += 1
         self._ahead = self._pull()  # goes out before the copy, with the settlement before it
         data = self._source.view(batch.trajectories[0])["data"]
-        latency = arrived - int(data[: carriers.STAMP].view(np.int64)[0])
-        np.copyto(self._target[: len(data)], data)
-        if len(self._target) > len(data):
+        if self._beside:
             np.copyto(self._target, self._private)
+        np.copyto(self._batch, data)
         tickets = (batch.trajectories[0].ticket,)
         self._source.copied(tickets)
         self._source.settle(Settlement(Version(1, self._number), tickets, LIMITS.max_staleness, True))
         self._link.drain()
-        return latency
+        return arrived
+
+    def stamp(self) -> int:
+        """That of the last one."""
+        return int(self._stamp[0])
 
     def close(self) -> None:
         self._ahead.close()
@@ -114,7 +120,7 @@ async def receive(end: socket.socket, shared: SharedArena, nbytes: int, counts: 
     link = Link(end=end, handle=lambda message: source.batch(message[1]), closed=lambda: source.batch(None))
     source = LinkBatchSource(link=link, arena=shared.arena)
     source.opened(Version(1, 0))
-    receiver = Receiver(link, source, nbytes)
+    receiver = Receiver(link, source, shared.arena.layout.nbytes, nbytes)
     await receiver.take()
     began = time.monotonic_ns()
     for _ in range(counts[0]):
@@ -124,7 +130,7 @@ async def receive(end: socket.socket, shared: SharedArena, nbytes: int, counts: 
     os.write(tell, b".")
     latency = []
     for _ in range(counts[1]):
-        latency.append(await receiver.take())
+        latency.append(await receiver.take() - receiver.stamp())
         await link.flush()
         os.write(tell, b".")
     results.send({"seconds": [seconds], "latency": latency})
