@@ -66,7 +66,7 @@ async def send(end: socket.socket, shared: SharedArena, nbytes: int, counts: tup
                 await link.flush()  # this process blocks now
                 os.read(told, 1)
             number += 1
-            link.drain()
+            link.handle_one()
     except (EndOfChannel, ClosedChannelError):
         link.close()
 
@@ -104,7 +104,7 @@ class Receiver:
         tickets = (batch.trajectories[0].ticket,)
         self._source.copied(tickets)
         self._source.settle(Settlement(Version(1, self._number), tickets, LIMITS.max_staleness, True))
-        self._link.drain()
+        self._link.handle_one()
         return arrived
 
     def stamp(self) -> int:

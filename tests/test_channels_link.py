@@ -47,7 +47,7 @@ class End:
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
 
     def resume(self) -> None:
-        asyncio.get_running_loop().add_reader(self._socket.fileno(), self.link._readable)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self.link.handle_one)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
@@ -413,7 +413,7 @@ async def test_an_event_that_found_no_room_is_not_told_after_a_newer_one(ends: P
     await turn()
     us.link.send_event("Held", [])
     while len(us.link._backlog) >= EVENT_BACKLOG:
-        them.link._receive()
+        them.link.handle_one()
         us.link._writable()
     us.link.send_event("Newer", [])
     them.resume()

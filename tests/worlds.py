@@ -366,7 +366,7 @@ class SharedEventsLink:
         asyncio.get_running_loop().remove_reader(self._ours.fileno())
 
     async def go_on(self) -> None:
-        asyncio.get_running_loop().add_reader(self._ours.fileno(), self._served._readable)
+        asyncio.get_running_loop().add_reader(self._ours.fileno(), self._served.handle_one)
         await self._link.flush()
         self._arrived.clear()
         self._link.send("that was all")

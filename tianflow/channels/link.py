@@ -52,7 +52,7 @@ class Link:
         self._sequence = 0
         self._held: tuple[object, ...] | None = None
         self._drained = asyncio.Event()
-        self._loop.add_reader(end.fileno(), self._readable)
+        self._loop.add_reader(end.fileno(), self.handle_one)
 
     def send(self, *message: object) -> None:
         """Send, in order, with whatever else is sent in this turn of the loop."""
@@ -94,9 +94,34 @@ class Link:
             self._drained.clear()
             await self._drained.wait()
 
+    def handle_one(self) -> bool:
+        """Handle one packet that has arrived. False when there is none, or the link is lost.
+
+        The loop calls it once a look: its next look for more costs less than to be told here that there are none.
+        """
+        if not self._open:
+            return False
+        try:
+            packet = self._end.recv(PACKET)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            self.drain()  # said once, when the other end went without reading everything; what it had sent comes next, unannounced
+            return False
+        if not packet:
+            self.close()
+            self._closed()
+            return False
+        self._unpacker.feed(packet)
+        for message in self._unpacker:
+            self._handle(message)
+            if not self._open:
+                break
+        return True
+
     def drain(self) -> None:
         """Handle everything that has arrived: the last words of a peer that is gone."""
-        while self._open and self._receive():
+        while self.handle_one():
             pass
 
     def close(self) -> None:
@@ -145,26 +170,3 @@ class Link:
         self._turn.clear()
         self._held = None
         self._drained.set()
-
-    def _readable(self) -> None:
-        self._receive()  # one packet: the loop's next look for more costs less than to be told here that there are none
-
-    def _receive(self) -> bool:
-        """Handle one packet. False when there is none, or the link is lost."""
-        try:
-            packet = self._end.recv(PACKET)
-        except BlockingIOError:
-            return False
-        except ConnectionResetError:
-            self.drain()  # said once, when the other end went without reading everything; what it had sent comes next, unannounced
-            return False
-        if not packet:
-            self.close()
-            self._closed()
-            return False
-        self._unpacker.feed(packet)
-        for message in self._unpacker:
-            self._handle(message)
-            if not self._open:
-                return False
-        return True
