@@ -89,7 +89,6 @@ async def receive(end: socket.socket, shared: SharedArena, nbytes: int, count: i
         copy.append(_timed(target, data))
         memcpy.append(_timed(target, private))
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
-        source.copied(tickets)
         source.settle(Settlement(Version(1, number + 1), tickets, 0, True))
     await link.flush()
     results.send({"latency": latency, "copy": copy, "memcpy": memcpy})

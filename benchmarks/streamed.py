@@ -102,7 +102,6 @@ class Receiver:
             np.copyto(self._target, self._private)
         np.copyto(self._batch, data)
         tickets = (batch.trajectories[0].ticket,)
-        self._source.copied(tickets)
         self._source.settle(Settlement(Version(1, self._number), tickets, LIMITS.max_staleness, True))
         self._link.handle_one()
         return arrived

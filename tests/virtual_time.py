@@ -436,7 +436,6 @@ class World:
             self._pull(self.version)
 
     def _settled(self, settlement: Settlement, records: list[Trained]) -> None:
-        self.ledger.copied(settlement.tickets)
         self.ledger.settle(settlement)
         if self.ledger.version != settlement.version:
             return

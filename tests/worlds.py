@@ -121,7 +121,6 @@ class World(ABC):
         """One whole update with what is there."""
         version = self.ledger.version
         batch = await asyncio.wait_for(source.next_batch(version), 10)
-        source.copied(tickets(batch))
         self.settle(source, batch, published=published)
         await self.quiet()
         return batch

@@ -99,7 +99,7 @@ class Link:
 
         The loop calls it once a look: its next look for more costs less than to be told here that there are none.
         """
-        if not self._open:
+        if self._end.fileno() < 0:
             return False
         try:
             packet = self._end.recv(PACKET)

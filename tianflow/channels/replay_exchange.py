@@ -210,9 +210,6 @@ class ReplayExchange(Exchange):
             if draw.state in ("drawing", "ready"):
                 self._discard(number, "expired")
 
-    def copied(self, tickets: Iterable[int]) -> None:
-        """The learner keeps a draw's slot until it settles: the priorities go back in it."""
-
     def give_back(self, tickets: Iterable[int]) -> None:
         """A draw was not used: by now it is too old."""
         for number in tickets:

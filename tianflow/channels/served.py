@@ -39,7 +39,6 @@ class ServedExchange:
             "abort": exchange.abort,
             "pull": self._pull,
             "unpull": exchange.cancel_pull,
-            "copied": exchange.copied,
             "back": exchange.give_back,
             "opened": lambda lineage, number: exchange.open_lineage(Version(lineage, number)),
             "settle": self._settle,

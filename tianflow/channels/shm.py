@@ -270,11 +270,10 @@ class LinkBatchSource:
     Args:
         link: to the coordinator.
         arena: where the data of batches lie.
-        keeps_slots: a batch is a draw of replay, whose slot the learner has until it settles; nobody need hear that it was copied.
     """
 
-    def __init__(self, *, link: Link, arena: Arena, keeps_slots: bool = False) -> None:
-        self._link, self._arena, self._keeps_slots = link, arena, keeps_slots
+    def __init__(self, *, link: Link, arena: Arena) -> None:
+        self._link, self._arena = link, arena
         self._waiting: asyncio.Future[Batch | None] | None = None
         self._pull = 0
 
@@ -310,11 +309,6 @@ class LinkBatchSource:
     def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]:
         """The data of a taken trajectory."""
         return self._arena.views(trajectory.slot)
-
-    def copied(self, tickets: Sequence[int]) -> None:
-        """The slots may be used again."""
-        if not self._keeps_slots:
-            self._link.send("copied", list(tickets))
 
     def give_back(self, batch: Batch) -> None:
         """Nothing of the batch was used."""
