@@ -324,7 +324,10 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
 @pytest.mark.parametrize("action", ["pause", "resume", "drain", "checkpoint", "stop"])
 def test_an_action_is_posted_and_answers_the_state_it_leads_to(running: Running, action: str, named: list[str]) -> None:
     running.answer = {"state": "pausing"}
-    assert "one: pausing\n" == run(action, *named).stdout
+    assert (
+        "one: pausing" + (", writes a checkpoint at the next boundary" if action == "checkpoint" else "") + "\n"
+        == run(action, *named).stdout
+    )
     assert [("one", "POST", f"/{action}", None)] == running.asked
 
 
@@ -379,6 +382,21 @@ def test_get_prints_settings_as_they_are_set(running: Running) -> None:
     assert "10.0\n" == run("get", "one", "balance.straggler_patience").stdout
     assert "unbounded" == json.loads(run("get", "balance.max_staleness", "--json").stdout)
     assert [("one", "GET", "/balance", None)] * 3 == running.asked
+
+
+@pytest.mark.parametrize("wish", [[], ["one"]])
+def test_get_without_a_section_prints_all_as_they_are_set(running: Running, wish: list[str]) -> None:
+    running.answer = {"slowdown": 0.0, "learning_rate": 1e-4, "generation": "3"}
+    told = run("get", *wish).stdout.splitlines()
+    assert {"balance.slowdown = 0.0", "learner.slowdown = 0.0", "algorithm.learning_rate = 0.0001"} <= set(told)
+    assert {("one", "GET", f"/{part}", None) for part in ("actors", "balance", "evaluation", "learner", "replay", "weights")} == set(
+        running.asked
+    )
+    assert 1e-4 == json.loads(run("get", *wish, "--json").stdout)["algorithm.learning_rate"]
+
+
+def test_the_version_is_told() -> None:
+    assert f"tianflow {tianflow.__version__}\n" == run("--version").stdout
 
 
 def test_a_refusal_is_told_on_stderr_with_its_code(running: Running) -> None:

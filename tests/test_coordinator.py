@@ -382,6 +382,15 @@ async def test_a_directory_that_cannot_be_written_into_is_a_failed_checkpoint(tm
         assert "running" == world.run.state
 
 
+async def test_a_summary_names_the_newest_checkpoint_on_disk(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        assert world.run.summary()["checkpoint"] is None
+        world.learner.version = Version(1, 9)
+        assert await soon(world.run.keeper.save())
+        assert 9 == world.run.summary()["checkpoint"]
+
+
 async def test_nothing_that_cannot_be_written_keeps_a_run_from_ending_and_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -598,7 +607,11 @@ async def test_whoever_stops_a_run_that_is_judged_at_its_end_gets_a_checkpoint_a
     async with going(world) as task:
         world.evaluator.answers.clear()
         world.commit()
+        assert not world.run.statistics().evaluating
         await until(lambda: world.evaluator.asked)
+        seen = world.run.statistics()
+        assert ("stopping", True) == (seen.state, seen.evaluating)
+        assert seen.diagnosis.advice.startswith("the run is stopping, and evaluates the policy: ")
         world.run.end("stopped", "SIGTERM")
         await soon(task)
     assert ("done", "max_env_steps", ["v1-0000000000"]) == (world.run.state, world.run.end_reason, world.checkpoints)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -13,10 +14,10 @@ import pytest
 from tests.settings import cartpole
 from tests.worlds import turns
 from tianflow.coordinator import Run
-from tianflow.errors import BrokenChannelError
+from tianflow.errors import BrokenChannelError, TianflowError
 from tianflow.launchers.inline import HeapSlots, InlineHost, InlineLauncher
 from tianflow.launchers.nursery import Nursery
-from tianflow.launchers.processes import ProcessHost
+from tianflow.launchers.processes import ProcessHost, SharedSlots
 from tianflow.layouts import trajectory_layout
 from tianflow.payloads import Version
 from tianflow.program import ComponentSpec, HostSpec
@@ -107,3 +108,18 @@ async def test_a_host_that_is_gone_says_so_to_whoever_asks(tmp_path: Path, make:
         await host.wait()
         with pytest.raises(BrokenChannelError):
             await ASKED[asked](host, tmp_path)
+
+
+def test_slots_for_which_the_machine_has_no_room_leave_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SPEC is not None
+    layout = trajectory_layout(CONFIG, SPEC)
+    SharedSlots(config=CONFIG, layout=layout, draws=layout).close()
+
+    def full(_fd: int, _start: int, _nbytes: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(TianflowError, match="no room for"):
+        SharedSlots(config=CONFIG, layout=layout, draws=layout)
+    assert before == sorted(Path("/proc/self/fd").iterdir())

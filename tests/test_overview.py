@@ -108,6 +108,12 @@ def test_submit_to_a_service_elsewhere_takes_the_token_of_the_environment(servic
     assert "http://there:1secret" == services.asked[0][0]
 
 
+def test_what_is_no_address_is_refused_before_anything_is_sent(services: Services) -> None:
+    done = run("submit", "cartpole_ppo", "--address", "there:1")
+    assert (2, []) == (done.exit_code, services.asked)
+    assert "accepted: one like http://127.0.0.1:8080" in done.stderr
+
+
 def test_submit_without_a_service_says_how_to_start_one(services: Services) -> None:
     services.there = False
     done = run("submit", "cartpole_ppo")

@@ -451,7 +451,7 @@ async def test_an_unreadable_host_is_400(client: Client) -> None:
     await problem(await client.get("/livez", headers={"Host": "[::1"}), 400)
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1", "http://127.0.0.1"])
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1", "http://127.0.0.1", "http://[", "http://[x]"])
 async def test_a_page_of_another_origin_drives_nothing(client: Client, run: FakeRun, origin: str) -> None:
     await problem(await client.post(f"{RUN}/stop", headers=CONTROL | {"Origin": origin}), 403)
     assert "running" == run.state

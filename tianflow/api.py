@@ -164,6 +164,7 @@ def train_cli(
     from rich.console import Console
 
     from tianflow.screen import make_screen, summary_text
+    from tianflow.summary import lost
 
     console = Console(stderr=json_line)  # the result line has standard output to itself
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
@@ -195,14 +196,20 @@ def train_cli(
     except asyncio.CancelledError:
         console.print("interrupted before anything was started", highlight=False)
     if summary:
-        sys.stdout.write(json.dumps(summary) + "\n" if json_line else summary_text(summary) + "\n")
+        told = json.dumps(summary) if json_line else summary_text(summary) + _what_next(prepared.directory, summary)
+        sys.stdout.write(f"{told}\n")
     sys.stdout.flush()
     if failure is not None:
         _show_failure(failure)
         return 1
     if signals.caught:
         return 128 + signals.caught[0]
-    return 1 if require_target and not summary.get("target_reached") else 0
+    return 1 if lost(summary) or (require_target and not summary.get("target_reached")) else 0
+
+
+def _what_next(directory: Path, summary: Mapping[str, Any]) -> str:
+    """Where the policy lies, and what can be done with it; nothing where there is none."""
+    return "" if summary.get("checkpoint") is None else f"\n  kept in {directory}: tianflow eval {directory}, tianflow report {directory}"
 
 
 def _show_failure(error: RunError) -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 from tianflow.interfaces import RunControl
 from tianflow.rates import Rates
 from tianflow.status import ENDED, describe
+from tianflow.summary import lost
 
 BAR = 24
 NOTHING = "–"
@@ -95,10 +96,11 @@ def plain_line(run: Mapping[str, Any]) -> str:
         f"steps {progress['env_steps']:,} ({number(run['throughput']['env_steps_per_s']['10'])}/s)",
         f"updates {progress['updates']:,}",
         f"return {number(returns['mean'])} over {returns['episodes']} episodes",
-        f"staleness {number(staleness['mean'])} mean {number(staleness['max'])} max of {staleness['bound']}",
+        f"staleness mean {number(staleness['mean'])} max {number(staleness['max'])} bound {staleness['bound']}",
         f"dropped {sum(run['trajectories']['dropped'].values()):,}",
         *([] if run["replay"] is None else [f"replay {_replay(run)}"]),
         run["bottleneck"],
+        *(["evaluating"] if run["evaluating"] else []),
     ]
     return "  ".join([*parts, *(f"{name} in {duration(left)}" for name, left in progress["time_left_s"].items())])
 
@@ -225,6 +227,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     if replay := summary.get("replay"):
         held = ", ".join(f"{WHO[side]} {duration(seconds)}" for side, seconds in replay["blocked_s"].items())
         lines.append(f"  replay: {replay['inserted']:,} items inserted, {replay['drawn']:,} drawn, {_ratio(replay)}, held back: {held}")
+    if unsaved := lost(summary):
+        lines.append(f"  {unsaved}")
     if error := summary.get("error"):
         lines.append(f"  error: {error}")
     return "\n".join(lines)

@@ -249,3 +249,7 @@ class RunStatistics:
     """Seconds of training until the mean of the last 100 training episodes first reached the target."""
     sinks: Mapping[str, SinkStatistics] = field(default_factory=dict)
     """By name."""
+    trained_s: float = 0.0
+    """Seconds that count towards ``run.max_seconds``."""
+    evaluating: bool = False
+    """True while an evaluation goes on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tianflow.statistics import ReplayStatistics, RunStatistics
 
@@ -12,12 +13,19 @@ EOF = "standard input ended"
 
 
 def summarise(
-    statistics: RunStatistics, *, reason: str, target_reached: bool, training_s: float | None, seed: int, error: str | None
+    statistics: RunStatistics,
+    *,
+    reason: str,
+    target_reached: bool,
+    training_s: float | None,
+    seed: int,
+    error: str | None,
+    checkpoint: int | None = None,
 ) -> dict[str, object]:
     """The record, JSON-able.
 
     ``reason``: why the run ended. ``training_s``: seconds from when learner and actors were first at work to when nothing was
-    trained on any more, before the last evaluation. ``error``: the first one.
+    trained on any more, before the last evaluation. ``error``: the first one. ``checkpoint``: version of the newest one on disk.
     """
     ledger, returns = statistics.ledger, statistics.recent_returns
     return {
@@ -31,7 +39,8 @@ def summarise(
         "training_s": training_s,
         "env_steps": statistics.env_steps,
         "steps_per_s": ledger.steps_committed / training_s if training_s else None,
-        "updates": ledger.version.number,
+        "updates": max(0, ledger.version.number),
+        "checkpoint": checkpoint,
         "episodes": statistics.episodes,
         "mean_return": sum(returns) / len(returns) if returns else None,
         "staleness": {
@@ -50,6 +59,16 @@ def summarise(
         "seed": seed,
         "error": error,
     }
+
+
+def lost(summary: Mapping[str, Any]) -> str:
+    """What was learned and is in no checkpoint, in words; "" where nothing is lost, or ``summary`` does not say."""
+    updates, kept = summary.get("updates") or 0, summary.get("checkpoint")
+    if "checkpoint" not in summary or updates <= (kept or 0):
+        return ""
+    if kept is None:
+        return f"no checkpoint was written, so {updates:,} updates are lost"
+    return f"the newest checkpoint is of version {kept:,}, so {updates - kept:,} updates are lost"
 
 
 def _replay(replay: ReplayStatistics) -> dict[str, object]:

@@ -135,6 +135,8 @@ class Readings:
             replay=self._exchange.replay_statistics() if isinstance(self._exchange, ReplayExchange) else None,
             target_return=config.run.target_return,
             time_to_target_s=goal.time_to_target_s,
+            trained_s=self._life.trained_s(now),
+            evaluating=self._judge.busy,
         )
         return self._watch.look(statistics, config)
 
@@ -163,6 +165,7 @@ class Readings:
             training_s=life.training_s,
             seed=self._in_force.config.run.seed,
             error=str(life.first_error) if life.first_error else None,
+            checkpoint=self._keeper.kept,
         )
 
     async def keep_summary(self, directory: Path, disk: Executor) -> None:

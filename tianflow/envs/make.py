@@ -58,13 +58,27 @@ def make(settings: EnvSettings, num_envs: int | None = None, *, around: Wrapper 
         maker, frames = _maker(settings, () if around is None else (around,))
         with failures_named("its constructor"):
             vector = maker(num_envs)
-        if getattr(vector, "num_envs", None) != num_envs:
-            message = f"made {type(vector).__name__}, which is not a gymnasium.vector.VectorEnv of {num_envs} environments"
-            raise ConfigError([Problem("env.id", settings.id, message)])
-        try:
-            return VectorEnvironment(vector, settings.id, frames)
-        except ValueError as error:
-            raise ConfigError([Problem("env.id", settings.id, str(error))]) from error
+        with contextlib.ExitStack() as refused:
+            refused.callback(_close, vector)
+            environment = _as_ours(vector, settings.id, num_envs, frames)
+            refused.pop_all()
+            return environment
+
+
+def _as_ours(vector: Any, env_id: str, num_envs: int, frames: int) -> VectorEnvironment:
+    if getattr(vector, "num_envs", None) != num_envs:
+        message = f"made {type(vector).__name__}, which is not a gymnasium.vector.VectorEnv of {num_envs} environments"
+        raise ConfigError([Problem("env.id", env_id, message)])
+    try:
+        return VectorEnvironment(vector, env_id, frames)
+    except ValueError as error:
+        raise ConfigError([Problem("env.id", env_id, str(error))]) from error
+
+
+def _close(vector: Any) -> None:
+    """Whatever it is: it may have processes of its own."""
+    with contextlib.suppress(Exception):
+        vector.close()
 
 
 def probe(config: Config) -> EnvironmentSpec:

@@ -45,9 +45,15 @@ class SharedSlots:
 
     def __init__(self, *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None = None) -> None:
         self._shared = SharedArena(layout=layout, capacity=slots_capacity(config, layout))
-        self._draws = None if draws is None else SharedArena(layout=draws, capacity=DRAW_SLOTS)
-        if self._draws is not None:
+        self._draws: SharedArena | None = None
+        if draws is None:
+            return
+        try:
+            self._draws = SharedArena(layout=draws, capacity=DRAW_SLOTS)
             self._draws.add_slots(DRAW_SLOTS)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def arena(self) -> Arena:

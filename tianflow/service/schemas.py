@@ -199,6 +199,7 @@ def _run(version: Schema, component: Schema) -> Schema:
         ready=TRUTH,
         reasons=listing(TEXT),
         elapsed_s=NUMBER,
+        evaluating=TRUTH,
         diagnosis=reference("Diagnosis"),
         progress=struct(**steps, time_left_s=table(NUMBER)),
         throughput=struct(env_steps_per_s=speed, updates_per_s=speed),
