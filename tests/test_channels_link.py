@@ -136,7 +136,7 @@ def fill(end: End) -> int:
     count = 0
     while not end.link._backlog:
         end.link.send("fill", count, bytes(PACKET))
-        end.link._flush()
+        end.link.push()
         count += 1
     return count
 

@@ -9,6 +9,7 @@ Every ticket metric is one snapshot of it, so ``begun = trained + inserted + dro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 from tianflow.accounts import Accounts
 from tianflow.book import TicketBook
@@ -217,7 +218,7 @@ class Ledger:
         if self._tickets.count(State.COMMITTED) < batch:
             return Blocked()
         first = self._tickets.arrived(batch) if by_arrival else self._tickets.oldest(State.COMMITTED, batch)
-        chosen = sorted(first, key=lambda t: t.number)
+        chosen = sorted(first, key=attrgetter("number"))
         for ticket in chosen:
             self._tickets.move(ticket, State.TAKEN)
             self._slots.lend(ticket.slot, ticket.number)

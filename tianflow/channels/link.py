@@ -60,15 +60,22 @@ class Link:
             return
         packed = self._packer.pack(message)
         if self._turn and self._turn_bytes + len(packed) > PACKET:
-            self._flush()
+            self.push()
         if not self._turn:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.push)
         self._turn.append(packed)
         self._turn_bytes += len(packed)
 
     def push(self) -> None:
         """Give the kernel what was sent in this turn now, for the other side waits for it, and not when the turn is over."""
-        self._flush()
+        if not self._turn:
+            return
+        data = b"".join(self._turn)
+        self._turn.clear()
+        self._turn_bytes = 0
+        self._backlog.extend(data[start : start + PACKET] for start in range(0, len(data), PACKET))
+        if not self._write():
+            self._loop.add_writer(self._end.fileno(), self._writable)
 
     def send_threadsafe(self, *message: object) -> None:
         """`send`, from another thread. Nothing happens once the loop is closed, as with a closed link."""
@@ -89,7 +96,7 @@ class Link:
 
     async def flush(self) -> None:
         """Wait until everything sent so far is with the kernel, or the link is lost."""
-        self._flush()
+        self.push()
         while self._backlog:
             self._drained.clear()
             await self._drained.wait()
@@ -131,16 +138,6 @@ class Link:
             self._loop.remove_reader(self._end.fileno())
             self._stop_writing()
             self._end.close()
-
-    def _flush(self) -> None:
-        if not self._turn:
-            return
-        data = b"".join(self._turn)
-        self._turn.clear()
-        self._turn_bytes = 0
-        self._backlog.extend(data[start : start + PACKET] for start in range(0, len(data), PACKET))
-        if not self._write():
-            self._loop.add_writer(self._end.fileno(), self._writable)
 
     def _writable(self) -> None:
         if self._write() and self._open:
