@@ -234,8 +234,6 @@ class Learner:
         self._count_skipped(result)
         published = self._publisher.offer(self._version, flat, interval=config.weights.publish_interval_updates, bound=bound)
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
-        # Not earlier: no slot without its credit lets anybody begin, and a message of its own would wake two processes.
-        self._source.copied(tickets)
         self._source.settle(Settlement(self._version, tickets, bound, published, not result.finite))
         self._trained += len(tickets)
         self._update_seconds.add(seconds)

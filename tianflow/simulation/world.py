@@ -182,7 +182,6 @@ class Simulation:
             self._published = self._version
             self.clock.at(self.rates.transfer_s(self.rates.weights_bytes), self._seen, self._version)
         self._enter("waiting:batch")
-        self._tell(self.desk.copied, tickets)
         self._tell(self.desk.settle, Settlement(self._version, tickets, bound, publishes))
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
