@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """B = 1 throughout. Config and what differs from it, by side."""
 FREE_CASES = tuple(case for case in CASES if case.startswith("free"))
-TURNS = 10
+TURNS = 16
 SLOTS = 32
 LIMITS = {"bare halves, open loop": SLOTS, "bare halves, η = 1": 2}
 """Credits: (η + 1) B, or one for each slot. See `benchmarks.lockstep`."""
@@ -63,7 +63,7 @@ LIMITS = {"bare halves, open loop": SLOTS, "bare halves, η = 1": 2}
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
     window = training.Window(0.3, 1.5) if plan.quick else training.Window(2.0, 8.0)
-    free, times = (training.Window(0.3, 0.5), 2) if plan.quick else (training.Window(2.0, 1.5), TURNS)
+    free, times = (training.Window(0.3, 0.5), 2) if plan.quick else (training.Window(2.0, 0.75), TURNS)
     loops = training.Window(0.2, 0.5) if plan.quick else training.Window(1.0, 4.0)
     seeds = tuple(range(1, plan.rounds + 1))
 

@@ -13,7 +13,7 @@ COUNTS = (1, 8, 32, 128)
 MOST = COUNTS[-1]
 ENVS, STEPS, BATCH, BOUND = 16, 32, 32, 4
 assert (BOUND + 1) * BATCH >= MOST + BATCH  # nobody is idle by law
-TURNS = 8
+TURNS = 10
 
 
 def side_of(actors: int) -> str:
@@ -37,7 +37,7 @@ def overrides(actors: int, hosts: int) -> tuple[str, ...]:
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
     counts = (1, 8) if plan.quick else COUNTS
-    window, times = (training.Window(0.5, 0.5), 2) if plan.quick else (training.Window(4.0, 2.0), TURNS)
+    window, times = (training.Window(0.5, 0.5), 2) if plan.quick else (training.Window(4.0, 1.0), TURNS)
     hosts = max(1, len(os.sched_getaffinity(0)) - 1)
     seeds = tuple(range(1, plan.rounds + 1))
 

@@ -25,8 +25,8 @@ from tianflow.statistics import ComponentStatistics
 
 ASLEEP_S = 0.01
 """Lag is how much later than asked a sleep of so many seconds ends."""
-SETTLE_S = 0.5
-"""From the end of a pause to the beginning of a window, and the longest that a run is waited for when it begins to pause."""
+SETTLE_S = 0.25
+"""From the end of a pause to the beginning of a window. A run in which nothing has moved for so long is really paused."""
 START_S = 180.0
 Case = tuple[Path, Sequence[str]]
 """A config and what differs from it."""
@@ -141,7 +141,7 @@ async def _rest(run: RunHandle) -> None:
     run.control.pause(source="benchmark")
     before = None
     while before != (before := _progress(run)):  # noqa: ASYNC110 - a run has no bell for it, and this is not timed
-        await asyncio.sleep(SETTLE_S / 2.0)
+        await asyncio.sleep(SETTLE_S)
 
 
 def _progress(run: RunHandle) -> tuple[int, int]:
