@@ -41,9 +41,13 @@ def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
 
 def _by_row(arrays: Arrays, prefix: str, rows: int) -> list[dict[str, NDArray[Any]]]:
     """{name: row} for each of ``rows``, of all arrays whose name begins with ``prefix``."""
-    names = [name for name in arrays if name.startswith(prefix)]
-    keys = [name.removeprefix(prefix) for name in names]
-    return [dict(zip(keys, row, strict=True)) for row in zip(*(arrays[name] for name in names), strict=True)] or [{}] * rows
+    made: list[dict[str, NDArray[Any]]] = [{} for _ in range(rows)]
+    for name, array in arrays.items():
+        if name.startswith(prefix):
+            leaf = name.removeprefix(prefix)
+            for row, view in zip(made, array, strict=True):
+                row[leaf] = view
+    return made
 
 
 def blank(arrays: Arrays, length: int) -> None:
