@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -81,6 +82,36 @@ def run_together(commands: Sequence[tuple[str, Sequence[object]]], *, timeout_s:
             process.stdin.write("go\n")
             process.stdin.flush()
         return [_last_words(process, module, timeout_s) for process, module in processes]
+
+
+class Partner:
+    """``python -m module arguments``, which is told things, and answers each with a line of JSON; gone when the block is left."""
+
+    def __init__(self, module: str, *arguments: object) -> None:
+        self._module, self._arguments = module, arguments
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._process = _start(self._module, self._arguments)
+        self._stack.enter_context(_ended(self._process))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def tell(self, what: object) -> None:
+        """One line; the next that `hear` gives is about it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+
+    def hear(self, *, timeout_s: float) -> dict[str, Any]:
+        """Its next line. Raises as `run` does."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            raise TookLongerError(f"{self._module} took longer than {timeout_s:.0f} s")
+        line = self._process.stdout.readline()
+        return parse(line) if line else _last_words(self._process, self._module, timeout_s)
 
 
 def wait_for_go() -> None:

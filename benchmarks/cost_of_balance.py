@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
-from benchmarks import lockstep, training
-from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Side, Values, quotient
+from benchmarks import lockstep, training, turns
+from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Side, Together, Values, quotient
 
 PACED, FREE = "paced.toml", "impala_cartpole.toml"
 UPDATE_S, STEPS = 0.04, 32
@@ -53,6 +53,8 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "free, A = 1, η = 1": (FREE, bound(1)),
 }
 """B = 1 throughout. Config and what differs from it, by side."""
+FREE_CASES = tuple(case for case in CASES if case.startswith("free"))
+TURNS = 16
 SLOTS = 32
 LIMITS = {"bare halves, open loop": SLOTS, "bare halves, η = 1": 2}
 """Credits: (η + 1) B, or one for each slot. See `benchmarks.lockstep`."""
@@ -61,6 +63,7 @@ LIMITS = {"bare halves, open loop": SLOTS, "bare halves, η = 1": 2}
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
     window = training.Window(0.3, 1.5) if plan.quick else training.Window(2.0, 8.0)
+    free, times = (training.Window(0.3, 0.5), 2) if plan.quick else (training.Window(2.0, 0.75), TURNS)
     loops = training.Window(0.2, 0.5) if plan.quick else training.Window(1.0, 4.0)
     seeds = tuple(range(1, plan.rounds + 1))
 
@@ -71,13 +74,22 @@ def make(plan: Plan) -> Benchmark:
         config, overrides = CASES[case]
         return training.measure(config, (f"run.seed={seed}", *overrides), window, plan.scratch)
 
+    def in_turn(number: int) -> Mapping[str, Values]:
+        cases = {case: (training.CONFIGS / CASES[case][0], (f"run.seed={seeds[number]}", *CASES[case][1])) for case in FREE_CASES}
+        windows = turns.measure(cases, turns=times, window=free, scratch=plan.scratch)
+        return {case: turns.merged(found) for case, found in windows.items()}
+
     def side(case: str) -> Side:
         return Side(case, lambda number: measure(case, seeds[number]))
 
     return Benchmark(
         name="cost_of_balance",
         title="trained steps/s under a staleness bound over open loop",
-        sides=(*(side(case) for case in CASES), *(Side(case, lambda _, case=case: bare(case)) for case in LIMITS)),  # type: ignore[misc]
+        sides=(
+            *(side(case) for case in CASES if case not in FREE_CASES),
+            Together(FREE_CASES, in_turn),
+            *(Side(case, lambda _, case=case: bare(case)) for case in LIMITS),  # type: ignore[misc]
+        ),
         ratios=(
             Ratio(
                 "η = 1, A = B: nothing is lost (A ≤ η·B)", _over("paced, A = 1, η = 1", "paced, A = 1, open loop"), 0.95, foretold(1, 1, 1)
@@ -99,7 +111,8 @@ def make(plan: Plan) -> Benchmark:
             "paced": f"benchmarks/configs/{PACED}: CartPole and IMPALA, B = 1, T = {STEPS}, 8 environments an actor, "
             f"update {1000 * UPDATE_S:g} ms, step {1000 * UPDATE_S / STEPS:g} ms × A",
             "free": f"benchmarks/configs/{FREE}: CartPole and IMPALA unpaced, 64 environments, B = 1, T = 32",
-            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; "
+            "window": f"paced {window.seconds:g} s after {window.warm_s:g} s of training; "
+            f"free {times} of {free.seconds:g} s a round and side, in turn, both runs up and one of them paused; "
             f"bare halves {loops.seconds:g} s after {loops.warm_s:g} s",
             "cores": "learner on one, actors on the others; a host process for each actor",
             "threads": "1 a process",

@@ -48,6 +48,14 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """Sides that take turns in windows shorter than a sample. ``measure`` gets the number of the round, and gives a sample of each."""
+
+    names: tuple[str, ...]
+    measure: Callable[[int], Mapping[str, Values]]
+
+
+@dataclass(frozen=True, slots=True)
 class Ratio:
     """A quotient of two values of the same round.
 
@@ -76,12 +84,17 @@ class Benchmark:
 
     name: str
     title: str
-    sides: tuple[Side, ...]
+    sides: tuple[Side | Together, ...]
     ratios: tuple[Ratio, ...]
     units: Mapping[str, str]
     settings: Mapping[str, object]
     seeds: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all sides, in order."""
+        return tuple(name for side in self.sides for name in (side.names if isinstance(side, Together) else (side.name,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,20 +168,31 @@ def alternate(
     """
     began = time.monotonic()
 
-    def take(side: Side, number: int, measure: Callable[[], Values]) -> Sample:
+    def take(number: int, measure: Callable[[], Mapping[str, Values]]) -> list[Sample]:
         if patience_s > 0.0:
             quiet(patience_s)
         before = read()
-        values = measure()
+        found = measure()
         after = read()
         load = machine.load_between(before, after)
         what = "warm-up" if number < 0 else f"round {number + 1} of {rounds}"
-        say(f"{benchmark.name}  {what}  {side.name}: {_brief(values)}  (others: {load.foreign_cores:.2f} cores)")
-        return Sample(side.name, number, values, after.at - before.at, load)
+        for name, values in found.items():
+            say(f"{benchmark.name}  {what}  {name}: {_brief(values)}  (others: {load.foreign_cores:.2f} cores)")
+        return [Sample(name, number, values, after.at - before.at, load) for name, values in found.items()]
 
-    warm_ups = [take(side, -1, side.warm_up) for side in benchmark.sides if side.warm_up is not None]
-    samples = [take(side, number, lambda s=side, n=number: s.measure(n)) for number in range(rounds) for side in benchmark.sides]  # type: ignore[misc]
+    warm_ups: list[Sample] = []
+    samples: list[Sample] = []
+    for side in benchmark.sides:
+        if isinstance(side, Side) and side.warm_up is not None:
+            warm_ups += take(-1, lambda name=side.name, warm_up=side.warm_up: {name: warm_up()})  # type: ignore[misc]
+    for number in range(rounds):
+        for side in benchmark.sides:
+            samples += take(number, lambda side=side, number=number: _measured(side, number))  # type: ignore[misc]
     return Outcome(benchmark, tuple(samples), time.monotonic() - began, tuple(warm_ups))
+
+
+def _measured(side: Side | Together, number: int) -> Mapping[str, Values]:
+    return side.measure(number) if isinstance(side, Together) else {side.name: side.measure(number)}
 
 
 def _brief(values: Values) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
+from collections.abc import Mapping
 
-from benchmarks import child, crowd, training
-from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Side, Values, quotient
+from benchmarks import training, turns
+from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Together, Values, quotient
 
 CONFIG = training.CONFIGS / "impala_cartpole.toml"
 COUNTS = (1, 8, 32, 128)
 MOST = COUNTS[-1]
 ENVS, STEPS, BATCH, BOUND = 16, 32, 32, 4
 assert (BOUND + 1) * BATCH >= MOST + BATCH  # nobody is idle by law
-TIMEOUT_S = 180.0
+TURNS = 10
 
 
 def side_of(actors: int) -> str:
@@ -37,21 +37,21 @@ def overrides(actors: int, hosts: int) -> tuple[str, ...]:
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
     counts = (1, 8) if plan.quick else COUNTS
-    window = training.Window(0.5, 1.0) if plan.quick else training.Window(4.0, 15.0)
+    window, times = (training.Window(0.5, 0.5), 2) if plan.quick else (training.Window(4.0, 1.0), TURNS)
     hosts = max(1, len(os.sched_getaffinity(0)) - 1)
     seeds = tuple(range(1, plan.rounds + 1))
 
-    def busy(actors: int, seed: int) -> Values:
-        settings = (f"run.seed={seed}", *overrides(actors, hosts))
-        with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
-            arguments = ("busy", CONFIG, window.warm_s, window.seconds, runs, *settings)
-            return child.run("benchmarks.crowd", *arguments, timeout_s=TIMEOUT_S).answer
+    def measure(number: int) -> Mapping[str, Values]:
+        settings = {count: (f"run.seed={seeds[number]}", *overrides(count, hosts)) for count in counts}
+        cases = {side_of(count): (CONFIG, settings[count]) for count in counts}
+        windows = turns.measure(cases, turns=times, window=window, scratch=plan.scratch)
+        return {name: turns.merged(found) for name, found in windows.items()}
 
     most = side_of(counts[-1])
     return Benchmark(
         name="many_actors",
         title="throughput of 1 to 128 actors on the same cores, and lag of the coordinator's loop",
-        sides=tuple(Side(side_of(count), lambda number, count=count: busy(count, seeds[number])) for count in counts),  # type: ignore[misc]
+        sides=(Together(tuple(map(side_of, counts)), measure),),
         ratios=(
             Ratio(f"steps/s at {most} over the best", lambda values: _over_best(values, most), aim=0.9),
             Ratio(
@@ -68,8 +68,9 @@ def make(plan: Plan) -> Benchmark:
         settings={
             "run": f"benchmarks/configs/{CONFIG.name}: {ENVS} environments an actor, T = {STEPS}, B = {BATCH}, max_staleness = {BOUND}",
             "hosts": f"as many as actors, at most {hosts}: a core each, the learner on its own",
-            "window": f"{window.seconds:g} s, from {window.warm_s:g} s after the last actor has begun its work",
-            "lag": f"how much later than asked sleeps of {1000 * crowd.ASLEEP_S:g} ms end",
+            "windows": f"{times} of {window.seconds:g} s a round and side, in turn: all runs are up, and all but one of them paused; "
+            f"each trained for {window.warm_s:g} s before, and {turns.SETTLE_S:g} s after a pause",
+            "lag": f"how much later than asked sleeps of {1000 * turns.ASLEEP_S:g} ms end, in all windows of a round",
             "threads": "1 a process",
         },
         seeds=seeds,

@@ -76,14 +76,14 @@ def document(outcome: Outcome, *, machine: Mapping[str, object], began: str, qui
 def _values(outcome: Outcome) -> list[dict[str, Any]]:
     """One entry for each side and value; one that only the warm-up measured is marked, and its spread is of one sample."""
     found = []
-    for side in outcome.benchmark.sides:
-        apart = next((sample.values for sample in outcome.warm_ups if sample.side == side.name), {})
+    for side in outcome.benchmark.names:
+        apart = next((sample.values for sample in outcome.warm_ups if sample.side == side), {})
         for name, unit in outcome.benchmark.units.items():
-            samples = outcome.values(side.name, name)
+            samples = outcome.values(side, name)
             only_apart = not samples and name in apart
             if samples or only_apart:
                 figures = spread([apart[name]] if only_apart else samples)
-                found.append({"side": side.name, "name": name, "unit": unit, "warm_up": only_apart, **asdict(figures)})
+                found.append({"side": side, "name": name, "unit": unit, "warm_up": only_apart, **asdict(figures)})
     return found
 
 

@@ -20,7 +20,7 @@ def make(plan: Plan) -> Benchmark:
 
     def stalled() -> Values:
         with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
-            arguments = ("stalled", CONFIG, 2.0, seconds, runs, *overrides(actors, HOSTS))
+            arguments = (CONFIG, 2.0, seconds, runs, *overrides(actors, HOSTS))
             return child.run("benchmarks.crowd", *arguments, timeout_s=TIMEOUT_S + 2 * seconds).answer
 
     return Benchmark(

@@ -38,9 +38,10 @@ from benchmarks import (
     time_to_target,
     training,
     transports,
+    turns,
     weights,
 )
-from benchmarks.harness import Benchmark, BenchmarkError, Outcome, Plan, Ratio, Side, Values, alternate, quotient, spread
+from benchmarks.harness import Benchmark, BenchmarkError, Outcome, Plan, Ratio, Side, Together, Values, alternate, quotient, spread
 from benchmarks.machine import Load, Reading
 from benchmarks.paced import Pace
 from tianflow.config_loading import load_config
@@ -135,6 +136,16 @@ def test_a_quotient_needs_both_its_parts(numerator: float | None, denominator: f
 def test_sides_alternate() -> None:
     _, log, _ = run(rounds=3)
     assert ["ours0", "theirs0", "ours1", "theirs1", "ours2", "theirs2"] == log
+
+
+def test_sides_that_are_measured_together_have_a_sample_each_in_every_round_and_the_load_of_all():
+    both = Together(("one", "two"), lambda number: {"one": {"s": 1.0 + number}, "two": {"s": 3.0}})
+    outcome, _, said = run(rounds=2, sides=(both, Side("ours", lambda n: {"s": 4.0})))
+    assert ("one", "two", "ours") == outcome.benchmark.names
+    assert [{"one": {"s": 1.0 + n}, "two": {"s": 3.0}, "ours": {"s": 4.0}} for n in range(2)] == list(outcome.rounds())
+    one, two = outcome.samples[:2]
+    assert (one.seconds, one.load) == (two.seconds, two.load)
+    assert 6 == len(said)
 
 
 def test_warm_ups_come_first_and_are_no_samples() -> None:
@@ -359,6 +370,27 @@ child.say({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
     assert [{"others": [True]}, {"others": [True]}] == child.run_together([(name, (a, b)), (name, (b, a))], timeout_s=30.0)
 
 
+def test_a_partner_answers_line_by_line_and_says_why_it_failed(module: Callable[[str], str]) -> None:
+    name = module("import sys\nfor line in sys.stdin: print('{\"twice\": %d}' % (2 * int(line)), flush=True)")
+    with child.Partner(name) as partner:
+        for number in (3, 5):
+            partner.tell(number)
+            assert {"twice": 2 * number} == partner.hear(timeout_s=30.0)
+        with pytest.raises(child.TookLongerError, match="took longer than 0 s"):
+            partner.hear(timeout_s=0.1)
+        partner.tell("no number")
+        with pytest.raises(BenchmarkError, match="invalid literal"):
+            partner.hear(timeout_s=30.0)
+    assert partner._process.poll() is not None
+
+
+def test_of_many_windows_means_are_made_and_lags_put_together() -> None:
+    first: dict[str, Any] = {"trained_per_s": 10.0, "staleness_max": 1.0, "return": 7.0, "late": [0.001], "bare_late": [0.002]}
+    second = {"trained_per_s": 20.0, "staleness_max": 0.0, "return": 8.0, "late": [0.003], "bare_late": [0.001]}
+    found = turns.merged([first, second])
+    assert {"trained_per_s": 15.0, "staleness_max": 1.0, "return": 8.0, "lag": 3.0, "bare_lag": 2.0} == found
+
+
 # The benchmarks themselves ---------------------------------------------------------------------------------------------
 
 
@@ -371,7 +403,7 @@ MADE = [
 @pytest.mark.parametrize("module", MADE)
 def test_every_benchmark_can_be_made_and_says_how_to_repeat_it(module: Any, tmp_path: Path) -> None:
     made = module.make(Plan(quick=True, rounds=2, scratch=tmp_path))
-    assert len(made.sides) == len({side.name for side in made.sides})
+    assert len(made.names) == len(set(made.names))
     assert made.settings
     assert made.name in (*command_line.NAMES, *command_line.LONG)
 
@@ -411,9 +443,9 @@ def test_actors_are_faster_than_the_learner_where_freshness_is_measured() -> Non
 def test_carriers_that_are_not_installed_are_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports.importlib.util, "find_spec", lambda name: None)
     made = transports.make(Plan(quick=True, rounds=1, scratch=tmp_path))
-    assert {"tianflow", transports.COLD, "memcpy", "multiprocessing.Queue"} == {side.name for side in made.sides}
+    assert {"tianflow", transports.COLD, "memcpy", "multiprocessing.Queue"} == set(made.names)
     assert {f"{name} is not installed, so it was left out." for name in ("zmq ipc", "zmq tcp", "mpi4py")} == set(made.notes[3:])
-    values = {side.name: dict.fromkeys(made.units, 2.0) for side in made.sides}
+    values = {name: dict.fromkeys(made.units, 2.0) for name in made.names}
     assert {1.0} == {ratio.of(values) for ratio in made.ratios}
 
 

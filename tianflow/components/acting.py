@@ -41,9 +41,11 @@ class TensorActing:
         if self.state and t:
             self.state = zeroed(self.state, row.start)
         for name, state in row.state.items():
-            state.copy_(self.state[name])
-        chosen = self._policy.act(row.observation, self.state, self._noise[t], row.mask)
-        row.action_tensor.copy_(chosen.action)
+            state[:] = self.state[name].numpy()
+        observation = {name: torch.from_numpy(leaf) for name, leaf in row.observation.items()}
+        mask = None if row.mask is None else torch.from_numpy(row.mask)
+        chosen = self._policy.act(observation, self.state, self._noise[t], mask)
+        row.action[:] = chosen.action.numpy()
         self._parameters.append(chosen.parameters)
         self.state = chosen.state
 
@@ -63,7 +65,7 @@ class ArrayActing:
 
     def choose(self, row: Row, t: int) -> None:
         noise, parameters = self._rows[t]
-        self._step(row.seen, noise, parameters, row.action)
+        self._step(row.observation, noise, parameters, row.action)
 
     def record(self, action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         return self._step.record(self._parameters[: len(action)], action)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tianflow.components.acting import Acting, acting, zeroed
-from tianflow.components.rows import SlotRows, accumulate, blank
+from tianflow.components.rows import accumulate, blank, take_apart
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
 from tianflow.envs.vector import VectorEnvironment
@@ -112,7 +112,6 @@ class Rollout:
         self._environment: VectorEnvironment | None = None
         self._carry = self._first_carry()
         self._noise = np.random.default_rng(0)
-        self._rows = SlotRows(replayed=config.algorithm.window is not None)
 
     def prepare(self) -> VectorEnvironment:
         """Make and reset the environments, unless they are there.
@@ -188,7 +187,7 @@ class Rollout:
 
     def _walk(self, walk: _Walk, slot: SlotView, min_fragment_steps: int) -> None:
         """Step until the slot is full, a cut is due, or someone says stop."""
-        rows = self._rows.of(slot.arrays)
+        rows = take_apart(slot.arrays, replayed=self._config.algorithm.window is not None)
         self._policy.place(self._actor, self._actors())
         walk.acting = acting(self._policy, self._policy.noise(len(rows), self._spec.num_envs, self._noise), self._carry.state)
         walk.environment.starts_at_once = bool(self._carry.state)  # recurrent state is zeroed where an episode begins
