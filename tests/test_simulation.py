@@ -284,7 +284,7 @@ def test_the_command_takes_rates_from_a_file_and_overrides(tmp_path: Path) -> No
         (("pendulum_sac", "rates.trajectory_s=1", "rates.update_s=1"), "learns from replay"),
         (("cartpole_ppo", "rates.trajectory_s=1"), "rates.update_s: nobody can tell it"),
         (("cartpole_ppo", "rates.trajectory_s=1", "rates.update_s=1", "rates.speed=1"), "is no rate"),
-        (("cartpole_ppo", "rates.trajectory_s=-1", "rates.update_s=1"), "greater than 0"),
+        (("cartpole_ppo", "rates.trajectory_s=-1", "rates.update_s=1"), "rates.trajectory_s = -1"),
         (("cartpole_ppo", "--rates", "."), "a run is given with --like"),
         (("cartpole_ppo", "actors=0", "rates.trajectory_s=1", "rates.update_s=1"), "a whole number from 1"),
         (("cartpole_ppo", "actors=many", "rates.trajectory_s=1", "rates.update_s=1"), "is not how many actors"),
