@@ -234,6 +234,12 @@ def test_a_run_in_which_nobody_goes_on_is_called_stalled() -> None:
     assert ("stalled", 0) == (outcome.bottleneck, outcome.updates)
 
 
+@pytest.mark.parametrize("env_steps", [0.25, 2.4, 7.6])
+def test_where_episodes_end_each_trajectory_has_a_whole_number_of_steps_and_all_have_what_the_rate_says(env_steps: float) -> None:
+    outcome = Simulation(config(bound=4, steps=8), rates(update_s=0.01, env_steps=env_steps)).run(updates=500, warmup=10)
+    assert max(1.0, env_steps) == pytest.approx(outcome.trained_steps_per_s / (4 * outcome.updates_per_s), rel=0.01)
+
+
 def test_the_way_to_the_compute_thread_costs_time_only_where_nothing_waits_there_already() -> None:
     plain = rates(update_s=0.5, turn_s=0.25, trajectory_spread=0.0)
     alone = Simulation(config(count=1, batch=1, bound=0), plain).run(updates=50, warmup=10)
