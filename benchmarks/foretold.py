@@ -20,6 +20,8 @@ OTHERS = ("actors.count=2", "balance.max_staleness=1", "learner.slowdown=1")
 WANTED = ("actors.count=5", "balance.max_staleness=2", "learner.slowdown=0")
 QUIET_S = 5.5
 """A history tells nothing of the first five seconds, see `tianflow.simulation.likeness`."""
+SETTLED_S = 2.0
+"""After the last actor that was advised has begun its work."""
 UPDATES = ("--updates", 1000, "--warmup", 100)
 LEARNS = "cartpole_ppo as shipped"
 ADVICE, CROWD = "advice on actors", "10,000 actors"
@@ -107,10 +109,10 @@ def crowd(seconds: float, seed: int) -> Values:
     }
 
 
-def advised(window: training.Window, scratch: Path) -> Values:
+def advised(seconds: float, scratch: Path) -> Values:
     """One actor of environments that sleep; as many as the diagnosis advises."""
     with tempfile.TemporaryDirectory(dir=scratch) as runs:
-        return child.run("benchmarks.advised", SLEEPING, window.warm_s, window.seconds, runs, timeout_s=180.0).answer
+        return child.run("benchmarks.advised", SLEEPING, SETTLED_S, seconds, runs, timeout_s=180.0).answer
 
 
 def agreement(side: str, name: str) -> Callable[[RoundValues], float | None]:
@@ -150,7 +152,7 @@ def ratios() -> tuple[Ratio, ...]:
 
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
-    window = training.Window(QUIET_S, 3.0) if plan.quick else training.Window(QUIET_S, plan.seconds or 7.0)
+    window = training.Window(QUIET_S, 3.0) if plan.quick else training.Window(QUIET_S, plan.seconds or 5.0)
     virtual_s = 1.0 if plan.quick else 10.0
     seeds = tuple(range(1, plan.rounds + 1))
 
@@ -162,7 +164,7 @@ def make(plan: Plan) -> Benchmark:
         title="what simulation and diagnosis foretell, beside what comes of it",
         sides=(
             *(side(name, case) for name, case in CASES.items()),
-            Side(ADVICE, lambda _: advised(window, plan.scratch)),
+            Side(ADVICE, lambda _: advised(window.seconds, plan.scratch)),
             Side(CROWD, lambda number: crowd(virtual_s, seeds[number])),
         ),
         ratios=ratios(),
@@ -184,7 +186,8 @@ def make(plan: Plan) -> Benchmark:
             LEARNS: f"configs/cartpole_ppo.toml, {' '.join(ENDLESS)}: nothing sleeps, learning goes on, actor and learner share the cores",
             "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; the history ends with it",
             "foretold": f"tianflow simulate --like, {UPDATES[1]} updates after {UPDATES[3]}",
-            ADVICE: "one actor of two such environments that sleep 5 ms each, T = 8, B = 2, 40 ms an update",
+            ADVICE: "one actor of two such environments that sleep 5 ms each, T = 8, B = 2, 40 ms an update; "
+            f"{window.seconds:g} s, {SETTLED_S:g} s after all that were advised work",
             CROWD: f"{virtual_s:g} s of virtual time, B = {BATCH}, max_staleness = {BOUND}, "
             + ", ".join(f"{name} = {value:g}" for name, value in HARD.items()),
             "threads": "1 a process",
