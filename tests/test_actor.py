@@ -247,7 +247,7 @@ async def test_environments_that_cannot_be_made_anew_end_it_with_their_own_words
         stage.rollout.rebuild_errors = [EnvironmentFailedError("no display", "Traceback: no display")] * 5
         stage.rollout.failures = 1
         stage.rollout.turn.release()
-        with pytest.raises(RunError, match="failed 3 times in 60 s: no display") as caught:
+        with pytest.raises(RunError, match=r"failed 3 times in 60 s \(env.max_failures = 2\): no display") as caught:
             await task
         assert caught.value.details == "Traceback: no display"
 

@@ -178,6 +178,32 @@ def test_only_a_terminal_is_told_the_token():
     assert "run one, control and metrics at http://127.0.0.1:80" == tianflow.api._where(session, terminal=False)
 
 
+def trained(tmp_path, **options):
+    """``tianflow train`` in this process; its exit code."""
+    chosen = {"resume": None, "runs_dir": tmp_path, "http": False, "plain": True, "json_line": False, "require_target": False}
+    return tianflow.api.train_cli(cartpole(run={"name": "one"}), **{**chosen, **options})
+
+
+def test_a_run_ends_by_saying_where_its_policy_lies_and_what_can_be_done_with_it(tmp_path, capsys):
+    assert trained(tmp_path) == 0
+    kept = tmp_path / "one"
+    assert capsys.readouterr().out.endswith(f"\n  kept in {kept}: tianflow eval {kept}, tianflow report {kept}\n")
+
+
+def test_a_run_whose_policy_could_not_be_kept_says_so_and_has_not_succeeded(tmp_path, capsys, monkeypatch):
+    """What a full disk does to the last checkpoint must not look like success to a script."""
+
+    def full(*_args, **_kwargs):
+        raise CheckpointError("No space left on device")
+
+    monkeypatch.setattr("tianflow.checkpoint.CheckpointStore.stage", full)
+    assert trained(tmp_path) == 1
+    told = capsys.readouterr().out
+    assert "  no checkpoint was written, so 4 updates are lost\n" in told
+    assert "kept in" not in told
+    assert json.loads((tmp_path / "one" / "summary.json").read_text())["checkpoint"] is None
+
+
 def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.setattr("tianflow.api.GPU_NODES", ())
     with pytest.raises(ConfigError, match="learner.device"):

@@ -423,6 +423,10 @@ def test_a_damaged_newest_of_a_run_is_not_what_its_name_means(store: CheckpointS
 
 def test_an_unknown_run_lists_those_that_there_are(store: CheckpointStore, tmp_path: Path) -> None:
     save(store, Version(1, 1))
+    (tmp_path / "young").mkdir()
+    (tmp_path / "young" / "config.toml").touch()
+    with pytest.raises(CheckpointError, match="run 'young' has written no checkpoint"):
+        resolve("young", tmp_path)
     with pytest.raises(CheckpointError, match="no run or checkpoint 'a-rum'; runs with checkpoints in .*: a-run; did you mean 'a-run'"):
         resolve("a-rum", tmp_path / "runs")
     with pytest.raises(CheckpointError, match="none"):

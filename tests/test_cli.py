@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 import tianflow
 from tianflow import cli, client
 from tianflow.checkpoint import CheckpointStore, write_state
+from tianflow.command_line import complete_config, complete_run
 from tianflow.config_loading import load_config, settings_in_force, with_changes, write_config
 from tianflow.errors import CheckpointError, RunError, StateConflictError
 from tianflow.logs import configure
@@ -324,7 +325,10 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
 @pytest.mark.parametrize("action", ["pause", "resume", "drain", "checkpoint", "stop"])
 def test_an_action_is_posted_and_answers_the_state_it_leads_to(running: Running, action: str, named: list[str]) -> None:
     running.answer = {"state": "pausing"}
-    assert "one: pausing\n" == run(action, *named).stdout
+    assert (
+        "one: pausing" + (", writes a checkpoint at the next boundary" if action == "checkpoint" else "") + "\n"
+        == run(action, *named).stdout
+    )
     assert [("one", "POST", f"/{action}", None)] == running.asked
 
 
@@ -351,6 +355,7 @@ def test_set_changes_one_section_as_a_whole(running: Running, arguments: list[st
         ["set", "balance.credits=3", "actors.count=2"],
         ["set", "one", "balance.credits"],
         ["set", "credits=3"],
+        ["set", "balance.credits=3", "balance.credits.more=1"],
         ["set", "run.seed=3"],
         ["get", "one", "run"],
         ["get", "one", "balance", "credits"],
@@ -379,6 +384,34 @@ def test_get_prints_settings_as_they_are_set(running: Running) -> None:
     assert "10.0\n" == run("get", "one", "balance.straggler_patience").stdout
     assert "unbounded" == json.loads(run("get", "balance.max_staleness", "--json").stdout)
     assert [("one", "GET", "/balance", None)] * 3 == running.asked
+
+
+@pytest.mark.parametrize("wish", [[], ["one"]])
+def test_get_without_a_section_prints_all_as_they_are_set(running: Running, wish: list[str]) -> None:
+    running.answer = {"slowdown": 0.0, "learning_rate": 1e-4, "generation": "3"}
+    told = run("get", *wish).stdout.splitlines()
+    assert {"balance.slowdown = 0.0", "learner.slowdown = 0.0", "algorithm.learning_rate = 0.0001"} <= set(told)
+    assert {("one", "GET", f"/{part}", None) for part in ("actors", "balance", "evaluation", "learner", "replay", "weights")} == set(
+        running.asked
+    )
+    assert 1e-4 == json.loads(run("get", *wish, "--json").stdout)["algorithm.learning_rate"]
+
+
+def test_a_shell_is_told_how_names_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cartoon.toml").touch()
+    (tmp_path / "carts").mkdir()
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    assert [] == complete_run("")
+    (tmp_path / "runs" / "one" / "control.json").touch()
+    assert (["one"], []) == (complete_run("o"), complete_run("t"))
+    assert ["cartpole_a2c", "cartpole_apex", "cartpole_impala", "cartpole_ppo", "cartoon.toml", "carts/"] == complete_config("cart")
+    environment = {"_TIANFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "tianflow pause o", "COMP_CWORD": "2"}
+    assert "one" == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+
+
+def test_the_version_is_told() -> None:
+    assert f"tianflow {tianflow.__version__}\n" == run("--version").stdout
 
 
 def test_a_refusal_is_told_on_stderr_with_its_code(running: Running) -> None:

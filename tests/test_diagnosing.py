@@ -48,10 +48,21 @@ def test_the_verdict_its_advice_and_the_shares_behind_it_are_printed() -> None:
     assert CliRunner().invoke(app, ["diagnose"]).stdout.splitlines() == [
         "one: sampling-bound for 12 s",
         "  the learner waits 41% of the time",
-        "  suggested: actors.count=7",
+        "  try: tianflow set one actors.count=7",
         "  learner over 5 s: busy 59%, waiting:batch 41%",
         "  actor over 5 s: busy 100%",
     ]
+
+
+def test_what_is_suggested_can_be_typed_section_by_section_and_what_needs_a_new_run_is_told_apart(answer: dict[str, Any]) -> None:
+    answer["suggested"] = {"actors.count": 33, "actors.hosts": 33, "balance.max_staleness": 33, "replay.error_buffer": 1234567.0}
+    said = CliRunner().invoke(app, ["diagnose", "one"]).stdout.splitlines()
+    assert [
+        "  try: tianflow set one actors.count=33",
+        "  try: tianflow set one balance.max_staleness=33",
+        "  try: tianflow set one replay.error_buffer=1234567",
+        "  in a new run: actors.hosts=33",
+    ] == said[2:6]
 
 
 def test_who_stands_still_is_named(answer: dict[str, Any]) -> None:

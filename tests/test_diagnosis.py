@@ -197,7 +197,8 @@ def test_a_bound_that_is_too_tight_is_widened_to_what_the_actors_need() -> None:
     found = diagnose(looks(0.5, 0.5, count=9, max_staleness=1, **spent), configured())
     assert {"balance.max_staleness": 5} == found.suggested
     assert "9 actors are more than max_staleness * B = 1 * 2 lets work" in found.advice
-    assert "about 2,000 steps/s instead of 1,000 with max_staleness = 5, or 2 actors," in found.advice
+    assert "about 2,000 steps/s instead of 1,000 with max_staleness = 5, for the price of older data" in found.advice
+    assert "with actors.count = 2 none would be idle by law" in found.advice
     assert {"balance.credits": 6} == diagnose(looks(0.5, 0.5, **spent), configured(balance={"credits": 4})).suggested
 
 

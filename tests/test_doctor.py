@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_shared_memory_that_cannot_be_made_is_a_problem(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "memfd_create", refuse)
     assert doctor.shared_memory().level == "problem"
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "ok" == doctor.place(tmp_path / "not" / "yet").level
+    monkeypatch.setattr(doctor, "ROOM", 2**80)
+    assert "warning" == doctor.place(tmp_path).level
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "problem" == doctor.place(tmp_path).level
+    (tmp_path / "file").touch()
+    assert "problem" == doctor.place(tmp_path / "file" / "runs").level
+
+
+def test_every_extra_of_the_package_is_looked_for() -> None:
+    project = tomllib.loads((Path(doctor.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(project["optional-dependencies"]) - {"bench", "dev"} == set(doctor.EXTRAS)
 
 
 def test_the_command_exits_with_one_when_there_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,11 +16,15 @@ from rich.console import Console
 
 from tests.fakes_run import FakeRun
 from tianflow import logs
+from tianflow.ledger import Ledger
 from tianflow.payloads import Settlement, Version
 from tianflow.rates import Rates
-from tianflow.screen import PlainLines, Screen, drawing, duration, make_screen, number, plain_line, summary_text
+from tianflow.screen import PlainLines, Screen, drawing, make_screen, plain_line, summary_text
 from tianflow.statistics import ComponentStatistics, TimeShares
 from tianflow.status import describe, time_left
+from tianflow.summary import lost
+from tianflow.tickets import Limits
+from tianflow.words import duration, number
 
 
 def described(run: FakeRun, rates: Rates | None = None) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def test_violations_are_shouted(run: FakeRun) -> None:
 def test_a_plain_line_is_one_line_without_control_characters(run: FakeRun) -> None:
     line = plain_line(described(run))
     assert line.isprintable()
-    assert line.startswith("1:45  running  steps 320 (–/s)  updates 5  return 3 over 5 episodes  staleness 0 mean 0 max of 1  dropped 0")
+    assert line.startswith("1:45  running  steps 320 (–/s)  updates 5  return 3 over 5 episodes  staleness mean 0 max 0 bound 1  dropped 0")
 
 
 async def test_plain_lines_come_at_an_interval_and_once_at_the_end(run: FakeRun) -> None:
@@ -165,6 +170,30 @@ def test_time_left_follows_the_pace_of_the_last_minute(run: FakeRun) -> None:
     assert time_left(rates.sample(), run.config, rates) == {}
 
 
+def test_time_before_training_does_not_count_towards_the_limit_of_seconds() -> None:
+    run = FakeRun()
+    run.config = run.config.model_copy(update={"run": run.config.run.model_copy(update={"max_seconds": 40.0})})
+    rates = Rates(read=run.statistics)
+    run.now += 30.0
+    assert 40.0 == time_left(replace(rates.sample(), trained_s=0.0), run.config, rates)["max_seconds"]
+    assert 25.0 == time_left(replace(rates.sample(), trained_s=15.0), run.config, rates)["max_seconds"]
+    run.state = "stopping"
+    assert {} == time_left(rates.sample(), run.config, rates)
+
+
+def test_an_evaluation_that_a_run_waits_for_is_named(run: FakeRun) -> None:
+    seen = {**described(run), "state": "stopping", "bottleneck": "stopping"}
+    assert plain_line({**seen, "evaluating": True}).endswith("  stopping  evaluating")
+    assert plain_line({**seen, "evaluating": False}).endswith("  stopping")
+
+
+def test_a_learner_that_is_not_there_yet_has_made_no_update() -> None:
+    run = FakeRun()
+    run.ledger = Ledger(limits=Limits(batch=1, max_staleness=1, credits=4, patience=10.0), slots=8)
+    assert -1 == run.statistics().ledger.version.number
+    assert 0 == described(run)["progress"]["updates"]
+
+
 def test_a_falling_return_foretells_no_target(run: FakeRun) -> None:
     rates = Rates(read=run.statistics)
     rates.sample()
@@ -224,6 +253,25 @@ def test_the_summary_is_short_and_complete() -> None:
     ):
         assert part in text
     assert "error" not in text
+
+
+def test_a_summary_tells_steps_before_a_resume_from_those_since() -> None:
+    text = summary_text({**SUMMARY, "training_s": 10.0})
+    assert "123,456 steps, 15,432 of them since the resume in 0:10 (1,543/s)" in text
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "said"),
+    [
+        (321, ""),
+        (300, "the newest checkpoint is of version 300, so 21 updates are lost"),
+        (None, "no checkpoint was written, so 321 updates are lost"),
+    ],
+)
+def test_a_summary_says_what_no_checkpoint_holds(checkpoint: int | None, said: str) -> None:
+    assert said == lost({**SUMMARY, "checkpoint": checkpoint})
+    assert said in summary_text({**SUMMARY, "checkpoint": checkpoint})
+    assert "lost" not in summary_text(SUMMARY)
 
 
 def test_a_summary_of_a_failed_start_says_why() -> None:

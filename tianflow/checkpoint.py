@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from tianflow import plugins
+from tianflow.config_loading import CONFIG_FILE
 from tianflow.errors import CheckpointError
 from tianflow.logs import logger
 from tianflow.payloads import StateFile, Version
@@ -242,6 +243,9 @@ def resolve(source: str, runs_dir: Path) -> Path:
     parent = Path(source).parent
     if parent.name == "checkpoints" and parent.is_dir():
         raise CheckpointError(f"no checkpoint {source!r}; there {_listing(parent, 'v*-*')}")
+    for path in (Path(source), runs_dir / source):
+        if (path / CONFIG_FILE).is_file():
+            raise CheckpointError(f"run {path.name!r} has written no checkpoint; its settings are in {str(path / CONFIG_FILE)!r}")
     runs = tuple(sorted(path.parent.name for path in runs_dir.glob("*/checkpoints")))
     close = plugins.nearest(source, runs)
     hint = f"; did you mean {close!r}?" if close else ""

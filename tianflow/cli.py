@@ -14,11 +14,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.command_line import RUNS, AsJson, ConfigArgument, Overrides, RunArgument, RunsDir, complain, exit_codes, open_standard_streams
+from tianflow.command_line import (
+    RUNS,
+    AsJson,
+    ConfigArgument,
+    Overrides,
+    RunArgument,
+    RunsDir,
+    complain,
+    complete_config,
+    exit_codes,
+    open_standard_streams,
+)
 from tianflow.evaluating import evaluate
+from tianflow.explaining import explain, list_configs
 from tianflow.exporting.command import export
 from tianflow.following import events
-from tianflow.overview import status, top
+from tianflow.overview import console, status, top
 from tianflow.report.command import report
 from tianflow.serving.command import serve, submit
 from tianflow.simulation.command import simulate
@@ -28,12 +40,28 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="tianflow",
-    help="Asynchronous, balanced and controllable training for distributed reinforcement learning.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from tianflow import __version__
+
+        typer.echo(f"tianflow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *, version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Say which version this is.")] = False
+) -> None:
+    """Asynchronous, balanced and controllable training for distributed reinforcement learning."""
+
+
 config_app = typer.Typer(help="Look at configs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 
@@ -61,7 +89,10 @@ def _load(source: str, overrides: list[str] | None) -> Config:
 
 @app.command()
 def train(
-    config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file or a shipped name; not needed with --resume.")] = None,
+    config: Annotated[
+        str | None,
+        typer.Argument(metavar="CONFIG", help="A TOML file or a shipped name; not needed with --resume.", autocompletion=complete_config),
+    ] = None,
     overrides: Overrides = None,
     *,
     resume: Annotated[
@@ -185,6 +216,10 @@ def config_show(
         typer.echo(to_toml(_load(config, overrides), only_changed=not resolved), nl=False)
 
 
+config_app.command("list")(list_configs)
+config_app.command("explain")(explain)
+
+
 app.command("eval")(evaluate)
 
 
@@ -199,6 +234,7 @@ app.command()(serve)
 app.command()(submit)
 app.command()(status)
 app.command()(top)
+app.command()(console)
 
 
 @app.command()
@@ -215,7 +251,10 @@ app.command()(events)
 
 @app.command("get")
 def get_settings(
-    wish: Annotated[list[str], typer.Argument(metavar="[RUN] SECTION[.KEY]", help="Which settings, e.g. balance.max_staleness.")],
+    wish: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN] [SECTION[.KEY]]", help="Which settings, e.g. balance.max_staleness; or all of them."),
+    ] = None,
     *,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
@@ -224,18 +263,14 @@ def get_settings(
     from tianflow import client
     from tianflow.config_loading import toml_value
 
-    if len(wish) > 2:
-        raise typer.BadParameter("at most a run and a section", param_hint="[RUN] SECTION[.KEY]")
-    section, _, key = wish[-1].partition(".")
+    if len(wish or ()) > 2:
+        raise typer.BadParameter("at most a run and a section", param_hint="[RUN] [SECTION[.KEY]]")
     with exit_codes():
-        contact = client.find(runs_dir, wish[0] if len(wish) == 2 else None)
-        values = client.settings(contact, section)
-        if key and key not in values:
-            raise client.RequestError(f"there is no {wish[-1]}; accepted: one of {', '.join(sorted(values))}", bad=True)
+        found, key = client.get(runs_dir, wish or [])
     if as_json:
-        typer.echo(json.dumps(values[key] if key else values))
+        typer.echo(json.dumps(found[key] if key else found))
         return
-    for name, value in {key: values[key]}.items() if key else values.items():
+    for name, value in found.items():
         text = "null" if value is None else toml_value(value)
         typer.echo(text if key else f"{name} = {text}")
 
@@ -282,13 +317,13 @@ def scale(
     typer.echo(f"{contact.run}: {count} actors, generation {answer.get('generation', '?')}")
 
 
-def _act(action: str, run: str | None, runs_dir: Path) -> None:
+def _act(action: str, run: str | None, runs_dir: Path, said: str = "") -> None:
     from tianflow import client
 
     with exit_codes():
         contact = client.find(runs_dir, run)
         answer = client.request(contact, "POST", f"/{action}")
-    typer.echo(f"{contact.run}: {answer.get('state', action)}")
+    typer.echo(f"{contact.run}: {answer.get('state', action)}{said}")
 
 
 @app.command()
@@ -312,7 +347,7 @@ def drain(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
 @app.command()
 def checkpoint(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
     """Let RUN write a checkpoint now."""
-    _act("checkpoint", run, runs_dir)
+    _act("checkpoint", run, runs_dir, said=", writes a checkpoint at the next boundary")
 
 
 @app.command()

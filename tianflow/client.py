@@ -7,18 +7,20 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tianflow import plugins
+from tianflow.config import LIVE
 from tianflow.control_file import NAME, SERVICE, ControlFile
 from tianflow.errors import ConfigError, Problem, TianflowError
 
 RESOURCES = {section: section for section in ("actors", "balance", "evaluation", "learner", "replay", "weights")} | {"algorithm": "learner"}
 """Where the live settings of each section are read and changed."""
 
+ALL = tuple(dict.fromkeys(RESOURCES.values()))
 MERGE_PATCH = "application/merge-patch+json"
 _BAD_REQUESTS = {400, 413, 415, 422}
 
@@ -137,6 +139,31 @@ def settings(contact: ControlFile, section: str) -> dict[str, Any]:
     answer = request(contact, "GET", f"/{resource(section)}")
     answer.pop("generation", None)
     return answer
+
+
+def get(runs_dir: Path, wish: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Live settings by name, and the one of them that was asked for, or "".
+
+    ``wish`` is ``[RUN] [SECTION[.KEY]]``; without a section they are those of all sections, named ``SECTION.KEY``.
+
+    Raises:
+        TianflowError: there is no such run, section or setting, or the run does not answer.
+    """
+    name = wish[-1] if wish else ""
+    if not wish or (len(wish) == 1 and name not in RESOURCES and name in running(runs_dir)):
+        contact = find(runs_dir, name or None)
+        return {f"{_section(part, key)}.{key}": value for part in ALL for key, value in settings(contact, part).items()}, ""
+    section, _, key = name.partition(".")
+    resource(section)
+    values = settings(find(runs_dir, wish[0] if len(wish) == 2 else None), section)
+    if key and key not in values:
+        raise RequestError(f"there is no {name}; accepted: one of {', '.join(sorted(values))}", bad=True)
+    return ({key: values[key]} if key else values), key
+
+
+def _section(part: str, key: str) -> str:
+    """The section that ``key`` of the resource ``part`` belongs to."""
+    return "algorithm" if part == "learner" and key not in LIVE["learner"] else part
 
 
 def change(contact: ControlFile, name: str, values: Mapping[str, object]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Sections are frozen; a change makes a new `Config`. What may change while a run 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny
@@ -26,7 +27,7 @@ def parse_bytes(value: object) -> object:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value)
         if match is None or match[2] not in _UNITS:
             raise ValueError(f"a number of bytes, or a number with one of {', '.join(_UNITS)}")
-        return int(float(match[1]) * _UNITS[match[2]])
+        return int(Decimal(match[1]) * _UNITS[match[2]])
     return value
 
 
@@ -48,22 +49,35 @@ class NormalisationSettings(Section):
     images: bool = False
     """uint8 images, each pixel by itself: what never moves disappears, what is small and moves does not."""
     returns: bool = False
+    """Rewards are divided by the standard deviation of the discounted return."""
     clip: PositiveFloat = 10.0
+    """Nothing that is normalised goes beyond plus or minus this."""
 
 
 class EnvSettings(Section):
     """Which environment, how many of it in one actor, and how it is watched."""
 
     id: str
+    """A registered id of Gymnasium, or module:attribute of an environment, a vector environment, or a function that makes one."""
     num_envs: PositiveInt = 8
+    """Copies in each actor, stepped together."""
     vectorization: Literal["auto", "native", "sync", "envpool"] = "auto"
+    """auto: the environment's own vector form where it has one, else copies that take turns (sync); native: its own form, or an error;
+    envpool: ``id`` is one of envpool's."""
     kwargs: dict[str, Any] = {}
+    """Arguments of the environment."""
     wrappers: tuple[str, ...] = ()
+    """module:attribute of functions from environment to environment, the innermost first."""
     step_timeout_s: PositiveFloat = 60.0
+    """A host whose environments take longer for a step is killed and started anew."""
     start_timeout_s: PositiveFloat = 120.0
+    """How long making the environments may take before the host is killed."""
     max_failures: Annotated[int, Field(ge=0)] = 10
+    """Environments of an actor may fail so often in ``failure_window_s``; once more ends the run."""
     failure_window_s: PositiveFloat = 60.0
+    """Seconds over which failures are counted."""
     normalisation: NormalisationSettings = NormalisationSettings()
+    """What is scaled before it is learned from."""
 
 
 BUILT_IN_ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
@@ -104,24 +118,33 @@ class NetworkSettings(Section):
     """``name`` is an installed network or ``module:attribute``; the rest is what the built-in ones read."""
 
     name: str = "mlp"
+    """mlp, nature_cnn, impala_resnet, another installed one, or module:attribute."""
     hidden: tuple[PositiveInt, ...] = (64, 64)
+    """mlp: units of each layer."""
     activation: Literal["relu", "tanh"] = "relu"
+    """mlp: between layers."""
     lstm: Annotated[int, Field(ge=0)] = 0
     """Units of an LSTM after the torso; 0: none."""
     share_torso: bool = False
     """mlp: one torso for policy and value instead of two."""
     kwargs: dict[str, Any] = {}
+    """Arguments of the network."""
 
 
 class ActorSettings(Section):
     """How many actors, in how many host processes, and how long a trajectory is."""
 
-    count: Annotated[int, Field(ge=0, le=4096)] = 2
+    count: Annotated[int, Field(ge=0, le=4096)] = 1
     """How many act. With more than 4096 a coordinator would be so busy that it is late to answer, and to stop when it is told to."""
     rollout_steps: PositiveInt = 32
+    """T: steps of each environment in one trajectory."""
     hosts: PositiveInt | None = None
     """Host processes the actors are spread over; None: one each, at most one for every core."""
     inference: Literal["local"] = "local"
+    """Where actions are computed: in the actor itself."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: actors compute the policy in bfloat16, with weights rounded to it; actions, and the log-probabilities recorded of them, are of
+    that policy, in float32. Evaluation stays in fp32. It pays with convolutions, where the hardware has bfloat16."""
     refresh: Literal["trajectory", "step"] = "trajectory"
     """When newer weights are taken: at the start of a trajectory, or before any step."""
 
@@ -130,7 +153,8 @@ class BalanceSettings(Section):
     """The rules of balance. See DESIGN.md, "Balance"."""
 
     controller: str | tuple[str, ...] = "staleness"
-    """Laws that set credits; of several, the strictest wins."""
+    """Laws that set credits: staleness, freshest, lockstep, open_loop, consume_only, sample_ratio, another installed one, or
+    module:attribute; of several, the strictest wins."""
     parameters: dict[str, float] = {}
     """What the laws read, by name."""
     max_staleness: Staleness = 1
@@ -142,6 +166,7 @@ class BalanceSettings(Section):
     min_fragment_steps: PositiveInt = 8
     """A trajectory that stands in the way and has so many steps is cut and used as it is."""
     memory_limit: Bytes = 2 * 2**30
+    """Bytes, or text like "2GiB", that trajectories may take on their way to the learner."""
 
 
 class ReplaySettings(Section):
@@ -158,6 +183,7 @@ class ReplaySettings(Section):
     error_buffer: PositiveFloat | None = None
     """How many draws either side may be ahead; None: as few as lets both go on."""
     selector: Literal["uniform", "prioritised", "fifo", "lifo"] = "uniform"
+    """What is drawn: any item alike, by priority, the oldest, or the newest."""
     alpha: Annotated[float, Field(ge=0.0)] = 0.6
     """Exponent of priorities (arXiv 1511.05952); 0: all alike."""
     beta: Fraction = 0.4
@@ -173,10 +199,11 @@ class LearnerSettings(Section):
     """auto: a GPU where there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: matrix products and convolutions of the learner's networks, and their gradients, in bfloat16; parameters, losses, targets and
-    optimiser stay float32, and actors always act in float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn and
-    impala_resnet: about twice as fast on such a CPU); small MLPs gain nothing, and lose a quarter of their speed to casting. An algorithm
-    of your own has to heed it itself."""
+    optimiser stay float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn: 1.5
+    times as fast on such a CPU, impala_resnet about twice); small MLPs gain nothing, and lose a quarter of their speed to casting. An
+    algorithm of your own has to heed it itself."""
     ranks: Annotated[int, Field(ge=1, le=1)] = 1
+    """Processes that learn together; more than one is not there yet."""
     threads: PositiveInt = 1
     """Where images are learned from on a CPU, parts of a minibatch are, on so many threads, each with a gradient of its own; elsewhere it
     is the threads of PyTorch's operations. More than one pays where actors wait for the learner, as with several epochs."""
@@ -200,6 +227,7 @@ class PlacementSettings(Section):
     """Which launcher, and which cores its processes may use."""
 
     launcher: str = "processes"
+    """processes: coordinator, learner and actors apart (Linux); inline: one process; or another installed one."""
     affinity: Literal["auto", "none"] = "auto"
     """auto: the learner gets cores of its own when there are at least two; none: the system decides."""
 
@@ -208,17 +236,27 @@ class RunSettings(Section):
     """Seed, when to end, and how strictly to repeat."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    """Of networks, exploration and environments."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")] | None = None
+    """Of the run and its directory; None: made from algorithm and time."""
     target_return: float | None = None
+    """The run ends when an evaluation of the newest version has this mean return; None: no target."""
     max_env_steps: Count | None = None
+    """The run ends after so many environment steps."""
     max_updates: Count | None = None
+    """The run ends after so many updates."""
     max_seconds: PositiveFloat | None = None
+    """The run ends after so many seconds of training; making environments and the last evaluation are not among them."""
     deterministic: bool = False
+    """The same seed gives the same run, bit for bit: one actor, bound 0."""
     barrier_updates: PositiveInt = 50
     """Deterministic mode: every so many updates is a barrier that drains, checkpoints and re-seeds."""
     grace_s: PositiveFloat = 10.0
+    """Seconds between asking a process to end and killing it."""
     max_restarts: Annotated[int, Field(ge=0)] = 20
+    """Processes that die are started anew, so often in ``restart_window_s``; once more ends the run."""
     restart_window_s: PositiveFloat = 300.0
+    """Seconds over which restarts are counted."""
 
 
 class EvaluationSettings(Section):
@@ -227,19 +265,23 @@ class EvaluationSettings(Section):
     episodes: PositiveInt = 100
     """Whole episodes of each evaluation."""
     num_envs: PositiveInt = 16
+    """Environments that it is played in."""
     every_s: PositiveFloat | None = None
     """Seconds between evaluations; None: only when the returns of training reach the target, and at the end. One that reaches the
     target is confirmed by another of the newest version, and ends the run."""
     deterministic: bool = True
     """Take the most probable action instead of a sampled one."""
     timeout_s: PositiveFloat = 600.0
+    """Seconds after which an evaluation is given up."""
 
 
 class CheckpointSettings(Section):
     """How often the whole state is written, and how many are kept."""
 
     every_s: PositiveFloat = 60.0
+    """Seconds between checkpoints; there is one at the end in any case."""
     keep: PositiveInt = 3
+    """Newest checkpoints that stay."""
     replay: bool = False
     """Keep what is in replay, too; otherwise a resumed run begins with an empty one."""
 
@@ -248,8 +290,11 @@ class HttpSettings(Section):
     """The control server beside the run."""
 
     enabled: bool = True
+    """False: no console, no control, no metrics."""
     host: str = "127.0.0.1"
+    """Address to listen at; beyond loopback /metrics asks for a token, too."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0: any free one, which is printed."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names accepted besides localhost and the address bound."""
     max_streams: Annotated[int, Field(ge=0)] = 32

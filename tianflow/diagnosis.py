@@ -73,7 +73,12 @@ def diagnose(looks: Sequence[RunStatistics], config: Config, earlier: Sequence[C
     """
     run = looks[-1]
     if run.state != "running":
-        return Diagnosis(run.state, f"the run is {run.state}")
+        evaluation = (
+            f", and evaluates the policy: {config.evaluation.episodes} episodes; a stop ends it without"
+            if run.evaluating and run.state == "stopping"
+            else ""
+        )
+        return Diagnosis(run.state, f"the run is {run.state}{evaluation}")
     stall = stalled(looks, config)
     if stall is not None:
         return stall
@@ -203,8 +208,12 @@ def _balance(window: Window) -> Advice:
     if bound is not None and bound * batch < actors:
         wide = -(-actors // batch)
         cause = f"{actors} actors are more than max_staleness * B = {bound} * {batch} lets work during an update"
-        remedy = f"max_staleness = {wide}" + (f", or {bound * batch} actors," if bound else "")
-        return f"{waits}: {cause}; {gain} with {remedy} for the price of older data", {"balance.max_staleness": wide}, _about(foretold)
+        fewer = f"; with actors.count = {bound * batch} none would be idle by law" if bound else ""
+        return (
+            f"{waits}: {cause}; {gain} with max_staleness = {wide}, for the price of older data{fewer}",
+            {"balance.max_staleness": wide},
+            _about(foretold),
+        )
     if config.balance.credits is not None and config.balance.credits < actors + batch:
         wide = actors + batch
         return f"{waits}: {config.balance.credits} credits are too few; {gain} with {wide}", {"balance.credits": wide}, _about(foretold)

@@ -8,15 +8,29 @@ import mmap
 import os
 import platform
 import resource
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tianflow.control_file import NAME, ControlFile
+from tianflow.memory import machine_memory, usable_memory
 
 REQUIRED = ("torch", "numpy", "gymnasium", "aiohttp", "msgpack", "pydantic", "safetensors")
-EXTRAS = {"atari": "ale_py", "mujoco": "mujoco", "plots": "matplotlib"}
+EXTRAS = {
+    "atari": "ale_py",
+    "envpool": "envpool",
+    "mlflow": "mlflow",
+    "mujoco": "mujoco",
+    "onnx": "onnxscript",
+    "plots": "matplotlib",
+    "tensorboard": "tensorboard",
+    "video": "moviepy",
+    "wandb": "wandb",
+}
 MEMORY_PROBE = 16 * 2**20
+ROOM = 2**28
+"""Bytes of disk below which there is a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,7 @@ def examine(runs_dir: Path, cgroup: Path = Path("/sys/fs/cgroup")) -> list[Findi
         bf16(Path("/proc/cpuinfo")),
         threads(os.environ.get("OMP_NUM_THREADS")),
         descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        place(runs_dir),
         *runs(runs_dir),
     ]
 
@@ -73,10 +88,8 @@ def cores(cgroup: Path) -> Finding:
 
 def memory(cgroup: Path) -> Finding:
     """Memory of the machine, or what the control group allows of it."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = [*_words(cgroup / "memory.max"), "max"][0]
-    usable = total if limit == "max" else min(total, int(limit))
-    value = f"{usable / 2**30:.1f} GiB usable of {total / 2**30:.1f}"
+    usable = usable_memory(cgroup)
+    value = f"{usable / 2**30:.1f} GiB usable of {machine_memory() / 2**30:.1f}"
     return Finding("memory", "ok", value) if usable >= 2**31 else Finding("memory", "warning", value, "fewer actors or a smaller replay")
 
 
@@ -128,6 +141,18 @@ def descriptors(limit: int) -> Finding:
     if limit != resource.RLIM_INFINITY and limit < 1024:
         return Finding("file descriptors", "warning", str(limit), "ulimit -n 4096 before many actors")
     return Finding("file descriptors", "ok", "unlimited" if limit == resource.RLIM_INFINITY else str(limit))
+
+
+def place(runs_dir: Path) -> Finding:
+    """Whether runs can be kept there, and how much room there is."""
+    there = next((path for path in (runs_dir.absolute(), *runs_dir.absolute().parents) if path.exists()), Path("/"))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Finding("runs directory", "problem", f"{str(there)!r} cannot be written", "another folder, or --runs-dir")
+    free = shutil.disk_usage(there).free
+    value = f"{free / 2**30:.1f} GiB free"
+    if free < ROOM:
+        return Finding("runs directory", "warning", value, "checkpoints need room; a full disk loses them")
+    return Finding("runs directory", "ok", value)
 
 
 def runs(runs_dir: Path) -> list[Finding]:

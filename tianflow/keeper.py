@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
 from tianflow.checkpoint import Checkpoint, CheckpointStore
 from tianflow.errors import BrokenChannelError, CheckpointError
@@ -36,6 +36,7 @@ class Base:
     env_steps: int = 0
     episodes: int = 0
     elapsed_s: float = 0.0
+    trained_s: float = 0.0
 
     @classmethod
     def of(cls, checkpoint: Checkpoint | None) -> Self:
@@ -43,7 +44,9 @@ class Base:
         if checkpoint is None:
             return cls()
         manifest = checkpoint.manifest
-        return cls(int(manifest["env_steps"]), int(manifest["episodes"]), float(manifest["elapsed_s"]))
+        elapsed = float(manifest["elapsed_s"])
+        # checkpoints of before this was kept apart: all of the time counts
+        return cls(int(manifest["env_steps"]), int(manifest["episodes"]), elapsed, float(manifest.get("trained_s", elapsed)))
 
 
 class Keeper:
@@ -90,6 +93,11 @@ class Keeper:
     def busy(self) -> bool:
         """True while one is being written, or waits for the learner's next boundary."""
         return self._writing.locked()
+
+    @property
+    def kept(self) -> int | None:
+        """Updates in the newest checkpoint on disk, as of the last one written; None: there is none."""
+        return None if not self.listing else cast("tuple[int, int]", self.listing[0]["version"])[1]
 
     async def open(self) -> None:
         """Sweep away what a crashed writer left, and look at what is there."""

@@ -98,11 +98,15 @@ class QSettings(OffPolicySettings):
     target_update_updates: PositiveInt = 500
     """The target network becomes the online one every so many updates."""
     epsilon_start: Fraction = 1.0
+    """Share of random actions at first."""
     epsilon_end: Fraction = 0.05
+    """Share of random actions in the end."""
     epsilon_updates: Updates = 10_000
     """Epsilon falls on a straight line from start to end over so many updates."""
     epsilon_base: Fraction | None = None
+    """An epsilon for each environment (Ape-X), as above, instead of the schedule; None: the schedule."""
     epsilon_alpha: Annotated[float, Field(ge=0.0)] = 7.0
+    """How far those epsilons are spread."""
 
     @property
     def recorded(self) -> tuple[str, ...]:
@@ -138,7 +142,9 @@ class R2D2Settings(QSettings):
     n_step: PositiveInt = 5
     huber_delta: PositiveFloat | None = None
     burn_in: Annotated[int, Field(ge=0)] = 40
+    """Steps that only bring the stored state up to date."""
     unroll: PositiveInt = 40
+    """Steps of an item that are learned from."""
     overlap: Annotated[int, Field(ge=0)] = 0
     """Learned steps that two adjacent items share; 0: every step of an episode is learned from in exactly one item."""
     value_rescaling: PositiveFloat | None = 1e-3
@@ -174,6 +180,7 @@ class SACSettings(ContinuousSettings):
 
     name: Literal["sac"] = "sac"
     initial_temperature: PositiveFloat = 1.0
+    """Weight of the entropy at first."""
     target_entropy: float | Literal["auto"] | None = "auto"
     """In nats, of actions scaled to -1..1; auto: minus their number of components; None: the temperature stays as it is."""
 
@@ -187,9 +194,13 @@ class TD3Settings(ContinuousSettings):
     policy_delay: PositiveInt = 2
     """Actor and targets move every so many updates."""
     target_noise: Annotated[float, Field(ge=0.0)] = 0.2
+    """Deviation of the noise on the target's actions."""
     target_noise_clip: Annotated[float, Field(ge=0.0)] = 0.5
+    """Largest noise on them."""
     noise_start: Annotated[float, Field(ge=0.0)] = 0.1
+    """Deviation of exploration noise at first."""
     noise_end: Annotated[float, Field(ge=0.0)] = 0.1
+    """Deviation of exploration noise in the end."""
     noise_updates: Updates = 0
     """Exploration noise goes on a straight line from start to end over so many updates."""
 

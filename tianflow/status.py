@@ -6,6 +6,7 @@ Pure functions of `RunStatistics`; JSON-ready: no NaN, no infinity, plain types 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from tianflow.config import Config
 from tianflow.payloads import Version
 from tianflow.rates import WINDOWS, Rates
-from tianflow.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics
+from tianflow.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics, quantile
 from tianflow.tickets import LedgerSnapshot, coarse
 
 ENDED = ("done", "failed", "stopped")
@@ -34,11 +35,11 @@ class StalenessSummary:
 
 def staleness_summary(ledger: LedgerSnapshot) -> StalenessSummary:
     """Minimum, mean, 99th percentile (nearest rank) and maximum."""
-    recent = sorted(ledger.recent_staleness)
+    recent = ledger.recent_staleness
     if not recent:
         return StalenessSummary(None, None, None, None, ledger.max_staleness)
-    p99 = recent[math.ceil(0.99 * len(recent)) - 1]
-    return StalenessSummary(recent[0], sum(recent) / len(recent), p99, recent[-1], ledger.max_staleness)
+    p99 = quantile(Counter(recent), 0.99)
+    return StalenessSummary(min(recent), sum(recent) / len(recent), p99, max(recent), ledger.max_staleness)
 
 
 def by_age(counts: Mapping[int, int]) -> dict[str, int]:
@@ -70,14 +71,14 @@ def time_left(run: RunStatistics, config: Config, rates: Rates) -> dict[str, flo
     """
     limits = config.run
     left: dict[str, float] = {}
-    if run.state in ENDED:
+    if run.state in ENDED or run.state == "stopping":
         return left
     if limits.max_env_steps is not None:
         left |= _remaining("max_env_steps", limits.max_env_steps - run.env_steps, rates.steps_per_s(60.0))
     if limits.max_updates is not None:
         left |= _remaining("max_updates", limits.max_updates - run.ledger.version.number, rates.updates_per_s(60.0))
     if limits.max_seconds is not None:
-        left["max_seconds"] = max(0.0, limits.max_seconds - run.elapsed_s)
+        left["max_seconds"] = max(0.0, limits.max_seconds - run.trained_s)
     if run.target_return is not None and run.time_to_target_s is None and run.recent_returns:
         missing = run.target_return - sum(run.recent_returns) / len(run.recent_returns)
         left |= _remaining("target", missing, rates.return_per_s(60.0))
@@ -101,12 +102,13 @@ def describe(run: RunStatistics, config: Config, rates: Rates) -> dict[str, Any]
             "algorithm": config.algorithm.name,
             "elapsed_s": run.elapsed_s,
             "bottleneck": run.diagnosis.verdict,
+            "evaluating": run.evaluating,
             "diagnosis": describe_diagnosis(run),
             "progress": {
                 "env_steps": run.env_steps,
                 "env_frames": run.env_frames,
                 "episodes": run.episodes,
-                "updates": ledger.version.number,
+                "updates": max(0, ledger.version.number),  # below 0 before there is a learner
                 "skipped_updates": ledger.skipped_updates,
                 "time_left_s": time_left(run, config, rates),
             },

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from tianflow.statistics import ReplayStatistics, RunStatistics
+from tianflow.statistics import ReplayStatistics, RunStatistics, quantile
 
 SUMMARY = "summary.json"
 EOF = "standard input ended"
@@ -12,12 +13,19 @@ EOF = "standard input ended"
 
 
 def summarise(
-    statistics: RunStatistics, *, reason: str, target_reached: bool, training_s: float | None, seed: int, error: str | None
+    statistics: RunStatistics,
+    *,
+    reason: str,
+    target_reached: bool,
+    training_s: float | None,
+    seed: int,
+    error: str | None,
+    checkpoint: int | None = None,
 ) -> dict[str, object]:
     """The record, JSON-able.
 
     ``reason``: why the run ended. ``training_s``: seconds from when learner and actors were first at work to when nothing was
-    trained on any more, before the last evaluation. ``error``: the first one.
+    trained on any more, before the last evaluation. ``error``: the first one. ``checkpoint``: version of the newest one on disk.
     """
     ledger, returns = statistics.ledger, statistics.recent_returns
     return {
@@ -31,7 +39,8 @@ def summarise(
         "training_s": training_s,
         "env_steps": statistics.env_steps,
         "steps_per_s": ledger.steps_committed / training_s if training_s else None,
-        "updates": ledger.version.number,
+        "updates": max(0, ledger.version.number),
+        "checkpoint": checkpoint,
         "episodes": statistics.episodes,
         "mean_return": sum(returns) / len(returns) if returns else None,
         "staleness": {
@@ -52,6 +61,16 @@ def summarise(
     }
 
 
+def lost(summary: Mapping[str, Any]) -> str:
+    """What was learned and is in no checkpoint, in words; "" where nothing is lost, or ``summary`` does not say."""
+    updates, kept = summary.get("updates") or 0, summary.get("checkpoint")
+    if "checkpoint" not in summary or updates <= (kept or 0):
+        return ""
+    if kept is None:
+        return f"no checkpoint was written, so {updates:,} updates are lost"
+    return f"the newest checkpoint is of version {kept:,}, so {updates - kept:,} updates are lost"
+
+
 def _replay(replay: ReplayStatistics) -> dict[str, object]:
     """Items that went in and out (when it ends, no shard holds any), their ratio, and seconds for which either side was held back."""
     return {
@@ -70,12 +89,5 @@ def _replay(replay: ReplayStatistics) -> dict[str, object]:
 def _moments(counts: Mapping[int, int]) -> dict[str, float | None]:
     """Mean, 99th percentile and maximum of a histogram of integers."""
     total = sum(counts.values())
-    if not total:
-        return {"mean": None, "p99": None, "max": None}
-    seen, p99 = 0, max(counts)
-    for value in sorted(counts):
-        seen += counts[value]
-        if seen > 0.99 * total:
-            p99 = value
-            break
-    return {"mean": sum(value * count for value, count in counts.items()) / total, "p99": p99, "max": max(counts)}
+    mean = sum(value * count for value, count in counts.items()) / total if total else None
+    return {"mean": mean, "p99": quantile(counts, 0.99), "max": max(counts, default=None)}

@@ -187,7 +187,8 @@ class Actor:
             self._failures.popleft()
         if len(self._failures) > env.max_failures:
             details = error.details if isinstance(error, EnvironmentFailedError) else ""
-            raise RunError(self.name, f"the environment failed {len(self._failures)} times in {env.failure_window_s:g} s: {error}", details)
+            often = f"the environment failed {len(self._failures)} times in {env.failure_window_s:g} s"
+            raise RunError(self.name, f"{often} (env.max_failures = {env.max_failures}): {error}", details)
 
     def _rest_or_wait(self) -> None:
         if self._in_hand == 0:

@@ -99,6 +99,10 @@ def _service(runs_dir: Path, address: str | None) -> ControlFile:
     from tianflow.control_file import ControlFile
 
     if address is not None:
+        from tianflow.errors import ConfigError, Problem
+
+        if not address.startswith(("http://", "https://")):
+            raise ConfigError([Problem("--address", address, "is no address of a service", "one like http://127.0.0.1:8080")])
         token = os.environ.get(TOKEN, "")
         return ControlFile(run="", pid=0, start_time=None, address=address.rstrip("/"), token=token, read_token=token)
     found = client.service(runs_dir)
