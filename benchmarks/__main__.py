@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import machine, results
-from benchmarks.harness import BenchmarkError, Plan, alternate
+from benchmarks.harness import BenchmarkError, Plan, alternate, part
 
 NAMES = (
     "time_to_target",
@@ -27,6 +27,7 @@ NAMES = (
     "learner",
     "idle",
     "replay",
+    "foretold",
 )
 LONG = ("stalled", "pong_gpu", "peers_cartpole", "peers_pong")
 """Half an hour long, or in need of a GPU, or of peers that `make bench-peers` installs: only when they are named."""
@@ -39,11 +40,14 @@ def arguments(given: list[str]) -> argparse.Namespace:
         "names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}, all of them when none is named; or {', '.join(LONG)}"
     )
     parser.add_argument("--quick", action="store_true", help="prove that they run; the numbers mean nothing and go to names of their own")
+    parser.add_argument("--only", metavar="TEXT", help="only sides whose name holds it, with results under a name of their own")
     parser.add_argument("--rounds", type=int, help="samples of each side; 5, or 1 with --quick")
     parser.add_argument(
         "--patience", type=float, default=None, help="seconds to wait before each sample for others to be quiet; 60, or 0 with --quick"
     )
-    parser.add_argument("--seconds", type=float, help="of training in each run beside peers; as many as each benchmark takes by itself")
+    parser.add_argument(
+        "--seconds", type=float, help="of training in each run beside peers, or foretold; as many as each benchmark takes by itself"
+    )
     parser.add_argument("--cores", type=_cores, help="those to use, such as 0,1; all that may be used")
     parser.add_argument("--results", type=Path, default=results.RESULTS, help="where JSON and tables go")
     chosen = parser.parse_args(given)
@@ -71,6 +75,8 @@ def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
     """Run one benchmark, print its table, write its results."""
     plan = Plan(quick=chosen.quick, rounds=chosen.rounds, scratch=scratch, seconds=chosen.seconds)
     benchmark = importlib.import_module(f"benchmarks.{name}").make(plan)
+    if chosen.only is not None:
+        benchmark = part(benchmark, chosen.only)
     began = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     outcome = alternate(benchmark, plan.rounds, patience_s=chosen.patience, say=lambda text: print(text, file=sys.stderr, flush=True))
     found = results.document(outcome, machine=machine.describe(), began=began, quick=plan.quick)

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks import machine
@@ -29,7 +29,7 @@ class Plan:
         quick: prove that everything runs, measure nothing: short windows, easy targets.
         rounds: how often each side is measured.
         scratch: a directory for whatever runs write.
-        seconds: of training in each run of a benchmark beside peers; None for as many as it takes by itself.
+        seconds: of training looked at in each run beside peers, or foretold; None for as many as a benchmark takes by itself.
     """
 
     quick: bool
@@ -63,12 +63,14 @@ class Ratio:
         of: the quotient, from the values of one round; None when one of the two did not come about.
         aim: what its median should at least be.
         foretold: what theory says of it.
+        sides: whose values it needs; None for all of them.
     """
 
     name: str
     of: Callable[[RoundValues], float | None]
     aim: float | None = None
     foretold: float | None = None
+    sides: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Benchmark:
     @property
     def names(self) -> tuple[str, ...]:
         """Of all sides, in order."""
-        return tuple(name for side in self.sides for name in (side.names if isinstance(side, Together) else (side.name,)))
+        return tuple(name for side in self.sides for name in side_names(side))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,25 @@ class Outcome:
         """The values of each round, by side."""
         for number in sorted({sample.round for sample in self.samples}):
             yield {sample.side: sample.values for sample in self.samples if sample.round == number}
+
+
+def side_names(side: Side | Together) -> tuple[str, ...]:
+    """Of one side, or of those that are measured at once."""
+    return side.names if isinstance(side, Together) else (side.name,)
+
+
+def part(benchmark: Benchmark, text: str) -> Benchmark:
+    """Only the sides whose name holds ``text``, and the ratios that need no other; under a name of its own, so that it replaces nothing.
+
+    Raises:
+        BenchmarkError: there is no such side.
+    """
+    sides = tuple(side for side in benchmark.sides if any(text in name for name in side_names(side)))
+    if not sides:
+        raise BenchmarkError(f"no side's name holds {text!r}; there are {', '.join(benchmark.names)}")
+    names, everybody = {name for side in sides for name in side_names(side)}, benchmark.names
+    ratios = tuple(ratio for ratio in benchmark.ratios if names.issuperset(everybody if ratio.sides is None else ratio.sides))
+    return replace(benchmark, name=f"{benchmark.name}-part", sides=sides, ratios=ratios)
 
 
 def spread(samples: Sequence[float | None]) -> Spread:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from pydantic import PositiveFloat
@@ -64,24 +65,26 @@ class PacedCartPole(CartPoleVectorEnv):
 
 
 class PacedImpalaSettings(ImpalaSettings):
-    """IMPALA's, and how long an update takes."""
+    """IMPALA's, and how long an update takes: always, or on average where it ``varies``, exponentially."""
 
     name: Literal["benchmarks.paced:PacedImpala"] = "benchmarks.paced:PacedImpala"  # type: ignore[assignment]  # a plug-in's own name
     update_seconds: PositiveFloat = 0.04
+    varies: bool = False
 
 
 class PacedImpalaLearner(ImpalaLearner):
-    """IMPALA's update, which takes ``update_seconds``."""
+    """IMPALA's update, which takes ``update_seconds``, or what it computes where a drawn time is shorter."""
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         super().__init__(config, spec, device)
         settings = config.algorithm
         assert isinstance(settings, PacedImpalaSettings)
-        self._seconds = settings.update_seconds
+        self._seconds, self._varies = settings.update_seconds, settings.varies
+        self._random = np.random.default_rng(config.run.seed)
 
     def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never) -> StepResult:
         """As IMPALA's, and not before it is due."""
-        due = time.monotonic() + self._seconds
+        due = time.monotonic() + self._seconds * (self._random.exponential() if self._varies else 1.0)
         result = super().step(batch, should_stop)
         rest_until(due)
         return result

@@ -12,12 +12,13 @@ STEP_S = 0.005
 
 
 class Sleeping(gymnasium.Env[Any, Any]):
-    """Rests for `STEP_S` seconds a step; episodes of 200 steps that say nothing."""
+    """Rests for `STEP_S` seconds a step, exponentially where it ``varies``; episodes of 200 steps that say nothing."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self) -> None:
+    def __init__(self, *, varies: bool = False) -> None:
+        self._varies = varies
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -26,6 +27,6 @@ class Sleeping(gymnasium.Env[Any, Any]):
         return np.zeros(4, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        time.sleep(STEP_S)
+        time.sleep(STEP_S * (self.np_random.exponential() if self._varies else 1.0))
         self._steps += 1
         return np.zeros(4, np.float32), float(action), False, self._steps >= 200, {}

@@ -20,6 +20,7 @@ from benchmarks import (
     channels,
     child,
     cost_of_balance,
+    foretold,
     freshness,
     halves,
     idle,
@@ -41,10 +42,11 @@ from benchmarks import (
     turns,
     weights,
 )
-from benchmarks.harness import Benchmark, BenchmarkError, Outcome, Plan, Ratio, Side, Together, Values, alternate, quotient, spread
+from benchmarks.harness import Benchmark, BenchmarkError, Outcome, Plan, Ratio, Side, Together, Values, alternate, part, quotient, spread
 from benchmarks.machine import Load, Reading
 from benchmarks.paced import Pace
 from tianflow.config_loading import load_config
+from tianflow.simulation.likeness import _work
 
 MACHINE = {
     "cpu": "abacus",
@@ -168,6 +170,18 @@ def test_ratios_are_of_the_same_round() -> None:
     (ratio,) = results.document(outcome, machine=MACHINE, began="now", quick=False)["ratios"]
     assert [4.0, None, 4.0] == ratio["samples"]
     assert (4.0, 4.0, 4.0, 2, 3) == (ratio["median"], ratio["low"], ratio["high"], ratio["count"], ratio["asked"])
+
+
+def test_a_part_has_the_sides_that_were_asked_for_and_the_ratios_that_need_no_other() -> None:
+    ours, both = (Ratio(name, lambda values: values["ours"]["s"], sides=sides) for name, sides in (("ours", ("ours",)), ("both", None)))
+    whole = benchmark([], ratios=(ours, both))
+    outcome = alternate(part(whole, "our"), 1, patience_s=0.0, say=lambda _: None, read=Clock())
+    found = results.document(outcome, machine=MACHINE, began="now", quick=False)
+    assert "race-part" == found["benchmark"]
+    assert {"ours"} == {sample["side"] for sample in found["samples"]}
+    assert [("ours", [1.0])] == [(ratio["name"], ratio["samples"]) for ratio in found["ratios"]]
+    with pytest.raises(BenchmarkError, match="there are ours, theirs"):
+        part(whole, "nobody")
 
 
 def test_each_sample_has_the_load_of_others_beside_it() -> None:
@@ -396,7 +410,7 @@ def test_of_many_windows_means_are_made_and_lags_put_together() -> None:
 
 MADE = [
     *(impala_cartpole, cost_of_balance, freshness, many_actors, stalled, pong_gpu),
-    *(channels, transports, weights, actors, learner, idle, replay, peers_cartpole, peers_pong),
+    *(channels, transports, weights, actors, learner, idle, replay, foretold, peers_cartpole, peers_pong),
 ]
 
 
@@ -460,6 +474,25 @@ def test_without_atari_it_is_said_what_to_install(module: Any, tmp_path: Path, m
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
         module.make(Plan(quick=True, rounds=1, scratch=tmp_path))
+
+
+@pytest.mark.parametrize("case", foretold.CASES.values(), ids=list(foretold.CASES))
+def test_every_run_that_is_foretold_is_a_config_and_takes_what_its_source_does(case: foretold.Case) -> None:
+    """Otherwise nothing would be told: a time is that of a piece of work."""
+    config = load_config(case.config, case.settings)
+    source = load_config(case.config, case.settings if case.source is None else case.source)
+    assert config == load_config(case.config, (*(case.source or case.settings), *case.changes))
+    assert _work(source) == _work(config)
+    assert (source == config) == (case.source is None)
+    assert config.run.target_return is None
+
+
+def test_what_is_foretold_is_compared_with_what_was_seen_on_either_side_of_it() -> None:
+    seen: Values = {"committed_per_s": 100.0, "staleness_mean": 2.0, "return": None, "learner_waits": 0.0, "actors_wait": 0.0}
+    values = dict.fromkeys(foretold.CASES, foretold.beside(seen, {"steps_per_s": 125.0, "staleness": {"mean": 1.5}}))
+    values |= {foretold.ADVICE: {"pace": 100.0, "foretold_pace": 50.0}}
+    values |= {foretold.CROWD: {"virtual_per_cpu_s": 3.0, "staleness_max": 10.0}}
+    assert [1.25, 0.8, 0.75, 0.75] * len(foretold.CASES) + [0.5, 0.5, 3.0, 2.0] == [ratio.of(values) for ratio in foretold.ratios()]
 
 
 @pytest.mark.parametrize("case", [*actors.CASES.items(), *learner.CASES.items(), *replay.SHARDS.items()])

@@ -234,6 +234,12 @@ def test_a_run_in_which_nobody_goes_on_is_called_stalled() -> None:
     assert ("stalled", 0) == (outcome.bottleneck, outcome.updates)
 
 
+@pytest.mark.parametrize("env_steps", [0.25, 2.4, 7.6])
+def test_where_episodes_end_each_trajectory_has_a_whole_number_of_steps_and_all_have_what_the_rate_says(env_steps: float) -> None:
+    outcome = Simulation(config(bound=4, steps=8), rates(update_s=0.01, env_steps=env_steps)).run(updates=500, warmup=10)
+    assert max(1.0, env_steps) == pytest.approx(outcome.trained_steps_per_s / (4 * outcome.updates_per_s), rel=0.01)
+
+
 def test_the_way_to_the_compute_thread_costs_time_only_where_nothing_waits_there_already() -> None:
     plain = rates(update_s=0.5, turn_s=0.25, trajectory_spread=0.0)
     alone = Simulation(config(count=1, batch=1, bound=0), plain).run(updates=50, warmup=10)
@@ -284,7 +290,7 @@ def test_the_command_takes_rates_from_a_file_and_overrides(tmp_path: Path) -> No
         (("pendulum_sac", "rates.trajectory_s=1", "rates.update_s=1"), "learns from replay"),
         (("cartpole_ppo", "rates.trajectory_s=1"), "rates.update_s: nobody can tell it"),
         (("cartpole_ppo", "rates.trajectory_s=1", "rates.update_s=1", "rates.speed=1"), "is no rate"),
-        (("cartpole_ppo", "rates.trajectory_s=-1", "rates.update_s=1"), "greater than 0"),
+        (("cartpole_ppo", "rates.trajectory_s=-1", "rates.update_s=1"), "rates.trajectory_s = -1"),
         (("cartpole_ppo", "--rates", "."), "a run is given with --like"),
         (("cartpole_ppo", "actors=0", "rates.trajectory_s=1", "rates.update_s=1"), "a whole number from 1"),
         (("cartpole_ppo", "actors=many", "rates.trajectory_s=1", "rates.update_s=1"), "is not how many actors"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,3 +134,15 @@ def test_a_run_foretells_another_within_a_tenth(tmp_path: Path, changes: dict[st
         seen = measured(many)
     log.info("seen %s, foretold %s", seen, told)
     assert seen.near() == (told.pace, told.age)
+
+
+def test_a_simulation_that_takes_long_says_how_long_and_ends_when_it_is_interrupted() -> None:
+    endless = ("rates.trajectory_s=1", "rates.update_s=1", "--updates", "9000000", "--json")
+    command = [sys.executable, "-m", "tianflow", "simulate", "cartpole_ppo", *endless]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "to go" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        said, complaint = process.communicate(timeout=30.0)
+    assert (130, "", "interrupted") == (process.returncode, said, complaint.splitlines()[-1])
+    assert "Traceback" not in complaint

@@ -28,8 +28,8 @@ class Weights(Protocol):
 class Surroundings:
     """What all actors share."""
 
-    __slots__ = ("at", "begin", "clock", "commit", "desk", "draw", "env_steps", "latency_s", "minimum", "random", "rates", "request_grant",
-                 "sent_s", "steps", "times", "turn_s", "weights", "whole")  # fmt: skip
+    __slots__ = ("at", "begin", "clock", "commit", "desk", "draw", "env_steps", "latency_s", "minimum", "owed", "random", "rates",
+                 "request_grant", "sent_s", "steps", "times", "turn_s", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -48,10 +48,17 @@ class Surroundings:
         self.at, self.request_grant, self.begin, self.commit = clock.at, desk.request_grant, desk.begin, desk.commit
         self.steps, self.minimum = config.actors.rollout_steps, config.balance.min_fragment_steps
         self.env_steps = rates.env_steps or config.actors.rollout_steps * config.env.num_envs
-        self.whole = max(1, round(self.env_steps))
+        self.owed = 0.0
         self.latency_s, self.turn_s, self.sent_s = rates.latency_s, rates.turn_s, rates.transfer_s(rates.trajectory_bytes)
         for delay in (self.latency_s, self.turn_s, self.sent_s):
             clock.expect(delay)
+
+    def valid(self, length: int) -> int:
+        """Environment steps in a trajectory of ``length``: whole numbers, whose mean is what a rate says."""
+        self.owed += self.env_steps if length == self.steps else self.env_steps * length / self.steps
+        found = max(1, int(self.owed))
+        self.owed -= found
+        return found
 
 
 class Host:
@@ -170,8 +177,7 @@ class Actor:
         grant, around = self._grant, self.around
         if finish != self._finish or life != self.life or grant is None:
             return
-        env_steps = around.whole if self._length == around.steps else max(1, round(around.env_steps * self._length / around.steps))
-        trajectory = Trajectory(grant.ticket, grant.slot, self._length, env_steps, self._version)
+        trajectory = Trajectory(grant.ticket, grant.slot, self._length, around.valid(self._length), self._version)
         around.at(around.sent_s, around.commit, trajectory)
         self._grant = self.host.running = None
         self._stay = around.times.move(self._stay, "waiting:turn" if self.ready else "waiting:grant")

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import TypeVarTuple
 
 Ts = TypeVarTuple("Ts")
+AT_MOST = 2**16
+"""Events after which `Clock.work` comes back, so that somebody may see whether anything comes of them."""
 
 
 class Clock:
@@ -55,11 +57,11 @@ class Clock:
         self._interrupted = True
 
     def work(self, until: float) -> bool:
-        """Do what is due up to ``until``, each at its time. True: somebody interrupts, and more may be due."""
+        """Do what is due up to ``until``, each at its time. True: more may be due, since somebody interrupts or `AT_MOST` are asked for."""
         heap, lanes, at_once, pop = self._heap, tuple(self._lanes.values()), self._at_once, heapq.heappop
         never = (math.inf, 0)
-        self._interrupted = False
-        while not self._interrupted:
+        self._interrupted, limit = False, self._sequence + AT_MOST
+        while not self._interrupted and self._sequence < limit:
             first, of_lane = heap[0] if heap else never, None
             for lane in lanes:
                 if lane and lane[0] < first:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.command_line import RUNS, AsJson, ConfigArgument, RunsDir, exit_codes
+from tianflow.command_line import RUNS, AsJson, ConfigArgument, RunsDir, complain, exit_codes
 from tianflow.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 RATES, ACTORS = "rates.", "actors="
 MOST = 1_000_000
+MOST_UPDATES = 10_000_000
+"""A million takes a minute or more, whatever an update takes."""
 SUPPOSED = ("trajectory_spread", "update_spread")
 """Rates that have a default for want of anything better."""
 
@@ -42,8 +44,10 @@ def simulate(
     like: Annotated[str | None, typer.Option("--like", metavar="RUN", help="Take rates from a run, by name or directory.")] = None,
     rates: Annotated[Path | None, typer.Option("--rates", metavar="FILE", help="A TOML or JSON file of rates.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="First measure a trajectory and an update here, for two seconds.")] = False,
-    updates: Annotated[int, typer.Option(min=1, help="Updates to simulate.")] = 200,
-    warmup: Annotated[int | None, typer.Option(min=0, help="Updates before these, left out; a tenth of them by default.")] = None,
+    updates: Annotated[int, typer.Option(min=1, max=MOST_UPDATES, help="Updates to simulate.")] = 200,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, max=MOST_UPDATES, help="Updates before these, left out; a tenth of them by default.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="End after so many seconds of virtual time at the latest; 0: never.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the times that are drawn.")] = 0,
     runs_dir: RunsDir = RUNS,
@@ -109,12 +113,13 @@ class Prepared:
     """Rates that no source tells, and that shape what is foretold."""
 
     def run(self, *, updates: int, warmup: int, seconds: float, seed: int) -> Outcome:
-        """See `Simulation.run`."""
+        """See `Simulation.run`. What takes a while says on stderr how far it is."""
+        from tianflow.simulation.progress import Progress
         from tianflow.simulation.world import Simulation
 
         simulation = Simulation(self.config, self.rates, actors=self.actors, seed=seed)
         with _without_collector():
-            return simulation.run(updates=updates, warmup=warmup, seconds=seconds)
+            return simulation.run(updates=updates, warmup=warmup, seconds=seconds, tell=Progress(complain))
 
 
 @contextmanager

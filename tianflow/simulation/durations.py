@@ -26,6 +26,7 @@ class Durations:
 
     def __init__(self, *, mean: float, spread: float, skew: float, random: np.random.Generator) -> None:
         self._least, self._shape, self._scale = mean, 0.0, 0.0
+        self._floor = NEGLIGIBLE * mean  # where most draws are next to nothing, some round to it
         if spread > NEGLIGIBLE:
             skew = max(skew, 2.0 * spread)
             self._shape, self._scale = 4.0 / skew**2, mean * spread * skew / 2.0
@@ -38,5 +39,6 @@ class Durations:
         if not self._drawn:
             if self._scale == 0.0:
                 return self._least
-            self._drawn = (self._least + self._random.gamma(self._shape, self._scale, BLOCK)).tolist()
+            drawn = self._least + self._random.gamma(self._shape, self._scale, BLOCK)
+            self._drawn = np.maximum(drawn, self._floor).tolist()
         return self._drawn.pop()

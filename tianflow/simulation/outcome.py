@@ -92,6 +92,8 @@ def between(before: Mark, after: Mark, *, config: Config, stalled: bool) -> Outc
     learner, actors = _shares(before.learner, after.learner), _shares(before.actors, after.actors)
     refused = (after.refused - before.refused) / max(1, after.asks - before.asks)
     name, why = _diagnosis(learner, actors, refused=refused)
+    if new.updates == old.updates:
+        name, why = "starting", "it ended before the first update that counts: more --seconds, or less --warmup"
     if stalled:
         name, why = "stalled", "nobody would ever go on: " + _percent(learner) + " of the learner, " + _percent(actors) + " of the actors"
 

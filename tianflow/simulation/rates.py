@@ -8,47 +8,55 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, ValidationError
+from pydantic import Field, ValidationError
 
 from tianflow.config import Fraction, Section
 from tianflow.errors import ConfigError, Problem
+
+SHORTEST_S, LONGEST_S = 1e-6, 1e6
+"""Nothing that is computed is over sooner than that, and twelve days are longer than anybody waits."""
+Work = Annotated[float, Field(ge=SHORTEST_S, le=LONGEST_S)]
+Delay = Annotated[float, Field(ge=0.0, le=LONGEST_S)]
+Spread = Annotated[float, Field(ge=0.0, le=1e3)]
+Skew = Annotated[float, Field(ge=-1e6, le=1e6)]
+Size = Annotated[float, Field(ge=0.0, le=1e15)]
 
 
 class Rates(Section):
     """Times in seconds, sizes in bytes. A spread is a standard deviation over its mean; see `tianflow.simulation.durations`."""
 
-    trajectory_s: PositiveFloat
+    trajectory_s: Work
     """One whole trajectory of an actor that is no straggler, without waiting."""
-    update_s: PositiveFloat
+    update_s: Work
     """One update, the copy out of the slots and laying out the weights included."""
-    trajectory_spread: NonNegativeFloat = 0.1
+    trajectory_spread: Spread = 0.1
     """From one trajectory of an actor to the next."""
-    trajectory_skew: float = 0.0
+    trajectory_skew: Skew = 0.0
     """Third central moment over the cube of the standard deviation; what is less than twice the spread counts as that."""
-    update_spread: NonNegativeFloat = 0.0
-    update_skew: float = 0.0
-    actor_spread: NonNegativeFloat = 0.0
+    update_spread: Spread = 0.0
+    update_skew: Skew = 0.0
+    actor_spread: Spread = 0.0
     """From one actor's own mean to another's."""
-    env_steps: PositiveFloat | None = None
+    env_steps: Annotated[float, Field(gt=0.0, le=1e15)] | None = None
     """Valid environment steps in a whole trajectory; None: ``actors.rollout_steps * env.num_envs``."""
-    publish_s: NonNegativeFloat = 0.0
+    publish_s: Delay = 0.0
     """Added to every update whose version is published."""
-    turn_s: NonNegativeFloat = 0.0
+    turn_s: Delay = 0.0
     """From hearing of a grant to the first step, when nobody else has the turn: the way to the compute thread."""
     straggler_share: Fraction = 0.0
     """This part of the actors is slower, always the same ones."""
-    straggler_factor: Annotated[float, Field(ge=1.0)] = 1.0
-    failures_per_hour: NonNegativeFloat = 0.0
+    straggler_factor: Annotated[float, Field(ge=1.0, le=1e6)] = 1.0
+    failures_per_hour: Annotated[float, Field(ge=0.0, le=3.6e6)] = 0.0
     """Of each actor; what it has in the making is lost with it."""
-    restart_s: NonNegativeFloat = 10.0
-    latency_s: NonNegativeFloat = 0.0
+    restart_s: Delay = 10.0
+    latency_s: Delay = 0.0
     """One way, between an actor and the machine of learner and coordinator."""
-    learner_latency_s: NonNegativeFloat = 0.0
+    learner_latency_s: Delay = 0.0
     """One way, between learner and coordinator, which are processes of one machine."""
-    bandwidth: PositiveFloat | None = None
+    bandwidth: Annotated[float, Field(ge=1.0)] | None = None
     """Bytes per second of each actor's link; None: no limit."""
-    trajectory_bytes: NonNegativeFloat = 0.0
-    weights_bytes: NonNegativeFloat = 0.0
+    trajectory_bytes: Size = 0.0
+    weights_bytes: Size = 0.0
 
     def transfer_s(self, nbytes: float) -> float:
         """Seconds until ``nbytes`` have crossed a link."""
@@ -58,9 +66,15 @@ class Rates(Section):
 def make_rates(values: Mapping[str, object]) -> Rates:
     """Check ``values``. Raises `ConfigError` with every problem, paths beginning with ``rates``."""
     try:
-        return Rates.model_validate(dict(values))
+        rates = Rates.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError([_problem(values, tuple(found["loc"]), found["type"], found["msg"]) for found in error.errors()]) from error
+    longest = rates.transfer_s(max(rates.trajectory_bytes, rates.weights_bytes))
+    if longest > LONGEST_S:
+        raise ConfigError(
+            [Problem("rates.bandwidth", rates.bandwidth, f"what crosses a link would take {longest:.3g} s", f"at most {LONGEST_S:g} s")]
+        )
+    return rates
 
 
 def _problem(values: Mapping[str, object], loc: tuple[int | str, ...], kind: str, message: str) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from tianflow.simulation.clock import Clock, Times
 from tianflow.simulation.desk import Desk
 from tianflow.simulation.durations import Durations
 from tianflow.simulation.outcome import Mark, Outcome, between
+from tianflow.simulation.patience import Patience, require_an_end
+from tianflow.simulation.progress import Standing
 from tianflow.tickets import Limits
 
 if TYPE_CHECKING:
@@ -99,20 +102,36 @@ class Simulation:
         self.desk.on_settled(self.clock.interrupt)
         self.actors = self._make_actors()
 
-    def run(self, *, updates: int, warmup: int = 0, seconds: float = float("inf")) -> Outcome:
+    def run(
+        self,
+        *,
+        updates: int,
+        warmup: int = 0,
+        seconds: float = math.inf,
+        tell: Callable[[Callable[[], Standing]], None] = lambda _: None,
+    ) -> Outcome:
         """Go on until ``updates`` after the first ``warmup`` are done, or ``seconds`` of virtual time are over.
 
-        What happens before ``warmup`` updates are done is left out of the outcome.
+        What happens before ``warmup`` updates are done is left out of the outcome. ``tell`` is called now and then, with what says
+        where it stands.
+
+        Raises:
+            ConfigError: it would go on for too long.
         """
+        require_an_end(self.config, self.rates, updates=warmup + updates, seconds=seconds)
         for actor in self.actors:
             actor.live()
         self.desk.open_lineage(self._version)
         self._seen(self._version)
         self._pull()
         before = self._mark() if warmup == 0 else None
-        tick, quiet = TICK_S, 0
-        while self.ledger.version.number < warmup + updates and quiet < QUIET_TICKS:
-            if self.clock.work(min(tick, seconds)):  # an update was settled
+        whole, tick, quiet, patience = warmup + updates, TICK_S, 0, Patience(self.config, self.rates)
+        stalled = False
+        while (number := self.ledger.version.number) < whole:
+            tell(lambda: self._standing(whole, seconds))
+            if stalled := quiet >= QUIET_TICKS or patience.is_over(updates=number, now=self.clock.now, events=self.clock.events):
+                break
+            if self.clock.work(min(tick, seconds)):  # an update was settled, or it has been a while
                 if before is None and self.ledger.version.number >= warmup:
                     before = self._mark()
                 continue
@@ -120,7 +139,7 @@ class Simulation:
                 break
             self.clock.now, tick, quiet = tick, tick + TICK_S, quiet + 1 if self.clock.next is None else 0
             self._balancer.look()
-        return between(before or self._mark(), self._mark(), config=self.config, stalled=quiet >= QUIET_TICKS)
+        return between(before or self._mark(), self._mark(), config=self.config, stalled=stalled)
 
     # Weights --------------------------------------------------------------------------------------------------------
 
@@ -168,7 +187,6 @@ class Simulation:
             return
         self._updating = batch
         self._enter("busy")
-        self._tell(self.desk.copied, tickets)
         if self.config.learner.prefetch and self._bound != 0 and not self.config.run.deterministic:
             self._pull()
         update_s = self._draw_update() * (1 + self.config.learner.slowdown)
@@ -191,6 +209,10 @@ class Simulation:
             self._pull()
 
     # Inside ---------------------------------------------------------------------------------------------------------
+
+    def _standing(self, whole: int, seconds: float) -> Standing:
+        number, now = self.ledger.version.number, self.clock.now
+        return Standing(number, now, max(number / whole, now / seconds))
 
     def _make_actors(self) -> list[Actor]:
         count, hosts = self.config.actors.count, self.config.actors.hosts

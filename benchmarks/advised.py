@@ -1,0 +1,83 @@
+"""A run that follows the advice of its own diagnosis: what that foretells, beside what comes of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from benchmarks import child, training, turns
+from benchmarks.harness import BenchmarkError, Values
+from tianflow import loops, open_run
+from tianflow.api import RunHandle
+from tianflow.statistics import Diagnosis
+
+ALONE = (
+    "actors.count=1",
+    "actors.rollout_steps=8",
+    "env.num_envs=2",
+    "algorithm.batch_trajectories=2",
+    "algorithm.update_seconds=0.04",
+    "balance.max_staleness=4",
+)
+"""One actor makes 200 steps a second, and the learner could take 800."""
+WINDOW_S = 5.0
+"""A diagnosis of less looks back at the start."""
+HELD_S = 2.0
+PATIENCE_S = 60.0
+
+
+async def advice(run: RunHandle) -> Diagnosis:
+    """The diagnosis, once it is of a whole window, stays as it is and has something to suggest.
+
+    Raises:
+        BenchmarkError: there is none within `PATIENCE_S`.
+    """
+    loop = asyncio.get_running_loop()
+    end, found = loop.time() + PATIENCE_S, None
+    while loop.time() < end:
+        found = run.control.statistics().diagnosis
+        if found.window_s >= WINDOW_S and found.for_s >= HELD_S and found.suggested and found.foretold_steps_per_s:
+            return found
+        await asyncio.sleep(0.2)
+    raise BenchmarkError(f"nothing was advised within {PATIENCE_S:g} s: {found}")
+
+
+async def follow(config: Path, window: training.Window, runs: Path) -> Values:
+    """Steps/s as foretold, and as measured over ``window`` after every setting that was suggested is in force."""
+    async with open_run(config, ALONE, runs_dir=runs) as run:
+        await training.until_started(run)
+        told = await advice(run)
+        sections: dict[str, dict[str, float]] = {}
+        for path, value in told.suggested.items():
+            section, key = path.split(".")
+            sections.setdefault(section, {})[key] = value
+        run.control.change(sections, source="python")
+        await turns.until_all_work(run)
+        await asyncio.sleep(window.warm_s)
+        before = run.control.statistics()
+        await asyncio.sleep(window.seconds)
+        found = training.between(before, run.control.statistics())
+    return {
+        "pace": found["committed_per_s"],
+        "foretold_pace": told.foretold_steps_per_s,
+        "before": told.steps_per_s,
+        "actors": told.suggested.get("actors.count"),
+        "learner_waits": found["learner_waits"],
+        "actors_wait": found["actors_wait"],
+    }
+
+
+def main() -> None:
+    """``CONFIG WARM_S SECONDS RUNS``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config", type=Path)
+    parser.add_argument("warm_s", type=float)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("runs", type=Path)
+    given = parser.parse_args()
+    child.say(loops.run(follow(given.config, training.Window(given.warm_s, given.seconds), given.runs)))
+
+
+if __name__ == "__main__":
+    main()
