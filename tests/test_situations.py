@@ -422,7 +422,7 @@ def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_a
 @pytest.mark.parametrize("bound", [0, 1, 3])
 @pytest.mark.parametrize("law", ["staleness", "freshest", "lockstep"])
 def test_discarding_starves_no_slow_environment(law: str, bound: int, update_s: float, factor: float) -> None:
-    """One actor of eight is slower, in virtual time: as much of its data is kept as of the others', and it has its natural share at least."""
+    """One actor of eight, in virtual time: as much of its data is kept as of the others', and it has its natural share at least."""
     slow, others = kept_and_trained(law, bound, factor=factor, update_s=update_s)
     assert slow[0] == pytest.approx(others[0], rel=0.1)
     assert slow[1] >= 0.9 * others[1] / factor
