@@ -12,7 +12,7 @@ import torch
 from tests.settings import cartpole
 from tianflow import envs
 from tianflow.algorithms.ppo import PPO
-from tianflow.building import Blueprint, Builder
+from tianflow.building import Blueprint, Builder, life_of
 from tianflow.channels.latest import LatestCell
 from tianflow.components import shard_making
 from tianflow.config_loading import load_config
@@ -60,6 +60,34 @@ def test_actors_compute_as_they_are_told_and_evaluation_in_float32():
     found = [{leaf.dtype for leaf in policy._acting.network.parameters()} for policy in (rollout._policy, evaluating)]
     assert [{torch.bfloat16}, {torch.float32}] == found
     rollout.close()
+
+
+def first_observation(config, spec, *, era=0, incarnation=0, times=0):
+    """Of an actor that was there so many times before, on this host."""
+    weights = Weights(np.zeros(PPO.make_policy(config, spec).table.nbytes, np.uint8))
+    ends = SimpleNamespace(settings=LatestCell(LiveSettings(config, config.bound), 0), weights_reader=lambda _nbytes: weights)
+    layout = trajectory_layout(config, spec)
+    blueprint = Blueprint(host="host", spec=spec, layout=layout, start=(Version(1, 0), 0), era=era, incarnation=incarnation)
+    builder = Builder(blueprint=blueprint, ends=ends, compute=None)
+    for _ in range(times + 1):
+        rollout = builder._rollout(ComponentSpec("actor-0", "actor", 0))
+        rollout.close()
+    return rollout._carry.observation[""].tobytes()
+
+
+def test_an_actor_meets_other_seeds_after_a_resume_after_a_restart_and_when_it_comes_again():
+    config = cartpole()
+    spec = envs.probe(config)
+    lives = [{}, {"era": 1}, {"era": 2}, {"incarnation": 1}, {"times": 1}, {"times": 2}, {"era": 1, "incarnation": 1}]
+    met = [first_observation(config, spec, **life) for life in lives]
+    assert len(lives) == len(set(met))
+    assert met[0] == first_observation(config, spec)
+
+
+def test_lives_of_actors_are_numbers_that_fit_where_streams_are_told_apart():
+    lives = {life_of(era, incarnation, times) for era in (0, 1, 1023) for incarnation in (0, 1, 2047) for times in (0, 1, 1023)}
+    assert (27, 0) == (len(lives), min(lives))
+    assert max(lives) < 2**31
 
 
 @pytest.mark.parametrize(("incarnation", "kept"), [(0, Path("v1-7")), (1, None)])

@@ -131,6 +131,12 @@ def test_a_config_that_a_full_disk_refuses_is_named_and_leaves_nothing(tmp_path:
     assert load_config(tmp_path / "config.toml") == config
 
 
+@pytest.mark.parametrize("first", ["balance.parameters=3", "balance.parameters=null"])
+def test_a_path_through_a_value_is_refused_by_name(first: str) -> None:
+    with pytest.raises(ConfigError, match=r"balance.parameters.quiet_updates = 4: 'parameters' is a value, not a table"):
+        nested(parse_overrides([first, "balance.parameters.quiet_updates=4"]))
+
+
 # Problems -----------------------------------------------------------------------------------------------------------
 
 

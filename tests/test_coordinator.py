@@ -282,6 +282,18 @@ async def test_a_lost_learner_is_a_new_lineage_from_the_newest_checkpoint_and_no
         assert (True, ()) == world.run.ready()
 
 
+async def test_of_all_tickets_those_are_watched_that_were_begun(tmp_path: Path) -> None:
+    """An actor may wait for its turn as long as it has to."""
+    world = World(tmp_path)
+    async with going(world):
+        given: list[Any] = []
+        for actor in ("actor-0", "actor-1"):
+            world.run.exchange.request_grant(actor, given.append)
+        world.run.exchange.begin(given[1].ticket, FIRST)
+        assert world.run.staff._supervisor is not None
+        assert [(given[1].ticket, given[1].slot, "actor-1")] == world.run.staff._supervisor._open_tickets()
+
+
 @pytest.mark.parametrize(("silent_for", "ready"), [(2.0, True), (9.0, False)])
 async def test_a_silent_host_makes_a_run_unready(tmp_path: Path, silent_for: float, ready: bool) -> None:
     world = World(tmp_path)
@@ -305,6 +317,17 @@ async def test_a_change_is_kept_where_a_resumed_run_looks_for_it_before_any_chec
     async with going(world):
         world.run.change({"balance": {"max_staleness": 7}}, source="test")
     assert 7 == (await asyncio.to_thread(load_config, tmp_path / "config.toml")).bound
+
+
+async def test_a_pause_and_a_resting_learner_are_no_changes_of_settings(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.run.pause(source="test")
+        world.run.resume(source="test")
+        await soon(world.run.judge.judge(hold=True))
+        assert 0 == world.run.statistics().settings_changes < world.run.generation
+        world.run.change({"weights": {"publish_interval_updates": 2}}, source="test")
+        assert 1 == world.run.statistics().settings_changes
 
 
 # No failure is lost ----------------------------------------------------------------------------------------------------
@@ -700,12 +723,16 @@ async def test_a_resumed_run_goes_on_counting_in_a_new_lineage(tmp_path: Path) -
     async with going(second):
         assert [(Version(2, 40), 7, checkpoint.path)] == second.starts
         assert (16, 1) == (second.run.env_steps, second.run.statistics().episodes)
+        assert (0, 1) == (first.run.era, second.run.era)
         second.commit()
         assert (32, 2) == (second.run.env_steps, second.run.statistics().episodes)
 
 
-@pytest.mark.parametrize(("before", "ends"), [(1000.0, True), (0.0, False)])
-async def test_a_limit_of_seconds_counts_those_before_a_resume(tmp_path: Path, before: float, ends: bool) -> None:
+@pytest.mark.parametrize(
+    ("before", "ends"),
+    [({"elapsed_s": 1000.0, "trained_s": 1000.0}, True), ({"elapsed_s": 1000.0, "trained_s": 800.0}, False), ({"elapsed_s": 1000.0}, True)],
+)
+async def test_a_limit_of_seconds_counts_those_of_training_before_a_resume(tmp_path: Path, before: dict[str, float], ends: bool) -> None:
     first = World(tmp_path)
     async with going(first) as task:
         first.commit()
@@ -713,7 +740,9 @@ async def test_a_limit_of_seconds_counts_those_before_a_resume(tmp_path: Path, b
         await soon(task)
     checkpoint = await asyncio.to_thread(CheckpointStore(tmp_path / "checkpoints", keep=1).newest)
     assert checkpoint is not None
-    lived = replace(checkpoint, manifest={**checkpoint.manifest, "elapsed_s": before})
+    assert 0.0 < checkpoint.manifest["trained_s"] <= checkpoint.manifest["elapsed_s"]
+    kept = {name: value for name, value in checkpoint.manifest.items() if name not in ("elapsed_s", "trained_s")}
+    lived = replace(checkpoint, manifest=kept | before)
     config = BASE.model_copy(update={"run": BASE.run.model_copy(update={"max_seconds": 900.0})})
     second = World(tmp_path, config, resumed=lived)
     async with going(second) as task:

@@ -9,6 +9,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tianflow.history import MARKS, NAME, HistoryFile, merged, read_rows, thinne
 from tianflow.recording import Recorder, recorded, staleness_between
 from tianflow.report.page import page
 from tianflow.report.records import read
-from tianflow.statistics import RunStatistics
+from tianflow.statistics import RunStatistics, SinkStatistics
 from tianflow.tallies import KEPT_RECORDS
 
 IMPORTED = tianflow.api
@@ -120,6 +121,9 @@ SPOILED: list[dict[str, Any]] = [
     {"shares": [1]},
     {"shares": {"actor": 3}},
     {"shares": {"actor": {"busy": "all"}}},
+    {"durations": [1]},
+    {"durations": {"actor": 3}},
+    {"durations": {"actor": {"count": "2"}}},
     {"marks": 3},
     {"marks": [3]},
     {"marks_left_out": "some"},
@@ -321,6 +325,33 @@ async def test_a_failing_disk_costs_lines_and_nothing_else(fake: FakeRun, tmp_pa
     await them.close()
     line = read_off_the_loop(tmp_path / NAME)[-1]
     assert (4.0, 8) == (line["span_s"], line["staleness"]["count"])
+
+
+async def test_a_line_that_is_being_written_when_the_run_ends_reaches_file_and_sinks(
+    fake: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, freed = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def append(file: HistoryFile, line: dict[str, Any], whole: Any = HistoryFile.append) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        freed.wait(10.0)
+        whole(file, line)
+
+    monkeypatch.setattr(HistoryFile, "append", append)
+    offered: list[float] = []
+    outlet = SimpleNamespace(name="sink", offer=lambda line: offered.append(line["t"]), statistics=SinkStatistics)
+    them = Recorder(run=fake, file=HistoryFile(tmp_path / NAME), outlets=[outlet])  # type: ignore[list-item]  # that much of one
+    task = asyncio.create_task(them.run())
+    await begun.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    fake.now += 7.0
+    freed.set()
+    await them.close()
+    lines = read_off_the_loop(tmp_path / NAME)
+    assert [line["t"] for line in lines] == offered
+    assert 7.0 == lines[-1]["t"] - lines[0]["t"]
 
 
 async def test_a_disk_that_hangs_does_not_keep_a_run_from_ending(

@@ -169,8 +169,8 @@ async def test_every_setting_of_balance_reaches_the_ledger_and_no_constant_stand
         for bound in (0, 3, 11, 40):
             await handle.balance.set(max_staleness=bound)
             assert bound + 1 == ledger.credits_limit + ledger.publish_lag
-        await handle.balance.set(credits=5, straggler_patience=3.5, min_fragment_steps=3)
-        assert (5, 3.5, 3) == (ledger.credits_limit, ledger.limits.patience, ledger.limits.min_fragment_steps)
+        await handle.balance.set(credits=5, straggler_patience=3.5)
+        assert (5, 3.5) == (ledger.credits_limit, ledger.limits.patience)
         await handle.algorithm.set(batch_trajectories=3)
         assert 3 == ledger.limits.batch
 
@@ -276,6 +276,7 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
         "start": [[1, 0], 0],
         "published": [1, 0],
         "incarnation": 0,
+        "era": 0,
         "checkpoint": None,
         "threads": 1,
     }
@@ -422,7 +423,7 @@ def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_a
 @pytest.mark.parametrize("bound", [0, 1, 3])
 @pytest.mark.parametrize("law", ["staleness", "freshest", "lockstep"])
 def test_discarding_starves_no_slow_environment(law: str, bound: int, update_s: float, factor: float) -> None:
-    """One actor of eight, in virtual time: as much of its data is kept as of the others', and it has its natural share at least."""
+    """One actor of eight is slower, in virtual time: as much of its data is kept as of the others', and it has at least its share."""
     slow, others = kept_and_trained(law, bound, factor=factor, update_s=update_s)
     assert slow[0] == pytest.approx(others[0], rel=0.1)
     assert slow[1] >= 0.9 * others[1] / factor

@@ -184,7 +184,7 @@ def nested(overrides: Mapping[str, object]) -> dict[str, Table]:
     """{dotted path: value} as {section: {key: value}}, a merge patch in which None stands for the default.
 
     Raises:
-        ConfigError: naming every path that has no section.
+        ConfigError: naming every path that has no section, or one that leads through a value.
     """
     if problems := [Problem(path, value, "is no path of a setting", "section.key") for path, value in overrides.items() if "." not in path]:
         raise ConfigError(problems)
@@ -194,6 +194,8 @@ def nested(overrides: Mapping[str, object]) -> dict[str, Table]:
         table = sections.setdefault(section, {})
         for parent in parents:
             table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise ConfigError([Problem(path, value, f"{parent!r} is a value, not a table")])
         table[key] = value
     return sections
 

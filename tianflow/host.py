@@ -35,6 +35,7 @@ from tianflow.program import ComponentSpec
 
 if TYPE_CHECKING:
     from tianflow.events import Event
+    from tianflow.payloads import TrajectoryLayout
 
 FAILED = 1
 
@@ -92,17 +93,7 @@ class HostProcess:
         self._link = Link(end=end, handle=self._handle, closed=self._closed)
         self.events = _LinkEvents(self._link)
         self._compute = Compute(name="compute", on_orphan=self._orphan)
-        blueprint = Blueprint(
-            host=self.name,
-            spec=spec_from_wire(order["spec"]),
-            layout=layout,
-            start=(Version(*order["start"][0]), order["start"][1]),
-            draws=draw_layout,
-            incarnation=order["incarnation"],
-            checkpoint=Path(order["checkpoint"]) if order["checkpoint"] else None,
-            threads=order["threads"],
-        )
-        self._builder = Builder(blueprint=blueprint, ends=self, compute=self._compute)
+        self._builder = Builder(blueprint=_blueprint(order, layout, draw_layout), ends=self, compute=self._compute)
         self._senders: dict[str, LinkTrajectorySender] = {}
         self._source: LinkBatchSource | None = None
         self._shard: ShardEnd | None = None
@@ -306,6 +297,20 @@ class HostProcess:
         while True:
             self._link.send("stats", [encode_statistics(component.statistics()) for component in self._components.values()])
             await asyncio.sleep(self.settings.value.config.metrics.interval_s)
+
+
+def _blueprint(order: Mapping[str, Any], layout: TrajectoryLayout, draws: TrajectoryLayout | None) -> Blueprint:
+    return Blueprint(
+        host=order["host"],
+        spec=spec_from_wire(order["spec"]),
+        layout=layout,
+        start=(Version(*order["start"][0]), order["start"][1]),
+        draws=draws,
+        incarnation=order["incarnation"],
+        era=order["era"],
+        checkpoint=Path(order["checkpoint"]) if order["checkpoint"] else None,
+        threads=order["threads"],
+    )
 
 
 def main(payload: bytes, fds: list[int]) -> int:

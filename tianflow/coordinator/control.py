@@ -98,7 +98,7 @@ class Control:
         life: Life,
         in_force: InForce,
         room: Room,
-        exchange: Exchange | ReplayExchange,
+        exchange: Exchange,
         balancer: Balancer,
         staff: Staff,
         keeper: Keeper,
@@ -111,6 +111,8 @@ class Control:
         self._balancer, self._staff, self._keeper, self._clock = balancer, staff, keeper, clock
         self._directory, self._disk, self._publish = directory, disk, publish
         self._journal = Journal(path=directory / NAME, executor=disk)
+        self.changed = 0
+        """Changes that were put in force."""
         self.refused = 0
         """Changes that were refused."""
 
@@ -128,6 +130,7 @@ class Control:
         paths = sorted({f"{section}.{key}" for section, keys in changes.items() for key in keys})
         old, new = ({path: _at(which, path) for path in paths} for which in (before, config))
         self._journal.add(source, "change", old=old, new=new)
+        self.changed += 1
         self._in_force.put(config, bound=self._balancer.bound_with(config))
         self._disk.submit(self._remember, config)
         if isinstance(self._exchange, ReplayExchange):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Coroutine
 
 from tianflow.channels.exchange import Exchange
-from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.coordinator.control import Control, InForce
 from tianflow.coordinator.goal import Goal
 from tianflow.coordinator.life import Life
@@ -42,7 +41,7 @@ class Ending:
         *,
         life: Life,
         in_force: InForce,
-        exchange: Exchange | ReplayExchange,
+        exchange: Exchange,
         control: Control,
         staff: Staff,
         keeper: Keeper,

@@ -49,7 +49,7 @@ class Readings:
         base: Base,
         life: Life,
         in_force: InForce,
-        exchange: Exchange | ReplayExchange,
+        exchange: Exchange,
         roster: Roster,
         balancer: Balancer,
         control: Control,
@@ -101,7 +101,7 @@ class Readings:
         """Everything, at one moment."""
         now, config, goal = time.monotonic(), self._in_force.config, self._goal
         ready, reasons = self.ready()
-        generation, env_steps = self._in_force.generation, self.env_steps
+        env_steps = self.env_steps
         statistics = RunStatistics(
             run=self._id,
             state=self._life.state,
@@ -124,8 +124,8 @@ class Readings:
             events_dropped=self._events.dropped,
             sinks=dict(self._sinks),
             events_received=self._events.published,
-            generation=generation,
-            settings_changes=generation,
+            generation=self._in_force.generation,
+            settings_changes=self._control.changed,
             settings_refused=self._control.refused,
             checkpoint=self._keeper.statistics,
             loop_lag=self._rounds.loop_lag.read(),
@@ -150,6 +150,7 @@ class Readings:
             "samples": saved.samples,
             "episodes": self._goal.episodes.count,
             "elapsed_s": self._life.elapsed_s(time.monotonic()),
+            "trained_s": self._life.trained_s(time.monotonic()),
             "config": json.loads(self._in_force.config.model_dump_json()),
             "recent_returns": list(self._goal.episodes.returns),
             "evaluation": self._judge.newest,

@@ -84,6 +84,7 @@ class InlineHost:
             start=(version, samples),
             draws=None if run.draws is None else run.draws.layout,
             incarnation=incarnation,
+            era=run.era,
             checkpoint=found,
             threads=host.threads,
         )

@@ -264,6 +264,7 @@ class ProcessHost:
             "cores": list(self._host.cores),
             "threads": self._host.threads,
             "incarnation": self._incarnation,
+            "era": run.era,
             "config": _plain(live),
             "bound": live.bound,
             "paused": live.paused,
