@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import math
 import sys
 import tomllib
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import model_validator
 
+from tests.refusing import full_disk
 from tianflow.config import LIVE, AlgorithmSettings, Config, ImpalaSettings, PPOSettings
-from tianflow.config_loading import load_config, nested, parse_overrides, parse_value, shipped, to_toml, with_changes
+from tianflow.config_loading import load_config, nested, parse_overrides, parse_value, shipped, to_toml, with_changes, write_config
 from tianflow.errors import ConfigError, Problem
 
 TABLES: dict[str, Any] = {
@@ -117,6 +119,16 @@ def test_an_override_without_a_sensible_path_is_refused(override: str, path: str
 def test_assignments_become_a_merge_patch() -> None:
     patch = nested(parse_overrides(["balance.parameters.quiet_updates=3", "balance.credits=null"]))
     assert {"balance": {"parameters": {"quiet_updates": 3}, "credits": None}} == patch
+
+
+def test_a_config_that_a_full_disk_refuses_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    config = load_config(TABLES)
+    with full_disk(), pytest.raises(OSError, match="config.toml") as refused:
+        write_config(tmp_path, config)
+    assert (errno.EFBIG, str(tmp_path / "config.toml")) == (refused.value.errno, refused.value.filename)
+    assert [] == list(tmp_path.iterdir())
+    write_config(tmp_path, config)
+    assert load_config(tmp_path / "config.toml") == config
 
 
 @pytest.mark.parametrize("first", ["balance.parameters=3", "balance.parameters=null"])

@@ -39,6 +39,10 @@ def rules_text() -> str:
 
 @pytest.fixture(scope="module")
 def emitted() -> dict[str, list[dict[str, str]]]:
+    return labels_emitted()
+
+
+def labels_emitted() -> dict[str, list[dict[str, str]]]:
     """Label sets of every series of a run in which everything has happened."""
     run = FakeRun(replay=True)
     run.restarts = {("actors-0", "died"): 1}

@@ -161,6 +161,14 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
+async def with_a_run(tmp_path: Path) -> AsyncIterator[World]:
+    """A fixture of others: a service that holds run ``a``, which is up."""
+    async with opened(tmp_path) as world:
+        await world.submit("a")
+        await until(up(world, "a"))
+        yield world
+
+
 def up(world: World, *names: str) -> Callable[[], bool]:
     return lambda: all(name in world.house.lives and world.house.lives[name].document is not None for name in names)
 

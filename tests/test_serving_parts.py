@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,51 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"not a database, and long enough to be looked at" * 10)
     with pytest.raises(StoreError, match="runs.sqlite"):
         Store(path)
+
+
+def test_a_store_whose_bits_have_changed_is_refused_or_read_and_nothing_else(store: Store, tmp_path: Path) -> None:
+    for number in range(40):
+        add(store, f"run-{number}", key=f"key-{number}")
+    store.close()
+    good, dice, seen = (tmp_path / "runs.sqlite").read_bytes(), random.Random(2), Counter[str]()
+    for number in range(24):
+        bits = bytearray(good)
+        for _ in range(dice.choice((1, 5, 40))):
+            bits[dice.randrange(len(bits))] = dice.randrange(256)
+        path = tmp_path / f"{number}.sqlite"
+        path.write_bytes(bits[: dice.randrange(len(bits)) if number % 4 == 0 else None])
+        seen[asked_everything(path)] += 1
+    assert {"refused", "read"} == set(seen)
+
+
+def asked_everything(path: Path) -> str:
+    try:
+        store = Store(path)
+    except StoreError:
+        return "refused"
+    try:
+        store.page(before=None, limit=500)
+        store.wanted(500)
+        store.counts()
+        store.begin("run-1", now=1.0)
+        store.end("run-2", state="done", reason="", now=1.0)
+        add(store, "another", key="another")
+    except StoreError:
+        return "refused"
+    finally:
+        store.close()
+    return "read"
+
+
+def test_a_record_that_is_no_text_any_more_costs_no_other(store: Store, tmp_path: Path) -> None:
+    add(store, "whole")
+    add(store, "damaged")
+    store.close()
+    path = tmp_path / "runs.sqlite"
+    bits = path.read_bytes()
+    path.write_bytes(bits.replace(b'{"id": "damaged"}', b'{"id": "\xff\xfe\xfdaged"}'))
+    assert bits != path.read_bytes()
+    assert ["damaged", "whole"] == [record.id for record in Store(path).page(before=None, limit=10)]
 
 
 def test_a_disk_that_refuses_is_an_error_of_ours(store: Store) -> None:

@@ -6,14 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.test_service_events import Door
-from tests.test_serving import CONTROL, RUNS, World, opened, until, up
+from tests.test_serving import CONTROL, RUNS, World, until, with_a_run
 from tianflow.config import HttpSettings
 from tianflow.control_file import ControlFile
 from tianflow.events import HostExited
@@ -30,12 +29,7 @@ MANY = 40
 """More than a run allows streams."""
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with opened(tmp_path) as world:
-        await world.submit("a")
-        await until(up(world, "a"))
-        yield world
+world = pytest.fixture(with_a_run)
 
 
 @asynccontextmanager

@@ -8,23 +8,17 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.test_serving import CONTROL, JSON, RUNS, SMALL, World, opened, until, up
+from tests.test_serving import CONTROL, JSON, RUNS, SMALL, World, until, with_a_run
 from tianflow.service import streams
 from tianflow.serving import asking, house
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with opened(tmp_path) as world:
-        await world.submit("a")
-        await until(up(world, "a"))
-        yield world
+world = pytest.fixture(with_a_run)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tomllib
@@ -104,10 +105,15 @@ def write_config(directory: Path, config: Config) -> None:
 
 
 def write_toml(path: Path, config: Config) -> None:
-    """Write ``config`` as the file ``path``, whole or not at all. OSError when the disk refuses."""
+    """Write ``config`` as the file ``path``, whole or not at all. OSError, which names the file, when the disk refuses."""
     written = path.with_name(f".{path.name}")
-    written.write_text(to_toml(config), encoding="utf-8")
-    written.replace(path)
+    try:
+        written.write_text(to_toml(config), encoding="utf-8")
+        written.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            written.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a write that is refused names none
 
 
 def settings_in_force(run: str, runs_dir: Path) -> Path | None:

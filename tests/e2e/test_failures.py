@@ -6,24 +6,30 @@ import gc
 import os
 import pickle
 import random
+import re
 import resource
 import shutil
 import signal
 import socket
 import threading
 import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import tianflow
 from tests.e2e import harness
-from tests.e2e.harness import LiveRun
+from tests.e2e.harness import LiveRun, until
+from tests.e2e.test_signals import SLOW_TO_SAVE
 from tests.settings import cartpole
 from tianflow.checkpoint import STATE, CheckpointStore
 from tianflow.errors import ConfigError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+CYCLES = int(os.environ.get("TIANFLOW_CYCLES", "20"))
+"""Starts and kills of one run."""
 KILLS = int(os.environ.get("TIANFLOW_KILLS", "6"))
 """How often each kind of process is killed in one run; more of them for a long look."""
 MANY = {"run__max_restarts": 1000, "run__restart_window_s": 0.5, "checkpoint__every_s": 1.0, "checkpoint__keep": 2}
@@ -140,10 +146,54 @@ def test_a_coordinator_killed_before_anything_works_leaves_nothing(tmp_path: Pat
         kill_coordinator(live)
 
 
-def kill_coordinator(live: LiveRun) -> None:
+@pytest.mark.timeout(600)
+def test_twenty_starts_and_kills_leave_memory_descriptors_and_files_as_they_were(tmp_path: Path) -> None:
+    """Each at another moment; what a killed one left half-written is gone once the next has started."""
+    rng = random.Random(CYCLES)
+    with harness.run(tmp_path, **MANY, **SLOW_TO_SAVE) as first:
+        first.until_training(more=5)
+        first.until_checkpoint()
+        first.until("everyone is there", lambda: first.pid("evaluator") and first.ready())
+        opened = descriptors(first)
+        kill_coordinator(first)
+    for _ in range(CYCLES):
+        with harness.resumed(first) as live:
+            moments = {
+                "it answers": lambda live=live: live.control,
+                "a learner": lambda live=live: live.pid("learner"),
+                "an actor": lambda live=live: live.pid("actors-0"),
+                "a checkpoint is being written": live.staged,
+            }
+            live.until(what := rng.choice(list(moments)), moments[what], within_s=3 * harness.START_S)
+            random_moment(rng)
+            kill_coordinator(live, within_s=harness.START_S)  # a fork server that imports PyTorch hears of it afterwards
+    with harness.resumed(first) as again:
+        again.until_training(more=5)
+        again.until("everyone is there", lambda: again.pid("evaluator") and again.ready())
+        more = lambda: descriptors(again) - opened  # noqa: E731 - what a failure tells of, too
+        until("no more descriptors than at first", lambda: not more(), within_s=harness.START_S, tell=lambda: str(more()))
+        assert [] == again.staged()
+        assert 130 == again.interrupt(within_s=10.0)
+    assert {"audit.jsonl", "checkpoints", "config.toml", "history.jsonl", "metrics.jsonl", "summary.json"} >= {
+        path.name for path in first.directory.iterdir()
+    }
+    assert 2 == len(first.checkpoints())
+
+
+def descriptors(live: LiveRun) -> Counter[str]:
+    """What the coordinator and its hosts hold open, by kind."""
+    found: Counter[str] = Counter()
+    for pid in {live.process.pid, *live.descendants()}:
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found[re.sub(r"[0-9a-f]{32}|[\d\[\]]+", "", str(path.readlink()))] += 1
+    return found
+
+
+def kill_coordinator(live: LiveRun, within_s: float = 5.0) -> None:
     live.process.kill()
     live.process.wait()
-    harness.nothing_left(live, set(), within_s=5.0)
+    harness.nothing_left(live, set(), within_s=within_s)
 
 
 def test_a_corrupt_newest_checkpoint_is_skipped_at_resume_with_a_warning(tmp_path: Path) -> None:

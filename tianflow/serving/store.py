@@ -31,6 +31,8 @@ CREATE TABLE IF NOT EXISTS runs (
 );
 CREATE INDEX IF NOT EXISTS by_state ON runs (state);
 """
+REFUSALS = (sqlite3.Error, UnicodeDecodeError, OverflowError)
+"""What comes out of SQLite: of a file whose bits have changed, texts that are none."""
 COLUMNS = "number, id, state, config, source, submitted, started, ended, reason"
 
 
@@ -83,14 +85,19 @@ class Store:
     def __init__(self, path: Path) -> None:
         try:
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            # what is no text any more concerns its own run, and keeps no other from being read
+            self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
             self._connection.execute("PRAGMA journal_mode = WAL")
+            (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise StoreError(f"{str(path)!r} is damaged: {found}")
             self._connection.execute("PRAGMA synchronous = FULL")  # a run that was accepted is there after a power cut
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             if version not in (0, FORMAT):
                 raise StoreError(f"{str(path)!r} has format {version}, and this version of tianflow reads format {FORMAT} only")
             self._connection.executescript(SCHEMA)
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
-        except sqlite3.Error as error:
+        except REFUSALS as error:
             raise StoreError(f"{str(path)!r} cannot be used: {error}") from error
 
     def add(
@@ -164,5 +171,5 @@ class Store:
     def _ask(self, statement: str, *values: object) -> list[Any]:
         try:
             return self._connection.execute(statement, values).fetchall()
-        except sqlite3.Error as error:
+        except REFUSALS as error:
             raise StoreError(f"what is remembered of the runs cannot be read or written: {error}") from error
