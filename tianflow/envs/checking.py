@@ -118,7 +118,8 @@ def _allowed(environment: VectorEnvironment, info: dict[str, Any], generator: np
     """An action that the masks in ``info`` allow, as the vector wants it."""
     spec = environment.spec.action
     mask = np.ones((1, spec.mask_size), np.bool_)
-    environment._write_mask(info, mask)  # noqa: SLF001 - as above
+    if "action_mask" in info:  # an observation after which nothing follows may come without
+        environment._write_mask(info, mask)  # noqa: SLF001 - as above
     return ActionCodec(spec).decode(allowed_at_random(spec, mask, generator))
 
 
