@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 import tianflow
 from tianflow import cli, client
 from tianflow.checkpoint import CheckpointStore, write_state
+from tianflow.command_line import complete_config, complete_run
 from tianflow.config_loading import load_config, settings_in_force, with_changes, write_config
 from tianflow.errors import CheckpointError, RunError, StateConflictError
 from tianflow.logs import configure
@@ -354,6 +355,7 @@ def test_set_changes_one_section_as_a_whole(running: Running, arguments: list[st
         ["set", "balance.credits=3", "actors.count=2"],
         ["set", "one", "balance.credits"],
         ["set", "credits=3"],
+        ["set", "balance.credits=3", "balance.credits.more=1"],
         ["set", "run.seed=3"],
         ["get", "one", "run"],
         ["get", "one", "balance", "credits"],
@@ -393,6 +395,19 @@ def test_get_without_a_section_prints_all_as_they_are_set(running: Running, wish
         running.asked
     )
     assert 1e-4 == json.loads(run("get", *wish, "--json").stdout)["algorithm.learning_rate"]
+
+
+def test_a_shell_is_told_how_names_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cartoon.toml").touch()
+    (tmp_path / "carts").mkdir()
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    assert [] == complete_run("")
+    (tmp_path / "runs" / "one" / "control.json").touch()
+    assert (["one"], []) == (complete_run("o"), complete_run("t"))
+    assert ["cartpole_a2c", "cartpole_apex", "cartpole_impala", "cartpole_ppo", "cartoon.toml", "carts/"] == complete_config("cart")
+    environment = {"_TIANFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "tianflow pause o", "COMP_CWORD": "2"}
+    assert "one" == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
 
 
 def test_the_version_is_told() -> None:

@@ -155,6 +155,11 @@ def test_a_path_through_a_value_is_refused_by_name(first: str) -> None:
         ("run.name=../up", "run.name", "a string like", ""),
         ("learner.device=gpu", "learner.device", "auto|cpu|cuda", ""),
         ("env.id=null", "env.id", "", ""),
+        ("run.target_return=none", "run.target_return", "a number, or null for no value (in a file: leave it out)", ""),
+        ("run.max_updates=''", "run.max_updates", "a whole number, or null for no value", ""),
+        ("run.seed=None", "run.seed", "a whole number, or null for the default", ""),
+        ("balance.max_staleness=none", "balance.max_staleness", "a whole number, or 'unbounded', or null for the default", "unbounded"),
+        ("balance.parameters.x=none", "balance.parameters.x", "a number", ""),
     ],
 )
 def test_a_bad_setting_is_named_with_what_would_be_accepted(override: str, path: str, accepted: str, nearest: str) -> None:

@@ -728,8 +728,11 @@ async def test_a_resumed_run_goes_on_counting_in_a_new_lineage(tmp_path: Path) -
         assert (32, 2) == (second.run.env_steps, second.run.statistics().episodes)
 
 
-@pytest.mark.parametrize(("before", "ends"), [(1000.0, True), (0.0, False)])
-async def test_a_limit_of_seconds_counts_those_before_a_resume(tmp_path: Path, before: float, ends: bool) -> None:
+@pytest.mark.parametrize(
+    ("before", "ends"),
+    [({"elapsed_s": 1000.0, "trained_s": 1000.0}, True), ({"elapsed_s": 1000.0, "trained_s": 800.0}, False), ({"elapsed_s": 1000.0}, True)],
+)
+async def test_a_limit_of_seconds_counts_those_of_training_before_a_resume(tmp_path: Path, before: dict[str, float], ends: bool) -> None:
     first = World(tmp_path)
     async with going(first) as task:
         first.commit()
@@ -737,7 +740,9 @@ async def test_a_limit_of_seconds_counts_those_before_a_resume(tmp_path: Path, b
         await soon(task)
     checkpoint = await asyncio.to_thread(CheckpointStore(tmp_path / "checkpoints", keep=1).newest)
     assert checkpoint is not None
-    lived = replace(checkpoint, manifest={**checkpoint.manifest, "elapsed_s": before})
+    assert 0.0 < checkpoint.manifest["trained_s"] <= checkpoint.manifest["elapsed_s"]
+    kept = {name: value for name, value in checkpoint.manifest.items() if name not in ("elapsed_s", "trained_s")}
+    lived = replace(checkpoint, manifest=kept | before)
     config = BASE.model_copy(update={"run": BASE.run.model_copy(update={"max_seconds": 900.0})})
     second = World(tmp_path, config, resumed=lived)
     async with going(second) as task:

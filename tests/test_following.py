@@ -19,7 +19,9 @@ from tests.test_client import announce
 from tianflow import client, following
 from tianflow.cli import app
 from tianflow.control_file import ControlFile, process_start_time
+from tianflow.events import EpisodesFinished, UpdateFinished
 from tianflow.following import Told, listen, parse
+from tianflow.service.feed import kind_of
 
 
 @dataclass
@@ -141,6 +143,12 @@ def test_an_event_is_a_line() -> None:
     )
 
 
+def test_whatever_an_environment_says_is_one_line_and_no_command_of_a_terminal() -> None:
+    line = Told(3, "host-failed", {"error": "a\nb\x1b[2J\u202ec", "where": "ünder"}).line()
+    assert line.isprintable()
+    assert line.endswith('error="a\\nb\\u001b[2J\\u202ec" where=ünder')
+
+
 def test_the_command_prints_lines_or_json(script: Script, tmp_path: Path) -> None:
     script.answers = [(200, sse(1, reason="killed")), (200, sse(1, reason="killed")), (200, b"")]
     arguments = ["events", "--runs-dir", str(tmp_path)]
@@ -148,6 +156,14 @@ def test_the_command_prints_lines_or_json(script: Script, tmp_path: Path) -> Non
     assert (0, "--:--:-- host-exited reason=killed\n") == (shown.exit_code, shown.output)
     shown = CliRunner().invoke(app, [*arguments, "--json", "one"])
     assert {"id": 1, "event": "host-exited", "data": {"reason": "killed"}} == json.loads(shown.output)
+
+
+def test_in_brief_what_comes_several_times_a_second_is_left_out(script: Script, tmp_path: Path) -> None:
+    kinds = [kind_of(UpdateFinished), "settings-changed", kind_of(EpisodesFinished)]
+    script.answers = [(200, b"".join(sse(number, kind) for number, kind in enumerate(kinds, start=1)))] * 2
+    arguments = ["events", "--runs-dir", str(tmp_path)]
+    assert 3 == len(CliRunner().invoke(app, arguments).output.splitlines())
+    assert "--:--:-- settings-changed\n" == CliRunner().invoke(app, [*arguments, "--brief"]).output
 
 
 def test_the_command_fails_readably_without_a_run(tmp_path: Path) -> None:

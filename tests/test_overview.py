@@ -85,6 +85,54 @@ def test_status_leaves_out_a_run_that_ends_meanwhile_not_one_that_hangs(services
     assert ["a"] == [document["id"] for document in json.loads(run("status", "--json").stdout)]
 
 
+SUMMARY = {
+    "state": "done",
+    "env_steps": 640,
+    "updates": 5,
+    "mean_return": 9.5,
+    "staleness": {"mean": 0.5, "bound": 1},
+    "reason": "max_updates",
+}
+
+
+def left(tmp_path: Path, name: str, **others: Any) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "summary.json").write_text(json.dumps(SUMMARY | others))
+
+
+def test_what_has_ended_is_shown_with_what_it_reached(services: Services, tmp_path: Path) -> None:
+    left(tmp_path, "old")
+    services.runs = [{"id": "old", **ENDED}, {"id": "gone", **ENDED}]
+    header, old, gone = run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()
+    assert ["old", "done", "640", "5", "-", "9.5", "0.5", "1", "-", "-"] == old.split()
+    assert ["gone", "done", *8 * "-"] == gone.split()
+    assert header.split()[0] == "run"
+
+
+def test_status_of_a_run_that_has_ended_needs_no_service(services: Services, tmp_path: Path) -> None:
+    services.there = False
+    left(tmp_path, "old")
+    assert ["old", "done"] == run("status", "old", "--runs-dir", str(tmp_path)).stdout.splitlines()[1].split()[:2]
+    assert 9.5 == json.loads(run("status", "old", "--runs-dir", str(tmp_path), "--json").stdout)["summary"]["mean_return"]
+    assert "ended: old (tianflow status RUN shows one)" in run("status", "--runs-dir", str(tmp_path)).stdout
+    (tmp_path / "old" / "summary.json").write_text("torn")
+    assert 1 == run("status", "old", "--runs-dir", str(tmp_path)).exit_code
+
+
+def test_why_a_run_failed_stands_below_the_table(services: Services, tmp_path: Path) -> None:
+    services.runs = [{"id": "bad", "state": "failed", "ended": 5.0, "reasons": ["env.id = 'X': there is none"]}, {"id": "good", **ENDED}]
+    assert ["bad: env.id = 'X': there is none"] == run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()[3:]
+
+
+def test_the_console_is_that_of_the_service_or_of_the_run_that_is_named(services: Services) -> None:
+    services.going = {"one": {}}
+    assert "http://here/#token=t\n" == run("console").stdout
+    assert "http://here/#token=t&run=one\n" == run("console", "one").stdout
+    services.there = False
+    assert "http://here/#token=t&run=one\n" == run("console").stdout
+    assert 1 == run("console", "two").exit_code
+
+
 def test_submit_sends_what_the_file_says_unchecked_and_a_key_of_its_own(services: Services, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[env]\nid = "only.there:Env"\n')

@@ -19,11 +19,12 @@ from tianflow import logs
 from tianflow.ledger import Ledger
 from tianflow.payloads import Settlement, Version
 from tianflow.rates import Rates
-from tianflow.screen import PlainLines, Screen, drawing, duration, make_screen, number, plain_line, summary_text
+from tianflow.screen import PlainLines, Screen, drawing, make_screen, plain_line, summary_text
 from tianflow.statistics import ComponentStatistics, TimeShares
 from tianflow.status import describe, time_left
 from tianflow.summary import lost
 from tianflow.tickets import Limits
+from tianflow.words import duration, number
 
 
 def described(run: FakeRun, rates: Rates | None = None) -> dict[str, Any]:
@@ -252,6 +253,11 @@ def test_the_summary_is_short_and_complete() -> None:
     ):
         assert part in text
     assert "error" not in text
+
+
+def test_a_summary_tells_steps_before_a_resume_from_those_since() -> None:
+    text = summary_text({**SUMMARY, "training_s": 10.0})
+    assert "123,456 steps, 15,432 of them since the resume in 0:10 (1,543/s)" in text
 
 
 @pytest.mark.parametrize(

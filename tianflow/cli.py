@@ -14,12 +14,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.command_line import RUNS, AsJson, ConfigArgument, Overrides, RunArgument, RunsDir, complain, exit_codes, open_standard_streams
+from tianflow.command_line import (
+    RUNS,
+    AsJson,
+    ConfigArgument,
+    Overrides,
+    RunArgument,
+    RunsDir,
+    complain,
+    complete_config,
+    exit_codes,
+    open_standard_streams,
+)
 from tianflow.evaluating import evaluate
 from tianflow.explaining import explain, list_configs
 from tianflow.exporting.command import export
 from tianflow.following import events
-from tianflow.overview import status, top
+from tianflow.overview import console, status, top
 from tianflow.report.command import report
 from tianflow.serving.command import serve, submit
 from tianflow.simulation.command import simulate
@@ -30,7 +41,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="tianflow",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -78,7 +89,10 @@ def _load(source: str, overrides: list[str] | None) -> Config:
 
 @app.command()
 def train(
-    config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file or a shipped name; not needed with --resume.")] = None,
+    config: Annotated[
+        str | None,
+        typer.Argument(metavar="CONFIG", help="A TOML file or a shipped name; not needed with --resume.", autocompletion=complete_config),
+    ] = None,
     overrides: Overrides = None,
     *,
     resume: Annotated[
@@ -220,6 +234,7 @@ app.command()(serve)
 app.command()(submit)
 app.command()(status)
 app.command()(top)
+app.command()(console)
 
 
 @app.command()

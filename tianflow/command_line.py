@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or c
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import sys
 from collections.abc import Iterator
@@ -17,13 +18,35 @@ import typer
 
 from tianflow.errors import CheckpointError, ConfigError, RunError, TianflowError
 
-ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a config that comes with tianflow.")]
+RUNS = Path("runs")
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Names of shipped configs, and TOML files and folders, that begin so: for the shell."""
+    from tianflow.config_loading import shipped
+
+    begun = glob.escape(incomplete)
+    files = [name for end in (".toml", "/") for name in sorted(glob.glob(f"{begun}*{end}"))]  # noqa: PTH207 - text that the shell goes on with
+    return [name for name in (*shipped(), *files) if name.startswith(incomplete)]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Runs in ``runs`` that begin so and have told where they answer: for the shell."""
+    return sorted(path.parent.name for path in RUNS.glob("*/control.json") if path.parent.name.startswith(incomplete))
+
+
+ConfigArgument = Annotated[
+    str,
+    typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a config that comes with tianflow.", autocompletion=complete_config),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="section.key=value", help="Settings that replace those of the config.")]
-RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run that is going on; not needed when it is the only one.")]
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="A run that is going on; not needed when it is the only one.", autocompletion=complete_run),
+]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-RUNS = Path("runs")
 REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 """What the system refuses without naming a file: no space, no descriptors, no memory, no processes."""
 

@@ -134,7 +134,7 @@ class NetworkSettings(Section):
 class ActorSettings(Section):
     """How many actors, in how many host processes, and how long a trajectory is."""
 
-    count: Annotated[int, Field(ge=0, le=4096)] = 2
+    count: Annotated[int, Field(ge=0, le=4096)] = 1
     """How many act. With more than 4096 a coordinator would be so busy that it is late to answer, and to stop when it is told to."""
     rollout_steps: PositiveInt = 32
     """T: steps of each environment in one trajectory."""
@@ -199,9 +199,9 @@ class LearnerSettings(Section):
     """auto: a GPU where there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: matrix products and convolutions of the learner's networks, and their gradients, in bfloat16; parameters, losses, targets and
-    optimiser stay float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn and
-    impala_resnet: about twice as fast on such a CPU); small MLPs gain nothing, and lose a quarter of their speed to casting. An algorithm
-    of your own has to heed it itself."""
+    optimiser stay float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn: 1.5
+    times as fast on such a CPU, impala_resnet about twice); small MLPs gain nothing, and lose a quarter of their speed to casting. An
+    algorithm of your own has to heed it itself."""
     ranks: Annotated[int, Field(ge=1, le=1)] = 1
     """Processes that learn together; more than one is not there yet."""
     threads: PositiveInt = 1

@@ -73,7 +73,11 @@ def diagnose(looks: Sequence[RunStatistics], config: Config, earlier: Sequence[C
     """
     run = looks[-1]
     if run.state != "running":
-        evaluation = f", and evaluates the policy: {config.evaluation.episodes} episodes" if run.evaluating else ""
+        evaluation = (
+            f", and evaluates the policy: {config.evaluation.episodes} episodes; a stop ends it without"
+            if run.evaluating and run.state == "stopping"
+            else ""
+        )
         return Diagnosis(run.state, f"the run is {run.state}{evaluation}")
     stall = stalled(looks, config)
     if stall is not None:

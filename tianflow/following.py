@@ -25,6 +25,8 @@ PAUSE_S = 1.0
 TRIES = 30
 """Connections in a row that bring nothing, before it is given up."""
 LONGEST_LINE = 2**20
+FREQUENT = frozenset({"update-finished", "episodes-finished"})
+"""Kinds of events that come as long as a run trains."""
 _LATER = {429, 503}
 
 
@@ -51,12 +53,15 @@ def events(
     run: RunArgument = None,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Leave out updates and episodes, of which there are several a second.")] = False,
     runs_dir: RunsDir = RUNS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one event a line.")] = False,
 ) -> None:
     """Print what happened in RUN lately: evaluations, changes, failures, updates and episodes."""
     with exit_codes():
         for told in listen(runs_dir, run, follow=follow):
+            if brief and told.kind in FREQUENT:
+                continue
             typer.echo(json.dumps(told.document()) if as_json else told.line())
 
 
@@ -162,4 +167,7 @@ def _short(value: object) -> str:
         return "{" + ", ".join(f"{key}={_short(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_short, value[:5])) + (f", … {len(value)}]" if len(value) > 5 else "]")
-    return "-" if value is None else json.dumps(value, ensure_ascii=False) if isinstance(value, str) and " " in value else str(value)
+    if isinstance(value, str):
+        # An environment may say anything when it fails: it stays one line, and commands nothing to a terminal.
+        return json.dumps(value) if not value.isprintable() else json.dumps(value, ensure_ascii=False) if " " in value else value
+    return "-" if value is None else str(value)

@@ -101,6 +101,10 @@ def _is_shares(value: object) -> bool:
     return isinstance(value, dict) and all(map(_numbers, value.values()))
 
 
+def _are_durations(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(inner, dict) and all(map(_known, inner.values())) for inner in value.values())
+
+
 def _are_marks(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(mark, dict) for mark in value)
 
@@ -111,6 +115,7 @@ _SHAPES: Mapping[str, Callable[[object], bool]] = {
     "updates_per_s": _known,
     "staleness": _is_staleness,
     "shares": _is_shares,
+    "durations": _are_durations,
     "marks": _are_marks,
     "marks_left_out": _known,
 }

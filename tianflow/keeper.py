@@ -36,6 +36,7 @@ class Base:
     env_steps: int = 0
     episodes: int = 0
     elapsed_s: float = 0.0
+    trained_s: float = 0.0
 
     @classmethod
     def of(cls, checkpoint: Checkpoint | None) -> Self:
@@ -43,7 +44,9 @@ class Base:
         if checkpoint is None:
             return cls()
         manifest = checkpoint.manifest
-        return cls(int(manifest["env_steps"]), int(manifest["episodes"]), float(manifest["elapsed_s"]))
+        elapsed = float(manifest["elapsed_s"])
+        # checkpoints of before this was kept apart: all of the time counts
+        return cls(int(manifest["env_steps"]), int(manifest["episodes"]), elapsed, float(manifest.get("trained_s", elapsed)))
 
 
 class Keeper:

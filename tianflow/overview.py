@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.command_line import RUNS, AsJson, RunArgument, RunsDir, exit_codes
+from tianflow.summary import SUMMARY
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,16 +34,54 @@ ENDED_SHOWN = 10
 
 def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """Show how RUN, or every run that is going on, is doing; where a service holds the runs, also what waits and what ended lately."""
-    from tianflow import client
-
     with exit_codes():
-        documents = gather(runs_dir) if run is None else [client.request(client.find(runs_dir, run), "GET")]
+        documents = gather(runs_dir) if run is None else [_one(runs_dir, run)]
     if as_json:
         typer.echo(json.dumps(documents if run is None else documents[0]))
     elif documents:
         _print(table(documents))
+        for document in documents:
+            if document["state"] == "failed" and document.get("reasons"):
+                typer.echo(f"{document['id']}: {'; '.join(document['reasons'])}")
     else:
-        typer.echo(f"no run is going on in {str(runs_dir)!r}")
+        ended = sorted(runs_dir.glob(f"*/{SUMMARY}"), key=lambda path: -path.stat().st_mtime)[:ENDED_SHOWN]
+        names = ", ".join(path.parent.name for path in ended)
+        typer.echo(f"no run is going on in {str(runs_dir)!r}" + (f"; ended: {names} (tianflow status RUN shows one)" if names else ""))
+
+
+def _one(runs_dir: Path, run: str) -> dict[str, Any]:
+    """What ``run`` tells of itself, or what it left."""
+    from tianflow import client
+
+    try:
+        contact = client.find(runs_dir, run)
+    except client.RunNotFoundError:
+        if (left := _left(runs_dir, run)) is None:
+            raise
+        return left
+    return _with_what_it_left(runs_dir, client.request(contact, "GET"))
+
+
+def _with_what_it_left(runs_dir: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """Of a run that has ended a service knows little more than that."""
+    return document if document.get("ended") is None else (_left(runs_dir, document["id"]) or {}) | document
+
+
+def _left(runs_dir: Path, run: str) -> dict[str, Any] | None:
+    """A run that has ended, in the form of one that goes on, from its summary; None where it left none."""
+    try:
+        summary = json.loads((runs_dir / run / SUMMARY).read_text(encoding="utf-8"))
+        return {
+            "id": run,
+            "state": summary["state"],
+            "reasons": [reason] if (reason := summary.get("error") or summary.get("reason")) else [],
+            "progress": {"env_steps": summary["env_steps"], "updates": summary["updates"]},
+            "returns": {"mean": summary["mean_return"]},
+            "staleness": {"mean": summary["staleness"]["mean"], "bound": summary["staleness"]["bound"]},
+            "summary": summary,
+        }
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def top(
@@ -66,6 +105,17 @@ def top(
                 live.update(table(gather(runs_dir)), refresh=True)
 
 
+def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
+    """Print the address that opens the console of RUN, or of the service that holds the runs, in a browser. Its token is in it."""
+    from urllib.parse import quote
+
+    from tianflow import client
+
+    with exit_codes():
+        contact = (client.service(runs_dir) if run is None else None) or client.find(runs_dir, run)
+    typer.echo(f"{contact.address}/#token={contact.token}" + (f"&run={quote(contact.run)}" if contact.run else ""))
+
+
 def gather(runs_dir: Path) -> list[dict[str, Any]]:
     """What every run tells of itself, and what the service that holds them, if there is one, knows of the others.
 
@@ -87,7 +137,7 @@ def gather(runs_dir: Path) -> list[dict[str, Any]]:
     holder = client.service(runs_dir)
     if holder is not None:
         documents += _others(client.all_runs(holder), {document["id"] for document in documents})
-    return documents
+    return [_with_what_it_left(runs_dir, document) for document in documents]
 
 
 def _others(runs: Iterable[dict[str, Any]], known: set[str]) -> list[dict[str, Any]]:

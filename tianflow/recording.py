@@ -16,7 +16,7 @@ from tianflow.moments import durations
 from tianflow.rates import Rates
 from tianflow.sinks import outlet as sinks
 from tianflow.sinks.base import SinkRun
-from tianflow.statistics import ReplayStatistics, RunStatistics
+from tianflow.statistics import ReplayStatistics, RunStatistics, quantile
 from tianflow.status import by_age, json_ready
 
 if TYPE_CHECKING:
@@ -175,13 +175,8 @@ def staleness_between(before: RunStatistics | None, now: RunStatistics) -> Row:
     total = sum(counts.values())
     if not total:
         return {"count": 0, "min": None, "mean": None, "p99": None, "max": None, "bound": bound, "counts": {}}
-    rank, seen, p99 = math.ceil(0.99 * total), 0, 0
-    for age, count in counts.items():
-        seen, p99 = seen + count, age
-        if seen >= rank:
-            break
     mean = sum(age * count for age, count in counts.items()) / total
-    extremes = {"min": min(counts), "mean": mean, "p99": p99, "max": max(counts)}
+    extremes = {"min": min(counts), "mean": mean, "p99": quantile(counts, 0.99), "max": max(counts)}
     return {"count": total, **extremes, "bound": bound, "counts": by_age(counts)}
 
 

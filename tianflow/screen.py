@@ -15,9 +15,9 @@ from tianflow.interfaces import RunControl
 from tianflow.rates import Rates
 from tianflow.status import ENDED, describe
 from tianflow.summary import lost
+from tianflow.words import DASH, duration, number
 
 BAR = 24
-NOTHING = "–"
 WHO = {"insert": "actors", "draw": "learner"}
 """Whom replay holds back, by the side."""
 NOTICEABLE = 0.005
@@ -129,7 +129,7 @@ def _rows(run: Mapping[str, Any]) -> list[tuple[str, Text]]:
         ("credits", Text(_credits(run))),
         *(("shards" if role == "replay" else role, _shares(shares)) for role, shares in run["shares"].items()),
         ("bottleneck", Text.assemble((run["bottleneck"], "bold"), f"  {run['diagnosis']['advice']}")),
-        ("time left", Text("   ".join(f"{name} {duration(seconds)}" for name, seconds in left.items()) or NOTHING)),
+        ("time left", Text("   ".join(f"{name} {duration(seconds)}" for name, seconds in left.items()) or DASH)),
     ]
     if run["reasons"]:
         rows.append(("not ready", Text("; ".join(run["reasons"]), style="yellow")))
@@ -187,24 +187,6 @@ def _shares(shares: Mapping[str, float]) -> Text:
     return text.append("  " + "  ".join(f"{state} {share:.0%}" for state, share in largest))
 
 
-def number(value: float | None) -> str:
-    """About four digits of it; a dash where there is none."""
-    if value is None:
-        return NOTHING
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
-def duration(seconds: float | None) -> str:
-    """``1:02:03`` or ``2:03``; a dash where there is none."""
-    if seconds is None:
-        return NOTHING
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def summary_text(summary: Mapping[str, Any]) -> str:
     """A finished run in a few lines, from what ``summary.json`` holds; what it does not hold is left out."""
     lines = [
@@ -213,7 +195,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     lines += _verdict(summary)
     if "env_steps" in summary:
         lines.append(
-            f"  {summary['env_steps']:,} steps in {duration(summary.get('training_s'))} ({number(summary.get('steps_per_s'))}/s), "
+            f"  {_steps(summary)} in {duration(summary.get('training_s'))} ({number(summary.get('steps_per_s'))}/s), "
             f"{summary.get('updates', 0):,} updates, {summary.get('episodes', 0):,} episodes, "
             f"mean return of the last ones {number(summary.get('mean_return'))}"
         )
@@ -232,6 +214,13 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     if error := summary.get("error"):
         lines.append(f"  error: {error}")
     return "\n".join(lines)
+
+
+def _steps(summary: Mapping[str, Any]) -> str:
+    """Of a run that was resumed also those since then, which are what its seconds were spent on."""
+    steps, pace, seconds = summary["env_steps"], summary.get("steps_per_s"), summary.get("training_s")
+    since = round(pace * seconds) if pace and seconds else steps
+    return f"{steps:,} steps" if since >= steps - 1 else f"{steps:,} steps, {since:,} of them since the resume"
 
 
 def _verdict(summary: Mapping[str, Any]) -> list[str]:

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.off_policy import Found, OffPolicyLearner, OffPolicyPolicy, Tree, read_transitions
+from tianflow.algorithms.off_policy import Found, OffPolicyLearner, OffPolicyPolicy, read_transitions
 from tianflow.algorithms.off_policy_models import Model, Target
+from tianflow.algorithms.update import Tree
 from tianflow.config import Config
 from tianflow.interfaces import ActorStep
 from tianflow.network_rules import state_spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
@@ -96,6 +97,14 @@ def forward_in(precision: Literal["fp32", "bf16"], device: torch.device, whose: 
     if slow:
         logger(whose).warning(f"{whose}.precision = bf16 computes as asked, but gains nothing here", reason=slow, instead="fp32")
     return InBfloat16(device)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """A context of updates on ``device``.
+
+    cuDNN rounds to 19 bits by default, and what the learner computes would then differ from what actors did.
+    """
+    return nullcontext() if device.type == "cpu" else torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 def why_slow(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.off_policy import Found, OffPolicyPolicy, Transitions, Tree, read_transitions
+from tianflow.algorithms.off_policy import Found, OffPolicyPolicy, Transitions, read_transitions
 from tianflow.algorithms.off_policy_continuous import ActorAndCritics
 from tianflow.algorithms.off_policy_models import Model, Optimiser
+from tianflow.algorithms.update import Tree
 from tianflow.config import Config
 from tianflow.interfaces import ActorStep
 from tianflow.networks.q_values import ActionRange, SquashedGaussian, action_size, seeded

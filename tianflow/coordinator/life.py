@@ -20,9 +20,10 @@ class Life:
 
     Args:
         before_s: seconds that the run had lived before it was resumed.
+        trained_before_s: those of them that count towards the limit.
     """
 
-    def __init__(self, *, before_s: float) -> None:
+    def __init__(self, *, before_s: float, trained_before_s: float) -> None:
         self.state = "starting"
         """See `RunStatistics.state`."""
         self.ending = asyncio.Event()
@@ -36,7 +37,7 @@ class Life:
         self.first_error: RunError | None = None
         self.background: set[asyncio.Task[object]] = set()
         """Work that goes on beside the run."""
-        self._before_s = before_s
+        self._before_s, self._trained_before_s = before_s, trained_before_s
         self._began = time.monotonic()
         self._training_began: float | None = None
         self._training_ended: float | None = None
@@ -115,8 +116,10 @@ class Life:
         return self._before_s + now - self._began
 
     def trained_s(self, now: float) -> float:
-        """Seconds that count towards the limit: all those before a resume, and those since learner and actors were first at work."""
-        return 0.0 if self._training_began is None else self._before_s + now - self._training_began
+        """Seconds that count towards the limit: while learner and actors were at work, before a resume, too."""
+        if self._training_began is None:
+            return self._trained_before_s
+        return self._trained_before_s + (now if self._training_ended is None else self._training_ended) - self._training_began
 
     @property
     def training_s(self) -> float | None:

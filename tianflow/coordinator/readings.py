@@ -150,6 +150,7 @@ class Readings:
             "samples": saved.samples,
             "episodes": self._goal.episodes.count,
             "elapsed_s": self._life.elapsed_s(time.monotonic()),
+            "trained_s": self._life.trained_s(time.monotonic()),
             "config": json.loads(self._in_force.config.model_dump_json()),
             "recent_returns": list(self._goal.episodes.returns),
             "evaluation": self._judge.newest,

@@ -68,7 +68,7 @@ class Run:
         self.draws = room.draws
         self.era = resumed.version.lineage if resumed and not config.run.deterministic else 0
         """The lineage that the run goes on from: its actors meet other seeds than before. A deterministic run seeds from the version."""
-        self.life = life = Life(before_s=base.elapsed_s)
+        self.life = life = Life(before_s=base.elapsed_s, trained_before_s=base.trained_s)
         self._in_force = in_force = InForce(config)
         self.settings = in_force.cell
         self.roster = Roster()

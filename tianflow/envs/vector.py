@@ -244,7 +244,7 @@ class VectorEnvironment:
         if mask is None:
             return
         wanted = np.ones(self.num_envs, np.bool_) if where is None else where
-        given = info.get("action_mask")
+        given: Any = info.get("action_mask")
         present = wanted & (False if given is None else np.asarray(info.get("_action_mask", wanted), np.bool_))
         missing = np.flatnonzero(wanted & ~present & ~self._over)
         if len(missing):

@@ -96,7 +96,11 @@ class Guard:
         control = _same(given.strip(), self._tokens.control)
         read = _same(given.strip(), self._tokens.read)
         if scheme.lower() != "bearer" or not (control or read):
-            raise ProblemError(HTTPStatus.UNAUTHORIZED, "A token is needed; control.json holds it.", headers={"WWW-Authenticate": "Bearer"})
+            raise ProblemError(
+                HTTPStatus.UNAUTHORIZED,
+                "A token is needed, as `Authorization: Bearer TOKEN`; control.json holds it.",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
         if not (control or looking):
             raise ProblemError(HTTPStatus.FORBIDDEN, "This token allows looking only.")
 

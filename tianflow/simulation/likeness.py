@@ -105,7 +105,7 @@ def read_like(directory: Path, config: Config) -> tuple[dict[str, object], set[s
         rows = read_rows(directory / NAME)
     except OSError as error:
         raise ConfigError([Problem("--like", str(directory), str(error), "a run with a history")]) from error
-    _require_same_work(own, config)
+    _require_same_work(own, config, directory)
     rates, supposed = rates_of(rows, own), {"latency_s", "learner_latency_s"}
     batches = config.algorithm.batch_trajectories, own.algorithm.batch_trajectories
     if batches[0] != batches[1]:
@@ -114,12 +114,14 @@ def read_like(directory: Path, config: Config) -> tuple[dict[str, object], set[s
     return rates, supposed
 
 
-def _require_same_work(own: Config, config: Config) -> None:
+def _require_same_work(own: Config, config: Config, directory: Path) -> None:
     """A time is that of a piece of work: it says nothing of another one."""
     differing = [path for path, value in _work(config).items() if value != _work(own)[path]]
     if differing:
         message = f"that run had another {', '.join(differing)}, so its trajectories and updates take another time"
-        raise ConfigError([Problem("--like", "a run", message, "a run of the same work; counts, bounds, laws and speeds may differ")])
+        raise ConfigError(
+            [Problem("--like", str(directory), message, "a run of the same work; counts, bounds, laws and speeds may differ")]
+        )
 
 
 def _work(config: Config) -> dict[str, object]:
