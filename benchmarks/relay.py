@@ -89,7 +89,6 @@ async def receive(end: socket.socket, shared: SharedArena, nbytes: int, count: i
         copy.append(_timed(target, data))
         memcpy.append(_timed(target, private))
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
-        source.copied(tickets)
         source.settle(Settlement(Version(1, number + 1), tickets, 0, True))
     await link.flush()
     results.send({"latency": latency, "copy": copy, "memcpy": memcpy})
@@ -103,8 +102,8 @@ def _timed(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> int:
 
 
 def _serve_one(exchange: Exchange, end: socket.socket, closed: Callable[[], None]) -> Link:
-    served = ServedExchange(exchange=exchange, send=lambda *message: link.send(*message), on_episodes=lambda *_: None)  # noqa: PLW0108 - there is no link yet
-    link = Link(end=end, handle=lambda message: served.handlers[message[0]](*message[1:]), closed=closed)
+    link = Link(end=end, handle=lambda message: handlers[message[0]](*message[1:]), closed=closed)
+    handlers = ServedExchange(exchange=exchange, send=link.send, push=link.push, on_episodes=lambda *_: None).handlers
     return link
 
 

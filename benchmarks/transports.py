@@ -50,6 +50,7 @@ def make(plan: Plan) -> Benchmark:
         notes=(
             "Messages/s and MB/s (10^6 bytes of payload) include the producer's write and the consumer's copy into its batch.",
             "p50 and p99: from commit or send until the consumer has the data, written beforehand, one at a time; memcpy's is both copies.",
+            "tianflow: the actor asks for one grant ahead and the learner pulls one batch ahead, as the shipped ones do, of four slots.",
             f"{COLD}: a message of 1 KiB, while both ends copy as much privately: what size costs without being sent.",
             *(f"{name} is not installed, so it was left out." for name in missing),
         ),

@@ -145,7 +145,7 @@ def overview() -> Json:
 
 def balance() -> Json:
     """How old samples are, why, and what the laws do about it."""
-    late = "run, component"
+    actors = "run, component"
     return dashboard(
         "tianflow-balance",
         "tianflow: balance",
@@ -208,7 +208,7 @@ def balance() -> Json:
             lines(
                 "Trained share of each actor",
                 "Environment steps trained on, of those committed; 0 with replay, where items are trained on.",
-                (f"{rate_by(late, 'steps_trained_total')} / {rate_by(late, 'steps_committed_total')}", "{{run}} {{component}}"),
+                (f"{rate_by(actors, 'steps_trained_total')} / {rate_by(actors, 'steps_committed_total')}", "{{run}} {{component}}"),
                 unit="percentunit",
             ),
             lines(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -118,42 +118,22 @@ class GrantsConform(Opens):
             await world.committed(sender)
         waiting = asyncio.ensure_future(sender.acquire())
         batch = await source.next_batch(FIRST)
-        source.copied(tickets(batch))
         await world.quiet()
-        assert not waiting.done(), "free slots are no credits"
+        assert not waiting.done()
         world.settle(source, batch)
         assert Version(1, 1) == (await waiting).version
 
-    async def test_a_copied_slot_is_free_for_the_next_grant(self, open_world: OpenWorld) -> None:
+    async def test_a_settled_slot_is_free_for_the_next_grant(self, open_world: OpenWorld) -> None:
         world = open_world(batch=2, bound=0, slots=2)
         sender, source = world.sender("a"), world.source()
         for _ in range(2):
             await world.committed(sender)
         batch = await source.next_batch(FIRST)
-        world.settle(source, batch)
         waiting = asyncio.ensure_future(sender.acquire())
         await world.quiet()
-        assert (False, 0) == (waiting.done(), world.seen.in_use), "free credits are no slots"
-        source.copied(tickets(batch))
+        assert not waiting.done()
+        world.settle(source, batch)
         assert (await waiting).slot in {trajectory.slot for trajectory in batch.trajectories}
-
-    async def test_the_compute_thread_may_say_that_it_has_copied(self, open_world: OpenWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-        world = open_world(batch=2, bound=0, slots=2)
-        sender, source = world.sender("a"), world.source()
-        for _ in range(2):
-            await world.committed(sender)
-        batch = await source.next_batch(FIRST)
-        threads = list[int]()
-        copied = world.ledger.copied
-
-        def spy(numbers: Iterable[int]) -> None:
-            threads.append(threading.get_ident())
-            copied(numbers)
-
-        monkeypatch.setattr(world.ledger, "copied", spy)
-        await asyncio.to_thread(source.copied, tickets(batch))
-        await world.quiet()
-        assert (2, [threading.get_ident()]) == (world.seen.free_slots, threads), "the ledger belongs to the loop"
 
     async def test_a_dropped_ticket_returns_its_credit(self, open_world: OpenWorld) -> None:
         world = open_world(batch=1, bound=0)
@@ -467,7 +447,6 @@ class TrajectoriesConform(Opens):
         ahead = await source.next_batch(Version(1, 1))
         world.settle(source, first)
         world.settle(source, ahead)
-        source.copied((*tickets(first), *tickets(ahead)))
         await world.quiet()
         assert {0: 1, 1: 1} == world.seen.staleness
         world.all_returned()
@@ -770,8 +749,6 @@ async def _learner(world: World, source: BatchSource, draw: random.Random, *, up
             )
             assert {trajectory.version.number} == set(arrays["version"][: trajectory.length].tolist())
             assert bound is None or number - trajectory.version.number <= bound
-        source.copied(tickets(batch))
-        await turns(draw.randrange(6))
         source.settle(Settlement(Version(1, number + 1), tickets(batch), bound, published=True))
 
 

@@ -155,7 +155,6 @@ class FakeRun:
             batch = self.ledger.take(self.ledger.version, self.now)
             assert isinstance(batch, Batch)
             numbers = tuple(t.ticket for t in batch.trajectories)
-            self.ledger.copied(numbers)
             made = Version(self.ledger.version.lineage, self.ledger.version.number + 1)
             self.ledger.settle(Settlement(made, numbers, bound, published=True))
             if self.replay is not None:

@@ -12,6 +12,7 @@ import pytest
 from tests.settings import cartpole
 from tests.worlds import FIRST, MemoryWorld, small_layout
 from tianflow.channels.latest import LatestCell
+from tianflow.channels.memory import MemoryTrajectorySender
 from tianflow.components.actor import Actor
 from tianflow.components.rollout import RolloutResult
 from tianflow.compute import Compute
@@ -65,7 +66,7 @@ class StagedRollout:
 class Stage:
     """An actor, its world, and its rollout."""
 
-    def __init__(self, **limits):
+    def __init__(self, kind, **limits):
         self.world = MemoryWorld(**limits)
         self.settings = LatestCell(LiveSettings(CONFIG, CONFIG.bound), 0)
         self.rollout = StagedRollout()
@@ -74,7 +75,7 @@ class Stage:
         self.actor = Actor(
             name="actor-0",
             host="host",
-            sender=self.world.sender("actor-0"),
+            sender=kind(exchange=self.world.exchange, holder="actor-0", on_episodes=self.world.heard),
             settings=self.settings,
             events=self,
             compute=self.compute,
@@ -95,8 +96,8 @@ async def until(condition):
 
 
 @asynccontextmanager
-async def acting(**limits):
-    stage = Stage(**limits)
+async def acting(kind=MemoryTrajectorySender, **limits):
+    stage = Stage(kind, **limits)
     task = asyncio.create_task(stage.actor.run(lambda: None))
     try:
         yield stage, task
@@ -115,6 +116,27 @@ async def test_trajectories_are_committed_one_after_the_other():
         await until(lambda: stage.world.ledger.snapshot().committed == 1)
         await until(lambda: stage.rollout.begun == [0, 1])
         assert stage.world.ledger.credits_in_use == 2
+
+
+async def test_the_next_one_is_asked_for_before_the_turn_ends_in_which_a_commit_would_leave():
+    said = []
+
+    class Telling(MemoryTrajectorySender):
+        async def acquire(self):
+            said.append("want")
+            return await super().acquire()
+
+        def commit(self, trajectory, episodes):
+            asyncio.get_running_loop().call_soon(said.append, "packet")  # where a link would send what was said
+            said.append("commit")
+            super().commit(trajectory, episodes)
+
+    async with acting(Telling, batch=1, bound=1) as (stage, _):
+        await until(lambda: stage.rollout.begun == [0])
+        said.clear()
+        stage.rollout.turn.release()
+        await until(lambda: "packet" in said)
+    assert ["commit", "want", "packet"] == said[:3]
 
 
 async def test_a_trajectory_is_timed_from_its_first_step_and_one_that_was_cut_as_if_it_were_whole(monkeypatch):

@@ -86,18 +86,14 @@ class LedgerMachine(RuleBasedStateMachine):
             self.held.append(answer)
 
     @precondition(lambda self: self.held)
-    @rule(copied=st.booleans())
-    def give_back(self, copied: bool) -> None:
-        numbers = [trajectory.ticket for trajectory in self.held.pop().trajectories]
-        if copied:
-            self.ledger.copied(numbers[:1])
-        self.ledger.give_back(numbers)
+    @rule()
+    def give_back(self) -> None:
+        self.ledger.give_back([trajectory.ticket for trajectory in self.held.pop().trajectories])
 
     @precondition(lambda self: self.held)
     @rule(published=st.booleans())
     def settle(self, published: bool) -> None:
         numbers = tuple(trajectory.ticket for trajectory in self.held.pop(0).trajectories)
-        self.ledger.copied(numbers)
         version = self.ledger.version
         self.ledger.settle(Settlement(Version(version.lineage, version.number + 1), numbers, None, published))
 

@@ -9,16 +9,19 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import uvloop
 
 from tests.worlds import small_layout
-from tianflow.channels.arena import Arena, arena_nbytes
 from tianflow.channels.broadcast import GapCounter
+from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import EVENT_BACKLOG, PACKET, Link, Message, socket_pair
-from tianflow.channels.shm import LinkBatchSource
-from tianflow.payloads import Settlement, Version
+from tianflow.channels.memory import heap_arena
+from tianflow.channels.served import ServedExchange
+from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender
+from tianflow.ledger import Ledger
+from tianflow.payloads import Settlement, Trajectory, Version
+from tianflow.tickets import Limits
 
 
 class End:
@@ -44,7 +47,7 @@ class End:
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
 
     def resume(self) -> None:
-        asyncio.get_running_loop().add_reader(self._socket.fileno(), self.link._readable)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self.link.handle_one)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
@@ -89,13 +92,39 @@ async def test_what_is_pushed_is_with_the_kernel_before_this_turn_is_over(ends: 
 async def test_a_pull_and_the_settlement_before_it_do_not_wait_for_the_end_of_the_turn(ends: Pair) -> None:
     """Actors may wait for its credits while the learner's loop begins the next update."""
     here, there = ends
-    layout = small_layout()
-    source = LinkBatchSource(link=here.link, arena=Arena(layout=layout, buffer=np.zeros(arena_nbytes(layout, 1), np.uint8), capacity=1))
+    source = LinkBatchSource(link=here.link, arena=heap_arena(small_layout(), 1))
     source.settle(Settlement(Version(1, 1), (0,), 1, published=True, skipped=False))
     pulled = source.next_batch(Version(1, 2))
     there.link.drain()
     assert ["settle", "pull"] == [message[0] for message in there.heard]
     pulled.close()
+
+
+async def test_a_batch_leaves_before_whatever_else_this_turn_brings(ends: Pair) -> None:
+    here, there = ends
+    exchange = Exchange(ledger=Ledger(limits=Limits(batch=1, max_staleness=0, credits=1), slots=1), arena=heap_arena(small_layout(), 1))
+    exchange.open_lineage(Version(1, 0))
+    grant = exchange.ledger.grant("a")
+    assert grant is not None
+    handlers = ServedExchange(exchange=exchange, send=here.link.send, push=here.link.push, on_episodes=lambda *_: None).handlers
+    handlers["pull"](1, *grant.version)
+    handlers["begin"](grant.ticket, *grant.version)
+    there.link.drain()
+    assert [] == there.heard
+    handlers["commit"]("a", [grant.ticket, grant.slot, 1, 1, *grant.version], [])
+    there.link.drain()
+    assert ["batch"] == [message[0] for message in there.heard]
+
+
+async def test_a_grant_is_asked_for_at_the_call_together_with_the_commit_before_it(ends: Pair) -> None:
+    here, there = ends
+    sender = LinkTrajectorySender(link=here.link, arena=heap_arena(small_layout(), 1), holder="a", announce=lambda _: None)
+    sender.commit(Trajectory(0, 0, 1, 1, Version(1, 0)), ())
+    asked = sender.acquire()
+    here.link.push()
+    there.link.drain()
+    assert ["commit", "want"] == [message[0] for message in there.heard]
+    asked.close()
 
 
 async def turn() -> None:
@@ -107,7 +136,7 @@ def fill(end: End) -> int:
     count = 0
     while not end.link._backlog:
         end.link.send("fill", count, bytes(PACKET))
-        end.link._flush()
+        end.link.push()
         count += 1
     return count
 
@@ -384,7 +413,7 @@ async def test_an_event_that_found_no_room_is_not_told_after_a_newer_one(ends: P
     await turn()
     us.link.send_event("Held", [])
     while len(us.link._backlog) >= EVENT_BACKLOG:
-        them.link._receive()
+        them.link.handle_one()
         us.link._writable()
     us.link.send_event("Newer", [])
     them.resume()

@@ -347,7 +347,7 @@ async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gi
         served.handlers[message[0]](*message[1:])
 
     link = Link(end=ours, handle=handle, closed=gone.set)
-    served = ServedExchange(exchange=exchange, send=link.send, on_episodes=lambda _, ended: episodes.extend(ended))
+    served = ServedExchange(exchange=exchange, send=link.send, push=link.push, on_episodes=lambda _, ended: episodes.extend(ended))
     child = await asyncio.to_thread(start, "act", shared.memory.fd, 4, theirs.fileno())
     theirs.close()
     source = MemoryBatchSource(exchange=exchange)
@@ -355,7 +355,6 @@ async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gi
         batch = await asyncio.wait_for(source.next_batch(Version(1, number)), 30)
         assert (number,) == tickets(batch)
         assert {float(number)} == set(source.view(batch.trajectories[0])["reward"].ravel().tolist())
-        source.copied(tickets(batch))
         source.settle(Settlement(Version(1, number + 1), tickets(batch), 1, published=True))
     await asyncio.wait_for(gone.wait(), 30)
     assert -9 == await asyncio.to_thread(child.wait)
@@ -369,14 +368,10 @@ async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gi
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("keeps_slots", "later"), [(False, [["copied"]]), (True, [])])
-async def test_a_settlement_and_the_next_pull_are_one_packet_and_of_a_draw_nobody_hears_that_it_was_copied(
-    keeps_slots: bool, later: list[list[str]]
-) -> None:
+async def test_a_settlement_and_the_next_pull_are_one_packet() -> None:
     ours, theirs = socket_pair()
     link = Link(end=ours, handle=lambda _: None, closed=lambda: None)
-    source = LinkBatchSource(link=link, arena=heap_arena(small_layout(), 1), keeps_slots=keeps_slots)
-    source.copied([3])
+    source = LinkBatchSource(link=link, arena=heap_arena(small_layout(), 1))
     source.settle(Settlement(Version(1, 1), (3,), None, True))
     waiting = asyncio.create_task(source.next_batch(Version(1, 1)))
     for _ in range(3):
@@ -387,7 +382,7 @@ async def test_a_settlement_and_the_next_pull_are_one_packet_and_of_a_draw_nobod
             unpacker = msgpack.Unpacker()
             unpacker.feed(theirs.recv(2**16))
             packets.append([message[0] for message in unpacker])
-    assert [["settle", "pull"], *later] == packets
+    assert [["settle", "pull"]] == packets
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     link.close()

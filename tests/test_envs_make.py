@@ -275,6 +275,46 @@ def test_ending_an_episode_without_its_last_observation_is_a_failure():
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_return_is_the_sum_of_its_episode_in_the_order_of_the_steps_bit_for_bit(mode):
+    """Over pieces of all lengths; an infinite return ends with its episode."""
+    from tests.fakes import FakeSlot
+    from tianflow.components.rows import take_apart
+
+    draw = np.random.default_rng(0)
+    rewards, over = draw.standard_normal((150, 3)) * 10.0 ** draw.integers(-9, 9, (150, 3)), draw.random((150, 3)) < 0.2
+    rewards[40, 1] = np.inf
+    script = zip(rewards, over, strict=True)
+
+    class Scripted(SyncVectorEnv):
+        def step(self, actions):
+            observation = np.zeros(self.observation_space.shape, self.observation_space.dtype)
+            reward, ends = next(script)
+            return observation, reward, ends, np.zeros_like(ends), {"final_obs": observation}
+
+    environment = VectorEnvironment(Scripted([lambda: environments.CounterEnv(1)] * 3, autoreset_mode=mode), "scripted")
+    slot = FakeSlot(environment.spec, 50)
+    environment.reset(0, {"": slot.arrays["obs/"][0]}, None)
+    for count in (1, 2, 50, 7, 40, 50):
+        for row in take_apart(slot.arrays)[:count]:
+            environment.step(np.zeros(3, np.int64), row.outcome)
+        given = {name: slot.arrays[name][:count] for name in ("reward", "terminated", "truncated", "valid")}
+        environment.settle(**given, start=slot.arrays["start"][1 : count + 1])
+
+    expected, total, length = [], [0.0] * 3, [0] * 3
+    resets = [False] * 3
+    for t, index in np.ndindex(150, 3):
+        if resets[index]:
+            resets[index] = False
+            continue
+        total[index], length[index] = total[index] + rewards[t, index], length[index] + 1
+        if over[t, index]:
+            expected.append((index, (total[index], length[index])))
+            total[index], length[index], resets[index] = 0.0, 0, mode == "NextStep"
+    assert expected == environment.take_finished()
+    assert 1 == sum(np.isinf(total) for _, (total, _) in expected)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_atari_uses_its_own_vector_with_one_thread_and_bytes(mode, monkeypatch):
     import ale_py.vector_env as atari
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tests.test_client import announce
 from tianflow import client, following
 from tianflow.cli import app
-from tianflow.control_file import ControlFile, process_start_time
+from tianflow.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.events import EpisodesFinished, UpdateFinished
 from tianflow.following import Told, listen, parse
 from tianflow.service.feed import kind_of
@@ -32,7 +32,7 @@ class Script:
     address: str = ""
     answers: list[tuple[int, bytes]] = field(default_factory=list)
     asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
-    on_answer: list[ControlFile] = field(default_factory=list)
+    on_answer: list[ControlFile | None] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def script(tmp_path: Path) -> Iterator[Script]:
             status, body = script.answers.pop(0)
             if not script.answers:
                 (script.directory / "control.json").unlink()
-            elif script.on_answer:
-                script.on_answer.pop(0).write(script.directory)
+            elif script.on_answer and (made := script.on_answer.pop(0)) is not None:
+                made.write(script.directory)
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body)
@@ -117,6 +117,18 @@ def test_another_process_of_the_run_counts_anew(script: Script, tmp_path: Path) 
     seen = list(listen(tmp_path, None, follow=True, pause=0.0))
     assert [(7, "host-exited"), (0, "lost"), (1, "host-exited")] == [(told.number, told.kind) for told in seen]
     assert ["0", "0", "1"] == [number for _, number, _ in script.asked]
+
+
+def test_a_run_that_a_service_starts_is_waited_for_and_nothing_of_it_is_lost(script: Script, tmp_path: Path) -> None:
+    ours = ControlFile.read(script.directory)
+    assert ours is not None
+    ours.remove(script.directory)
+    replace(ours, run="").write(tmp_path, SERVICE)
+    parent = os.getppid()
+    script.on_answer = [None, None, replace(ours, pid=parent, start_time=process_start_time(parent))]
+    script.answers = [(200, b'{"id": "one"}'), (503, b""), (503, b""), (200, sse(1)), (200, b"")]
+    seen = list(listen(tmp_path, "one", follow=True, pause=0.0))
+    assert [(1, "host-exited")] == [(told.number, told.kind) for told in seen]
 
 
 @pytest.mark.parametrize("body", [b"id: x\ndata: {}\n\n", b"data: {}\n\n", b"id: 1\ndata: []\n\n", b"id: 1\ndata: {\n\n", b"\xff\n"])

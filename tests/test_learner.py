@@ -253,15 +253,15 @@ async def test_the_next_batch_is_pulled_during_an_update_where_the_bound_has_roo
         assert expected == world.exchange.pulling
 
 
-async def test_slots_are_free_as_soon_as_they_are_copied_and_credits_when_the_version_is_settled() -> None:
+async def test_slots_and_credits_return_together_when_the_version_is_settled() -> None:
     async with running(World(bound=1)) as world:
         free = world.ledger.snapshot().free_slots
-        copied = asyncio.Event()
-        world.algorithm.step = lambda batch, stop: (copied.set(), StepResult(8, True, {}))[1]  # type: ignore[method-assign]
+        world.compute.gate.clear()
         world.commit()
-        assert free - 1 == world.ledger.snapshot().free_slots
         await settle()
-        assert copied.is_set()
+        assert ("busy", free - 1, 1) == (world.doing, world.ledger.snapshot().free_slots, world.ledger.credits_in_use)
+        world.compute.gate.set()
+        await settle()
         assert (free, 0) == (world.ledger.snapshot().free_slots, world.ledger.credits_in_use)
 
 

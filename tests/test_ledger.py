@@ -61,7 +61,6 @@ class Bench:
         for _ in range(self.ledger.limits.batch):
             self.committed(self.ledger.published.number)
         batch = self.taken()
-        self.ledger.copied(tickets(batch))
         self.settle(batch, bound, published=published)
 
     def limit(self, **changes: Any) -> None:
@@ -124,38 +123,16 @@ def test_nothing_is_granted_before_a_learner_has_published() -> None:
     assert ledger.grant("actor-0") is not None
 
 
-def test_the_credit_returns_when_the_version_is_settled_and_the_slot_when_it_was_copied_out() -> None:
+def test_credit_and_slot_return_when_the_version_is_settled() -> None:
     bench = Bench(batch=1, bound=0, slots=2)
     bench.committed()
     batch = bench.taken()
     assert bench.ledger.grant("actor-0") is None
     assert 1 == bench.ledger.snapshot().free_slots
-    bench.ledger.copied(tickets(batch))
-    assert 2 == bench.ledger.snapshot().free_slots
-    assert bench.ledger.grant("actor-0") is None
     bench.settle(batch, bound=0)
-    assert bench.ledger.grant("actor-0") is not None
-
-
-def test_a_slot_settled_before_it_was_copied_stays_with_the_learner() -> None:
-    bench = Bench(batch=1, slots=2)
-    bench.committed()
-    batch = bench.taken()
-    bench.settle(batch)
-    bench.sound()
-    assert 1 == bench.ledger.snapshot().free_slots
-    bench.ledger.copied(tickets(batch))
     bench.sound()
     assert 2 == bench.ledger.snapshot().free_slots
-
-
-def test_copied_said_twice_frees_a_slot_once() -> None:
-    bench = Bench(batch=1)
-    bench.committed()
-    batch = bench.taken()
-    bench.ledger.copied(tickets(batch))
-    bench.ledger.copied(tickets(batch))
-    bench.sound()
+    assert bench.ledger.grant("actor-0") is not None
 
 
 def test_without_a_free_slot_nothing_is_granted_though_there_are_credits() -> None:
@@ -406,17 +383,6 @@ def test_a_batch_given_back_is_taken_again_but_for_what_expired() -> None:
     bench.sound()
 
 
-def test_a_batch_given_back_after_it_was_copied_out_is_dropped_since_its_slots_are_gone() -> None:
-    bench = Bench(batch=1, bound=0, slots=2)
-    bench.committed()
-    batch = bench.taken()
-    bench.ledger.copied(tickets(batch))
-    bench.ledger.give_back(tickets(batch))
-    bench.sound()
-    assert {"given_back": 1} == bench.ledger.snapshot().dropped
-    assert bench.ledger.grant("actor-0") is not None
-
-
 def test_giving_back_what_is_not_taken_changes_nothing() -> None:
     bench = Bench(batch=1)
     bench.committed()
@@ -662,7 +628,6 @@ def test_what_a_lost_learner_still_had_to_say_changes_nothing() -> None:
     bench = Bench(bound=5)
     batch = lose_learner(bench)
     before = bench.ledger.snapshot()
-    bench.ledger.copied(tickets(batch))
     bench.ledger.give_back(tickets(batch))
     late = Settlement(bench.v(1), tickets(batch), 5, True)
     bench.ledger.settle(late)
@@ -934,7 +899,6 @@ def test_the_credit_limit_in_force_follows_everything_that_it_depends_on() -> No
         batch = ledger.take(ledger.version, 0.0)
         assert isinstance(batch, Batch)
         numbers = tuple(trajectory.ticket for trajectory in batch.trajectories)
-        ledger.copied(numbers)
         version = Version(ledger.version.lineage, ledger.version.number + 1)
         ledger.settle(Settlement(version, numbers, 3, published))
 

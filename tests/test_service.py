@@ -580,7 +580,7 @@ def test_a_pid_used_again_is_not_the_same_process(tmp_path: Path) -> None:
         assert alive == file.alive
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"run": "a"}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"run": "a"}', "[" * 100_000])
 def test_a_control_file_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "control.json").write_text(text)
     assert ControlFile.read(tmp_path) is None

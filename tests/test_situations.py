@@ -364,7 +364,6 @@ class Queue:
         batch = self.ledger.take(self.ledger.version, 0.0)
         assert isinstance(batch, Batch)
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
-        self.ledger.copied(tickets)
         after = Version(1, self.ledger.version.number + 1)
         self.ledger.settle(Settlement(after, tickets, None, True, False))
         return [after.number - trajectory.version.number for trajectory in batch.trajectories]
@@ -411,7 +410,6 @@ def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_a
             holders = {ticket.number: ticket.holder for ticket in ledger.live()}
             found |= {holders[ticket] for ticket in tickets}
             version += 1
-            ledger.copied(tickets)
             ledger.settle(Settlement(Version(1, version), tickets, 4, True, False))
         return found
 

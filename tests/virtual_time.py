@@ -400,7 +400,6 @@ class World:
             self.corrupt += ticket != trajectory.ticket
             data.append(steps)
         self.using = (batch, data, bound)
-        self.tell("learner", lambda: self.ledger.copied([t.ticket for t in batch.trajectories]))
         self.pulled_ahead = bool(self.settings.prefetch) and bound != 0
         if self.pulled_ahead:
             self._pull(Version(self.version.lineage, self.version.number + 1))
@@ -427,6 +426,7 @@ class World:
         if publishes:
             self._publish()
         settlement = Settlement(self.version, tuple(t.ticket for t in batch.trajectories), bound, publishes)
+        self.tell("learner", lambda: self.ledger.copied(settlement.tickets))
         self.tell("learner", lambda: self._settled(settlement, records))
         ahead, self.ahead = self.ahead, None
         if ahead is not None:

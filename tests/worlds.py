@@ -121,7 +121,6 @@ class World(ABC):
         """One whole update with what is there."""
         version = self.ledger.version
         batch = await asyncio.wait_for(source.next_batch(version), 10)
-        source.copied(tickets(batch))
         self.settle(source, batch, published=published)
         await self.quiet()
         return batch
@@ -177,7 +176,7 @@ class SharedHost:
         self.arena = Arena(layout=world.layout, buffer=memory.buffer, capacity=world.exchange.arena.capacity)
         self.served = Link(end=ours, handle=self._serve, closed=lambda: None)
         self.link = Link(end=theirs, handle=self._hear, closed=lambda: None)
-        handlers = ServedExchange(exchange=world.exchange, send=self.served.send, on_episodes=world.heard).handlers
+        handlers = ServedExchange(exchange=world.exchange, send=self.served.send, push=self.served.push, on_episodes=world.heard).handlers
         self._serving: dict[str, Callable[..., None]] = {**handlers, "ping": self._pong}
         self._hearing: dict[str, Callable[..., None]] = {"pong": self._ponged}
         self._ping: asyncio.Future[None] | None = None
@@ -366,7 +365,7 @@ class SharedEventsLink:
         asyncio.get_running_loop().remove_reader(self._ours.fileno())
 
     async def go_on(self) -> None:
-        asyncio.get_running_loop().add_reader(self._ours.fileno(), self._served._readable)
+        asyncio.get_running_loop().add_reader(self._ours.fileno(), self._served.handle_one)
         await self._link.flush()
         self._arrived.clear()
         self._link.send("that was all")

@@ -24,7 +24,8 @@ class TicketBook:
     def __init__(self) -> None:
         self._tickets: dict[int, Ticket] = {}
         self._counts = dict.fromkeys(State, 0)
-        self._listed: dict[State, dict[Version, list[int]]] = {state: {} for state in LISTED}
+        self.listed: Mapping[State, dict[Version, list[int]]] = {state: {} for state in LISTED}
+        """Numbers of the tickets in each of these states by version, in ticket order; only to be read."""
         self._held: dict[str, list[int]] = {}
         """Numbers of the live tickets of each holder, in ticket order."""
         self._arrived: dict[int, tuple[float, int]] = {}
@@ -92,11 +93,11 @@ class TicketBook:
 
     def versions(self, state: State) -> dict[Version, int]:
         """How many tickets in ``state``, one of `LISTED`, there are of each version, oldest first."""
-        return {version: len(numbers) for version, numbers in sorted(self._listed[state].items())}
+        return {version: len(numbers) for version, numbers in sorted(self.listed[state].items())}
 
     def of_version(self, state: State, version: Version) -> tuple[int, ...]:
         """Numbers of the tickets of one version, in ticket order."""
-        return tuple(self._listed[state].get(version, ()))
+        return tuple(self.listed[state].get(version, ()))
 
     def of_holder(self, holder: str) -> list[Ticket]:
         """Live tickets of ``holder``, in ticket order."""
@@ -104,7 +105,7 @@ class TicketBook:
 
     def oldest(self, state: State, count: int) -> list[Ticket]:
         """The first ``count`` tickets in ``state`` by version, then by number."""
-        numbers = chain.from_iterable(numbers for _, numbers in sorted(self._listed[state].items()))
+        numbers = chain.from_iterable(map(itemgetter(1), sorted(self.listed[state].items())))
         return [self._tickets[number] for number in islice(numbers, count)]
 
     def arrived(self, count: int) -> list[Ticket]:
@@ -120,7 +121,7 @@ class TicketBook:
 
     def _list(self, ticket: Ticket) -> None:
         state, number = ticket.state, ticket.number
-        listed = self._listed[state]
+        listed = self.listed[state]
         numbers = listed.get(ticket.version)
         if numbers is None:
             listed[ticket.version] = [number]
@@ -135,7 +136,7 @@ class TicketBook:
 
     def _unlist(self, ticket: Ticket) -> None:
         state, number = ticket.state, ticket.number
-        listed = self._listed[state]
+        listed = self.listed[state]
         numbers = listed[ticket.version]
         del numbers[bisect_left(numbers, number)]
         if not numbers:

@@ -47,7 +47,7 @@ class ControlFile:
         """What ``directory`` holds; None when there is none, or none that can be read."""
         try:
             return cls(**json.loads((directory / name).read_bytes()))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
     @property

@@ -18,7 +18,7 @@ def too_old(tickets: TicketBook, *, bound: int | None, at: Version) -> list[tupl
     """
     found = []
     for state in LISTED:
-        for version in tickets.versions(state):
+        for version in tickets.listed[state]:
             reason = "lineage" if version.lineage != at.lineage else "expired"
             if reason == "lineage" or (bound is not None and at.number - version.number > bound):
                 found += [(number, reason) for number in tickets.of_version(state, version)]

@@ -76,21 +76,22 @@ def listen(runs_dir: Path, run: str | None, *, follow: bool, pause: float = PAUS
     contact: ControlFile | None = client.find(runs_dir, run)
     number = failures = 0
     while contact is not None:
-        asked, problem = contact, ""
+        asked, problem, later = contact, "", False
         try:
             for told in _connection(asked, number, follow=follow):
                 number, failures = told.number, 0
                 yield told
         except (OSError, ValueError, _NotNowError) as error:
-            problem = str(error) or type(error).__name__
+            problem, later = str(error) or type(error).__name__, isinstance(error, _NotNowError)
         if not follow and not problem:
             return
         failures += 1
         if not follow or failures >= TRIES:
             raise client.RequestError(f"run {asked.run!r} at {asked.address} does not tell its events: {problem or 'the stream ends'}")
         time.sleep(pause)
-        contact = client.running(runs_dir).get(asked.run)
-        if contact is not None and (contact.pid, contact.start_time) != (asked.pid, asked.start_time):
+        # a service that starts the run says so: it does not answer for itself yet
+        contact = client.running(runs_dir).get(asked.run) or (asked if later and asked.alive else None)
+        if number and contact is not None and (contact.pid, contact.start_time) != (asked.pid, asked.start_time):
             number = 0
             yield Told(0, "lost", {"count": None, "reason": "the run goes on in another process"})
 

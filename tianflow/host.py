@@ -160,8 +160,7 @@ class HostProcess:
 
     def source(self) -> LinkBatchSource:
         """The learner's end."""
-        drawn = self._draws is not None
-        self._source = LinkBatchSource(link=self._link, arena=self._draws or self._arena, keeps_slots=drawn)
+        self._source = LinkBatchSource(link=self._link, arena=self._draws or self._arena)
         return self._source
 
     def shard_end(self, index: int) -> ShardEnd:  # noqa: ARG002 - a host process has one shard at most

@@ -111,9 +111,6 @@ class BatchSource(Protocol):
         """
 
     def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]: ...
-    def copied(self, tickets: Sequence[int]) -> None:
-        """Their data were copied out; the slots may be used again. May be called from the compute thread."""
-
     def give_back(self, batch: Batch) -> None:
         """Nothing of the batch was used; what is too old by now is dropped(expired), the rest is taken again later."""
 
@@ -121,7 +118,7 @@ class BatchSource(Protocol):
         """The first version of a lineage is published: grants may go out."""
 
     def settle(self, settlement: Settlement) -> None:
-        """One update is over and its version published, or decided not to be."""
+        """One update is over and its version published, or decided not to be. Its slots may be used again."""
 
     def published(self, version: Version) -> None:
         """The newest version was published between two updates, because a changed setting asked for it."""

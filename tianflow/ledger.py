@@ -9,6 +9,7 @@ Every ticket metric is one snapshot of it, so ``begun = trained + inserted + dro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 from tianflow.accounts import Accounts
 from tianflow.book import TicketBook
@@ -216,31 +217,25 @@ class Ledger:
         if self._tickets.count(State.COMMITTED) < batch:
             return Blocked()
         first = self._tickets.arrived(batch) if by_arrival else self._tickets.oldest(State.COMMITTED, batch)
-        chosen = sorted(first, key=lambda t: t.number)
+        chosen = sorted(first, key=attrgetter("number"))
         for ticket in chosen:
             self._tickets.move(ticket, State.TAKEN)
             self._slots.lend(ticket.slot, ticket.number)
         return Batch(for_version, tuple(t.trajectory for t in chosen if t.trajectory is not None))
 
-    def copied(self, numbers: Iterable[int]) -> None:
-        """The learner has copied these out: their slots are free, their credits are not yet."""
-        for number in numbers:
-            self._slots.copied(number)
-
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Taken but not used: committed again, or dropped(given_back) if its slot was released. `take` drops what has become too old."""
+        """Taken but not used: committed again. `take` drops what has become too old."""
         for number in numbers:
             ticket = self._live.get(number)
             if ticket is None or ticket.state is not State.TAKEN:
                 continue
-            if self._slots.take_back(number):
-                self._tickets.move(ticket, State.COMMITTED)
-            else:
-                self._drop(number, "given_back")
+            self._slots.take_back(number)
+            self._tickets.move(ticket, State.COMMITTED)
 
     def settle(self, settlement: Settlement) -> None:
-        """An update is over. Its tickets are trained, their credits return, and the version it made is the learner's.
+        """An update is over. Its tickets are trained, credits and slots return, and the version it made is the learner's.
 
+        Slots return no earlier, although they were copied out: no slot without its credit lets anybody begin.
         What a learner had said before it was reaped may be read after; like a late commit, it changes nothing.
         """
         if self._of_lost_learner(settlement.version):
@@ -256,6 +251,7 @@ class Ledger:
         for ticket in trained.values():
             self._accounts.count_training(ticket, self._version.number, settlement.bound)
             self._tickets.pop(ticket.number)
+            self._slots.copied(ticket.number)
         self._version = settlement.version
         self._reckon()
         self._accounts.count_update(settlement)
@@ -387,4 +383,4 @@ class Ledger:
             self._slots.quarantine(ticket.slot, ticket.holder, number)
         elif ticket.state is State.COMMITTED:
             self._slots.release(ticket.slot)
-        # A taken one's slot stays with the learner until it says `copied`, or is reaped.
+        # A taken one's slot stays with the learner until it is reaped.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.command_line import RUNS, AsJson, RunArgument, RunsDir, exit_codes
-from tianflow.summary import SUMMARY
+from tianflow.summary import SUMMARY, read_summary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,8 +69,8 @@ def _with_what_it_left(runs_dir: Path, document: dict[str, Any]) -> dict[str, An
 
 def _left(runs_dir: Path, run: str) -> dict[str, Any] | None:
     """A run that has ended, in the form of one that goes on, from its summary; None where it left none."""
+    summary = read_summary(runs_dir / run) or {}
     try:
-        summary = json.loads((runs_dir / run / SUMMARY).read_text(encoding="utf-8"))
         return {
             "id": run,
             "state": summary["state"],
@@ -80,7 +80,7 @@ def _left(runs_dir: Path, run: str) -> dict[str, Any] | None:
             "staleness": {"mean": summary["staleness"]["mean"], "bound": summary["staleness"]["bound"]},
             "summary": summary,
         }
-    except (OSError, ValueError, LookupError, TypeError):
+    except (LookupError, TypeError):
         return None
 
 

@@ -1,4 +1,7 @@
-"""Nouns: what moves between components. Plain data, no behaviour that waits, no PyTorch."""
+"""Nouns: what moves between components. Plain data, no behaviour that waits, no PyTorch.
+
+What is made for every trajectory or update is a tuple, which takes half as long as a frozen dataclass.
+"""
 
 from __future__ import annotations
 
@@ -136,8 +139,7 @@ class TrajectoryLayout:
         raise KeyError(name)
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """Permission to begin one trajectory, and the memory for it. Begin nothing with weights older than ``version``."""
 
     ticket: int
@@ -156,8 +158,7 @@ class Episode(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Trajectory:
+class Trajectory(NamedTuple):
     """Descriptor of a committed trajectory; the data lie in ``slot``."""
 
     ticket: int
@@ -170,8 +171,7 @@ class Trajectory:
     """That of its oldest step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """B trajectories to be used at ``for_version``, in ticket order."""
 
     for_version: Version
@@ -237,8 +237,7 @@ class Holdings(NamedTuple):
     nbytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """What became of one update: the version it made, from which tickets, under which bound, published or not."""
 
     version: Version

@@ -67,9 +67,9 @@ class Slots:
         """The learner, or a replay shard, reads ``slot`` for ticket ``number``."""
         self._lent[number] = slot
 
-    def take_back(self, number: int) -> bool:
-        """The slot of ticket ``number`` is the ticket's again, unread. False if it was not lent any more."""
-        return self._lent.pop(number, None) is not None
+    def take_back(self, number: int) -> None:
+        """The slot of ticket ``number`` is the ticket's again, unread."""
+        del self._lent[number]
 
     def copied(self, number: int) -> None:
         """What ticket ``number`` was lent for has been copied out: the slot is free. Repeating it changes nothing."""

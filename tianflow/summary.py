@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tianflow.statistics import ReplayStatistics, RunStatistics, quantile
@@ -59,6 +61,15 @@ def summarise(
         "seed": seed,
         "error": error,
     }
+
+
+def read_summary(directory: Path) -> dict[str, Any] | None:
+    """What the newest life of the run in ``directory`` left; None where that is nothing that can be read. Waits for the disk."""
+    try:
+        found = json.loads((directory / SUMMARY).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def lost(summary: Mapping[str, Any]) -> str:

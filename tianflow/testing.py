@@ -113,7 +113,6 @@ def _update(ledger: Ledger, now: int) -> bool:
     if not isinstance(taken, Batch):
         return False
     tickets = tuple(trajectory.ticket for trajectory in taken.trajectories)
-    ledger.copied(tickets)
     ledger.settle(Settlement(Version(1, ledger.version.number + 1), tickets, ledger.limits.max_staleness, published=True))
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from tianflow.ops.exploration import apex_epsilons, epsilon_noise, scores_of
 from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import double_q_value, masked_values, n_step_target, taken, weighted_loss
 from tianflow.payloads import EnvironmentSpec
+
+Settings = TypeVar("Settings", bound=QSettings)
 
 
 def make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> Model[QNetwork]:
@@ -70,15 +73,29 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
             return {"q_taken": taken(parameters, action), "q_max": parameters.amax(-1)}
 
 
-class DQNLearner(OffPolicyLearner[QNetwork, DQNSettings]):
+class QLearner(OffPolicyLearner[QNetwork, Settings]):
+    """What the learners of action values share: one target network, which becomes the online one every so many updates."""
+
+    def __init__(self, config: Config, spec: EnvironmentSpec, settings: Settings, device: torch.device) -> None:
+        super().__init__(make_model(config, spec, device), config, settings, device)
+        self.target = Target(self.model)
+        self.kept["target"] = self.target.parameters
+
+    def moved(self) -> None:
+        if self.updates % self.settings.target_update_updates == 0:
+            self.target.follow(1.0)
+
+    def exploration(self, settings: Settings, updates: int) -> Mapping[str, float]:
+        return settings.exploration(updates)
+
+
+class DQNLearner(QLearner[DQNSettings]):
     """The learner's half. A priority is the absolute n-step error of a window's first step, before the update."""
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         settings = config.algorithm
         assert isinstance(settings, DQNSettings)
-        super().__init__(make_model(config, spec, device), config, settings, device)
-        self.target = Target(self.model)
-        self.kept["target"] = self.target.parameters
+        super().__init__(config, spec, settings, device)
 
     def look(self, arrays: Tree) -> Found:
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
@@ -98,13 +115,6 @@ class DQNLearner(OffPolicyLearner[QNetwork, DQNSettings]):
             "q_value": masked_mean(value.detach(), part.learned),
         }
         return Found(part.learned.sum(), {"adam": self.model.norm()}, statistics, size)
-
-    def moved(self) -> None:
-        if self.updates % self.settings.target_update_updates == 0:
-            self.target.follow(1.0)
-
-    def exploration(self, settings: DQNSettings, updates: int) -> Mapping[str, float]:
-        return settings.exploration(updates)
 
 
 class DQN:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.dqn import QPolicy, make_model
-from tianflow.algorithms.off_policy import Found, OffPolicyLearner, summed
-from tianflow.algorithms.off_policy_models import Target
+from tianflow.algorithms.dqn import QLearner, QPolicy
+from tianflow.algorithms.off_policy import Found, summed
 from tianflow.algorithms.update import Tree, subtree
 from tianflow.config import Config
-from tianflow.networks.q_values import QNetwork, QOutput
+from tianflow.networks.q_values import QOutput
 from tianflow.off_policy_settings import R2D2Settings
 from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import double_q_value, n_step_target, rows_after, sequence_priority, taken, weighted_loss
@@ -23,7 +22,7 @@ Unroll = Callable[[Tree, Tree, Tensor], QOutput]
 """A network on a sequence: {leaf: [T, C, ...]}, {leaf: [C, ...]}, start [T, C] -> values [T, C, A] and the states after each step."""
 
 
-class R2D2Learner(OffPolicyLearner[QNetwork, R2D2Settings]):
+class R2D2Learner(QLearner[R2D2Settings]):
     """The learner's half.
 
     The first ``burn_in`` steps of a window only bring its stored state up to date with the current weights: no loss, no
@@ -33,9 +32,7 @@ class R2D2Learner(OffPolicyLearner[QNetwork, R2D2Settings]):
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         settings = config.algorithm
         assert isinstance(settings, R2D2Settings)
-        super().__init__(make_model(config, spec, device), config, settings, device)
-        self.target = Target(self.model)
-        self.kept["target"] = self.target.parameters
+        super().__init__(config, spec, settings, device)
 
     def look(self, arrays: Tree) -> Found:
         settings, valid = self.settings, arrays["valid"]
@@ -59,13 +56,6 @@ class R2D2Learner(OffPolicyLearner[QNetwork, R2D2Settings]):
             "q_value": masked_mean(value.detach(), learned),
         }
         return Found(learned.sum(), {"adam": self.model.norm()}, statistics, sequence_priority(size, learned, eta=settings.priority_eta))
-
-    def moved(self) -> None:
-        if self.updates % self.settings.target_update_updates == 0:
-            self.target.follow(1.0)
-
-    def exploration(self, settings: R2D2Settings, updates: int) -> Mapping[str, float]:
-        return settings.exploration(updates)
 
     def observed(self, arrays: Tree) -> tuple[Tree, Tensor]:
         return subtree(arrays, "obs/"), arrays["valid"]

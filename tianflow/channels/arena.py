@@ -52,7 +52,7 @@ class Arena:
 
     def lease(self, grant: Grant) -> ArenaSlot:
         """The writer's side of a granted slot."""
-        return ArenaSlot(self.views(grant.slot), self._words[grant.slot], grant.ticket)
+        return ArenaSlot(self.views(grant.slot), self._words[grant.slot].data, grant.ticket)
 
     def request_cut(self, slot: int, ticket: int) -> None:
         """Ask whoever writes ``ticket`` to commit the steps it has."""
@@ -69,7 +69,7 @@ class ArenaSlot:
 
     __slots__ = ("_ticket", "_words", "arrays")
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], words: NDArray[np.int64], ticket: int) -> None:
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], words: memoryview[int], ticket: int) -> None:
         self.arrays, self._words, self._ticket = arrays, words, ticket + 1
 
     def progress(self, step: int) -> None:
@@ -79,4 +79,4 @@ class ArenaSlot:
 
     def cut_requested(self) -> bool:
         """True once the steps made so far are wanted."""
-        return bool(self._words[_CUT_TICKET] == self._ticket)
+        return self._words[_CUT_TICKET] == self._ticket

@@ -105,11 +105,6 @@ class Exchange:
         """The learner no longer waits (or is gone)."""
         self._pulling = None
 
-    def copied(self, tickets: Iterable[int]) -> None:
-        """Slots of ``tickets`` may be used again."""
-        self.ledger.copied(tickets)
-        self._grant()
-
     def give_back(self, tickets: Iterable[int]) -> None:
         """A batch was not used after all."""
         self.ledger.give_back(tickets)

@@ -52,7 +52,7 @@ class Link:
         self._sequence = 0
         self._held: tuple[object, ...] | None = None
         self._drained = asyncio.Event()
-        self._loop.add_reader(end.fileno(), self._readable)
+        self._loop.add_reader(end.fileno(), self.handle_one)
 
     def send(self, *message: object) -> None:
         """Send, in order, with whatever else is sent in this turn of the loop."""
@@ -60,15 +60,22 @@ class Link:
             return
         packed = self._packer.pack(message)
         if self._turn and self._turn_bytes + len(packed) > PACKET:
-            self._flush()
+            self.push()
         if not self._turn:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.push)
         self._turn.append(packed)
         self._turn_bytes += len(packed)
 
     def push(self) -> None:
         """Give the kernel what was sent in this turn now, for the other side waits for it, and not when the turn is over."""
-        self._flush()
+        if not self._turn:
+            return
+        data = b"".join(self._turn)
+        self._turn.clear()
+        self._turn_bytes = 0
+        self._backlog.extend(data[start : start + PACKET] for start in range(0, len(data), PACKET))
+        if not self._write():
+            self._loop.add_writer(self._end.fileno(), self._writable)
 
     def send_threadsafe(self, *message: object) -> None:
         """`send`, from another thread. Nothing happens once the loop is closed, as with a closed link."""
@@ -89,14 +96,39 @@ class Link:
 
     async def flush(self) -> None:
         """Wait until everything sent so far is with the kernel, or the link is lost."""
-        self._flush()
+        self.push()
         while self._backlog:
             self._drained.clear()
             await self._drained.wait()
 
+    def handle_one(self) -> bool:
+        """Handle one packet that has arrived. False when there is none, or the link is lost.
+
+        The loop calls it once a look: its next look for more costs less than to be told here that there are none.
+        """
+        if self._end.fileno() < 0:
+            return False
+        try:
+            packet = self._end.recv(PACKET)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            self.drain()  # said once, when the other end went without reading everything; what it had sent comes next, unannounced
+            return False
+        if not packet:
+            self.close()
+            self._closed()
+            return False
+        self._unpacker.feed(packet)
+        for message in self._unpacker:
+            self._handle(message)
+            if not self._open:
+                break
+        return True
+
     def drain(self) -> None:
         """Handle everything that has arrived: the last words of a peer that is gone."""
-        while self._open and self._receive():
+        while self.handle_one():
             pass
 
     def close(self) -> None:
@@ -106,16 +138,6 @@ class Link:
             self._loop.remove_reader(self._end.fileno())
             self._stop_writing()
             self._end.close()
-
-    def _flush(self) -> None:
-        if not self._turn:
-            return
-        data = b"".join(self._turn)
-        self._turn.clear()
-        self._turn_bytes = 0
-        self._backlog.extend(data[start : start + PACKET] for start in range(0, len(data), PACKET))
-        if not self._write():
-            self._loop.add_writer(self._end.fileno(), self._writable)
 
     def _writable(self) -> None:
         if self._write() and self._open:
@@ -145,27 +167,3 @@ class Link:
         self._turn.clear()
         self._held = None
         self._drained.set()
-
-    def _readable(self) -> None:
-        for _ in range(64):  # then others get a turn
-            if not self._receive():
-                return
-
-    def _receive(self) -> bool:
-        """Handle one packet. False when there is none, or the link is lost."""
-        try:
-            packet = self._end.recv(PACKET)
-        except BlockingIOError:
-            return False
-        except ConnectionResetError:
-            return True  # said once, when the other end went without reading everything; what it had sent comes next
-        if not packet:
-            self.close()
-            self._closed()
-            return False
-        self._unpacker.feed(packet)
-        for message in self._unpacker:
-            self._handle(message)
-            if not self._open:
-                return False
-        return True

@@ -122,10 +122,6 @@ class MemoryBatchSource:
         """The data of a taken trajectory, or of a draw."""
         return self._arena.views(trajectory.slot)
 
-    def copied(self, tickets: Sequence[int]) -> None:
-        """The slots may be used again. Any thread."""
-        self._loop.call_soon_threadsafe(self._exchange.copied, tuple(tickets))
-
     def give_back(self, batch: Batch) -> None:
         """Nothing of the batch was used."""
         self._exchange.give_back([trajectory.ticket for trajectory in batch.trajectories])

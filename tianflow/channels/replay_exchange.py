@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -180,9 +179,6 @@ class ReplayExchange(Exchange):
             shard.port.ask(Drop("lineage"))
         self._draws.discard_all(("drawing", "ready"), "expired")
 
-    def copied(self, tickets: Iterable[int]) -> None:
-        """The learner keeps a draw's slot until it settles: the priorities go back in it."""
-
     def give_back(self, tickets: Iterable[int]) -> None:
         """A draw was not used: by now it is too old."""
         for number in tickets:
@@ -204,7 +200,7 @@ class ReplayExchange(Exchange):
                 np.maximum(ages, 0, out=ages)
             self.ledger.replayed(Counter(ages.tolist()), settlement.bound)
             self._draws.settle(number, skipped=settlement.skipped)
-        super().settle(replace(settlement, tickets=()))
+        super().settle(settlement._replace(tickets=()))
 
     def learner_lost(self, reason: str = "learner_lost") -> int:
         """The learner was reaped. What it held or waited for is discarded; what is in replay, or on its way there, stays good."""

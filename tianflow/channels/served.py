@@ -18,11 +18,19 @@ class ServedExchange:
     Args:
         exchange: decides.
         send: sends one message to the host; messages arrive in the order in which they were sent.
+        push: lets them leave now: a learner waits for its batch, while what else this turn of the loop brings can wait.
         on_episodes: hears of the episodes that finished in each accepted trajectory.
     """
 
-    def __init__(self, *, exchange: Exchange, send: Callable[..., None], on_episodes: Callable[[str, Sequence[Episode]], object]) -> None:
-        self._exchange, self._send, self._on_episodes = exchange, send, on_episodes
+    def __init__(
+        self,
+        *,
+        exchange: Exchange,
+        send: Callable[..., None],
+        push: Callable[[], None],
+        on_episodes: Callable[[str, Sequence[Episode]], object],
+    ) -> None:
+        self._exchange, self._send, self._push, self._on_episodes = exchange, send, push, on_episodes
         self.handlers: Mapping[str, Callable[..., None]] = {
             "want": self._want,
             "unwant": exchange.cancel_request,
@@ -31,7 +39,6 @@ class ServedExchange:
             "abort": exchange.abort,
             "pull": self._pull,
             "unpull": exchange.cancel_pull,
-            "copied": exchange.copied,
             "back": exchange.give_back,
             "opened": lambda lineage, number: exchange.open_lineage(Version(lineage, number)),
             "settle": self._settle,
@@ -55,6 +62,7 @@ class ServedExchange:
     def _pull(self, pull: int, lineage: int, number: int) -> None:
         def deliver(batch: Batch | None) -> None:
             self._send("batch", None if batch is None else [pull, *encode_batch(batch)])
+            self._push()
 
         self._exchange.request_batch(Version(lineage, number), deliver)
 

@@ -208,16 +208,19 @@ class LinkTrajectorySender:
         self._waiting: asyncio.Future[Grant | None] | None = None
         self._closed = False
 
-    async def acquire(self) -> Grant:
-        """Ask, and wait for the answer; EndOfChannel when the run wants no more."""
+    def acquire(self) -> Coroutine[Any, Any, Grant]:
+        """Ask, and wait for the answer; EndOfChannel when the run wants no more. Asked at the call, as `LinkBatchSource.next_batch` is."""
         if self._closed:
             raise ClosedChannelError(f"{self._holder} closed its end")
         self._waiting = asyncio.get_running_loop().create_future()
         self._link.send("want", self._holder)
+        return Asked(self._granted(self._waiting))
+
+    async def _granted(self, waiting: asyncio.Future[Grant | None]) -> Grant:
         try:
-            grant = await self._waiting
+            grant = await waiting
         except asyncio.CancelledError:
-            if (late := uncollected(self._waiting)) is not None:
+            if (late := uncollected(waiting)) is not None:
                 self.abort(late, "cancelled")
             self.close()
             raise
@@ -267,11 +270,10 @@ class LinkBatchSource:
     Args:
         link: to the coordinator.
         arena: where the data of batches lie.
-        keeps_slots: a batch is a draw of replay, whose slot the learner has until it settles; nobody need hear that it was copied.
     """
 
-    def __init__(self, *, link: Link, arena: Arena, keeps_slots: bool = False) -> None:
-        self._link, self._arena, self._keeps_slots = link, arena, keeps_slots
+    def __init__(self, *, link: Link, arena: Arena) -> None:
+        self._link, self._arena = link, arena
         self._waiting: asyncio.Future[Batch | None] | None = None
         self._pull = 0
 
@@ -307,11 +309,6 @@ class LinkBatchSource:
     def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]:
         """The data of a taken trajectory."""
         return self._arena.views(trajectory.slot)
-
-    def copied(self, tickets: Sequence[int]) -> None:
-        """The slots may be used again. Any thread."""
-        if not self._keeps_slots:
-            self._link.send_threadsafe("copied", list(tickets))
 
     def give_back(self, batch: Batch) -> None:
         """Nothing of the batch was used."""

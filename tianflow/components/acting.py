@@ -78,7 +78,7 @@ def acting(policy: Policy, noise: torch.Tensor, state: Tree) -> Acting:
 
 def zeroed(state: Tree, start: NDArray[np.bool_]) -> Tree:
     """``state`` with zeros where an episode begins."""
-    if not np.count_nonzero(start):
+    if not state or not np.count_nonzero(start):
         return state
     begins = torch.from_numpy(start.copy())
     return {name: leaf.masked_fill(begins.view(-1, *[1] * (leaf.dim() - 1)), 0.0) for name, leaf in state.items()}

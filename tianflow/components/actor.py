@@ -77,7 +77,7 @@ class Actor:
 
     async def _keep_filling(self, rollout: Rollout, fills: asyncio.TaskGroup) -> None:
         """One trajectory after the other. Where credits are plenty the next one waits on the compute thread already."""
-        running: deque[asyncio.Task[None]] = deque()
+        running: deque[asyncio.Event] = deque()
         with contextlib.suppress(EndOfChannel):
             while not self._retired:
                 self._rest_or_wait()
@@ -85,9 +85,10 @@ class Actor:
                 self._in_hand += 1
                 if self._in_hand == 1:
                     self._clock.enter("waiting:turn")
-                running.append(fills.create_task(self._fill(rollout, grant)))
+                running.append(asyncio.Event())
+                fills.create_task(self._fill(rollout, grant, running[-1]))
                 while len(running) > (1 if grant.plenty else 0):
-                    await asyncio.wait({running[0]})
+                    await running[0].wait()
                     running.popleft()
 
     def statistics(self) -> ComponentStatistics:
@@ -109,7 +110,8 @@ class Actor:
         if self._rollout is not None:
             self._rollout.stop()
 
-    async def _fill(self, rollout: Rollout, grant: Grant) -> None:
+    async def _fill(self, rollout: Rollout, grant: Grant, over: asyncio.Event) -> None:
+        """One trajectory, from its turn on the compute thread to where it goes; ``over`` says that it is no longer in hand."""
         first = ended = 0.0
 
         def begun(version: Version) -> None:
@@ -139,7 +141,9 @@ class Actor:
             self._sender.abort(grant, _reason(error))
             await self._rebuild(rollout, error)
             self._mending = False
+            over.set()
         else:
+            over.set()  # before the commit, so that what is asked for next leaves in one packet with it
             self._seconds.add(time.monotonic() - began)
             if result is not None and result.length:
                 # Of one that was cut: what it would have taken whole.

@@ -246,7 +246,7 @@ class Learner:
         return config.learner.prefetch > 0 and bound != 0 and not config.run.deterministic and not last
 
     def _compute_update(self, batch: Batch) -> tuple[StepResult, NDArray[np.uint8]]:
-        """On the compute thread: copy out, release the slots, train."""
+        """On the compute thread: copy out, and train."""
         config = self._settings.value.config
         began = time.monotonic()
         if self._stacker.trajectories != len(batch.trajectories):
@@ -254,7 +254,6 @@ class Learner:
         for index, trajectory in enumerate(batch.trajectories):
             self._stacker.fill(index, self._source.view(trajectory), trajectory.length)
         stacked = self._stacker.batch()
-        self._source.copied([trajectory.ticket for trajectory in batch.trajectories])
         self._copy_seconds.add(time.monotonic() - began)
         algorithm = config.algorithm
         rate = algorithm.learning_rate

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tianflow.components.acting import Acting, acting, zeroed
-from tianflow.components.rows import Row, SlotRows, accumulate, blank
+from tianflow.components.rows import SlotRows, accumulate, blank
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
 from tianflow.envs.vector import VectorEnvironment
@@ -63,11 +63,6 @@ class _Walk:
         """Take newer weights between two steps."""
         self.version = self.load_weights()
         self.oldest = min(self.oldest, self.version)
-
-    def step(self, row: Row) -> None:
-        """Choose actions and take them."""
-        self.acting.choose(row, self.length)
-        self.environment.step(row.action, row.outcome)
 
 
 def ignore(version: Version) -> None:
@@ -198,6 +193,7 @@ class Rollout:
         walk.acting = acting(self._policy, self._policy.noise(len(rows), self._spec.num_envs, self._noise), self._carry.state)
         walk.environment.starts_at_once = bool(self._carry.state)  # recurrent state is zeroed where an episode begins
         each_step = self._config.actors.refresh == "step"
+        choose, step = walk.acting.choose, walk.environment.step
         slot.arrays["version"][:] = walk.version.number
         slot.progress(0)
         for row in rows:
@@ -207,7 +203,8 @@ class Rollout:
                 walk.refresh()
                 slot.arrays["version"][walk.length :] = walk.version.number
             try:
-                walk.step(row)
+                choose(row, walk.length)
+                step(row.action, row.outcome)
             except UnexpectedShapeError as error:
                 raise self._poisoned(str(error), -1, walk.length + 1) from error
             walk.length += 1

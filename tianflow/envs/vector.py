@@ -96,11 +96,10 @@ class VectorEnvironment:
         """False: with NEXT_STEP and without masks, rows say which episodes begin in them only once they are settled, which is quicker."""
         self._over: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         """Whose next step only resets; after a step that did not say so at once, as of the last call of `settle`."""
-        self._rewards = np.zeros((_MEMORY, self.num_envs), np.float64)
-        """The first ``_unsettled`` rows: rewards of the steps since the last `settle`, as the environment gave them."""
+        self._rewards = np.zeros((1 + _MEMORY, self.num_envs), np.float64)
+        """Returns so far as of the last `settle`, then ``_unsettled`` rows: rewards of the steps since, as the environment gave them."""
         self._unsettled = 0
-        self._returns = np.zeros(self.num_envs, np.float64)
-        self._born = [0] * self.num_envs
+        self._born = np.zeros(self.num_envs, np.int64)
         """The clock when each environment's episode began, so that its length need not be counted at every step."""
         self._clock = 0
         self._finished: list[tuple[int, Episode]] = []
@@ -116,9 +115,9 @@ class VectorEnvironment:
             first, info = self._vector.reset(seed=seed)
         self.gives_masks = "action_mask" in info and self.spec.action.kind != "box"
         self.observations.encode(first, observation)
-        self._over[:], self._returns[:] = False, 0.0
+        self._over[:], self._rewards[0] = False, 0.0
         self._write_mask(info, mask)
-        self._born, self._clock = [0] * self.num_envs, 0
+        self._born[:], self._clock = 0, 0
         self._unsettled = 0
         self._finished.clear()
 
@@ -139,10 +138,10 @@ class VectorEnvironment:
             shapes = f"{reward.shape}, {terminated.shape} and {truncated.shape}"
             raise UnexpectedShapeError(f"reward, terminated and truncated have shapes {shapes} instead of ({self.num_envs},)")
         row.terminated[:], row.truncated[:] = terminated, truncated
+        self._unsettled += 1
         if self._unsettled == len(self._rewards):
             self._rewards = np.concatenate((self._rewards, np.zeros_like(self._rewards)))
         self._rewards[self._unsettled] = reward
-        self._unsettled += 1
         self._arrive(observation, info, row)
 
     def settle(self, *, reward: Array, terminated: Array, truncated: Array, valid: Array, start: Array) -> None:
@@ -155,7 +154,7 @@ class VectorEnvironment:
             valid: [T, N] bool; becomes False where the step only reset an environment, and else True.
             start: [T, N] bool, `StepRow.start` of the same steps.
         """
-        given, self._unsettled = self._rewards[: len(reward)], 0
+        given, self._unsettled = self._rewards[1 : len(reward) + 1], 0
         if self._starts_later():
             self._write_starts(terminated | truncated, start)
         valid[:] = True
@@ -163,7 +162,7 @@ class VectorEnvironment:
             np.logical_not(start, out=valid)
             given[start], terminated[start], truncated[start] = 0.0, False, False
         reward[:] = given
-        self._tally(given, terminated | truncated)
+        self._tally(terminated | truncated)
 
     def take_finished(self) -> list[tuple[int, Episode]]:
         """Episodes that ended in settled rows since the last call, each with the index of its environment."""
@@ -220,21 +219,23 @@ class VectorEnvironment:
             self._over[:] = False
             self._write_mask(first_info, row.mask, over)
 
-    def _tally(self, so_far: NDArray[np.float64], over: Array) -> None:
-        """Sum up the rewards ``so_far`` [T, N], in place and in the order of the steps, and note the episodes ``over`` [T, N]."""
-        carried, goes_on = self._returns, np.where(over, 0, -1)  # bits, so that an infinite return ends with its episode
-        some_ended = np.count_nonzero(over, axis=1)
-        for total, bits, keep, some_end in zip(so_far, so_far.view(np.int64), goes_on, some_ended, strict=True):
-            np.add(carried, total, out=total)
-            carried = np.bitwise_and(bits, keep).view(np.float64) if some_end else total
-        self._returns[:] = carried
-        steps, environments = over.nonzero()
-        rests = self.spec.autoreset == "next_step"
-        ends = (steps + (self._clock + 1)).tolist()
-        for ended, index, episode_return in zip(ends, environments.tolist(), so_far[over].tolist(), strict=True):
-            self._finished.append((index, Episode(episode_return, ended - self._born[index])))
-            self._born[index] = ended + rests
-        self._clock += len(over)
+    def _tally(self, over: Array) -> None:
+        """Add the rewards of the steps to the returns so far, and note the episodes that are ``over`` [T, N]."""
+        count, environments = over.shape
+        # Which episode each row of `_rewards` belongs to, and what comes after them: its environment, and how many ended there before.
+        episode = np.zeros((count + 2, environments), np.int64)
+        np.add.accumulate(over, axis=0, out=episode[2:])
+        episode *= environments
+        episode += np.arange(environments)
+        # One after the other, so each sum is that of its episode alone, bit for bit.
+        returns = np.bincount(episode[:-1].ravel(), self._rewards[: count + 1].ravel(), minlength=int(episode[-1].max()) + 1)
+        ended, ends = episode[1:-1][over], over.nonzero()[0] + (self._clock + 1)
+        born = np.zeros(len(returns), np.int64)
+        born[:environments], born[ended + environments] = self._born, ends + (self.spec.autoreset == "next_step")
+        episodes = map(Episode, returns[ended].tolist(), (ends - born[ended]).tolist())
+        self._finished += zip((ended % environments).tolist(), episodes, strict=True)
+        self._rewards[0], self._born = returns[episode[-1]], born[episode[-1]]
+        self._clock += count
 
     def _write_mask(self, info: dict[str, Any], mask: Array | None, where: Array | None = None) -> None:
         """Copy the masks in ``info``, of the environments ``where`` [N] (None: all). Where an episode is over everything is allowed.

@@ -129,7 +129,8 @@ class ProcessHost:
         self._forget_settings: Callable[[], None] = lambda: None
         self._failure = ""
         self._gone = False
-        served = ServedExchange(exchange=run.exchange, send=self._send, on_episodes=run.reception.episodes_finished)
+        episodes_finished = run.reception.episodes_finished
+        served = ServedExchange(exchange=run.exchange, send=self._send, push=self._push, on_episodes=episodes_finished)
         self._handlers: dict[str, Callable[..., None]] = {
             **served.handlers,
             "event": self._event,
@@ -287,6 +288,9 @@ class ProcessHost:
 
     def _send(self, *message: object) -> None:
         self._link.send(*message)
+
+    def _push(self) -> None:
+        self._link.push()
 
     def _event(self, sequence: int, name: str, values: list[Any]) -> None:
         self._run.events.count_lost(self._gaps.lost(sequence))

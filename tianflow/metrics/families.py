@@ -22,7 +22,6 @@ DROP_REASONS = (
     "straggler",
     "lineage",
     "learner_lost",
-    "given_back",
     "env_error",
     "env_hang",
     "poisoned",

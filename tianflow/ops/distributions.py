@@ -123,16 +123,15 @@ class Categorical:
         return _sum([_picked(_log_softmax(head), actions[..., k]) for k, head in enumerate(self._heads(parameters))])
 
     def log_prob_on_arrays(self, parameters: NDArray[Any], action: NDArray[Any]) -> NDArray[Any]:
-        choices, actions = np.moveaxis(parameters, -1, 0), action[..., None] if self.scalar else action
-        total, first = np.zeros(parameters.shape[:-1], np.float32), 0
-        for k, count in enumerate(self.categories):
+        choices, actions = parameters.reshape(-1, self.size).T, action.reshape(-1, len(self.categories)).T
+        total, first = np.zeros(choices.shape[1], np.float32), 0
+        for chosen, count in zip(actions, self.categories, strict=True):
             log_p = choices[first : first + count].copy()  # [choices, ...], for the reason that `_log_softmax` has
             log_p -= log_p.max(0)
-            log_p -= np.log(np.exp(log_p).sum(0))
-            chosen = actions[..., k].ravel()
-            total += log_p.ravel().take(chosen * len(chosen) + np.arange(len(chosen))).reshape(total.shape)
+            total += log_p.ravel().take(chosen * len(total) + np.arange(len(total)))
+            total -= np.log(np.exp(log_p, out=log_p).sum(0))
             first += count
-        return total
+        return total.reshape(parameters.shape[:-1])
 
     def entropy(self, parameters: Tensor) -> Tensor:
         log_ps = [head.log_softmax(-1) for head in self._heads(parameters)]

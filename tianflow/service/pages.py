@@ -1,8 +1,9 @@
-"""Which page of a list a request asks for."""
+"""Which page of a list a request asks for, and other whole numbers of a query."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -10,18 +11,19 @@ from tianflow.audit import MOST
 from tianflow.service.problems import ProblemError
 
 FURTHEST = 2**62
+Default = TypeVar("Default", int, None)
 
 
 def asked(request: web.Request) -> tuple[int | None, int]:
     """``before`` and ``limit`` of the query; None: the newest page. Raises ProblemError, 400."""
-    limit = _whole(request, "limit", 1, MOST)
-    return _whole(request, "before", 0, FURTHEST), MOST if limit is None else limit
+    return whole(request, "before", None, least=0, most=FURTHEST), whole(request, "limit", MOST, least=1, most=MOST)
 
 
-def _whole(request: web.Request, name: str, least: int, most: int) -> int | None:
+def whole(request: web.Request, name: str, default: Default, *, least: int, most: int) -> int | Default:
+    """What the query says under ``name``; without it, ``default``. Raises ProblemError, 400."""
     given = request.query.get(name)
     if given is None:
-        return None
+        return default
     if not (given.isascii() and given.isdigit() and len(given) <= 19 and least <= int(given) <= most):
         raise ProblemError(HTTPStatus.BAD_REQUEST, f"{name} is a whole number from {least} to {most}.")
     return int(given)

@@ -11,6 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from tianflow.history import LIMIT, NAME, read_rows, thinned
+from tianflow.service.pages import whole
 from tianflow.service.problems import ProblemError
 from tianflow.status import json_ready
 
@@ -24,19 +25,12 @@ async def answer(directory: Path, request: web.Request) -> web.Response:
     Raises:
         ProblemError: 400, that is no such number; 503, the file cannot be read.
     """
-    points = _points(request)
+    points = whole(request, "points", USUAL, least=FEWEST, most=LIMIT)
     try:
         text = await asyncio.to_thread(_read, directory / NAME, points)
     except OSError as error:
         raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"The history cannot be read: {error.strerror}.") from error
     return web.Response(text=text, content_type="application/json")
-
-
-def _points(request: web.Request) -> int:
-    given = request.query.get("points", str(USUAL))
-    if not (given.isascii() and given.isdigit() and len(given) <= 9 and FEWEST <= int(given) <= LIMIT):
-        raise ProblemError(HTTPStatus.BAD_REQUEST, f"points is a whole number from {FEWEST} to {LIMIT}.")
-    return int(given)
 
 
 def _read(path: Path, points: int) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from tianflow import config_loading
 from tianflow.audit import NAME
 from tianflow.control_file import ControlFile
-from tianflow.summary import EOF, SUMMARY
+from tianflow.summary import EOF, SUMMARY, read_summary
 
 TAIL = 4096
 """Bytes of a log that say why a process ended."""
@@ -56,11 +56,7 @@ class Files:
 
     def summary(self, name: str) -> dict[str, Any] | None:
         """What the run's newest life left; None when it left nothing that can be read."""
-        try:
-            found = json.loads((self.run(name) / SUMMARY).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-        return found if isinstance(found, dict) else None
+        return read_summary(self.run(name))
 
     def audit(self, name: str) -> Iterator[dict[str, Any]]:
         """Every change and action of the run, oldest first; a line that a crash tore or a disk spoiled is left out."""

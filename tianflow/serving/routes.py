@@ -117,10 +117,10 @@ class Handlers:
         """Prometheus text or OpenMetrics, of all runs that go on."""
         accept = request.headers.get("Accept", "")
         contacts = [life.contact for life in self._house.lives.values() if life.contact is not None]
-        pages = await asyncio.gather(*(self._asker.metrics(contact, accept) for contact in contacts))
+        exposed = await asyncio.gather(*(self._asker.metrics(contact, accept) for contact in contacts))
         counts = await self._house.remember(self._store.counts)
         collector = metrics.ServiceCollector(counts=counts, restarts=self._house.restarts, requests=self._requests)
-        body, content_type = await asyncio.to_thread(metrics.exposition, collector, pages, accept)
+        body, content_type = await asyncio.to_thread(metrics.exposition, collector, exposed, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def openapi(self, _request: web.Request) -> web.Response:
@@ -129,9 +129,8 @@ class Handlers:
 
     async def list_runs(self, request: web.Request) -> web.Response:
         """Runs in short, newest first, a page at a time."""
-        limit = _whole(request, "limit", PAGE, 1, LARGEST_PAGE)
-        before = _whole(request, "before", None, 1, 2**62)
-        assert limit is not None
+        limit = pages.whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
+        before = pages.whole(request, "before", None, least=1, most=pages.FURTHEST)
         records = await self._house.remember(self._store.page, before=before, limit=limit + 1)
         shown = records[:limit]
         following = f"{RUNS}?limit={limit}&before={shown[-1].number}" if len(records) > limit else None
@@ -311,12 +310,3 @@ def _key(request: web.Request) -> str | None:
     if key is not None and re.fullmatch(openapi.A_KEY, key) is None:
         raise ProblemError(HTTPStatus.BAD_REQUEST, f"{KEY} has 1 to 255 characters of ASCII.")
     return key
-
-
-def _whole(request: web.Request, name: str, default: int | None, least: int, most: int) -> int | None:
-    given = request.query.get(name)
-    if given is None:
-        return default
-    if re.fullmatch(r"[0-9]{1,19}", given) is None or not least <= int(given) <= most:
-        raise ProblemError(HTTPStatus.BAD_REQUEST, f"{name} is a whole number from {least} to {most}.")
-    return int(given)

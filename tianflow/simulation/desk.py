@@ -95,11 +95,6 @@ class Desk:
         self._pulling = for_version, deliver
         self._pump()
 
-    def copied(self, tickets: Iterable[int]) -> None:
-        """Slots of ``tickets`` may be used again."""
-        self.ledger.copied(tickets)
-        self._grant()
-
     def give_back(self, tickets: Iterable[int]) -> None:
         """A batch was not used after all."""
         self.ledger.give_back(tickets)

@@ -168,7 +168,6 @@ class Simulation:
             return
         self._updating = batch
         self._enter("busy")
-        self._tell(self.desk.copied, tickets)
         if self.config.learner.prefetch and self._bound != 0 and not self.config.run.deterministic:
             self._pull()
         update_s = self._draw_update() * (1 + self.config.learner.slowdown)
