@@ -62,6 +62,13 @@ class UnseededEnv(CounterEnv):
         return np.full_like(observation, UnseededEnv.begun), info
 
 
+@pytest.mark.parametrize("name", ["MaskedEnv", "MaskedMultiDiscreteEnv"])
+@pytest.mark.parametrize("autoreset", ["NextStep", "SameStep", "Disabled"])
+def test_an_environment_that_refuses_what_it_has_masked_is_usable(name: str, autoreset: str) -> None:
+    report = checked(f"tests.environments:{name}", vector_kwargs={"autoreset_mode": autoreset})
+    assert ([], [], 30) == (report.problems, report.warnings, report.steps)
+
+
 def test_observations_outside_their_space_are_a_warning_told_once() -> None:
     report = checked("tests.test_envs_checking:OutsideEnv", length=20)
     assert report.usable

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -282,16 +283,35 @@ def test_masked_actions_are_never_taken(mode, env):
         np.testing.assert_array_equal(np.where(arrays["obs/"][..., 1] == 3, 5, 2), allowed)
 
 
-def test_a_mask_that_goes_missing_is_refused():
-    class Forgetful(environments.MaskedEnv):
-        def step(self, action):
-            return *super().step(action)[:4], {}
+class Forgetful(environments.MaskedEnv):
+    def step(self, action):
+        return *super().step(action)[:4], {}
 
-    harness = Harness(
-        make_config("MaskedEnv"), make_environment=lambda: VectorEnvironment(SyncVectorEnv([Forgetful, Forgetful]), "forgetful")
-    )
-    with pytest.raises(PoisonedTrajectoryError, match="action_mask.*missing"):
+
+@pytest.mark.parametrize("kinds", [[Forgetful, Forgetful], [environments.MaskedEnv, Forgetful]])
+def test_a_mask_that_goes_missing_is_refused(kinds):
+    """Of one environment, too: else what stood there before, in an earlier trajectory, would be taken for it."""
+    harness = Harness(make_config("MaskedEnv"), make_environment=lambda: VectorEnvironment(SyncVectorEnv(kinds), "forgetful"))
+    with pytest.raises(PoisonedTrajectoryError, match=f"action_mask.*environment {kinds.index(Forgetful)} .*missing"):
         harness.run()
+
+
+class SilentAtTheEnd(environments.MaskedEnv):
+    def step(self, action):
+        *outcome, info = super().step(action)
+        return *outcome, info if info["action_mask"].any() else {}
+
+
+@pytest.mark.parametrize("autoreset", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("silent", [[True, True], [False, True]])
+def test_an_observation_after_which_nothing_follows_may_come_without_a_mask(silent, autoreset):
+    kinds = [SilentAtTheEnd if quiet else environments.MaskedEnv for quiet in silent]
+    makers = [partial(kind, length=length) for kind, length in zip(kinds, (3, 4), strict=True)]
+    config, mode = make_config("MaskedEnv", vector_kwargs={"autoreset_mode": autoreset}), AutoresetMode(autoreset)
+    harness = Harness(config, make_environment=lambda: VectorEnvironment(SyncVectorEnv(makers, autoreset_mode=mode), "silent"))
+    for _ in range(4):
+        harness.run()
+        assert harness.slot.arrays["action_mask"].any(-1).all()
 
 
 def test_log_probabilities_are_those_of_the_sampled_actions():

@@ -36,6 +36,18 @@ class Images(gymnasium.Env[Any, Any]):
         return self._image, 0.0, False, False, {}
 
 
+class MaskedImages(Images):
+    """Of two actions the first is an error."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {"action_mask": np.array([0, 1], np.int8)}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if action == 0:
+            raise AssertionError("action 0 is masked")
+        return *super().step(action)[:4], {"action_mask": np.array([0, 1], np.int8)}
+
+
 def config(**kwargs: object) -> Config:
     env = {"id": "tests.test_shard_making:Images", "num_envs": 2, "kwargs": kwargs}
     return load_config({"env": env, "algorithm": {"name": "dqn"}, "replay": {"capacity": 2000}})
@@ -55,3 +67,9 @@ def test_an_image_is_a_stack_if_its_frames_move_on(kwargs: dict[str, object], st
     spec = envs.probe(wanted)
     assert stacks == stacks_of(wanted, spec)
     assert stacks == make_shard(wanted, spec).settings.stacks
+
+
+def test_stacks_are_seen_where_actions_are_masked() -> None:
+    wanted = config()
+    wanted = wanted.model_copy(update={"env": wanted.env.model_copy(update={"id": "tests.test_shard_making:MaskedImages"})})
+    assert {""} == stacks_of(wanted, envs.probe(wanted))

@@ -9,7 +9,7 @@ import numpy as np
 from tianflow.checkpoint import CheckpointStore, read_arrays
 from tianflow.components.rows import take_apart
 from tianflow.envs.make import environment_seed, make
-from tianflow.envs.spec import UnexpectedShapeError
+from tianflow.envs.spec import UnexpectedShapeError, allowed_at_random
 from tianflow.envs.using import used
 from tianflow.errors import CheckpointError, EnvironmentFailedError
 from tianflow.layout import make_layout, views
@@ -67,10 +67,13 @@ def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
     layout = make_layout(spec, steps=LOOK_STEPS, state_spec={}, return_accumulator=False)
     arrays = views(layout, np.zeros(layout.nbytes, np.uint8))
     first = {leaf.name: arrays[f"obs/{leaf.name}"][0] for leaf in spec.observation}
+    generator = np.random.default_rng(config.run.seed)
 
     def play(environment: VectorEnvironment) -> None:
         environment.reset(environment_seed(config.run.seed, 0, spec.num_envs), first, arrays.get("action_mask", [None])[0])
-        for row in take_apart(arrays):
+        for t, row in enumerate(take_apart(arrays)):
+            if spec.action_mask:
+                row.action[...] = allowed_at_random(spec.action, arrays["action_mask"][t], generator)
             environment.step(row.action, row.outcome)
 
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tianflow.envs.make import make
+from tianflow.envs.spec import ActionCodec, allowed_at_random
 from tianflow.envs.using import used
 from tianflow.envs.vector import VectorEnvironment, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError
@@ -59,8 +60,8 @@ def check(settings: EnvSettings, *, steps: int = 300, seed: int = 0) -> Report:
     report = Report(settings.id)
     try:
         stuck: list[str] = []
-        used(lambda: make(settings, 1), lambda environment: _look_at(environment, report, steps, seed), warn=stuck.append)
-        if not stuck:  # Gymnasium closes environments of its own, and waits
+        masked = used(lambda: make(settings, 1), lambda environment: _look_at(environment, report, steps, seed), warn=stuck.append)
+        if not stuck and not masked:  # Gymnasium closes environments of its own, and waits; and its steps heed no mask
             used(lambda: make(settings, 1), lambda environment: _gymnasium(environment, report), warn=stuck.append)
         report.warnings += stuck
     except ConfigError as error:
@@ -70,9 +71,10 @@ def check(settings: EnvSettings, *, steps: int = 300, seed: int = 0) -> Report:
     return report
 
 
-def _look_at(environment: VectorEnvironment, report: Report, steps: int, seed: int) -> None:
+def _look_at(environment: VectorEnvironment, report: Report, steps: int, seed: int) -> bool:
+    """True if it gives action masks."""
     _describe(environment, report)
-    _play(environment, report, steps, seed)
+    return _play(environment, report, steps, seed)
 
 
 def _describe(environment: VectorEnvironment, report: Report) -> None:
@@ -86,27 +88,43 @@ def _describe(environment: VectorEnvironment, report: Report) -> None:
     }
 
 
-def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int) -> None:
-    """Random steps on the vector itself: stored observations are cast, and would hide what lies outside the space."""
+def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int) -> bool:
+    """Random steps on the vector itself: stored observations are cast, and would hide what lies outside the space.
+
+    True if it gives action masks, which are heeded.
+    """
     vector: Any = environment._vector  # noqa: SLF001 - the rows that a run sees are already encoded
     with failures_named("reset"):
-        first = [_copies(environment, vector.reset(seed=seed)[0]) for _ in range(2)]
+        first = [_copies(environment, vector.reset(seed=seed)[0])]
+        observation, info = vector.reset(seed=seed)
+        first.append(_copies(environment, observation))
     report.deterministic = all(np.array_equal(a, first[1][name], equal_nan=a.dtype.kind == "f") for name, a in first[0].items())
     vector.action_space.seed(seed)
     _check_observation(first[1], report)
     disabled, times = environment.spec.autoreset == "disabled", []
+    masked, generator = "action_mask" in info and environment.spec.action.kind != "box", np.random.default_rng(seed)
     for _ in range(steps):
-        action = vector.action_space.sample()
+        action = _allowed(environment, info, generator) if masked else vector.action_space.sample()
         began = time.perf_counter()
         with failures_named("step"):
-            observation, reward, terminated, truncated, _ = vector.step(action)
+            observation, reward, terminated, truncated, info = vector.step(action)
         times.append(time.perf_counter() - began)
         _look(environment, observation, reward, report)
         if disabled and (over := np.logical_or(terminated, truncated)).any():
             with failures_named("reset"):
-                vector.reset(options={"reset_mask": over})
+                _, info = vector.reset(options={"reset_mask": over})
     report.steps = len(times)
     report.step_mean_us, report.step_p99_us = float(np.mean(times)) * 1e6, float(np.percentile(times, 99)) * 1e6
+    return masked
+
+
+def _allowed(environment: VectorEnvironment, info: dict[str, Any], generator: np.random.Generator) -> Any:
+    """An action that the masks in ``info`` allow, as the vector wants it."""
+    spec = environment.spec.action
+    mask = np.ones((1, spec.mask_size), np.bool_)
+    if "action_mask" in info:  # an observation after which nothing follows may come without
+        environment._write_mask(info, mask)  # noqa: SLF001 - as above
+    return ActionCodec(spec).decode(allowed_at_random(spec, mask, generator))
 
 
 def _copies(environment: VectorEnvironment, observation: Any) -> dict[str, np.ndarray[Any, Any]]:

@@ -149,6 +149,13 @@ def action_spec(space: Any) -> ActionSpec:
     raise _refusal(space, "", "action", ACTIONS)
 
 
+def allowed_at_random(spec: ActionSpec, mask: NDArray[np.bool_], generator: np.random.Generator) -> Array:
+    """Stored actions [N, *stored], every choice one of those that ``mask`` [N, mask_size] allows; the first where it allows none."""
+    chances = np.where(mask, generator.random(mask.shape), -1.0)
+    choices = np.split(chances, np.cumsum(spec.categories)[:-1], axis=1)
+    return np.stack([choice.argmax(axis=1) for choice in choices], axis=1).reshape(len(mask), *spec.stored_shape)
+
+
 class ActionCodec:
     """Turns stored actions [N, *stored] into what a vector environment's ``step`` wants."""
 

@@ -217,7 +217,7 @@ class VectorEnvironment:
                 first, first_info = self._vector.reset(options={"reset_mask": over.copy()})
             self.observations.encode_where(first, over, row.observation)
             self._over[:] = False
-            self._write_mask({"_action_mask": over, **first_info}, row.mask)
+            self._write_mask(first_info, row.mask, over)
 
     def _tally(self, over: Array) -> None:
         """Add the rewards of the steps to the returns so far, and note the episodes that are ``over`` [T, N]."""
@@ -237,14 +237,19 @@ class VectorEnvironment:
         self._rewards[0], self._born = returns[episode[-1]], born[episode[-1]]
         self._clock += count
 
-    def _write_mask(self, info: dict[str, Any], mask: Array | None) -> None:
-        """Copy the masks in ``info`` that are there; where an episode is over, an observation that allows nothing allows all."""
+    def _write_mask(self, info: dict[str, Any], mask: Array | None, where: Array | None = None) -> None:
+        """Copy the masks in ``info``, of the environments ``where`` [N] (None: all). Where an episode is over everything is allowed.
+
+        What is not there must not be what another step left in the same memory: only where an episode is over it may be missing.
+        """
         if mask is None:
             return
-        given = info.get("action_mask")
-        if given is None:
-            raise UnexpectedShapeError("info['action_mask'] was there at the first reset and is missing now")
-        present = np.asarray(info.get("_action_mask", np.ones(self.num_envs, np.bool_)))
+        wanted = np.ones(self.num_envs, np.bool_) if where is None else where
+        given: Any = info.get("action_mask")
+        present = wanted & (False if given is None else np.asarray(info.get("_action_mask", wanted), np.bool_))
+        missing = np.flatnonzero(wanted & ~present & ~self._over)
+        if len(missing):
+            raise UnexpectedShapeError(f"info['action_mask'] of environment {missing[0]} was there at the first reset and is missing now")
         for index in np.flatnonzero(present).tolist():
             flat = flat_mask(given[index])
             if flat.shape != mask.shape[1:]:
