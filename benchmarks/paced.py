@@ -14,8 +14,9 @@ import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from pydantic import PositiveFloat
 
-from tianflow.algorithms.actor_critic import ActorCriticPolicy, never
+from tianflow.algorithms.actor_critic import ActorCriticPolicy
 from tianflow.algorithms.impala import ImpalaLearner
+from tianflow.algorithms.update import never
 from tianflow.config import Config, ImpalaSettings
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.payloads import EnvironmentSpec

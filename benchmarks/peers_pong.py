@@ -11,10 +11,14 @@ from benchmarks.beside import Rival
 from benchmarks.harness import Benchmark, BenchmarkError, Plan, Ratio, RoundValues, Side, Values, quotient
 
 ONE_PASS, FOUR_PASSES, IMPALA = "tianflow PPO, 1 pass", "tianflow PPO, 4 passes", "tianflow IMPALA, 1 pass"
+EPOCHS = ("algorithm.epochs=4", "actors.rollout_steps=32", "learner.threads=2")
+BF16 = ("learner.precision=bf16", "actors.precision=bf16")
 CONFIGS = {
     IMPALA: ("pong_impala.toml", ()),
     ONE_PASS: ("pong_ppo.toml", ()),
-    FOUR_PASSES: ("pong_ppo.toml", ("algorithm.epochs=4", "actors.rollout_steps=32", "learner.threads=2")),
+    f"{ONE_PASS}, bf16": ("pong_ppo.toml", BF16),
+    FOUR_PASSES: ("pong_ppo.toml", EPOCHS),
+    f"{FOUR_PASSES}, bf16": ("pong_ppo.toml", (*EPOCHS, *BF16)),
 }
 """Config in ``benchmarks/configs`` and overrides."""
 RIVALS = (
@@ -50,7 +54,7 @@ PAIRS = (
     (FOUR_PASSES, "Stable-Baselines3 PPO, 4 passes"),
     (FOUR_PASSES, "Sample Factory, its defaults"),
 )
-"""Like with like: the same passes over the data."""
+"""Like with like: the same passes over the data, in float32."""
 
 
 def make(plan: Plan) -> Benchmark:
@@ -80,7 +84,10 @@ def make(plan: Plan) -> Benchmark:
         name="peers_pong",
         title="ALE Pong, 84 x 84 x 4, frame skip 4, the CNN of Nature: environment steps/s while training, beside peers",
         sides=(*map(ours, CONFIGS), *map(theirs, RIVALS)),
-        ratios=tuple(Ratio(f"{our} over {their}", faster(our, their)) for our, their in PAIRS),
+        ratios=(
+            *(Ratio(f"{our} over {their}", faster(our, their)) for our, their in PAIRS),
+            *(Ratio(f"{name}: bf16 over float32", faster(f"{name}, bf16", name)) for name in (ONE_PASS, FOUR_PASSES)),
+        ),
         units=beside.UNITS,
         settings={
             **{

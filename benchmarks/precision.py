@@ -1,8 +1,9 @@
 """Does bfloat16 learn alike? ``python -m benchmarks.precision --jobs N`` trains Pong at 42 x 42 in both precisions, over many seeds.
 
-The same config (``configs/pong_impala.toml``), one run with ``learner.precision`` fp32 and one with bf16 for each seed, two cores and at
-most `SECONDS` a run. Kept with each run is its curve: the mean return of the last 100 training episodes over time and over steps. With
-``--only none`` nothing is run, and what was measured earlier is shown and drawn; that needs the extra ``plots``.
+The same config (``configs/pong_impala.toml``), for each seed one run with ``learner.precision`` fp32, one with bf16, and one with
+``actors.precision`` bf16, too; two cores and at most `SECONDS` a run. Kept with each run is its curve: the mean return of the last 100
+training episodes over time and over steps. With ``--only none`` nothing is run, and what was measured earlier is shown and drawn; that
+needs the extra ``plots``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from benchmarks.results import RESULTS
 
 SECONDS = 420.0
 AT_SECONDS = (140.0, 280.0, 420.0)
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS: Mapping[str, Mapping[str, object]] = {
+    "fp32": {"learner.precision": "fp32"},
+    "bf16": {"learner.precision": "bf16"},
+    "bf16, actors, too": {"learner.precision": "bf16", "actors.precision": "bf16"},
+}
 COMMON: Mapping[str, object] = {"run.max_seconds": SECONDS, "run.target_return": None}
 MOMENTS = " | ".join(f"return at {t:.0f} s" for t in AT_SECONDS)
 HEAD = f"""# Does bfloat16 learn alike?
@@ -34,9 +39,7 @@ steps*: where the slowest of all runs ended.
 
 def cases() -> tuple[Case, ...]:
     """One for each precision."""
-    return tuple(
-        Case(precision, "pong_impala", {**COMMON, "learner.precision": precision}, needed=None, curve=True) for precision in PRECISIONS
-    )
+    return tuple(Case(name, "pong_impala", {**COMMON, **settings}, needed=None, curve=True) for name, settings in PRECISIONS.items())
 
 
 def at(curve: Sequence[Sequence[float | None]], axis: int, place: float) -> float | None:

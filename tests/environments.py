@@ -416,3 +416,10 @@ REGISTERED: dict[str, type[gymnasium.Env[Any, Any]]] = {
 
 for _id, _kind in REGISTERED.items():
     gymnasium.register(_id, entry_point=f"{__name__}:{_kind.__name__}")
+
+
+class UnclosableEnv(CounterEnv):
+    """Never comes back from ``close``."""
+
+    def close(self) -> None:
+        threading.Event().wait()

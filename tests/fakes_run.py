@@ -27,6 +27,7 @@ from tianflow.statistics import (
     SinkStatistics,
     TimeShares,
 )
+from tianflow.tallies import KEPT_RECORDS
 from tianflow.tickets import Limits, State
 
 ENDED = ("done", "failed", "stopped")
@@ -281,8 +282,12 @@ class FakeRun:
     def request_checkpoint(self, *, source: str) -> str:
         return self._act("checkpoint", self.state, source)
 
+    @property
+    def audited(self) -> int:
+        return len(self._audit)
+
     def audit(self) -> Sequence[Mapping[str, object]]:
-        return tuple(self._audit)
+        return tuple(self._audit)[-KEPT_RECORDS:]
 
     async def read_audit(self, *, before: int | None, limit: int) -> Page:
         end = len(self._audit) if before is None else min(before, len(self._audit))

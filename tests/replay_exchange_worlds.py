@@ -269,7 +269,7 @@ class World:
         slots = self.ledger._slots.without_ticket()
         slots += [ticket.slot for ticket in live if ticket.state is not State.TAKEN]
         assert sorted(slots) == list(range(seen.slots))
-        draws = [*self.exchange._free_draws, *(draw.slot for draw in self.exchange._draws.values())]
+        draws = [*self.exchange._draws.free_slots, *(draw.slot for draw in self.exchange._draws.values())]
         assert sorted(draws) == list(range(DRAW_SLOTS))
         assert size == sum(shard.items for shard in told.shards.values())
         stored = [number for shard in self.exchange._shards.values() for number in shard.storing]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.pretended_device import pretended_device
 from tests.test_networks import Counter, observations
 from tianflow.algorithms.a2c import A2C
 from tianflow.algorithms.actor_critic import ActorCriticPolicy, read_batch
@@ -755,6 +756,29 @@ def test_v_trace_limits_that_need_not_converge_are_refused_with_the_settings() -
 
 def on(device: str, arrays: Any) -> LearnerBatch:
     return LearnerBatch({name: array.to(device) for name, array in arrays.items()})
+
+
+@every_algorithm
+@pytest.mark.parametrize("network", ["mlp", "nature_cnn"])
+@pytest.mark.parametrize("lstm", [0, 5])
+def test_what_lies_on_another_device_is_learned_from_there_and_as_on_a_cpu(algorithm: str, network: str, lstm: int) -> None:
+    leaf = LeafSpec("", (1, 40, 40), "uint8") if network == "nature_cnn" else LEAF
+    # A minibatch of about 40 images is learned from in two parts.
+    changes = {"minibatch_size": 30} if algorithm == "ppo" else {}
+    settings = config(algorithm, network=network, lstm=lstm, **changes)
+    normalisation = NormalisationSettings(observations=True, images=True, returns=True)
+    settings = settings.model_copy(update={"env": settings.env.model_copy(update={"normalisation": normalisation})})
+    env = spec(DISCRETE, leaf, mask=True, autoreset="same_step")
+    policy, cpu = pair(settings, env)
+    arrays = rollout(policy, env)
+    expected = cpu.step(LearnerBatch(arrays))
+    with pretended_device() as device:
+        there = ALGORITHMS[algorithm].make_learner(settings, env, device)
+        found = there.step(LearnerBatch({name: array.to(device) for name, array in arrays.items()}))
+        there.load_state_dict(there.state_dict())
+    assert expected.statistics == pytest.approx(found.statistics, rel=1e-3, abs=1e-5)
+    assert cpu.model.buffer.parameters.numpy() == pytest.approx(there.model.buffer.parameters.numpy(), abs=1e-6)
+    assert all(torch.allclose(value, there.model.buffer.extras[name]) for name, value in cpu.model.buffer.extras.items())
 
 
 @pytest.mark.gpu

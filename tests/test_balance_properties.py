@@ -84,7 +84,7 @@ class Chaos:
             case "kill learner":
                 self.world.kill_learner(max(0, self.world.version.number - self.random.randint(0, 20)))
             case "drop open":
-                self.world.tell("operator", lambda: self.world.ledger.drop_open("stopped", committed=self.random.random() < 0.5))
+                self.world.tell("operator", lambda: self.world.ledger.drop_open("stopped"))
             case "hold":
                 self.hold(True)
                 self.world.at(self.random.uniform(0.1, 3.0), lambda: self.hold(False))

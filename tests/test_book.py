@@ -111,9 +111,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.held.clear()
         self.renew()
 
-    @rule(committed=st.booleans())
-    def drop(self, committed: bool) -> None:
-        self.ledger.drop_open("drained", committed=committed)
+    @rule()
+    def drop(self) -> None:
+        self.ledger.drop_open("drained")
 
     @rule(bound=st.none() | st.integers(0, 3), order=st.sampled_from(["version", "arrival"]))
     def limit(self, bound: int | None, order: Any) -> None:

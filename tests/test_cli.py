@@ -355,6 +355,7 @@ def test_set_changes_one_section_as_a_whole(running: Running, arguments: list[st
         ["set", "balance.credits=3", "actors.count=2"],
         ["set", "one", "balance.credits"],
         ["set", "credits=3"],
+        ["set", "balance.credits=3", "balance.credits.more=1"],
         ["set", "run.seed=3"],
         ["get", "one", "run"],
         ["get", "one", "balance", "credits"],

@@ -119,6 +119,12 @@ def test_assignments_become_a_merge_patch() -> None:
     assert {"balance": {"parameters": {"quiet_updates": 3}, "credits": None}} == patch
 
 
+@pytest.mark.parametrize("first", ["balance.parameters=3", "balance.parameters=null"])
+def test_a_path_through_a_value_is_refused_by_name(first: str) -> None:
+    with pytest.raises(ConfigError, match=r"balance.parameters.quiet_updates = 4: 'parameters' is a value, not a table"):
+        nested(parse_overrides([first, "balance.parameters.quiet_updates=4"]))
+
+
 # Problems -----------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +155,11 @@ def test_assignments_become_a_merge_patch() -> None:
         ("run.name=../up", "run.name", "a string like", ""),
         ("learner.device=gpu", "learner.device", "auto|cpu|cuda", ""),
         ("env.id=null", "env.id", "", ""),
+        ("run.target_return=none", "run.target_return", "a number, or null for no value (in a file: leave it out)", ""),
+        ("run.max_updates=''", "run.max_updates", "a whole number, or null for no value", ""),
+        ("run.seed=None", "run.seed", "a whole number, or null for the default", ""),
+        ("balance.max_staleness=none", "balance.max_staleness", "a whole number, or 'unbounded', or null for the default", "unbounded"),
+        ("balance.parameters.x=none", "balance.parameters.x", "a number", ""),
     ],
 )
 def test_a_bad_setting_is_named_with_what_would_be_accepted(override: str, path: str, accepted: str, nearest: str) -> None:
@@ -374,6 +385,9 @@ def test_parameters_of_a_law_are_merged_one_by_one() -> None:
         (f"evaluation.episodes={10**40}", "evaluation.episodes"),
         (f"network.hidden=[64, {2**64}]", "network.hidden.1"),
         (f"balance.parameters={{ depth = {-(10**300)} }}", "balance.parameters.depth"),
+        ("run.max_env_steps=1e30", "run.max_env_steps"),
+        ("balance.memory_limit=9999999TiB", "balance.memory_limit"),
+        (f"balance.memory_limit={'9' * 400}TiB", "balance.memory_limit"),
     ],
 )
 def test_a_number_that_no_other_process_could_be_sent_is_refused_wherever_it_comes_from(override: str, path: str) -> None:
@@ -381,6 +395,13 @@ def test_a_number_that_no_other_process_could_be_sent_is_refused_wherever_it_com
         load_config("cartpole_ppo", [override])
     assert [path] == [problem.path for problem in refused.value.problems]
     assert "larger than any number that can be kept" in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["actors.rollout_steps", "env.num_envs", "algorithm.batch_trajectories"])
+def test_an_infinite_number_of_something_is_of_the_wrong_type(path: str) -> None:
+    with pytest.raises(ConfigError, match="is of the wrong type; accepted: a whole number") as refused:
+        load_config("cartpole_ppo", [f"{path}=inf"])
+    assert path in {problem.path for problem in refused.value.problems}
 
 
 def test_the_largest_number_there_is_does() -> None:

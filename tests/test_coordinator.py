@@ -227,6 +227,21 @@ async def test_a_pause_before_anything_works_holds_from_the_beginning(tmp_path: 
         assert ("running", 1) == (world.run.state, len(given))
 
 
+async def test_a_change_that_comes_while_the_disk_is_looked_at_is_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    opened = world.run.keeper.open
+
+    async def changed_meanwhile() -> None:
+        await opened()
+        world.run.change({"actors": {"count": 1}}, source="test")
+
+    monkeypatch.setattr(world.run.keeper, "open", changed_meanwhile)
+    async with going(world):
+        await until(lambda: len(world.hosts) >= 3)
+        await turns(20)
+        assert {"learner", "evaluator", "actors-0"} == set(world.hosts)
+
+
 # Losing ----------------------------------------------------------------------------------------------------------------
 
 
@@ -267,6 +282,18 @@ async def test_a_lost_learner_is_a_new_lineage_from_the_newest_checkpoint_and_no
         assert (True, ()) == world.run.ready()
 
 
+async def test_of_all_tickets_those_are_watched_that_were_begun(tmp_path: Path) -> None:
+    """An actor may wait for its turn as long as it has to."""
+    world = World(tmp_path)
+    async with going(world):
+        given: list[Any] = []
+        for actor in ("actor-0", "actor-1"):
+            world.run.exchange.request_grant(actor, given.append)
+        world.run.exchange.begin(given[1].ticket, FIRST)
+        assert world.run.staff._supervisor is not None
+        assert [(given[1].ticket, given[1].slot, "actor-1")] == world.run.staff._supervisor._open_tickets()
+
+
 @pytest.mark.parametrize(("silent_for", "ready"), [(2.0, True), (9.0, False)])
 async def test_a_silent_host_makes_a_run_unready(tmp_path: Path, silent_for: float, ready: bool) -> None:
     world = World(tmp_path)
@@ -290,6 +317,17 @@ async def test_a_change_is_kept_where_a_resumed_run_looks_for_it_before_any_chec
     async with going(world):
         world.run.change({"balance": {"max_staleness": 7}}, source="test")
     assert 7 == (await asyncio.to_thread(load_config, tmp_path / "config.toml")).bound
+
+
+async def test_a_pause_and_a_resting_learner_are_no_changes_of_settings(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world):
+        world.run.pause(source="test")
+        world.run.resume(source="test")
+        await soon(world.run.judge.judge(hold=True))
+        assert 0 == world.run.statistics().settings_changes < world.run.generation
+        world.run.change({"weights": {"publish_interval_updates": 2}}, source="test")
+        assert 1 == world.run.statistics().settings_changes
 
 
 # No failure is lost ----------------------------------------------------------------------------------------------------
@@ -471,6 +509,31 @@ async def test_evaluations_short_of_the_target_end_nothing(tmp_path: Path) -> No
         assert ("running", False) == (world.run.state, world.run.settings.value.hold_learner)
 
 
+async def test_evaluations_that_take_longer_than_the_time_between_them_do_not_pile_up(tmp_path: Path) -> None:
+    """Whoever came after all of them would wait, and the last one of the run would never be made."""
+    world = World(tmp_path, config(run={"max_env_steps": 16}, evaluation={"every_s": 0.05}))
+    async with going(world) as task:
+        world.evaluator.answers.clear()
+        await until(lambda: world.evaluator.asked)
+        for _ in range(5):
+            tick = world.run.rounds.last_tick
+            await until(lambda tick=tick: world.run.rounds.last_tick != tick)
+        assert 1 == len(world.run.life.background)
+        world.commit()
+        world.evaluator.answers.set()
+        await soon(task)
+    assert 2 == len(world.evaluator.asked)
+
+
+async def test_a_target_that_is_first_reached_at_the_end_took_all_the_time_of_training(tmp_path: Path) -> None:
+    world = World(tmp_path, config(run={"target_return": 15.0, "max_env_steps": 16}))
+    async with going(world) as task:
+        world.commit()
+        await soon(task)
+    assert ("max_env_steps", True) == (world.run.end_reason, world.run.target_reached)
+    assert world.run.summary()["training_s"] == pytest.approx(world.run.statistics().time_to_target_s, abs=0.001)
+
+
 async def test_a_target_that_only_training_reaches_ends_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, config(run={"target_return": 15.5}))
     async with going(world):
@@ -605,6 +668,32 @@ async def test_a_drain_waits_for_what_was_begun(tmp_path: Path) -> None:
     assert ("done", "drained", {"env_error": 1}) == (world.run.state, world.run.end_reason, world.run.statistics().ledger.dropped)
 
 
+async def test_a_drain_of_a_paused_run_begins_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world) as task:
+        world.run.pause(source="test")
+        given: list[Any] = []
+        world.run.exchange.request_grant("actor-0", given.append)
+        world.run.drain(source="test")
+        assert [] == given
+        await soon(task)
+    assert (("done", "drained"), [None]) == ((world.run.state, world.run.end_reason), given)
+
+
+async def test_a_drain_amid_which_the_run_fails_leaves_no_checkpoint_of_what_failed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with going(world) as task:
+        given: list[Any] = []
+        world.run.exchange.request_grant("actor-0", given.append)
+        world.run.exchange.begin(given[0].ticket, FIRST)
+        world.run.drain(source="test")
+        await until(lambda: world.run.state == "draining")
+        await turns(20)
+        world.run.fail(RunError("learner", "out of memory"))
+        await soon(task)
+    assert ("failed", []) == (world.run.state, world.checkpoints)
+
+
 async def test_a_cancelled_run_kills_everyone_and_waits_for_nobodys_checkpoint(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with going(world) as task:
@@ -634,6 +723,7 @@ async def test_a_resumed_run_goes_on_counting_in_a_new_lineage(tmp_path: Path) -
     async with going(second):
         assert [(Version(2, 40), 7, checkpoint.path)] == second.starts
         assert (16, 1) == (second.run.env_steps, second.run.statistics().episodes)
+        assert (0, 1) == (first.run.era, second.run.era)
         second.commit()
         assert (32, 2) == (second.run.env_steps, second.run.statistics().episodes)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from tests.environments import CounterEnv
 from tianflow import cli
 from tianflow.config import EnvSettings
+from tianflow.envs import using
 from tianflow.envs.checking import Report, check
 
 
@@ -70,6 +72,15 @@ def test_an_environment_that_ignores_its_seed_is_told_by_us_and_by_gymnasium() -
     report = checked("tests.test_envs_checking:UnseededEnv")
     assert report.deterministic is False
     assert any(sentence.startswith("Gymnasium's check_env: AssertionError") for sentence in report.warnings)
+
+
+def test_an_environment_that_does_not_close_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(using.used, "__kwdefaults__", using.used.__kwdefaults__ | {"close_s": 0.05})
+    gymnasium.register("Unclosable-v0", "tests.environments:UnclosableEnv")
+    report = checked("Unclosable-v0")  # a registered one is closed by Gymnasium's check_env, too
+    assert report.usable
+    assert 30 == report.steps
+    assert any("does not come back from close() within 0.05 s" in sentence for sentence in report.warnings)
 
 
 def test_an_unknown_environment_is_a_problem() -> None:

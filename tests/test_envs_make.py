@@ -172,6 +172,29 @@ def test_what_cannot_be_an_environment_is_refused(env_id, message):
     assert message in found.message
 
 
+class Closing(SyncVectorEnv):
+    closed = 0
+
+    def close_extras(self, **_):
+        Closing.closed += 1
+
+
+def make_strange(num_envs):
+    return Closing([environments.SequenceEnv] * num_envs)
+
+
+def make_one_more(num_envs):
+    return Closing([lambda: environments.CounterEnv(length=4)] * (num_envs + 1))
+
+
+@pytest.mark.parametrize("name", ["make_strange", "make_one_more"])
+def test_a_vector_that_is_refused_is_closed(name, monkeypatch):
+    """It may have processes, and whoever checks configs lives on."""
+    monkeypatch.setattr(Closing, "closed", 0)
+    problem(f"{HERE}:{name}")
+    assert 1 == Closing.closed
+
+
 @pytest.mark.parametrize("where", ["constructor", "reset"])
 def test_a_constructor_or_reset_that_raises_fails_the_probe(where):
     found = problem("tests.environments:RaisingEnv", kwargs={"where": where})

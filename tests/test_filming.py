@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def trained(folder: Path, env: dict[str, Any], **sections: Any) -> None:
 
 
 def run(folder: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ["eval", "a-run", "--runs-dir", str(folder), *arguments])
+    checkpoint = () if arguments[0].startswith("/") else ("a-run",)
+    return CliRunner().invoke(cli.app, ["eval", *checkpoint, *arguments, "--runs-dir", str(folder)])
 
 
 def frames(path: Path) -> list[Any]:
@@ -66,7 +68,9 @@ def test_episodes_of_cartpole_are_filmed_and_returns_are_those_without(tmp_path:
     found = json.loads(done.stdout)
     videos = found.pop("videos")
     assert without == found
-    assert [f"v1-0000000010-episode-{index}.mp4" for index in range(3)] == sorted(path.name for path in (tmp_path / "videos").iterdir())
+    assert [f"a-run-v1-0000000010-episode-{index}.mp4" for index in range(3)] == sorted(
+        path.name for path in (tmp_path / "videos").iterdir()
+    )
     for video in videos:
         assert video["length"] + 1 == imageio_ffmpeg.count_frames_and_secs(video["path"])[0]
         pictures = frames(Path(video["path"]))
@@ -81,7 +85,7 @@ def test_a_video_shows_every_step_of_its_episode_and_no_other(tmp_path: Path) ->
     done = run(tmp_path, "--episodes", "5", "--video", str(tmp_path / "videos"), "--video-episodes", "2")
     assert [
         "mean return 4.00 over 5 episodes",
-        *(f"{tmp_path}/videos/v1-0000000010-episode-{k}.mp4: return 4.00 in 4 steps" for k in (0, 1)),
+        *(f"{tmp_path}/videos/a-run-v1-0000000010-episode-{k}.mp4: return 4.00 in 4 steps" for k in (0, 1)),
     ] == (done.stdout.splitlines())
     for path in (tmp_path / "videos").iterdir():
         brightness = [picture.mean() for picture in frames(path)]
@@ -91,7 +95,19 @@ def test_a_video_shows_every_step_of_its_episode_and_no_other(tmp_path: Path) ->
 def test_no_more_is_filmed_than_is_played(tmp_path: Path) -> None:
     trained(tmp_path, {"id": "tests.test_filming:Drawn"})
     run(tmp_path, "--episodes", "1", "--video", str(tmp_path))
-    assert ["v1-0000000010-episode-0.mp4"] == [path.name for path in tmp_path.glob("*.mp4")]
+    assert ["a-run-v1-0000000010-episode-0.mp4"] == [path.name for path in tmp_path.glob("*.mp4")]
+
+
+def test_videos_of_two_runs_lie_beside_each_other(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        trained(tmp_path / name, {"id": "tests.test_filming:Drawn"})
+        (tmp_path / name / "a-run").rename(tmp_path / name / f"{name}-run")
+        shutil.copytree(tmp_path / name / f"{name}-run" / "checkpoints" / "v1-0000000010", tmp_path / name / "best")
+        for source in (f"{name}-run", "best"):
+            done = run(tmp_path, str(tmp_path / name / source), "--episodes", "1", "--video", str(tmp_path / "videos"))
+            assert 0 == done.exit_code, done.stderr
+    names = ("one-best", "one-run-v1-0000000010", "two-best", "two-run-v1-0000000010")
+    assert [f"{name}-episode-0.mp4" for name in names] == sorted(path.name for path in (tmp_path / "videos").iterdir())
 
 
 def refused(folder: Path, video: Path) -> str:

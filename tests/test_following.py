@@ -143,6 +143,12 @@ def test_an_event_is_a_line() -> None:
     )
 
 
+def test_whatever_an_environment_says_is_one_line_and_no_command_of_a_terminal() -> None:
+    line = Told(3, "host-failed", {"error": "a\nb\x1b[2J\u202ec", "where": "ünder"}).line()
+    assert line.isprintable()
+    assert line.endswith('error="a\\nb\\u001b[2J\\u202ec" where=ünder')
+
+
 def test_the_command_prints_lines_or_json(script: Script, tmp_path: Path) -> None:
     script.answers = [(200, sse(1, reason="killed")), (200, sse(1, reason="killed")), (200, b"")]
     arguments = ["events", "--runs-dir", str(tmp_path)]

@@ -9,6 +9,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from tianflow.history import MARKS, NAME, HistoryFile, merged, read_rows, thinne
 from tianflow.recording import Recorder, recorded, staleness_between
 from tianflow.report.page import page
 from tianflow.report.records import read
-from tianflow.statistics import RunStatistics
+from tianflow.statistics import RunStatistics, SinkStatistics
+from tianflow.tallies import KEPT_RECORDS
 
 IMPORTED = tianflow.api
 
@@ -86,6 +88,15 @@ def test_marks_of_a_line_are_bounded_and_the_newest_stay() -> None:
     for t in range(1, 100):
         line = merged(line, row(float(t), marks=[{"t": t}]))
     assert [{"t": t} for t in range(100 - MARKS, 100)] == line["marks"]
+    assert 99 - MARKS == line["marks_left_out"]
+
+
+def test_changes_do_not_crowd_out_evaluations() -> None:
+    line = row(0.0, marks=[{"t": 0, "kind": "evaluation"}], marks_left_out=3)
+    for t in range(1, 100):
+        line = merged(line, row(float(t), marks=[{"t": t, "kind": "change"}], marks_left_out=1))
+    assert [0, *range(100 - MARKS, 100)] == [mark["t"] for mark in line["marks"]]
+    assert 3 + 99 + 99 - MARKS == line["marks_left_out"]
 
 
 def test_lines_without_what_they_should_hold_merge_all_the_same() -> None:
@@ -110,8 +121,12 @@ SPOILED: list[dict[str, Any]] = [
     {"shares": [1]},
     {"shares": {"actor": 3}},
     {"shares": {"actor": {"busy": "all"}}},
+    {"durations": [1]},
+    {"durations": {"actor": 3}},
+    {"durations": {"actor": {"count": "2"}}},
     {"marks": 3},
     {"marks": [3]},
+    {"marks_left_out": "some"},
     {"span_s": "u"},
     {"steps_per_s": 10**400},
 ]
@@ -247,6 +262,17 @@ async def test_evaluations_and_changes_are_marks_once(fake: FakeRun, tmp_path: P
     assert (2, 3) == (line["marks"][1]["generation"], line["staleness"]["bound"])
 
 
+async def test_changes_are_marks_however_many_there_were_before(fake: FakeRun, tmp_path: Path) -> None:
+    def change(times: int) -> None:
+        for _ in range(times):
+            fake.change({"balance": {"max_staleness": 3}}, source="test")
+
+    much = KEPT_RECORDS + 10
+    line = await recorded_line(fake, tmp_path / NAME, lambda: change(much), lambda: change(2), lambda: None)
+    assert [much] * (MARKS - 2) + [much + 2] * 2 == [mark["generation"] - 1 for mark in line["marks"]]
+    assert much + 2 - MARKS == line["marks_left_out"]
+
+
 async def test_replay_is_told_where_there_is_one(fake_with_replay: FakeRun, tmp_path: Path) -> None:
     fake = fake_with_replay
     line = await recorded_line(fake, tmp_path / NAME, lambda: fake.train(4))
@@ -299,6 +325,33 @@ async def test_a_failing_disk_costs_lines_and_nothing_else(fake: FakeRun, tmp_pa
     await them.close()
     line = read_off_the_loop(tmp_path / NAME)[-1]
     assert (4.0, 8) == (line["span_s"], line["staleness"]["count"])
+
+
+async def test_a_line_that_is_being_written_when_the_run_ends_reaches_file_and_sinks(
+    fake: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, freed = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def append(file: HistoryFile, line: dict[str, Any], whole: Any = HistoryFile.append) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        freed.wait(10.0)
+        whole(file, line)
+
+    monkeypatch.setattr(HistoryFile, "append", append)
+    offered: list[float] = []
+    outlet = SimpleNamespace(name="sink", offer=lambda line: offered.append(line["t"]), statistics=SinkStatistics)
+    them = Recorder(run=fake, file=HistoryFile(tmp_path / NAME), outlets=[outlet])  # type: ignore[list-item]  # that much of one
+    task = asyncio.create_task(them.run())
+    await begun.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    fake.now += 7.0
+    freed.set()
+    await them.close()
+    lines = read_off_the_loop(tmp_path / NAME)
+    assert [line["t"] for line in lines] == offered
+    assert 7.0 == lines[-1]["t"] - lines[0]["t"]
 
 
 async def test_a_disk_that_hangs_does_not_keep_a_run_from_ending(

@@ -617,13 +617,12 @@ def test_a_lost_holder_loses_what_is_open_and_keeps_what_it_committed() -> None:
     bench.sound()
 
 
-@pytest.mark.parametrize(("committed", "expected"), [(True, 3), (False, 2)])
-def test_a_barrier_drops_what_is_open_and_leaves_what_the_learner_has(committed: bool, expected: int) -> None:
+def test_a_stop_drops_what_is_open_and_leaves_what_the_learner_has() -> None:
     bench = Bench(batch=1, bound=5)
     bench.committed()
     batch = bench.taken()
     bench.granted(), bench.begun(), bench.committed()
-    assert expected == bench.ledger.drop_open("barrier", committed=committed)
+    assert 3 == bench.ledger.drop_open("stopped")
     bench.sound()
     bench.settle(batch)
     bench.sound()

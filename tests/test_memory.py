@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.settings import cartpole
+from tianflow import memory
 from tianflow.channels.arena import arena_nbytes
 from tianflow.config_loading import load_config
 from tianflow.errors import ConfigError
 from tianflow.layout import make_layout
-from tianflow.memory import check_memory, slots_capacity, slots_wanted
+from tianflow.memory import check_memory, check_network_memory, slots_capacity, slots_wanted, usable_memory
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 SPEC = EnvironmentSpec("x", (LeafSpec("", (2,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")
@@ -42,3 +45,24 @@ def test_a_limit_below_a_batch_and_a_slot_an_actor_is_refused_with_what_would_do
 def test_with_replay_slots_do_not_grow_with_the_age_that_items_may_have(bound):
     given = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn"}, "balance": {"max_staleness": bound}, "actors": {"count": 20}}
     assert slots_wanted(load_config(given)) == 4 + 2 * 20
+
+
+def test_a_network_larger_than_the_machine_is_refused_with_its_size_before_anything_is_allocated(monkeypatch):
+    needed = 4 * 4 * ((2 + 1) * 1000 + (1000 + 1) * 50)  # four float32 for every weight and bias of 2 -> 1000 -> 50
+    monkeypatch.setattr(memory, "usable_memory", lambda: needed - 1)
+    with pytest.raises(ConfigError, match=r"network.hidden = \[1000, 50\]: a network of 53,050 parameters or more"):
+        check_network_memory(cartpole(network={"hidden": [1000, 50]}), SPEC)
+    monkeypatch.setattr(memory, "usable_memory", lambda: needed)
+    check_network_memory(cartpole(network={"hidden": [1000, 50]}), SPEC)
+
+
+def test_a_network_of_any_size_is_judged_at_once():
+    with pytest.raises(ConfigError, match="GiB, and this machine has"):
+        check_network_memory(cartpole(network={"hidden": [10**15, 10**15]}), SPEC)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("4096\n", 4096), ("max\n", None), ("9" * 30, None), ("", None), (None, None)])
+def test_usable_is_what_the_control_group_allows_of_the_machine(tmp_path: Path, text: str | None, expected: int | None):
+    if text is not None:
+        (tmp_path / "memory.max").write_text(text)
+    assert usable_memory(tmp_path) == (memory.machine_memory() if expected is None else expected)

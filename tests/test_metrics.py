@@ -83,6 +83,8 @@ def test_both_formats_parse_and_agree(run: FakeRun, accept: str) -> None:
             "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
             "application/openmetrics-text; version=1.0.0",
         ),
+        ("application/openmetrics-text; version=new", "text/plain; version=0.0.4"),
+        ("text/plain; version=1.x", "text/plain; version=0.0.4"),
     ],
 )
 def test_the_format_follows_the_accept_header(run: FakeRun, accept: str, expected: str) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from tianflow.config import Config, EnvSettings, NetworkSettings, PPOSettings
 from tianflow.errors import ConfigError
-from tianflow.network_rules import channels_first, check_network, image_size, state_spec
+from tianflow.network_rules import channels_first, check_network, image_size, state_spec, torso_parameters
 from tianflow.networks import Mlp, Network, Output, make_network
 from tianflow.networks.parts import ResettingLstm, Vector
+from tianflow.networks.q_values import QNetwork
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 DISCRETE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(0,))
@@ -313,3 +314,35 @@ def test_checking_a_built_in_network_does_not_import_torch() -> None:
         "assert network_rules.state_spec(config.network) == {'h': (3,), 'c': (3,)}; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("lstm", [0, 7])
+@pytest.mark.parametrize(
+    ("settings", "leaves"),
+    [
+        (NetworkSettings(hidden=(8, 16)), EVERYTHING),
+        (NetworkSettings(hidden=()), (VECTOR,)),
+        (NetworkSettings(name="nature_cnn"), (IMAGE,)),
+        (NetworkSettings(name="nature_cnn", kwargs={"units": 9}), (LeafSpec("", (84, 61, 3), "uint8"),)),
+        (NetworkSettings(name="impala_resnet", kwargs={"channels": [4, 6]}), (LeafSpec("", (3, 37, 42), "uint8"),)),
+        (NetworkSettings(name="impala_resnet"), EVERYTHING),
+    ],
+)
+def test_parameters_of_a_torso_are_known_without_making_it(settings: NetworkSettings, leaves: tuple[LeafSpec, ...], lstm: int) -> None:
+    settings = settings.model_copy(update={"lstm": lstm})
+    network = QNetwork(settings, spec(*leaves), duelling=False)
+    made = [network.torso, *([network.lstm] if network.lstm else [])]
+    assert sum(tensor.numel() for part in made for tensor in part.parameters()) == torso_parameters(settings, leaves)
+
+
+def test_a_network_of_the_users_may_have_any_number_of_parameters() -> None:
+    assert 0 == torso_parameters(NetworkSettings(name="tests.test_networks:Mlp", hidden=(10**9,)), (VECTOR,))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "path"),
+    [({"units": "many"}, "units"), ({"units": 0}, "units"), ({"channels": []}, "channels"), ({"channels": 16}, "channels")],
+)
+def test_sizes_that_are_none_are_refused(kwargs: dict[str, Any], path: str) -> None:
+    (problem,) = check_network(config(NetworkSettings(name="impala_resnet", kwargs=kwargs)), spec(IMAGE))
+    assert f"network.kwargs.{path}" == problem.path

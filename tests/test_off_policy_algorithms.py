@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.pretended_device import pretended_device
 from tests.test_networks import observations
 from tianflow.algorithms.dqn import DQN
 from tianflow.algorithms.r2d2 import R2D2, harmless, learned_rows, only_first, unrolled
@@ -309,6 +310,20 @@ def test_live_settings_are_absolute_and_the_rate_is_a_matter_of_its_own(name: st
     before = two.flat().copy()
     two.step(LearnerBatch(windows(name)))
     assert np.array_equal(before, two.flat())
+
+
+@every_algorithm
+def test_what_lies_on_another_device_is_learned_from_there_and_as_on_a_cpu(name: str) -> None:
+    _, cpu = made(name, normalise=True)
+    with pretended_device() as device:
+        _, there = made(name, normalise=True, device=device)
+        for seed in range(3):
+            arrays = windows(name, seed=seed)
+            found = there.step(LearnerBatch({leaf: array.to(device) for leaf, array in arrays.items()}))
+            expected = cpu.step(LearnerBatch(arrays))
+            assert expected.priorities.tolist() == pytest.approx(found.priorities.tolist(), rel=1e-3, abs=1e-4)
+            assert expected.statistics == pytest.approx(found.statistics, rel=1e-3, abs=1e-4)
+        there.load_state_dict(there.state_dict())
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -71,6 +72,12 @@ def test_a_module_that_raises_on_import_has_its_error_told(monkeypatch: pytest.M
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     assert 'ZeroDivisionError("in the user\'s module")' in problem("a_broken_module:Law").message
+
+
+def test_a_script_that_ends_on_import_ends_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_script_without_guard.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "cannot import 'a_script_without_guard': SystemExit(0)" == problem("a_script_without_guard:Law").message
 
 
 def test_attributes_are_looked_up_along_dots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""learner.precision: bfloat16 is nowhere but inside the networks of the learner, and float32 is as it always was."""
+"""learner.precision and actors.precision: bfloat16 is nowhere but inside networks, and float32 is as it always was."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +16,9 @@ from tests import test_algorithms as on_policy
 from tests import test_off_policy_algorithms as off_policy
 from tianflow.algorithms import precision
 from tianflow.algorithms.flat import Adam
-from tianflow.algorithms.precision import InBfloat16, as_it_is, forward_in, raised, why_slow
-from tianflow.config import Config, LearnerSettings
+from tianflow.algorithms.precision import InBfloat16, act_in, as_it_is, forward_in, raised, why_slow
+from tianflow.config import ActorSettings, Config, LearnerSettings
+from tianflow.errors import ConfigError
 from tianflow.interfaces import LearnerBatch
 from tianflow.networks import Output
 from tianflow.ops import distributions
@@ -88,6 +90,12 @@ class Watch:
     def in_float32(self) -> set[str]:
         """Functions that saw float32 alone, and never autocast."""
         return {name for name, dtypes in self.dtypes.items() if dtypes == {torch.float32} and self.autocast[name] == {False}}
+
+
+def one_step(policy: Any, leaves: tuple[LeafSpec, ...], columns: int) -> Any:
+    """What the policy makes of one observation for each of ``columns`` environments."""
+    observation = {name: leaf[0] for name, leaf in on_policy.observations(leaves, 1, columns).items()}
+    return policy.act(observation, policy.initial_state(columns), policy.noise(1, columns, np.random.default_rng(0))[0])
 
 
 def emitted(learner: Any) -> set[torch.dtype]:
@@ -219,6 +227,75 @@ def test_actors_and_evaluation_act_in_float32_whatever_the_learner_does() -> Non
         policy.load(learner.flat())
         arrays.append(on_policy.rollout(policy, env))
     off_policy.same_state(*({name: tensor.numpy() for name, tensor in each.items()} for each in arrays))
+
+
+# Actors ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lstm", [0, 5])
+@pytest.mark.parametrize("network", ["mlp", "nature_cnn", "impala_resnet"])
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_an_actor_in_bfloat16_records_the_log_probabilities_of_the_policy_it_followed(kind: str, network: str, lstm: int) -> None:
+    """They are in all digits of float32 those of parameters with the digits of bfloat16, which are nearly those of float32."""
+    env = on_policy.spec(on_policy.ACTIONS[kind], *([] if network == "mlp" else [IMAGE]))
+    policy, _ = on_policy.pair(on_policy.config(network=network, lstm=lstm), env)
+    exact = one_step(policy, env.observation, on_policy.N)
+    policy.act_in_bfloat16()
+    low = one_step(policy, env.observation, on_policy.N)
+    assert {torch.float32} == {leaf.dtype for leaf in (low.parameters, *low.state.values())}
+    assert torch.equal(low.parameters, low.parameters.bfloat16().float())
+    assert 0.0 < (low.parameters - exact.parameters).abs().max() < 0.02
+    recorded = policy.record(low.parameters, low.action)["log_prob"]
+    assert torch.equal(distributions.distribution_for(env.action).log_prob(low.parameters, low.action), recorded)
+    assert not torch.equal(recorded, recorded.bfloat16().float())
+
+
+@every_actor_critic
+def test_new_weights_reach_an_actor_in_bfloat16(algorithm: str) -> None:
+    env, settings = on_policy.spec(), on_policy.config(algorithm, lstm=5)
+    old, learner = on_policy.pair(settings, env)
+    old.act_in_bfloat16()
+    before = on_policy.rollout(old, env)
+    learner.step(on_policy.batch_for(settings, env, learner))
+    new, _ = on_policy.pair(settings, env)
+    new.load(learner.flat())
+    new.act_in_bfloat16()
+    new.load(learner.flat())
+    old.load(learner.flat())
+    found, expected = on_policy.rollout(old, env), on_policy.rollout(new, env)
+    assert torch.equal(expected["log_prob"], found["log_prob"])
+    assert not torch.equal(before["log_prob"], found["log_prob"])
+
+
+@every_off_policy
+def test_an_actor_of_replay_acts_in_bfloat16_with_the_weights_that_were_loaded(name: str) -> None:
+    policy, learner = off_policy.made(name)
+    leaves, flat = ((off_policy.VECTOR, off_policy.NUMBER), off_policy.N), learner.flat().copy()
+    exact = one_step(policy, *leaves)
+    policy.act_in_bfloat16()
+    low = one_step(policy, *leaves)
+    policy.load(np.zeros_like(flat))
+    nothing = one_step(policy, *leaves)
+    policy.load(flat)
+    assert low.parameters.dtype == torch.float32
+    assert 0.0 < (low.parameters - exact.parameters).abs().max() < 0.02
+    assert not torch.equal(nothing.parameters, low.parameters)
+    assert torch.equal(one_step(policy, *leaves).parameters, low.parameters)
+
+
+def test_a_small_network_on_arrays_is_not_used_in_its_place() -> None:
+    policy, _ = on_policy.pair(on_policy.config(), on_policy.spec())
+    assert policy.on_arrays(on_policy.N) is not None
+    policy.act_in_bfloat16()
+    assert policy.on_arrays(on_policy.N) is None
+
+
+def test_a_policy_that_cannot_is_refused_by_the_name_of_the_setting() -> None:
+    settings = on_policy.config().model_copy(update={"actors": ActorSettings(precision="bf16")})
+    unable: Any = object()
+    with pytest.raises(ConfigError, match=r"actors\.precision.*ppo has no act_in_bfloat16"):
+        act_in(settings, unable)
+    act_in(on_policy.config(), unable)
 
 
 # Float32 is as it was ---------------------------------------------------------------------------------------------------

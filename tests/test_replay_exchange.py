@@ -183,9 +183,9 @@ def test_priorities_go_back_to_those_who_drew_and_the_slot_is_free_after_that() 
     world.settle(batch)
     returned = [request for shard in world.shards.values() for request in shard.asked]
     assert all(isinstance(request, Prioritise) and (request.draw, request.slot) == (draw.ticket, draw.slot) for request in returned)
-    assert draw.slot not in world.exchange._free_draws
+    assert draw.slot not in world.exchange._draws.free_slots
     world.work()
-    assert draw.slot in world.exchange._free_draws
+    assert draw.slot in world.exchange._draws.free_slots
     assert DRAWN == world.exchange.replay_statistics().trained
     world.sound()
 
@@ -196,7 +196,7 @@ def test_nothing_goes_back_without_priorities_or_after_a_skipped_update(prioriti
     world.filled()
     world.settle(world.pulled(), skipped=skipped)
     assert [] == kinds(world.shards[0])
-    assert 4 == len(world.exchange._free_draws)
+    assert 4 == len(world.exchange._draws.free_slots)
     world.sound()
 
 
@@ -578,7 +578,7 @@ def test_priorities_are_not_given_to_the_next_life_of_the_shard_that_drew() -> N
     world.filled()
     world.settle(batch)
     assert [] == kinds(world.shards[0])
-    assert 4 == len(world.exchange._free_draws)
+    assert 4 == len(world.exchange._draws.free_slots)
     world.sound()
 
 
@@ -586,9 +586,9 @@ def test_a_shard_lost_while_it_takes_priorities_frees_the_slot() -> None:
     world = World(shards=1)
     world.filled()
     world.settle(world.pulled())
-    assert 3 == len(world.exchange._free_draws)
+    assert 3 == len(world.exchange._draws.free_slots)
     world.lose(0)
-    assert 4 == len(world.exchange._free_draws)
+    assert 4 == len(world.exchange._draws.free_slots)
     assert {} == world.discarded
     world.sound()
 
@@ -624,7 +624,7 @@ def test_an_answer_to_a_draw_that_the_learner_has_already_does_not_free_it() -> 
     shard = world.shards[0]
     shard.answer("drawn", batch.trajectories[0].ticket, DRAWN, shard.holdings)
     shard.answer("prioritised", batch.trajectories[0].ticket, shard.holdings)
-    assert 3 == len(world.exchange._free_draws)
+    assert 3 == len(world.exchange._draws.free_slots)
     world.settle(batch)
     world.work()
     world.sound()
@@ -677,7 +677,7 @@ def test_a_learner_lost_in_any_state_of_its_draws_loses_those_and_nothing_of_rep
     world.settle(world.pulled())
     world.work()
     assert {} == world.dropped
-    assert 4 == len(world.exchange._free_draws)
+    assert 4 == len(world.exchange._draws.free_slots)
     world.sound()
 
 
@@ -713,7 +713,7 @@ def test_the_end_reaches_everyone_who_waits_and_leaves_nothing_behind() -> None:
     world.lose_learner()
     world.exchange.shard_lost(0, "stopped")
     told = world.exchange.replay_statistics()
-    assert (0, 4) == (told.held, len(world.exchange._free_draws))
+    assert (0, 4) == (told.held, len(world.exchange._draws.free_slots))
     assert 0 == world.ledger.snapshot().open
     world.settle(held)
     world.sound()
@@ -951,7 +951,7 @@ def test_whatever_happens_in_any_order_the_identities_hold_and_nothing_is_stuck(
     world.lose_learner()
     world.work()
     assert 0 == world.exchange.replay_statistics().held
-    assert 4 == len(world.exchange._free_draws)
+    assert 4 == len(world.exchange._draws.free_slots)
     assert 0 == world.ledger.snapshot().open
     world.sound()
 

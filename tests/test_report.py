@@ -326,6 +326,12 @@ def test_changes_are_listed_with_what_was_before() -> None:
     assert "1 older ones are left out." in text
 
 
+def test_marks_that_the_history_left_out_are_counted() -> None:
+    rows = (row(0.0, marks_left_out=1200), row(1.0, marks_left_out="x"), row(2.0, marks_left_out=34), row(3.0))
+    assert " 1,234 more of what happened" in page(records(*rows), now=NOW)
+    assert "more of what happened" not in page(records(row(0.0)), now=NOW)
+
+
 # The command --------------------------------------------------------------------------------------------------------
 
 

@@ -593,7 +593,7 @@ def test_a_policy_that_acts_on_arrays_writes_what_it_would_write_with_tensors(mo
 
         def load(policy=policy, flat=flat, loads=loads):
             if next(loads) == 5:
-                policy.load(flat._bytes)
+                policy.load(flat._model.buffer.bytes.numpy())
             return Version(1, 3)
 
         harness = Harness(config, lambda action, policy=policy: policy, load=load)

@@ -19,11 +19,12 @@ from tianflow import logs
 from tianflow.ledger import Ledger
 from tianflow.payloads import Settlement, Version
 from tianflow.rates import Rates
-from tianflow.screen import PlainLines, Screen, drawing, duration, make_screen, number, plain_line, summary_text
+from tianflow.screen import PlainLines, Screen, drawing, make_screen, plain_line, summary_text
 from tianflow.statistics import ComponentStatistics, TimeShares
 from tianflow.status import describe, time_left
 from tianflow.summary import lost
 from tianflow.tickets import Limits
+from tianflow.words import duration, number
 
 
 def described(run: FakeRun, rates: Rates | None = None) -> dict[str, Any]:

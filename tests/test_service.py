@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from multidict import CIMultiDict
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.fakes_run import FakeRun
@@ -343,16 +344,28 @@ async def test_another_content_type_is_415_with_what_is_accepted(client: Client,
     assert "application/merge-patch+json" == response.headers["Accept-Patch"]
 
 
-@pytest.mark.parametrize("tag", ['"1"', "*", '"7", "1"'])
+@pytest.mark.parametrize("tag", ['"1"', "*", '"7", "1"', 'W/"1" , "1"'])
 async def test_a_patch_for_this_generation_is_applied(client: Client, tag: str) -> None:
     assert 200 == (await patch(client, "balance", {"max_staleness": 4}, **{"If-Match": tag})).status
 
 
-@pytest.mark.parametrize("tag", ['"2"', 'W/"1"', "1", '"01"'])
+@pytest.mark.parametrize("tag", ['"2"', 'W/"1"', '""', '"01"', '"*"'])
 async def test_a_patch_for_another_generation_is_412(client: Client, run: FakeRun, tag: str) -> None:
     response = await patch(client, "balance", {"max_staleness": 4}, **{"If-Match": tag})
     await problem(response, 412)
     assert '"1"' == response.headers["ETag"]
+    assert 1 == run.generation
+
+
+async def test_tags_of_several_lines_are_one_list(client: Client) -> None:
+    headers = CIMultiDict([*CONTROL.items(), ("Content-Type", "application/merge-patch+json"), ("If-Match", '"7"'), ("If-Match", '"1"')])
+    async with client.patch(f"{RUN}/balance", data=b"{}", headers=headers) as response:
+        assert 200 == response.status
+
+
+@pytest.mark.parametrize("tag", ["", "1", '"1', '"1" "2"', '"1",', "*, *", '"a b"', 'w/"1"', '"1"; "2"'])
+async def test_what_is_no_list_of_tags_is_400(client: Client, run: FakeRun, tag: str) -> None:
+    await problem(await patch(client, "balance", {"max_staleness": 4}, **{"If-Match": tag}), 400)
     assert 1 == run.generation
 
 
@@ -438,7 +451,7 @@ async def test_an_unreadable_host_is_400(client: Client) -> None:
     await problem(await client.get("/livez", headers={"Host": "[::1"}), 400)
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1", "http://127.0.0.1"])
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1", "http://127.0.0.1", "http://[", "http://[x]"])
 async def test_a_page_of_another_origin_drives_nothing(client: Client, run: FakeRun, origin: str) -> None:
     await problem(await client.post(f"{RUN}/stop", headers=CONTROL | {"Origin": origin}), 403)
     assert "running" == run.state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,15 +14,21 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 from tests.fakes_run import FakeRun
 from tests.test_service import CONTROL, READ, RUN, TOKENS, problem
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config import HttpSettings
 from tianflow.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
+from tianflow.rates import Rates
 from tianflow.service import fan, streams
 from tianflow.service import feed as feeding
+from tianflow.service.app import Served, make_app
+from tianflow.service.auth import NO_TOKENS, Guard
 from tianflow.service.feed import LONGEST_TEXT, TOGETHER_S, Feed
+from tianflow.service.problems import Handler
 from tianflow.service.server import Server, serve
 from tianflow.service.throttle import ADDRESSES, Throttle
 
@@ -464,3 +471,20 @@ def test_only_so_many_addresses_are_remembered(clock: Clock) -> None:
     for number in range(10 * ADDRESSES):
         throttle.take(str(number))
     assert ADDRESSES == len(throttle._buckets)
+
+
+@pytest.mark.parametrize("follow", ["true", "false"])
+async def test_who_leaves_before_the_first_word_is_no_unexpected_error(run: FakeRun, follow: str, caplog: pytest.LogCaptureFixture) -> None:
+    @web.middleware
+    async def leave(request: web.Request, handler: Handler) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return await handler(request)
+
+    served = Served(run, Rates(read=run.statistics), Feed(events=run.events, clock=time.time))
+    app = make_app(runs={run.id: served}, guard=Guard(tokens=NO_TOKENS, loopback=True), http=HttpSettings())
+    app.middlewares.append(leave)
+    async with TestClient(TestServer(app)) as client:
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await client.get(f"{EVENTS}?follow={follow}")
+    assert "a request failed" not in caplog.text

@@ -270,6 +270,7 @@ async def said(reader: asyncio.StreamReader) -> bytes:
     [
         ({"Origin": "http://example.com"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
         ({"Host": "example.com"}, 421),
         ({"Host": "127.0.0.1.example.com"}, 421),
         ({"Host": "["}, 400),

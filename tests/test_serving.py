@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -460,6 +461,39 @@ async def test_allowed_modules_may_be_named(tmp_path: Path) -> None:
         assert 201 == status, answer
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"env.kwargs.a": "colorsys:x", "env.kwargs": {"b": 1}},
+        {"env.kwargs": {"a": {"b": "colorsys:x"}}},
+    ],
+)
+async def test_no_override_hides_what_another_names(world: World, overrides: dict[str, Any]) -> None:
+    status, answer, _ = await post(world, {"config": SMALL, "overrides": overrides})
+    assert 422 == status
+    assert all("module that is not allowed here" in error["message"] for error in answer["errors"])
+
+
+async def test_overrides_that_are_a_value_and_a_table_at_once_are_refused(world: World) -> None:
+    status, answer, _ = await post(world, {"config": SMALL, "overrides": {"env.num_envs": 1, "env.num_envs.x": 2}})
+    assert (422, "config.env.num_envs.x") == (status, answer["errors"][0]["path"])
+
+
+async def test_a_change_names_no_module_that_a_submission_may_not(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_a_stranger.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    await world.submit("a")
+    await until(up(world, "a"))
+    merge = CONTROL | {"Content-Type": "application/merge-patch+json"}
+    for law in ("of_a_stranger:Law", ["staleness", "of_a_stranger:Law"]):
+        refused = await world.client.patch(f"{RUNS}/a/balance", data=json.dumps({"controller": law}), headers=merge)
+        assert 422 == refused.status
+        assert ["balance.controller"] == [error["path"] for error in (await refused.json())["errors"]]
+    assert "of_a_stranger" not in sys.modules
+    accepted = await world.client.patch(f"{RUNS}/a/balance", data='{"controller": "open_loop"}', headers=merge)
+    assert (200, "open_loop") == (accepted.status, (await accepted.json())["controller"])
+
+
 # Lists and looks ------------------------------------------------------------------------------------------------------------------
 
 
@@ -554,6 +588,25 @@ async def test_a_run_that_hangs_is_stopped_and_ended_when_its_time_is_up(world: 
     assert 503 == response.status
     response = await world.act("a", "stop")
     assert (202, "stopped") == (response.status, (await response.json())["state"])
+    await until(lambda: not world.house.lives)
+    assert world.child("a").killed
+    assert {"a": "stopped"} == await world.states()
+
+
+async def test_a_run_that_is_stopped_while_its_process_starts_and_hangs_is_ended_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_open, opening = asyncio.Event(), asyncio.Event()
+
+    async def held(_: PlayedChild) -> None:
+        opening.set()
+        await may_open.wait()
+
+    monkeypatch.setattr(houses, "LEAVE_S", 0.2)
+    monkeypatch.setattr(PlayedChild, "release", lambda _: None)  # it hears nothing
+    monkeypatch.setattr(PlayedChild, "open", held)
+    await world.submit("a")
+    await opening.wait()
+    assert 202 == (await world.act("a", "stop")).status
+    may_open.set()
     await until(lambda: not world.house.lives)
     assert world.child("a").killed
     assert {"a": "stopped"} == await world.states()

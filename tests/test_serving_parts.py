@@ -310,3 +310,10 @@ def test_metrics_say_of_each_run_what_it_says_itself() -> None:
     body, _ = exposition(ServiceCollector(counts={}, restarts=0, requests={}), [page, page_of("b")], "")
     assert len(told(page)) > 50
     assert told(page) == told(body.decode())
+
+
+def test_a_label_may_hold_what_ends_a_line_elsewhere() -> None:
+    name = "a\u2028b\x85c"
+    body, _ = exposition(ServiceCollector(counts={}, restarts=0, requests={}), [page_of(name)], "")
+    samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
+    assert {name} == {sample.labels["run"] for sample in samples if "run" in sample.labels}

@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ from tianflow.layout import layout_to_wire, make_layout, spec_to_wire
 from tianflow.ledger import Ledger
 from tianflow.metrics.families import DROP_REASONS
 from tianflow.payloads import Batch, Settlement, Trajectory, Version
+from tianflow.simulation.rates import Rates
+from tianflow.simulation.world import Simulation
 from tianflow.tickets import Blocked, Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
@@ -166,8 +169,8 @@ async def test_every_setting_of_balance_reaches_the_ledger_and_no_constant_stand
         for bound in (0, 3, 11, 40):
             await handle.balance.set(max_staleness=bound)
             assert bound + 1 == ledger.credits_limit + ledger.publish_lag
-        await handle.balance.set(credits=5, straggler_patience=3.5, min_fragment_steps=3)
-        assert (5, 3.5, 3) == (ledger.credits_limit, ledger.limits.patience, ledger.limits.min_fragment_steps)
+        await handle.balance.set(credits=5, straggler_patience=3.5)
+        assert (5, 3.5) == (ledger.credits_limit, ledger.limits.patience)
         await handle.algorithm.set(batch_trajectories=3)
         assert 3 == ledger.limits.batch
 
@@ -273,6 +276,7 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
         "start": [[1, 0], 0],
         "published": [1, 0],
         "incarnation": 0,
+        "era": 0,
         "checkpoint": None,
         "threads": 1,
     }
@@ -413,3 +417,39 @@ def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_a
 
     assert {"a", "b"} == trained(paced=False)
     assert set(durations) == trained(paced=True)
+
+
+@pytest.mark.parametrize(("update_s", "factor"), [(0.2, 10.0), (1.0, 2.0), (3.0, 10.0)])
+@pytest.mark.parametrize("bound", [0, 1, 3])
+@pytest.mark.parametrize("law", ["staleness", "freshest", "lockstep"])
+def test_discarding_starves_no_slow_environment(law: str, bound: int, update_s: float, factor: float) -> None:
+    """One actor of eight is slower, in virtual time: as much of its data is kept as of the others', and it has at least its share."""
+    slow, others = kept_and_trained(law, bound, factor=factor, update_s=update_s)
+    assert slow[0] == pytest.approx(others[0], rel=0.1)
+    assert slow[1] >= 0.9 * others[1] / factor
+
+
+@pytest.mark.parametrize(("bound", "factor"), [(0, 2.0), (1, 2.0), (3, 10.0)])
+def test_without_pacing_a_slow_environment_would_starve(bound: int, factor: float) -> None:
+    """The measure that the test before goes by does see it."""
+    slow, others = kept_and_trained("consume_only", bound, factor=factor, update_s=3.0)
+    assert slow[0] < 0.1 * others[0]
+    assert slow[1] < 0.1 * others[1] / factor
+
+
+def kept_and_trained(law: str, bound: int, *, factor: float, update_s: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(trained of all steps that were trained or dropped, steps trained) of the slow actor, and of the others in the mean."""
+    config = cartpole(
+        algorithm={"batch_trajectories": 4},
+        actors={"count": 8, "rollout_steps": 32},
+        balance={"max_staleness": bound, "controller": law, "min_fragment_steps": 1},
+    )
+    rates = Rates(trajectory_s=1.0, update_s=update_s, straggler_share=1 / 8, straggler_factor=factor)
+    simulation = Simulation(config, rates, seed=1)
+    simulation.run(updates=200)
+    shares = simulation.ledger.snapshot().shares
+    found = {
+        holder: (share.trained_steps / (share.trained_steps + share.dropped_steps), share.trained_steps) for holder, share in shares.items()
+    }
+    slow = found.pop("actor-2")  # drawn with that seed
+    return slow, (statistics.mean(kept for kept, _ in found.values()), statistics.mean(steps for _, steps in found.values()))

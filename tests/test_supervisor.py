@@ -12,7 +12,6 @@ from tianflow import supervisor as module
 from tianflow.errors import RunError
 from tianflow.program import ComponentSpec, HostSpec
 from tianflow.supervisor import Patience, Supervisor
-from tianflow.tickets import State
 
 
 def host(name: str, *components: str) -> HostSpec:
@@ -63,7 +62,7 @@ class Nursery:
         self.error: BaseException | None = None
         self.lost: list[tuple[str, tuple[str, ...], str]] = []
         self.failures: list[RunError] = []
-        self.tickets: list[tuple[int, int, str, State]] = []
+        self.tickets: list[tuple[int, int, str]] = []
         self.steps: dict[int, int] = {}
         self.rebuilding: list[tuple[str, float]] = []
 
@@ -326,7 +325,7 @@ async def test_a_silent_actor_host_is_killed_and_a_silent_learner_is_not(nursery
 async def test_an_environment_that_takes_no_step_is_hung_and_a_slow_one_is_not(nursery: Nursery, clock: Clock) -> None:
     slow, hung = host("actors-0", "actor-0", "actor-2"), host("actors-1", "actor-1")
     async with keeping(nursery.supervisor(step_s=6.0), slow, hung) as supervisor:
-        nursery.tickets = [(0, 0, "actor-0", State.BEGUN), (1, 1, "actor-1", State.BEGUN), (2, 2, "actor-2", State.GRANTED)]
+        nursery.tickets = [(0, 0, "actor-0"), (1, 1, "actor-1")]
         nursery.steps = {0: 0, 1: 5, 2: -1}
         for _ in range(6):
             clock(supervisor, 5.5)
@@ -351,7 +350,7 @@ async def test_environments_that_are_made_anew_for_too_long_are_hung(nursery: Nu
 
 async def test_the_hung_environment_of_a_retired_actor_is_noticed(nursery: Nursery, clock: Clock) -> None:
     async with keeping(nursery.supervisor(step_s=6.0), host("actors-0", "actor-0", "actor-2")) as supervisor:
-        nursery.tickets, nursery.steps = [(7, 0, "actor-2", State.BEGUN)], {7: 3}
+        nursery.tickets, nursery.steps = [(7, 0, "actor-2")], {7: 3}
         supervisor.reconcile([host("actors-0", "actor-0")])
         clock(supervisor, 8.0)
         await settle()

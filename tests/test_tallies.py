@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from tianflow import tallies
@@ -66,6 +68,21 @@ def test_memory_holds_the_newest_records_only_and_the_file_all(tmp_path, monkeyp
             journal.add("cli", "change", new=number)
     assert [2, 3, 4] == [record["new"] for record in journal.records]
     assert 5 == len((tmp_path / "audit.jsonl").read_text().splitlines())
+
+
+async def test_a_reader_that_gives_up_takes_no_line_of_the_audit_with_it(tmp_path):
+    """Its connection may end while the disk is slow."""
+    slow = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(slow.wait)
+        journal = Journal(path=tmp_path / "audit.jsonl", executor=executor)
+        journal.add("cli", "pause")
+        reading = asyncio.create_task(journal.read(before=None, limit=10))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        slow.set()
+        assert ["pause"] == [record["action"] for record in (await journal.read(before=None, limit=10)).records]
 
 
 def test_waiting_is_summed_over_actors_and_kept_apart_from_the_learner():

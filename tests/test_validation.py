@@ -38,6 +38,7 @@ def test_a_valid_config_is_told_its_environment_and_its_costs() -> None:
         ("network.name=nature_cnn", "network.name", ""),
         ("network.kwargs.unit=3", "network.kwargs.unit", ""),
         ("balance.memory_limit=1", "balance.memory_limit", ""),
+        ("network.hidden=[1000000000, 1000000000]", "network.hidden", ""),
     ],
 )
 def test_what_does_not_fit_the_environment_is_named(override: str, path: str, nearest: str) -> None:

@@ -29,6 +29,8 @@ from tianflow.sinks.outlet import require_sinks
 from tianflow.summary import EOF
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tianflow.interfaces import RunControl
     from tianflow.payloads import EnvironmentSpec, TrajectoryLayout
     from tianflow.playing import LoadedPolicy
@@ -164,7 +166,7 @@ def train_cli(
     """``tianflow train``: everything a person sees, and the exit code."""
     from rich.console import Console
 
-    from tianflow.screen import make_screen, summary_text
+    from tianflow.screen import summary_text
     from tianflow.summary import lost
 
     console = Console(stderr=json_line)  # the result line has standard output to itself
@@ -173,24 +175,9 @@ def train_cli(
     prepared = _prepare(config, resume, runs_dir)
     signals = _Signals(lambda text: console.print(text, highlight=False), until_eof=until_eof)
     summary: dict[str, Any] = {}
-
-    async def whole() -> None:
-        with signals:
-            async with _opened(prepared, http=http) as session:
-                signals.session = session
-                if session.address:
-                    console.print(_where(session, terminal=console.is_terminal), highlight=False, soft_wrap=True)
-                screen = asyncio.create_task(make_screen(run=session.run, console=console, plain=plain).run(lambda: None))
-                try:
-                    await asyncio.wait({session.finished})
-                finally:
-                    screen.cancel()
-                    await asyncio.gather(screen, return_exceptions=True)
-                summary.update(session.run.summary())
-
     failure: RunError | None = None
     try:
-        loops.run(whole())
+        loops.run(_shown(prepared, signals, console, summary, http=http, plain=plain))
     except RunError as error:
         failure = error
         summary |= {"state": "failed", "error": str(error)} if summary else {}
@@ -211,6 +198,24 @@ def train_cli(
 def _what_next(directory: Path, summary: Mapping[str, Any]) -> str:
     """Where the policy lies, and what can be done with it; nothing where there is none."""
     return "" if summary.get("checkpoint") is None else f"\n  kept in {directory}: tianflow eval {directory}, tianflow report {directory}"
+
+
+async def _shown(prepared: _Prepared, signals: _Signals, console: Console, summary: dict[str, Any], *, http: bool, plain: bool) -> None:
+    """The run with a screen beside it, until it has ended; what came out is in ``summary`` then, also where it failed."""
+    from tianflow.screen import make_screen
+
+    with signals:
+        async with _opened(prepared, http=http) as session:
+            signals.session = session
+            if session.address:
+                console.print(_where(session, terminal=console.is_terminal), highlight=False, soft_wrap=True)
+            screen = asyncio.create_task(make_screen(run=session.run, console=console, plain=plain).run(lambda: None))
+            try:
+                await asyncio.wait({session.finished})
+            finally:
+                screen.cancel()
+                await asyncio.gather(screen, return_exceptions=True)
+            summary.update(session.run.summary())
 
 
 def _show_failure(error: RunError) -> None:

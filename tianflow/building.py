@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,9 @@ class Blueprint:
     draws: TrajectoryLayout | None = None
     """With replay, of what the learner gets instead of trajectories."""
     incarnation: int = 0
+    """How often this run, since it began or was resumed, has started the host before."""
+    era: int = 0
+    """The lineage that a resumed run goes on from."""
     checkpoint: Path | None = None
     threads: int = 1
 
@@ -89,6 +93,7 @@ class Builder:
     def __init__(self, *, blueprint: Blueprint, ends: Ends, compute: Compute) -> None:
         self._plan, self._ends, self._compute = blueprint, ends, compute
         self._acting: tuple[Policy, PolicyWeights] | None = None
+        self._rolled: Counter[str] = Counter()
 
     @property
     def _config(self) -> Config:
@@ -134,13 +139,14 @@ class Builder:
         from tianflow.components.shard_making import restored_shard
 
         config, spec = self._config, self._plan.spec
+        kept = self._plan.checkpoint if self._plan.incarnation == 0 else None  # one that was lost begins empty: so the run has counted it
         return ReplayShard(
             name=component.name,
             host=self._plan.host,
             end=self._ends.shard_end(component.index),
             settings=self._ends.settings,
             compute=self._compute,
-            make_shard=lambda: restored_shard(config, spec, self._plan.checkpoint, component.index),
+            make_shard=lambda: restored_shard(config, spec, kept, component.index),
             seed=make_seed(config.run.seed, component.index, self._plan.incarnation),
         )
 
@@ -171,10 +177,19 @@ class Builder:
         nbytes = policy.table.nbytes
         return policy, PolicyWeights(reader=self._ends.weights_reader(nbytes), policy=policy, nbytes=nbytes)
 
+    def _actors_policy(self) -> tuple[Policy, PolicyWeights]:
+        from tianflow.algorithms.precision import act_in
+
+        policy, weights = self._policy()
+        act_in(self._config, policy)
+        return policy, weights
+
     def _rollout(self, component: ComponentSpec) -> Rollout:
         from tianflow.components.rollout import Rollout
 
-        policy, weights = self._acting = self._acting or self._policy()  # one for all actors here: each has the thread to itself
+        life = life_of(self._plan.era, self._plan.incarnation, self._rolled[component.name])
+        self._rolled[component.name] += 1
+        policy, weights = self._acting = self._acting or self._actors_policy()  # one for all actors here: each has the thread to itself
         rollout = Rollout(
             config=self._config,
             spec=self._plan.spec,
@@ -182,7 +197,7 @@ class Builder:
             load_weights=weights.refresh,
             component=component.name,
             actor_index=component.index,
-            incarnation=self._plan.incarnation,
+            incarnation=life,
             actors=lambda: self._config.actors.count,
         )
         try:
@@ -216,6 +231,13 @@ class Builder:
         import torch
 
         torch.set_num_threads(self._plan.threads)
+
+
+def life_of(era: int, incarnation: int, times: int) -> int:
+    """One number, of 31 bits, for every life of an actor, so that none meets the seeds of another: in which ``era`` of the run, in which
+    life of its host, and how many ``times`` it was there before, for actors come and go. After a thousand they begin again.
+    """
+    return era % 2**10 << 21 | incarnation % 2**11 << 10 | times % 2**10
 
 
 def make_seed(*parts: int) -> int:

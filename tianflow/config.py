@@ -6,6 +6,7 @@ Sections are frozen; a change makes a new `Config`. What may change while a run 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny
@@ -26,7 +27,7 @@ def parse_bytes(value: object) -> object:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value)
         if match is None or match[2] not in _UNITS:
             raise ValueError(f"a number of bytes, or a number with one of {', '.join(_UNITS)}")
-        return int(float(match[1]) * _UNITS[match[2]])
+        return int(Decimal(match[1]) * _UNITS[match[2]])
     return value
 
 
@@ -141,6 +142,9 @@ class ActorSettings(Section):
     """Host processes the actors are spread over; None: one each, at most one for every core."""
     inference: Literal["local"] = "local"
     """Where actions are computed: in the actor itself."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: actors compute the policy in bfloat16, with weights rounded to it; actions, and the log-probabilities recorded of them, are of
+    that policy, in float32. Evaluation stays in fp32. It pays with convolutions, where the hardware has bfloat16."""
     refresh: Literal["trajectory", "step"] = "trajectory"
     """When newer weights are taken: at the start of a trajectory, or before any step."""
 
@@ -195,7 +199,7 @@ class LearnerSettings(Section):
     """auto: a GPU where there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: matrix products and convolutions of the learner's networks, and their gradients, in bfloat16; parameters, losses, targets and
-    optimiser stay float32, and actors always act in float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn: 1.5
+    optimiser stay float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn: 1.5
     times as fast on such a CPU, impala_resnet about twice); small MLPs gain nothing, and lose a quarter of their speed to casting. An
     algorithm of your own has to heed it itself."""
     ranks: Annotated[int, Field(ge=1, le=1)] = 1

@@ -178,7 +178,7 @@ def nested(overrides: Mapping[str, object]) -> dict[str, Table]:
     """{dotted path: value} as {section: {key: value}}, a merge patch in which None stands for the default.
 
     Raises:
-        ConfigError: naming every path that has no section.
+        ConfigError: naming every path that has no section, or one that leads through a value.
     """
     if problems := [Problem(path, value, "is no path of a setting", "section.key") for path, value in overrides.items() if "." not in path]:
         raise ConfigError(problems)
@@ -188,6 +188,8 @@ def nested(overrides: Mapping[str, object]) -> dict[str, Table]:
         table = sections.setdefault(section, {})
         for parent in parents:
             table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise ConfigError([Problem(path, value, f"{parent!r} is a value, not a table")])
         table[key] = value
     return sections
 
@@ -267,9 +269,7 @@ def _checked(tables: Table) -> Config:
 
     Strict JSON rules: ``"4"`` and ``true`` are no numbers, whole numbers do for floats, lists for tuples.
     """
-    # Not the arguments of environments: they are the user's own, never change live, and need not leave the process if it is the only one.
-    if too_large := list(_too_large("", {name: table for name, table in tables.items() if name != "env"})):
-        raise ConfigError(too_large)
+    _refuse_too_large(tables)
     problems: list[Problem] = []
     section = tables.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
@@ -289,9 +289,16 @@ def _checked(tables: Table) -> Config:
     if problems:
         raise ConfigError(problems)
     config = Config.model_validate({section: getattr(parsed, section) for section in Config.model_fields})
+    _refuse_too_large(config.model_dump(mode="json"))  # what was written as 1e30 or "9999999TiB" is a whole number only now
     if problems := config_rules.check(config):
         raise ConfigError(problems)
     return config
+
+
+def _refuse_too_large(tables: Table) -> None:
+    # Not the arguments of environments: they are the user's own, never change live, and need not leave the process if it is the only one.
+    if too_large := list(_too_large("", {name: table for name, table in tables.items() if name != "env"})):
+        raise ConfigError(too_large)
 
 
 def _too_large(path: str, value: object) -> Iterator[Problem]:
@@ -312,7 +319,7 @@ def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
     try:
         steps = int(fitted.get("actors", {}).get("rollout_steps", 32))
         samples = steps * int(fitted["env"].get("num_envs", 8)) * int(fitted["algorithm"].get("batch_trajectories", 1))
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return fitted  # wrong in a way that validation will name
     balance, default = fitted.setdefault("balance", {}), settings.model_fields.get("minibatch_size")
     if isinstance(balance, dict):

@@ -13,6 +13,8 @@ from pydantic_core import ErrorDetails
 from tianflow import plugins
 from tianflow.errors import Problem
 
+NOTHINGS = frozenset({"", "~", "none", "null", "nil", "nothing", "undefined"})
+"""Words by which people mean that a setting is to have no value."""
 _BOUNDS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
 _KINDS = {
     "int": "a whole number",
@@ -38,7 +40,7 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]
             accepted = f"{earlier.accepted}, or {problem.accepted}"
             message = earlier.message if earlier.message == problem.message else "is none of what is accepted"
             found[problem.path] = Problem(problem.path, earlier.value, message, accepted, earlier.nearest or problem.nearest)
-    return list(found.values())
+    return [_with_null(problem, model) for problem in found.values()]
 
 
 def innermost(problems: Iterable[Problem]) -> list[Problem]:
@@ -89,6 +91,20 @@ def _problem(details: ErrorDetails, keys: list[str], model: type[BaseModel]) -> 
     if wanted is not None and kind.endswith(("_type", "_parsing", "_from_float")):
         return Problem(path, value, "is of the wrong type", wanted)
     return Problem(path, value, details["msg"])
+
+
+def _with_null(problem: Problem, model: type[BaseModel]) -> Problem:
+    """``problem``, telling how to write that there is no value to whoever tried to."""
+    if not (isinstance(problem.value, str) and problem.value.strip().lower() in NOTHINGS):
+        return problem
+    *parents, key = problem.path.split(".")
+    section = _section(model, parents)
+    field = None if section is None else section.model_fields.get(key)
+    if field is None or field.is_required():
+        return problem
+    outcome = "for no value" if field.default is None else "for the default"
+    accepted = ", or ".join(part for part in (problem.accepted, f"null {outcome} (in a file: leave it out)") if part)
+    return Problem(problem.path, problem.value, problem.message, accepted, problem.nearest)
 
 
 def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from tianflow.control_file import NAME, ControlFile
+from tianflow.memory import machine_memory, usable_memory
 
 REQUIRED = ("torch", "numpy", "gymnasium", "aiohttp", "msgpack", "pydantic", "safetensors")
 EXTRAS = {
@@ -87,10 +88,8 @@ def cores(cgroup: Path) -> Finding:
 
 def memory(cgroup: Path) -> Finding:
     """Memory of the machine, or what the control group allows of it."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = [*_words(cgroup / "memory.max"), "max"][0]
-    usable = total if limit == "max" else min(total, int(limit))
-    value = f"{usable / 2**30:.1f} GiB usable of {total / 2**30:.1f}"
+    usable = usable_memory(cgroup)
+    value = f"{usable / 2**30:.1f} GiB usable of {machine_memory() / 2**30:.1f}"
     return Finding("memory", "ok", value) if usable >= 2**31 else Finding("memory", "warning", value, "fewer actors or a smaller replay")
 
 

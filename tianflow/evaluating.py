@@ -33,9 +33,15 @@ def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | N
     policy = api.load_policy(path, runs_dir=runs_dir)
     if video is None:
         return play(policy, episodes=episodes)
-    films = filming.film(policy, video, name=path.name, episodes=min(episodes, video_episodes))
+    films = filming.film(policy, video, name=name_of(path), episodes=min(episodes, video_episodes))
     videos = [{**asdict(film), "path": str(film.path)} for film in films]
     return {**play(policy, episodes=episodes), "videos": videos}
+
+
+def name_of(checkpoint: Path) -> str:
+    """Of a checkpoint, with that of its run, or of the folder that it was copied to: those of two runs bear the same names."""
+    *_, folder, name = ("", *(part for part in checkpoint.resolve().parts[1:] if part != "checkpoints"))
+    return f"{folder}-{name}" if folder else name
 
 
 def evaluate(

@@ -167,4 +167,7 @@ def _short(value: object) -> str:
         return "{" + ", ".join(f"{key}={_short(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_short, value[:5])) + (f", … {len(value)}]" if len(value) > 5 else "]")
-    return "-" if value is None else json.dumps(value, ensure_ascii=False) if isinstance(value, str) and " " in value else str(value)
+    if isinstance(value, str):
+        # An environment may say anything when it fails: it stays one line, and commands nothing to a terminal.
+        return json.dumps(value) if not value.isprintable() else json.dumps(value, ensure_ascii=False) if " " in value else value
+    return "-" if value is None else str(value)

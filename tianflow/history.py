@@ -2,7 +2,8 @@
 
 A line is written about every second. When there are `LIMIT` of them, neighbours are merged, which halves them, and from then on
 a line covers twice the time: at any time there are between half of `LIMIT` and `LIMIT` lines, evenly spaced over the whole run.
-Merging keeps what must not be lost: the extremes of staleness, and what was evaluated and changed (the newest `MARKS` a line).
+Merging keeps what must not be lost: the extremes of staleness, and what was evaluated and changed (the newest `MARKS` of each kind
+a line; how many more there were is counted).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ NAME = "history.jsonl"
 LIMIT = 2000
 SPACING_S = 1.0
 MARKS = 16
+"""Of one kind in one line: programs that turn a knob all the time leave room for what was evaluated."""
 
 Row = dict[str, Any]
 """One line. Numbers count since the run began unless said otherwise; None is what is not known.
@@ -34,7 +37,8 @@ binary digits); ``shares`` of time by role and state, of the last five seconds w
 and updates by role (`tianflow.moments.durations`; runs of earlier versions have none).
 At ``t``: ``queue`` (trajectories), ``credits`` (``limit``, ``in_use``), ``state``, ``bottleneck``, ``generation``.
 Since this process began: ``dropped`` by reason, ``violations``, ``replay`` (None without).
-``marks``: what happened in the span, each with its ``t`` and ``kind``: evaluation, change or resumed.
+``marks``: what happened in the span, each with its ``t`` and ``kind``: evaluation, change or resumed. ``marks_left_out``: how many more
+there were.
 """
 
 
@@ -97,6 +101,10 @@ def _is_shares(value: object) -> bool:
     return isinstance(value, dict) and all(map(_numbers, value.values()))
 
 
+def _are_durations(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(inner, dict) and all(map(_known, inner.values())) for inner in value.values())
+
+
 def _are_marks(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(mark, dict) for mark in value)
 
@@ -107,7 +115,9 @@ _SHAPES: Mapping[str, Callable[[object], bool]] = {
     "updates_per_s": _known,
     "staleness": _is_staleness,
     "shares": _is_shares,
+    "durations": _are_durations,
     "marks": _are_marks,
+    "marks_left_out": _known,
 }
 """What merging counts on."""
 
@@ -125,8 +135,21 @@ def merged(older: Row, newer: Row) -> Row:
     row["staleness"] = _merged_staleness(older.get("staleness") or {}, newer.get("staleness") or {})
     row["shares"] = _merged_shares(older.get("shares") or {}, newer.get("shares") or {}, spans)
     row["durations"] = _merged_durations(older.get("durations") or {}, newer.get("durations") or {})
-    row["marks"] = [*(older.get("marks") or ()), *(newer.get("marks") or ())][-MARKS:]
+    row["marks"], cut = newest_marks([*(older.get("marks") or ()), *(newer.get("marks") or ())])
+    row["marks_left_out"] = cut + sum(int(part.get("marks_left_out") or 0) for part in (older, newer))
     return row
+
+
+def newest_marks(marks: Sequence[Row]) -> tuple[list[Row], int]:
+    """The newest `MARKS` of each kind, in their order, and how many that leaves out."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for mark in reversed(marks):
+        kind = str(mark.get("kind"))
+        seen[kind] += 1
+        if seen[kind] <= MARKS:
+            kept.append(mark)
+    return kept[::-1], len(marks) - len(kept)
 
 
 def _mean(older: float | None, newer: float | None, weights: tuple[float, float]) -> float | None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from tianflow.channels.link import Link, Message
 from tianflow.channels.shards import ShardEnd, decode_request
 from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedMemory, SharedWeights
 from tianflow.components.actor import Actor
-from tianflow.components.learner import Learner
+from tianflow.components.learner import Learner, LearnerState
 from tianflow.compute import Compute
 from tianflow.config import Config
 from tianflow.errors import CheckpointError, ConfigError, EnvironmentFailedError, PoisonedTrajectoryError, RunError
@@ -35,6 +35,7 @@ from tianflow.program import ComponentSpec
 
 if TYPE_CHECKING:
     from tianflow.events import Event
+    from tianflow.payloads import TrajectoryLayout
 
 FAILED = 1
 
@@ -50,13 +51,13 @@ def describe(name: str, error: BaseException) -> tuple[str, str, str]:
     return name, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 
-async def save(learner: Learner, staged: Path, executor: ThreadPoolExecutor) -> SavedState:
-    """Take the learner's state at its next boundary and write it into ``staged``, while training goes on.
+async def save(taken: Awaitable[LearnerState], staged: Path, executor: ThreadPoolExecutor) -> SavedState:
+    """Write a learner's state, once it was ``taken`` at a boundary, into ``staged``, while training goes on.
 
     Raises:
         CheckpointError: it could not be written, or is not finite.
     """
-    state = await learner.state()
+    state = await taken
     file = await asyncio.get_running_loop().run_in_executor(executor, checkpoint.write_state, staged, state.arrays)
     return SavedState(state.version, state.samples, file)
 
@@ -92,17 +93,7 @@ class HostProcess:
         self._link = Link(end=end, handle=self._handle, closed=self._closed)
         self.events = _LinkEvents(self._link)
         self._compute = Compute(name="compute", on_orphan=self._orphan)
-        blueprint = Blueprint(
-            host=self.name,
-            spec=spec_from_wire(order["spec"]),
-            layout=layout,
-            start=(Version(*order["start"][0]), order["start"][1]),
-            draws=draw_layout,
-            incarnation=order["incarnation"],
-            checkpoint=Path(order["checkpoint"]) if order["checkpoint"] else None,
-            threads=order["threads"],
-        )
-        self._builder = Builder(blueprint=blueprint, ends=self, compute=self._compute)
+        self._builder = Builder(blueprint=_blueprint(order, layout, draw_layout), ends=self, compute=self._compute)
         self._senders: dict[str, LinkTrajectorySender] = {}
         self._source: LinkBatchSource | None = None
         self._shard: ShardEnd | None = None
@@ -236,7 +227,7 @@ class HostProcess:
         learner = self._components["learner"]
         assert isinstance(learner, Learner)
         try:
-            saved = await save(learner, staged, self._disk)
+            saved = await save(learner.state(), staged, self._disk)
         except CheckpointError as error:
             self._link.send("not_saved", number, str(error))
         else:
@@ -306,6 +297,20 @@ class HostProcess:
         while True:
             self._link.send("stats", [encode_statistics(component.statistics()) for component in self._components.values()])
             await asyncio.sleep(self.settings.value.config.metrics.interval_s)
+
+
+def _blueprint(order: Mapping[str, Any], layout: TrajectoryLayout, draws: TrajectoryLayout | None) -> Blueprint:
+    return Blueprint(
+        host=order["host"],
+        spec=spec_from_wire(order["spec"]),
+        layout=layout,
+        start=(Version(*order["start"][0]), order["start"][1]),
+        draws=draws,
+        incarnation=order["incarnation"],
+        era=order["era"],
+        checkpoint=Path(order["checkpoint"]) if order["checkpoint"] else None,
+        threads=order["threads"],
+    )
 
 
 def main(payload: bytes, fds: list[int]) -> int:

@@ -229,6 +229,14 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class ActsInBfloat16(Protocol):
+    """A `Policy` that can do what ``actors.precision = "bf16"`` asks for."""
+
+    def act_in_bfloat16(self) -> None:
+        """Compute `Policy.act` in bfloat16 from now on; what it gives stays float32. Called once, before the first trajectory."""
+
+
+@runtime_checkable
 class NamesParameters(Protocol):
     """A `Policy` that can say what its parameters are. ``tianflow export`` asks; those of others are called ``parameters`` there."""
 
@@ -334,6 +342,10 @@ class RunControl(Protocol):
     def drain(self, *, source: str) -> str: ...
     def stop(self, *, source: str) -> str: ...
     def request_checkpoint(self, *, source: str) -> str: ...
+    @property
+    def audited(self) -> int:
+        """How many changes and actions there were in this process, those that `audit` no longer has included."""
+
     def audit(self) -> Sequence[Mapping[str, object]]:
         """The newest changes and actions, oldest first: time (ISO 8601), source, action, old, new. The file has all of them."""
 

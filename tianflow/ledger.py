@@ -164,10 +164,9 @@ class Ledger:
         self._slots.holder_lost(holder)
         return len(lost)
 
-    def drop_open(self, reason: str, *, committed: bool = True) -> int:
-        """Give up every ticket that is not with the learner (at a stop, or at a barrier). Returns how many."""
-        states = (State.GRANTED, State.BEGUN, State.COMMITTED) if committed else (State.GRANTED, State.BEGUN)
-        numbers = [t.number for t in self.live(*states)]
+    def drop_open(self, reason: str) -> int:
+        """Give up every ticket that is not with the learner, at a stop. Returns how many."""
+        numbers = [t.number for t in self.live(State.GRANTED, State.BEGUN, State.COMMITTED)]
         for number in numbers:
             self._drop(number, reason)
         return len(numbers)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from tianflow.channels.arena import arena_nbytes
 from tianflow.config import Config
 from tianflow.config_rules import is_paced
 from tianflow.errors import ConfigError, Problem
-from tianflow.payloads import TrajectoryLayout
+from tianflow.network_rules import torso_parameters
+from tianflow.payloads import EnvironmentSpec, TrajectoryLayout
 
 MOST_SLOTS = 65536
+CGROUP = Path("/sys/fs/cgroup")
+COPIES = 4
+"""Of every parameter, float32: the learner's, their gradient, and the two means of Adam. Published ones and actors' come on top."""
 DRAW_SLOTS = 4
 """One that the learner has, one ahead of it, one whose priorities are on their way back, one that shards write."""
 
@@ -46,3 +53,35 @@ def check_memory(config: Config, layout: TrajectoryLayout) -> None:
         )
         accepted = f"at least {least * nbytes} bytes"
         raise ConfigError([Problem("balance.memory_limit", config.balance.memory_limit, message, accepted)])
+
+
+def machine_memory() -> int:
+    """Bytes of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def usable_memory(cgroup: Path = CGROUP) -> int:
+    """Bytes of the machine, or what its control group (version 2, mounted at ``cgroup``) allows."""
+    try:
+        (limit,) = (cgroup / "memory.max").read_text(encoding="utf-8").split()
+        return machine_memory() if limit == "max" else min(machine_memory(), int(limit))
+    except (OSError, ValueError):
+        return machine_memory()
+
+
+def check_network_memory(config: Config, spec: EnvironmentSpec) -> None:
+    """Refuse a built-in network that this machine cannot train: allocating it would have the system end something, not only this run.
+
+    Raises:
+        ConfigError: with how large it is at least.
+    """
+    parameters = torso_parameters(config.network, spec.observation)
+    needed, usable = COPIES * 4 * parameters, usable_memory()
+    if needed > usable:
+        path = "network.hidden" if config.network.name == "mlp" else "network.kwargs"
+        value = list(config.network.hidden) if config.network.name == "mlp" else config.network.kwargs
+        message = (
+            f"a network of {parameters:,} parameters or more: learning takes {COPIES} numbers for each, "
+            f"{needed / 2**30:,.1f} GiB, and this machine has {usable / 2**30:,.1f}"
+        )
+        raise ConfigError([Problem(path, value, message, "smaller layers, or a larger machine")])

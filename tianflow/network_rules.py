@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from tianflow import plugins
 from tianflow.config import Config, NetworkSettings
@@ -16,6 +18,12 @@ BUILT_IN = {
 }
 KEYWORDS = {"mlp": ("log_std",), "nature_cnn": ("log_std", "units"), "impala_resnet": ("log_std", "units", "channels")}
 """``network.kwargs`` of the built-in networks."""
+UNITS = {"nature_cnn": 512, "impala_resnet": 256}
+"""Of the layer after the convolutions, unless ``kwargs`` say otherwise."""
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Channels, kernel and stride of the convolutions of "Human-level control through deep reinforcement learning" (Nature 518, 2015)."""
+RESNET = (16, 32, 32)
+"""Channels of IMPALA's large network (arXiv 1802.01561, figure 3)."""
 SMALLEST_IMAGE = {"nature_cnn": 36, "impala_resnet": 1}
 """Pixels on a side below which a convolution would have no output: 36 -> 8 -> 3 -> 1 by strides 4, 2, 1."""
 
@@ -66,7 +74,8 @@ def check_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
     name = config.network.name
     if name not in BUILT_IN:
         return _check_own(config.network)
-    problems = [
+    problems = _check_sizes(config.network.kwargs)
+    problems += [
         Problem(
             f"network.kwargs.{key}", value, f"{name} has no such keyword", ", ".join(KEYWORDS[name]), plugins.nearest(key, KEYWORDS[name])
         )
@@ -74,6 +83,62 @@ def check_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
         if key not in KEYWORDS[name]
     ]
     return problems if name == "mlp" else problems + _check_images(name, spec)
+
+
+def units(settings: NetworkSettings) -> int:
+    """Of the layer after the convolutions."""
+    return int(settings.kwargs.get("units", UNITS[settings.name]))
+
+
+def resnet_channels(settings: NetworkSettings) -> tuple[int, ...]:
+    """Of each stage of ``impala_resnet``."""
+    return tuple(int(size) for size in settings.kwargs.get("channels", RESNET))
+
+
+def torso_parameters(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> int:
+    """Parameters of one torso of a built-in network over ``leaves``, with the LSTM after it: what every algorithm has at least of them.
+
+    0 for a network of the user's.
+    """
+    if settings.name not in BUILT_IN:
+        return 0
+    images = [leaf for leaf in leaves if is_image(leaf) and settings.name != "mlp"]
+    vector = sum(sum(leaf.categories) if leaf.categories else math.prod(leaf.shape) for leaf in leaves if leaf not in images)
+    trunks = [_trunk(settings, image_size(leaf.shape)) for leaf in images]
+    inputs = vector + sum(size for _, size in trunks)
+    widths = settings.hidden if settings.name == "mlp" else (units(settings),)
+    sizes = (inputs, *widths)
+    dense = sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes))
+    return sum(count for count, _ in trunks) + dense + 4 * settings.lstm * (sizes[-1] + settings.lstm + 1 if settings.lstm else 0)
+
+
+def _trunk(settings: NetworkSettings, image: tuple[int, int, int]) -> tuple[int, int]:
+    """Parameters of the convolutions over an image of so many channels, rows and columns, and how many numbers they give."""
+    channels, *sides = image
+    count = 0
+    if settings.name == "nature_cnn":
+        for size, kernel, stride in NATURE:
+            count += (channels * kernel**2 + 1) * size
+            channels, sides = size, [(side - kernel) // stride + 1 for side in sides]
+    else:
+        for size in resnet_channels(settings):
+            count += (channels * 9 + 1) * size + 4 * (size * 9 + 1) * size
+            channels, sides = size, [(side + 1) // 2 for side in sides]
+    return count, channels * math.prod(sides)
+
+
+def _check_sizes(kwargs: Mapping[str, object]) -> list[Problem]:
+    problems = []
+    if not _is_size(kwargs.get("units", 1)):
+        problems.append(Problem("network.kwargs.units", kwargs["units"], "is no number of units", "a whole number > 0"))
+    channels = kwargs.get("channels", RESNET)
+    if not (isinstance(channels, list | tuple) and channels and all(map(_is_size, channels))):
+        problems.append(Problem("network.kwargs.channels", channels, "are no numbers of channels", "a list of whole numbers > 0"))
+    return problems
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _check_own(settings: NetworkSettings) -> list[Problem]:

@@ -14,6 +14,7 @@ from tianflow.components.evaluator import play
 from tianflow.config import Config
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import ActionCodec
+from tianflow.envs.using import used
 from tianflow.envs.vector import flat_mask
 from tianflow.payloads import EnvironmentSpec
 
@@ -35,9 +36,7 @@ class LoadedPolicy:
         self.policy = factory.make_policy(config, spec)
         self.policy.load(learner.flat())
         self._actions = ActionCodec(spec.action)
-        environment = make(config.env, 1)
-        self.observations = environment.observations
-        environment.close()
+        self.observations = used(lambda: make(config.env, 1), lambda environment: environment.observations)
 
     def act(self, observation: Any, state: Any = None, *, mask: Any = None) -> tuple[Any, Any]:
         """The most probable action for one ``observation`` of the environment's own space, and the next state.
@@ -59,9 +58,9 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
     """Play ``episodes`` whole episodes with the most probable actions, seeded apart from training."""
     settings = policy.config.evaluation
     count = min(settings.num_envs, episodes)
-    environment = make(policy.config.env, count)
-    try:
-        played = play(
+    played = used(
+        lambda: make(policy.config.env, count),
+        lambda environment: play(
             policy.policy,
             environment,
             policy.spec,
@@ -69,9 +68,8 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
             seed=environment_seed(policy.config.run.seed, 0, count, stream=1),
             deterministic=settings.deterministic,
             should_stop=lambda: False,
-        )
-    finally:
-        environment.close()
+        ),
+    )
     assert played is not None
     returns = [episode.episode_return for episode in played]
     return {

@@ -53,7 +53,7 @@ def load_object(target: str, *, path: str, given: str | None = None) -> object:
         raise ConfigError([Problem(path, given, message, "module:attribute")])
     try:
         found: object = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything on import; it becomes the message
+    except (Exception, SystemExit) as error:  # a user's module may raise anything, and a script may end; it becomes the message
         raise ConfigError([Problem(path, given, f"cannot import {module_name!r}: {error!r}", "module:attribute")]) from error
     for part in attribute.split("."):
         if not hasattr(found, part):

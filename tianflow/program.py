@@ -35,7 +35,7 @@ class Placement:
 
     launcher: str
     address: str
-    """``memory://`` (one loop), ``shm://`` (one machine) or ``tcp://host:port`` (many)."""
+    """``memory://`` (one loop) or ``shm://`` (one machine)."""
     hosts: tuple[HostSpec, ...]
 
 

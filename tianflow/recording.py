@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from tianflow.history import NAME, SPACING_S, HistoryFile, Row, merged
+from tianflow.history import NAME, SPACING_S, HistoryFile, Row, merged, newest_marks
 from tianflow.logs import logger
 from tianflow.moments import durations
 from tianflow.rates import Rates
 from tianflow.sinks import outlet as sinks
 from tianflow.sinks.base import SinkRun
-from tianflow.statistics import ReplayStatistics, RunStatistics
+from tianflow.statistics import ReplayStatistics, RunStatistics, quantile
 from tianflow.status import by_age, json_ready
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Recorder:
         self._pending: Row | None = None
         self._written_at = -math.inf
         self._failing = False
+        self._writing: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         """Record until cancelled."""
@@ -93,6 +94,11 @@ class Recorder:
     async def _write(self) -> None:
         row, self._pending = self._pending, None
         assert row is not None
+        # Whoever records may be cancelled meanwhile; the line is then on its way all the same, and its row is nobody else's.
+        self._writing = asyncio.ensure_future(self._append(row))
+        await asyncio.shield(self._writing)
+
+    async def _append(self, row: Row) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, self._file.append, row)
         except OSError as error:
@@ -111,6 +117,7 @@ class Recorder:
         t = now.elapsed_s + self._offset
         span = 0.0 if before is None else now.now - before.now
         window = 0.0  # back to the sample before
+        marks, left_out = self._marks(now, t)
         telling = span >= SPACING_S / 2  # what ended in less says nothing of speed
         return {
             "t": round(t, 3),
@@ -133,10 +140,12 @@ class Recorder:
             "replay": None if now.replay is None else _replay(now.replay) | {"held_back": self._rates.held_back(window)},
             "bottleneck": now.diagnosis.verdict,
             "generation": now.generation,
-            "marks": self._marks(now, t),
+            "marks": marks,
+            "marks_left_out": left_out,
         }
 
-    def _marks(self, now: RunStatistics, t: float) -> list[Row]:
+    def _marks(self, now: RunStatistics, t: float) -> tuple[list[Row], int]:
+        """What happened since the sample before, and how much more that is not kept."""
         marks: list[Row] = []
         at = round(t, 3)
         if self._resumed:
@@ -144,13 +153,16 @@ class Recorder:
             marks.append({"t": at, "kind": "resumed", "updates": now.ledger.version.number})
         if now.evaluation and (self._before is None or now.evaluation != self._before.evaluation):
             marks.append({"t": at, "kind": "evaluation", **now.evaluation})
-        records = self._run.audit()
-        for record in records[self._audited :]:
+        audited, records = self._run.audited, self._run.audit()
+        new = audited - self._audited
+        self._audited = audited
+        fresh = records[max(0, len(records) - new) :]
+        for record in fresh:
             paths = record.get("new")
             changed = sorted(paths) if isinstance(paths, Mapping) else []
             marks.append({"t": at, "kind": "change", "action": record.get("action"), "paths": changed, "generation": now.generation})
-        self._audited = len(records)
-        return marks
+        kept, left_out = newest_marks(marks)
+        return kept, left_out + new - len(fresh)
 
 
 def staleness_between(before: RunStatistics | None, now: RunStatistics) -> Row:
@@ -163,13 +175,8 @@ def staleness_between(before: RunStatistics | None, now: RunStatistics) -> Row:
     total = sum(counts.values())
     if not total:
         return {"count": 0, "min": None, "mean": None, "p99": None, "max": None, "bound": bound, "counts": {}}
-    rank, seen, p99 = math.ceil(0.99 * total), 0, 0
-    for age, count in counts.items():
-        seen, p99 = seen + count, age
-        if seen >= rank:
-            break
     mean = sum(age * count for age, count in counts.items()) / total
-    extremes = {"min": min(counts), "mean": mean, "p99": p99, "max": max(counts)}
+    extremes = {"min": min(counts), "mean": mean, "p99": quantile(counts, 0.99), "max": max(counts)}
     return {"count": total, **extremes, "bound": bound, "counts": by_age(counts)}
 
 

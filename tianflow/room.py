@@ -47,9 +47,7 @@ class Room:
         self._owner, self._layout = owner, layout
         self.draws = owner.draws
 
-    def open(
-        self, config: Config, *, clock: Callable[[], float], beta: Callable[[], float], resumed: Checkpoint | None
-    ) -> Exchange | ReplayExchange:
+    def open(self, config: Config, *, clock: Callable[[], float], beta: Callable[[], float], resumed: Checkpoint | None) -> Exchange:
         """Make the first slots, and the exchange over them.
 
         Args:

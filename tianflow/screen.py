@@ -15,9 +15,9 @@ from tianflow.interfaces import RunControl
 from tianflow.rates import Rates
 from tianflow.status import ENDED, describe
 from tianflow.summary import lost
+from tianflow.words import DASH, duration, number
 
 BAR = 24
-NOTHING = "–"
 WHO = {"insert": "actors", "draw": "learner"}
 """Whom replay holds back, by the side."""
 NOTICEABLE = 0.005
@@ -129,7 +129,7 @@ def _rows(run: Mapping[str, Any]) -> list[tuple[str, Text]]:
         ("credits", Text(_credits(run))),
         *(("shards" if role == "replay" else role, _shares(shares)) for role, shares in run["shares"].items()),
         ("bottleneck", Text.assemble((run["bottleneck"], "bold"), f"  {run['diagnosis']['advice']}")),
-        ("time left", Text("   ".join(f"{name} {duration(seconds)}" for name, seconds in left.items()) or NOTHING)),
+        ("time left", Text("   ".join(f"{name} {duration(seconds)}" for name, seconds in left.items()) or DASH)),
     ]
     if run["reasons"]:
         rows.append(("not ready", Text("; ".join(run["reasons"]), style="yellow")))
@@ -185,24 +185,6 @@ def _shares(shares: Mapping[str, float]) -> Text:
     for state, share in largest:
         text.append("█" * round(share * BAR), style=STYLES.get(state.partition(":")[0], "dim"))
     return text.append("  " + "  ".join(f"{state} {share:.0%}" for state, share in largest))
-
-
-def number(value: float | None) -> str:
-    """About four digits of it; a dash where there is none."""
-    if value is None:
-        return NOTHING
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
-def duration(seconds: float | None) -> str:
-    """``1:02:03`` or ``2:03``; a dash where there is none."""
-    if seconds is None:
-        return NOTHING
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:

@@ -57,6 +57,16 @@ class Histogram:
         return Distribution(self._edges, tuple(self._counts), self._total, self._squares, self._cubes)
 
 
+def quantile(counts: Mapping[int, int], part: float) -> int | None:
+    """The least value that ``part`` of all do not exceed (nearest rank); ``counts`` say how often each came. None of nothing."""
+    seen, total = 0, sum(counts.values())
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= part * total:
+            return value
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class TimeShares:
     """Seconds spent in each state. ``current`` has been going on since ``since`` (monotonic), not yet in ``seconds``."""

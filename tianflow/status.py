@@ -6,6 +6,7 @@ Pure functions of `RunStatistics`; JSON-ready: no NaN, no infinity, plain types 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from tianflow.config import Config
 from tianflow.payloads import Version
 from tianflow.rates import WINDOWS, Rates
-from tianflow.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics
+from tianflow.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics, quantile
 from tianflow.tickets import LedgerSnapshot, coarse
 
 ENDED = ("done", "failed", "stopped")
@@ -34,11 +35,11 @@ class StalenessSummary:
 
 def staleness_summary(ledger: LedgerSnapshot) -> StalenessSummary:
     """Minimum, mean, 99th percentile (nearest rank) and maximum."""
-    recent = sorted(ledger.recent_staleness)
+    recent = ledger.recent_staleness
     if not recent:
         return StalenessSummary(None, None, None, None, ledger.max_staleness)
-    p99 = recent[math.ceil(0.99 * len(recent)) - 1]
-    return StalenessSummary(recent[0], sum(recent) / len(recent), p99, recent[-1], ledger.max_staleness)
+    p99 = quantile(Counter(recent), 0.99)
+    return StalenessSummary(min(recent), sum(recent) / len(recent), p99, max(recent), ledger.max_staleness)
 
 
 def by_age(counts: Mapping[int, int]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tianflow.statistics import ReplayStatistics, RunStatistics
+from tianflow.statistics import ReplayStatistics, RunStatistics, quantile
 
 SUMMARY = "summary.json"
 EOF = "standard input ended"
@@ -89,12 +89,5 @@ def _replay(replay: ReplayStatistics) -> dict[str, object]:
 def _moments(counts: Mapping[int, int]) -> dict[str, float | None]:
     """Mean, 99th percentile and maximum of a histogram of integers."""
     total = sum(counts.values())
-    if not total:
-        return {"mean": None, "p99": None, "max": None}
-    seen, p99 = 0, max(counts)
-    for value in sorted(counts):
-        seen += counts[value]
-        if seen > 0.99 * total:
-            p99 = value
-            break
-    return {"mean": sum(value * count for value, count in counts.items()) / total, "p99": p99, "max": max(counts)}
+    mean = sum(value * count for value, count in counts.items()) / total if total else None
+    return {"mean": mean, "p99": quantile(counts, 0.99), "max": max(counts, default=None)}

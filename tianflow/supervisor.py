@@ -13,7 +13,6 @@ from typing import Protocol
 from tianflow.errors import RunError
 from tianflow.logs import logger
 from tianflow.program import ComponentSpec, HostSpec
-from tianflow.tickets import State
 
 TICK_S = 0.5
 """Between two looks at progress."""
@@ -94,7 +93,7 @@ class Supervisor:
         start: starts a host; its second argument counts how often this host was started before.
         lost: told of every host that is gone, after it was reaped, with all components that it ever had, and the reason.
         failed: told when the budget of restarts is used up, or a host cannot be started.
-        open_tickets: (ticket, slot, holder, state) of tickets that somebody writes.
+        open_tickets: (ticket, slot, holder) of those that were begun and are not committed.
         progress: steps so far of a ticket in a slot.
         rebuilding: (component, since when) of those that make their environments anew.
         patience: see `Patience`.
@@ -108,7 +107,7 @@ class Supervisor:
         start: Callable[[HostSpec, int], Awaitable[HostHandle]],
         lost: Callable[[HostSpec, str], None],
         failed: Callable[[RunError], None],
-        open_tickets: Callable[[], Sequence[tuple[int, int, str, State]]],
+        open_tickets: Callable[[], Sequence[tuple[int, int, str]]],
         progress: Callable[[int, int], int],
         rebuilding: Callable[[], Sequence[tuple[str, float]]],
         patience: Patience,
@@ -303,9 +302,7 @@ class Supervisor:
 
     def _watch_progress(self, now: float) -> None:
         seen: dict[int, tuple[int, float]] = {}
-        for ticket, slot, holder, state in self._open_tickets():
-            if state is not State.BEGUN:
-                continue
+        for ticket, slot, holder in self._open_tickets():
             steps = self._progress(slot, ticket)
             before = self._seen.get(ticket)
             seen[ticket] = before if before is not None and before[0] == steps else (steps, now)

@@ -76,6 +76,8 @@ class Journal:
     def __init__(self, *, path: Path, executor: Executor) -> None:
         self._path, self._executor = path, executor
         self.records: deque[Mapping[str, object]] = deque(maxlen=KEPT_RECORDS)
+        self.count = 0
+        """Records of this process, those that are no longer kept included."""
         self._newest: Future[None] | None = None
 
     def add(self, source: str, action: str, **details: object) -> None:
@@ -83,12 +85,13 @@ class Journal:
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         record = {"time": now, "source": source, "action": action, **details}
         self.records.append(record)
+        self.count += 1
         self._newest = self._executor.submit(self._append, json.dumps(record) + "\n")
 
     async def read(self, *, before: int | None, limit: int) -> Page:
         """A page of the file, with everything that was recorded before this was asked. Where it cannot be read, what is in memory."""
         if self._newest is not None:
-            await asyncio.wrap_future(self._newest)
+            await asyncio.shield(asyncio.wrap_future(self._newest))  # a reader that gives up would take what waits to be written with it
         try:
             return await asyncio.to_thread(read_page, self._path, before=before, limit=limit)
         except OSError as error:

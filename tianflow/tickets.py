@@ -47,7 +47,6 @@ class Limits:
     credits: int
     patience: float | None = 10.0
     """Seconds a ticket that stands in the way is waited for; None: without limit."""
-    min_fragment_steps: int = 1
     order: Order = "version"
     admission: Admission = "paced"
     """open: credits are not held below what the bound can use, so what was begun in vain expires."""

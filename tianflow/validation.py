@@ -52,12 +52,13 @@ def _probe(config: Config) -> EnvironmentSpec:
 def _check_against(config: Config, spec: EnvironmentSpec) -> list[Problem]:
     from tianflow import off_policy_settings
     from tianflow.layouts import trajectory_layout
-    from tianflow.memory import check_memory
+    from tianflow.memory import check_memory, check_network_memory
     from tianflow.network_rules import check_network
 
     problems = [*check_network(config, spec), *off_policy_settings.check(config, spec)]
     if problems:
         return problems
+    check_network_memory(config, spec)
     layout = trajectory_layout(config, spec)
     check_memory(config, layout)
     return []

@@ -126,6 +126,14 @@ def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume(tmp_p
         assert 130 == again.interrupt(within_s=10.0)
 
 
+def test_an_environment_that_never_closes_is_told_of_and_the_run_ends_with_its_evaluation(tmp_path: Path) -> None:
+    with harness.run(tmp_path, env__id="tests.environments:UnclosableEnv", run__max_updates=3, evaluation__episodes=2) as live:
+        assert 0 == live.process.wait(60.0), live.told()
+        assert "does not come back from close()" in live.stderr
+        assert 5.0 == live.result["evaluation"]["mean_return"]
+        harness.nothing_left(live, set(), within_s=5.0)
+
+
 def test_a_coordinator_killed_before_anything_works_leaves_nothing(tmp_path: Path) -> None:
     with harness.run(tmp_path) as live:
         live.until("a fork server", lambda: live.pid("tianflow-forks"), within_s=harness.START_S)

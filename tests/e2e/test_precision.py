@@ -1,4 +1,4 @@
-"""A run whose learner computes in bfloat16 learns as others do, and its result is like any other's."""
+"""A run whose learner and actors compute in bfloat16 learns as others do, and its result is like any other's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 
 def test_ppo_solves_cartpole_in_bfloat16(tmp_path: Path) -> None:
-    result = train(tmp_path, "cartpole_ppo", learner__precision="bf16")
+    result = train(tmp_path, "cartpole_ppo", learner__precision="bf16", actors__precision="bf16")
     assert (True, "target_return") == (result["target_reached"], result["reason"])
     assert 475.0 <= result["evaluation"]["mean_return"]

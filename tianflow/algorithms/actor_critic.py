@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -13,26 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from tianflow.algorithms.crew import Crew
 from tianflow.algorithms.flat import Adam, require_alike
 from tianflow.algorithms.model import Model
 from tianflow.algorithms.on_arrays import ActOnArrays
-from tianflow.algorithms.precision import forward_in
+from tianflow.algorithms.precision import Acting, forward_in, full_precision
+from tianflow.algorithms.update import Tree, never, subtree
 from tianflow.config import AlgorithmSettings, Config
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
 from tianflow.network_rules import is_image
 from tianflow.networks import Network, Output
 from tianflow.ops.losses import approximate_kl, effective_sample_ratio, explained_variance
 from tianflow.payloads import EnvironmentSpec
-
-Tree = Mapping[str, Tensor]
-
-
-def never() -> bool:
-    """Nobody wants this update to stop."""
-    return False
 
 
 class ActorCriticPolicy:
@@ -41,23 +34,23 @@ class ActorCriticPolicy:
     def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
         self._model = Model(config, spec, torch.device("cpu"))
         self._model.network.requires_grad_(False)
-        self._bytes: NDArray[np.uint8] = self._model.buffer.bytes.numpy()
-        self._act: Callable[[Tree, Tree], tuple[Tensor, Tree]] = getattr(
-            self._model.network,
-            "act",
-            partial(Network.act, self._model.network),  # type: ignore[arg-type]
-        )
+        self._acting = Acting(self._model.network)
+        self._act = self._act_of(self._acting.network)
         self.table = self._model.buffer.table
         self._arrays = self._arrays_of(spec)
 
     def load(self, flat: NDArray[np.uint8]) -> None:
-        """One copy of bytes. ValueError when the buffer is not of the table's size."""
-        if flat.nbytes != self._bytes.nbytes:
-            raise ValueError(f"{flat.nbytes} bytes of weights for a model of {self._bytes.nbytes}")
-        np.copyto(self._bytes, flat)
+        """One copy of bytes. ValueError when they are not of the table's size."""
+        self._model.buffer.load(flat)
+        self._acting.refresh()
         self._model.observations.refresh()
         if self._arrays is not None:
             self._arrays.refresh()
+
+    def act_in_bfloat16(self) -> None:
+        """From now on: the policy is then that of the rounded weights, and its log-probabilities are recorded as such, in float32."""
+        self._acting.in_bfloat16()
+        self._act, self._arrays = self._act_of(self._acting.network), None
 
     def on_arrays(self, num_envs: int) -> ActOnArrays | None:
         """`act` on arrays, where that is quicker."""
@@ -74,7 +67,7 @@ class ActorCriticPolicy:
         """Choose actions; the caller zeroes the state of environments that begin an episode."""
         distribution = self._model.distribution
         with torch.inference_mode():
-            parameters, after = self._act(self._model.observations(observation), state)
+            parameters, after = self._acting.forward(self._act, self._model.observations(observation), state)
             parameters = distribution.masked(parameters, mask)
             action = distribution.mode(parameters) if noise is None else distribution.sample(parameters, noise)
         return ActorStep(action, parameters, after)
@@ -93,6 +86,11 @@ class ActorCriticPolicy:
 
     def place(self, index: int, count: int) -> None:
         """All actors explore alike: by sampling."""
+
+    @staticmethod
+    def _act_of(network: nn.Module) -> Callable[[Tree, Tree], tuple[Tensor, Tree]]:
+        act: Callable[[Tree, Tree], tuple[Tensor, Tree]] = getattr(network, "act", partial(Network.act, network))  # type: ignore[arg-type]
+        return act
 
     def _arrays_of(self, spec: EnvironmentSpec) -> ActOnArrays | None:
         offered = getattr(self._model.network, "on_arrays", lambda: None)()
@@ -139,9 +137,9 @@ def read_batch(arrays: Tree, *, reward: Tensor, discount: float) -> Samples:
     terminated, truncated, valid = arrays["terminated"], arrays["truncated"], arrays["valid"]
     mask = arrays.get("action_mask")
     return Samples(
-        observation=_subtree(arrays, "obs/"),
-        final_observation=_subtree(arrays, "final_obs/"),
-        state=_subtree(arrays, "state/"),
+        observation=subtree(arrays, "obs/"),
+        final_observation=subtree(arrays, "final_obs/"),
+        state=subtree(arrays, "state/"),
         start=arrays["start"],
         action=arrays["action"],
         mask=None if mask is None else mask[:-1],
@@ -152,10 +150,6 @@ def read_batch(arrays: Tree, *, reward: Tensor, discount: float) -> Samples:
         truncated_t=truncated & ~terminated & valid,
         valid_t=valid,
     )
-
-
-def _subtree(arrays: Tree, prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 class ActorCriticLearner(ABC):
@@ -204,7 +198,7 @@ class ActorCriticLearner(ABC):
         before = self._remember()
         self.model.rewards.learn(arrays)
         samples = read_batch(arrays, reward=self.model.rewards(arrays["reward"]), discount=self._discount)
-        with self._full_precision():
+        with full_precision(self.device):
             found = self.update(samples, should_stop)
         if found is None:
             self._restore(before)
@@ -266,10 +260,6 @@ class ActorCriticLearner(ABC):
         self.optimiser.steps = int(state["adam/steps"])
         self.generator.set_state(torch.tensor(state["generator"]))
         self.model.observations.refresh()
-
-    def _full_precision(self) -> AbstractContextManager[None]:
-        """cuDNN rounds to 19 bits by default, and the learner's log-probabilities would then differ from the actor's."""
-        return nullcontext() if self.device.type == "cpu" else torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
     def _remember(self) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
         optimiser = self.optimiser

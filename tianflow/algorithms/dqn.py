@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.off_policy import Found, OffPolicyLearner, OffPolicyPolicy, Tree, read_transitions
+from tianflow.algorithms.off_policy import Found, OffPolicyLearner, OffPolicyPolicy, read_transitions
 from tianflow.algorithms.off_policy_models import Model, Target
+from tianflow.algorithms.update import Tree
 from tianflow.config import Config
 from tianflow.interfaces import ActorStep
 from tianflow.network_rules import state_spec
@@ -54,7 +55,7 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
     def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:
         """Choose actions; the caller zeroes the state of environments that begin an episode."""
         with torch.inference_mode():
-            values, after = self.model.network.act(self.model.observations(observation), state)
+            values, after = self.acting.forward(self.acting.network.act, self.model.observations(observation), state)
             values = masked_values(values, mask)
             scores = values if noise is None else masked_values(scores_of(values, noise), mask)
         return ActorStep(scores.argmax(-1), values, after)

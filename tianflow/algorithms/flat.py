@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -49,6 +50,12 @@ class FlatBuffer:
                 self._bind(named[entry.name], entry, self.gradients)
             else:
                 self.extras[entry.name] = self.bytes[entry.offset : entry.offset + entry.nbytes].view(torch.float64).view(entry.shape)
+
+    def load(self, flat: NDArray[np.uint8]) -> None:
+        """Overwrite everything, on a CPU, by ``flat``, uint8 [table.nbytes]. ValueError when it is of another size."""
+        if flat.nbytes != self.table.nbytes:
+            raise ValueError(f"{flat.nbytes} bytes of weights for a model of {self.table.nbytes}")
+        np.copyto(self.bytes.numpy(), flat)
 
     def another_gradient(self, network: nn.Module) -> Tensor:
         """Make the parameters of ``network``, built like the first, views of the same; their gradients come into the vector given."""

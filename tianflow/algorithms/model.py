@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import copy, deepcopy
 
 import torch
@@ -11,13 +10,12 @@ from torch import Tensor
 from tianflow.algorithms.flat import FlatBuffer
 from tianflow.algorithms.normalisers import ObservationNormaliser, RewardNormaliser
 from tianflow.algorithms.precision import Forward, as_it_is
+from tianflow.algorithms.update import Tree
 from tianflow.config import Config
-from tianflow.network_rules import is_image, state_spec
+from tianflow.network_rules import state_spec
 from tianflow.networks import Output, make_network
 from tianflow.ops.distributions import distribution_for
 from tianflow.payloads import EnvironmentSpec
-
-Tree = Mapping[str, Tensor]
 
 
 class Model:
@@ -34,12 +32,7 @@ class Model:
         self.network = make_network(config.network, spec, seed=config.run.seed).to(device).eval()
         self.distribution = distribution_for(spec.action)
         self.state_shapes = state_spec(config.network)
-        wanted = [
-            leaf
-            for leaf in spec.observation
-            if (normalisation.observations and leaf.dtype.startswith("float")) or (normalisation.images and is_image(leaf))
-        ]
-        self.observations = ObservationNormaliser(wanted, clip=normalisation.clip)
+        self.observations = ObservationNormaliser.of(spec, normalisation)
         self.rewards = RewardNormaliser(normalisation.returns, clip=normalisation.clip)
         self.buffer = FlatBuffer(self.network, self.observations.shapes | self.rewards.shapes, device)
         self.gradients = self.buffer.gradients

@@ -6,16 +6,17 @@ that used the same weights saw them. Only valid transitions count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from tianflow.algorithms.update import Tree
+from tianflow.config import NormalisationSettings
 from tianflow.network_rules import channels_first, is_image
 from tianflow.ops.transforms import Moments, as_float, batch_moments, channels_innermost, merged_moments, normalise
-from tianflow.payloads import LeafSpec
+from tianflow.payloads import EnvironmentSpec, LeafSpec
 
-Tree = Mapping[str, Tensor]
 EPSILON = 1e-8
 """Added to a variance before its root is divided by."""
 IMAGE_EPSILON = (5.0 / 255.0) ** 2
@@ -62,6 +63,16 @@ class ObservationNormaliser:
         self.shapes: dict[str, tuple[int, ...]] = {}
         for leaf in leaves:
             self.shapes |= moment_shapes(f"observation/{leaf.name}", leaf.shape)
+
+    @classmethod
+    def of(cls, spec: EnvironmentSpec, settings: NormalisationSettings) -> ObservationNormaliser:
+        """For the leaves of ``spec`` that ``settings`` ask for: floats, images, or both."""
+        wanted = [
+            leaf
+            for leaf in spec.observation
+            if (settings.observations and leaf.dtype.startswith("float")) or (settings.images and is_image(leaf))
+        ]
+        return cls(wanted, clip=settings.clip)
 
     def bind(self, extras: Tree) -> None:
         """Keep the state in these views, whose names and shapes are ``shapes``."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -14,22 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tianflow.algorithms.actor_critic import never
 from tianflow.algorithms.flat import require_alike
 from tianflow.algorithms.off_policy_models import Model, Module, Optimiser
-from tianflow.algorithms.precision import forward_in
+from tianflow.algorithms.precision import Acting, forward_in, full_precision
+from tianflow.algorithms.update import Tree, never, subtree
 from tianflow.config import Config
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.off_policy_settings import OffPolicySettings
 from tianflow.ops.returns import NStep, n_step
 
-Tree = Mapping[str, Tensor]
 Settings = TypeVar("Settings", bound=OffPolicySettings)
-
-
-def subtree(arrays: Tree, prefix: str) -> dict[str, Tensor]:
-    """The arrays whose names begin with ``prefix``, without it."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +81,20 @@ class OffPolicyPolicy(Generic[Module]):
     def __init__(self, model: Model[Module]) -> None:
         self.model = model
         self.model.network.requires_grad_(False)
-        self._bytes: NDArray[np.uint8] = self.model.buffer.bytes.numpy()
+        self.acting = Acting(self.model.network)
+        """What `act` calls."""
         self.table = self.model.buffer.table
         self.index, self.count = 0, 1
 
     def load(self, flat: NDArray[np.uint8]) -> None:
-        """One copy of bytes. ValueError when the buffer is not of the table's size."""
-        if flat.nbytes != self._bytes.nbytes:
-            raise ValueError(f"{flat.nbytes} bytes of weights for a model of {self._bytes.nbytes}")
-        np.copyto(self._bytes, flat)
+        """One copy of bytes. ValueError when they are not of the table's size."""
+        self.model.buffer.load(flat)
+        self.acting.refresh()
         self.model.observations.refresh()
+
+    def act_in_bfloat16(self) -> None:
+        """From now on."""
+        self.acting.in_bfloat16()
 
     def place(self, index: int, count: int) -> None:
         """Actor ``index`` of ``count``; one that is beyond the count, because it is about to retire, explores as the last one does."""
@@ -182,7 +179,7 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         if should_stop():
             return StepResult(0, True, {})
         generator = self.generator.get_state()
-        with self._full_precision():
+        with full_precision(self.device):
             found = self.look(batch.arrays)
         scalars = {"samples": found.samples, **found.statistics, **{f"{name}/norm": norm for name, norm in found.norms.items()}}
         numbers = dict(zip(scalars, torch.stack([value.detach().float() for value in scalars.values()]).tolist(), strict=True))
@@ -227,7 +224,3 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         for name, optimiser in self.optimisers.items():
             moments |= {f"{name}/mean": optimiser.adam.mean, f"{name}/square": optimiser.adam.square}
         return self.kept | moments
-
-    def _full_precision(self) -> AbstractContextManager[None]:
-        """cuDNN rounds to 19 bits by default, and the learner's values would then differ from the actor's."""
-        return nullcontext() if self.device.type == "cpu" else torch.backends.cudnn.flags(enabled=True, allow_tf32=False)

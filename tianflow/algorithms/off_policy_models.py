@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from tianflow.algorithms.flat import Adam, FlatBuffer
 from tianflow.algorithms.normalisers import ObservationNormaliser
 from tianflow.config import AlgorithmSettings, Config
-from tianflow.network_rules import is_image
 from tianflow.payloads import EnvironmentSpec
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -41,13 +40,7 @@ class Model(Trained[Module]):
     def __init__(
         self, network: Module, config: Config, spec: EnvironmentSpec, exploration: Mapping[str, float], device: torch.device
     ) -> None:
-        normalisation = config.env.normalisation
-        wanted = [
-            leaf
-            for leaf in spec.observation
-            if (normalisation.observations and leaf.dtype.startswith("float")) or (normalisation.images and is_image(leaf))
-        ]
-        self.observations = ObservationNormaliser(wanted, clip=normalisation.clip)
+        self.observations = ObservationNormaliser.of(spec, config.env.normalisation)
         super().__init__(network, self.observations.shapes | {f"exploration/{name}": () for name in exploration}, device)
         self.observations.bind(self.buffer.extras)
         self.explore(exploration)

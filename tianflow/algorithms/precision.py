@@ -1,19 +1,25 @@
-"""How a learner calls its networks: as they are, or in bfloat16 where that is cheaper. What comes out is float32 either way."""
+"""How networks are called: as they are, or in bfloat16 where that is cheaper. What comes out is float32 either way."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tianflow.config import Config
+from tianflow.errors import ConfigError, Problem
+from tianflow.interfaces import ActsInBfloat16, Policy
 from tianflow.logs import logger
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
+Module = TypeVar("Module", bound=nn.Module)
 CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """What /proc/cpuinfo calls arithmetic in bfloat16, on x86 and on ARM."""
 
@@ -46,6 +52,31 @@ class InBfloat16:
         return cast("Found", raised(found))
 
 
+class Acting(Generic[Module]):
+    """The network that a policy acts with, and how it is called: the policy's own, or a copy of it in bfloat16.
+
+    The copy's weights are rounded once for each version, where autocast alone would round all of them again at every step.
+
+    Attributes:
+        network: to be called, or its methods, by ``forward``.
+        forward: gives float32 either way.
+    """
+
+    def __init__(self, network: Module) -> None:
+        self.network = self._own = network
+        self.forward: Forward = as_it_is
+
+    def in_bfloat16(self) -> None:
+        """From now on."""
+        self.network, self.forward = deepcopy(self._own).to(torch.bfloat16), forward_in("bf16", torch.device("cpu"), whose="actors")
+
+    def refresh(self) -> None:
+        """The policy's own network has other weights."""
+        if self.network is not self._own:
+            for rounded, exact in zip(self.network.parameters(), self._own.parameters(), strict=True):
+                rounded.copy_(exact)
+
+
 def raised(found: Any) -> Any:
     """The same tensors, tuples and mappings, all bfloat16 tensors as float32; the gradient goes through."""
     if isinstance(found, Tensor):
@@ -58,14 +89,22 @@ def raised(found: Any) -> Any:
     return found
 
 
-def forward_in(precision: Literal["fp32", "bf16"], device: torch.device) -> Forward:
-    """How a learner on ``device`` calls its networks; where bfloat16 is legal but slow, the log says so."""
+def forward_in(precision: Literal["fp32", "bf16"], device: torch.device, whose: Literal["learner", "actors"] = "learner") -> Forward:
+    """How networks on ``device`` are called; where bfloat16 is legal but slow, the log says so of the setting of ``whose``."""
     if precision == "fp32":
         return as_it_is
     slow = why_slow(device)
     if slow:
-        logger("learner").warning("learner.precision = bf16 computes as asked, but gains nothing here", reason=slow, instead="fp32")
+        logger(whose).warning(f"{whose}.precision = bf16 computes as asked, but gains nothing here", reason=slow, instead="fp32")
     return InBfloat16(device)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """A context of updates on ``device``.
+
+    cuDNN rounds to 19 bits by default, and what the learner computes would then differ from what actors did.
+    """
+    return nullcontext() if device.type == "cpu" else torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 def why_slow(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -80,3 +119,13 @@ def why_slow(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str
     if found and CPU_FLAGS & set(found[0].split()):
         return ""
     return "this CPU has neither avx512_bf16 nor amx_bf16, so bfloat16 is emulated, slower than float32"
+
+
+def act_in(config: Config, policy: Policy) -> None:
+    """Have an actor's ``policy`` compute as ``actors.precision`` says; ConfigError if it cannot."""
+    if config.actors.precision == "fp32":
+        return
+    if not isinstance(policy, ActsInBfloat16):
+        refused = f"the policy of {config.algorithm.name} has no act_in_bfloat16"
+        raise ConfigError([Problem("actors.precision", config.actors.precision, refused, "fp32")])
+    policy.act_in_bfloat16()

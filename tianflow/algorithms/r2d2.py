@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tianflow.algorithms.dqn import QPolicy, make_model
-from tianflow.algorithms.off_policy import Found, OffPolicyLearner, Tree, subtree, summed
+from tianflow.algorithms.off_policy import Found, OffPolicyLearner, summed
 from tianflow.algorithms.off_policy_models import Target
+from tianflow.algorithms.update import Tree, subtree
 from tianflow.config import Config
 from tianflow.networks.q_values import QNetwork, QOutput
 from tianflow.off_policy_settings import R2D2Settings

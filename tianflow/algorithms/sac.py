@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.off_policy import Found, OffPolicyPolicy, Transitions, Tree, read_transitions
+from tianflow.algorithms.off_policy import Found, OffPolicyPolicy, Transitions, read_transitions
 from tianflow.algorithms.off_policy_continuous import ActorAndCritics
 from tianflow.algorithms.off_policy_models import Model, Optimiser
+from tianflow.algorithms.update import Tree
 from tianflow.config import Config
 from tianflow.interfaces import ActorStep
 from tianflow.networks.q_values import ActionRange, SquashedGaussian, action_size, seeded
@@ -40,7 +41,7 @@ class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
     def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:  # noqa: ARG002 - no choice
         """Sampled actions; without noise, tanh of the mean."""
         with torch.inference_mode():
-            parameters = self.model.network(self.model.observations(observation))
+            parameters = self.acting.forward(self.acting.network, self.model.observations(observation))
             mean, log_std = parameters.chunk(2, -1)
             action = mean.tanh() if noise is None else squashed_sample(mean, log_std, noise)[0]
         return ActorStep(self._range.stored(action), parameters, state)

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.off_policy import Found, OffPolicyPolicy, Transitions, Tree, read_transitions
+from tianflow.algorithms.off_policy import Found, OffPolicyPolicy, Transitions, read_transitions
 from tianflow.algorithms.off_policy_continuous import ActorAndCritics
 from tianflow.algorithms.off_policy_models import Model, Target
+from tianflow.algorithms.update import Tree
 from tianflow.config import Config
 from tianflow.interfaces import ActorStep
 from tianflow.networks.q_values import ActionRange, Deterministic, action_size, seeded
@@ -41,7 +42,7 @@ class TD3Policy(OffPolicyPolicy[Deterministic]):
     def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:  # noqa: ARG002 - no choice
         """Actions with noise, clipped to their range; without noise, as they are."""
         with torch.inference_mode():
-            parameters = self.model.network(self.model.observations(observation))
+            parameters = self.acting.forward(self.acting.network, self.model.observations(observation))
             action = parameters if noise is None else (parameters + noise).clamp(-1.0, 1.0)
         return ActorStep(self._range.stored(action), parameters, state)
 

@@ -160,9 +160,9 @@ class Exchange:
         """Call ``observe`` after every settled update, before anything else moves."""
         self._settled.append(observe)
 
-    def drop_open(self, reason: str, *, committed: bool = True) -> int:
+    def drop_open(self, reason: str) -> int:
         """Give up what is not with the learner."""
-        dropped = self.ledger.drop_open(reason, committed=committed)
+        dropped = self.ledger.drop_open(reason)
         self._pump()
         return dropped
 

@@ -9,29 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tianflow.channels.exchange import Exchange
-from tianflow.channels.replay_records import DrawRecord, ShardPort, Shards, Stopwatch
-from tianflow.drawing import importance_weights
+from tianflow.channels.replay_draws import Draws
+from tianflow.channels.replay_records import ShardPort, Shards, Stopwatch
 from tianflow.ledger import LedgerError
-from tianflow.payloads import (
-    NO_VERSION,
-    Batch,
-    DrawPart,
-    Drop,
-    Holdings,
-    Prioritise,
-    Settlement,
-    StateFile,
-    Store,
-    Trajectory,
-    Version,
-)
+from tianflow.payloads import NO_VERSION, Drop, Holdings, Settlement, StateFile, Store, Trajectory, Version
 from tianflow.statistics import ReplayStatistics
 
 if TYPE_CHECKING:
@@ -84,19 +72,12 @@ class ReplayExchange(Exchange):
         ahead: bool = False,
     ) -> None:
         super().__init__(ledger=ledger, arena=arena, clock=clock)
-        self.limiter = limiter
-        self._draw_arena, self._free_draws = draws, list(range(slots))
-        self._items, self._length = draws.layout.num_envs, draws.layout.steps
-        self._period, self._prioritised, self._beta = period, prioritised, beta
-        self._generator = np.random.default_rng(seed)
+        self.limiter, self._period = limiter, period
         self._shards = Shards(limiter=limiter, count=shards)
+        self._draws = Draws(arena=draws, slots=slots, shards=self._shards, prioritised=prioritised, beta=beta, seed=seed)
         self._committed: deque[int] = deque()
         """Tickets for which no shard was there or no room, in order of arrival. Some may have been dropped since."""
-        self._draws: dict[int, DrawRecord] = {}
         self._ahead, self._delivered = ahead, NO_VERSION  # what the last draw that the learner was given is for
-        self._next_draw = 0
-        self._discarded: Counter[str] = Counter()
-        self._trained = 0
         self._blocked = {"insert": Stopwatch(clock), "draw": Stopwatch(clock)}
 
     # Actors ---------------------------------------------------------------------------------------------------------
@@ -121,11 +102,7 @@ class ReplayExchange(Exchange):
         if shard is None:
             return
         self.ledger.shard_lost(shard.storing, reason)
-        for number, draw in list(self._draws.items()):
-            if index in draw.waiting_for:
-                if draw.state == "drawing":
-                    draw.void = draw.void or reason
-                self._part_done(number, index)
+        self._draws.shard_lost(index, reason)
         self._pump()
 
     def stored(self, index: int, incarnation: int, ticket: int, items: int, holdings: Holdings) -> None:
@@ -143,11 +120,8 @@ class ReplayExchange(Exchange):
         self._shards.holds(shard, holdings)
         if not count:
             shard.spent = holdings.items > 0
-        draw = self._draws.get(number)
-        if draw is not None and draw.state == "drawing" and index in draw.waiting_for:
-            if not count:
-                draw.void = draw.void or "expired"
-            self._part_done(number, index)
+        if self._draws.written(number, index, void="" if count else "expired"):
+            self._deliver(number)
         self._pump()
 
     def prioritised(self, index: int, incarnation: int, number: int, holdings: Holdings) -> None:
@@ -156,9 +130,7 @@ class ReplayExchange(Exchange):
         if shard is None:
             return
         self._shards.holds(shard, holdings)
-        draw = self._draws.get(number)
-        if draw is not None and draw.state == "returning" and index in draw.waiting_for:
-            self._part_done(number, index)
+        self._draws.returned(number, index)
         self._pump()
 
     def dropped(self, index: int, incarnation: int, holdings: Holdings) -> None:
@@ -206,9 +178,7 @@ class ReplayExchange(Exchange):
     def _drop_all(self) -> None:
         for shard in self._shards.values():
             shard.port.ask(Drop("lineage"))
-        for number, draw in list(self._draws.items()):
-            if draw.state in ("drawing", "ready"):
-                self._discard(number, "expired")
+        self._draws.discard_all(("drawing", "ready"), "expired")
 
     def copied(self, tickets: Iterable[int]) -> None:
         """The learner keeps a draw's slot until it settles: the priorities go back in it."""
@@ -217,7 +187,7 @@ class ReplayExchange(Exchange):
         """A draw was not used: by now it is too old."""
         for number in tickets:
             if number in self._draws and self._draws[number].state == "held":
-                self._discard(number, "expired")
+                self._draws.discard(number, "expired")
         self._pump()
 
     def settle(self, settlement: Settlement) -> None:
@@ -229,12 +199,11 @@ class ReplayExchange(Exchange):
             draw = self._draws.get(number)
             if draw is None or draw.state != "held":
                 raise LedgerError(f"draw {number} was trained on without the learner having it")
-            ages = now - self._draw_arena.views(draw.slot)["version"]
+            ages = now - self._draws.views(number)["version"]
             if settlement.bound is None:  # an item may name a version that a lineage after its own has not reached
                 np.maximum(ages, 0, out=ages)
             self.ledger.replayed(Counter(ages.tolist()), settlement.bound)
-            self._trained += self._items
-            self._write_back(number, skipped=settlement.skipped)
+            self._draws.settle(number, skipped=settlement.skipped)
         super().settle(replace(settlement, tickets=()))
 
     def learner_lost(self, reason: str = "learner_lost") -> int:
@@ -242,10 +211,7 @@ class ReplayExchange(Exchange):
         self._pulling, self._delivered = None, NO_VERSION
         self._blocked["draw"].set(False)
         self.ledger.learner_left()
-        lost = [number for number, draw in self._draws.items() if draw.state != "returning"]
-        for number in lost:
-            self._discard(number, reason)
-        return len(lost)
+        return self._draws.discard_all(("drawing", "ready", "held"), reason)
 
     def set_rate(self, limits: RateLimits) -> None:
         """Put another ratio or band in force."""
@@ -293,106 +259,50 @@ class ReplayExchange(Exchange):
     def _serve(self) -> None:
         """Give the learner the draw that it waits for, or begin it; or begin the next one. If both limiter and shards have it."""
         for number in [number for number, draw in self._draws.items() if draw.state == "ready" and self._pulling is not None]:
-            self._deliver(number, self._draws[number])
+            self._deliver(number)
         if self._pulling is None:
             self._blocked["draw"].set(False)
-        if any(draw.state == "ready" or (draw.state == "drawing" and not draw.void) for draw in self._draws.values()):
+        if self._draws.in_the_making:
             return
         if self._pulling is None and not self._may_draw_ahead():
             return
         for_version = self._pulling[0] if self._pulling else Version(self._delivered.lineage, self._delivered.number + 1)
         shares = self._shards.shares()
-        blocked = not shares or not self._free_draws or not self.limiter.may_draw(self._items)
+        blocked = not shares or not self._draws.free_slots or not self.limiter.may_draw(self._draws.draw_size)
         self._blocked["draw"].set(blocked and self._pulling is not None)
         if blocked or for_version.lineage != self.ledger.version.lineage:
             return
-        counts = self._generator.multinomial(self._items, list(shares.values()))
-        self._begin(for_version, shares, dict(zip(shares, counts.tolist(), strict=True)))
+        bound = self.ledger.limits.max_staleness
+        self.limiter.drawn(self._draws.draw_size)
+        self._draws.begin(for_version, shares, oldest=NO_BOUND if bound is None else for_version.number - bound)
 
     def _may_draw_ahead(self) -> bool:
         return self._ahead and self.ledger.limits.max_staleness is None
 
-    def _begin(self, for_version: Version, shares: dict[int, float], counts: Mapping[int, int]) -> None:
-        bound = self.ledger.limits.max_staleness
-        oldest = NO_BOUND if bound is None else for_version.number - bound
-        number, slot, first = self._next_draw, self._free_draws.pop(), 0
-        self._next_draw += 1
-        self.limiter.drawn(self._items)
-        draw = self._draws[number] = DrawRecord(slot, for_version, shares, set(), {})
-        for index, count in counts.items():
-            if count:
-                draw.parts[index] = (self._shards[index], first, count)
-                draw.waiting_for.add(index)
-                first += count
-        for shard, start, count in list(draw.parts.values()):
-            shard.port.ask(DrawPart(number, slot, start, count, oldest))
-
-    def _part_done(self, number: int, index: int) -> None:
+    def _deliver(self, number: int) -> None:
         draw = self._draws[number]
-        draw.waiting_for.discard(index)
-        if draw.waiting_for:
-            return
-        if draw.state == "drawing" and not draw.void:
-            self._deliver(number, draw)
-            return
-        if draw.state == "drawing":
-            self._discarded[draw.void] += self._items
-        self._free(number)
-
-    def _deliver(self, number: int, draw: DrawRecord) -> None:
         if self._pulling is None and self._may_draw_ahead():
             draw.state = "ready"
             return
         if self._pulling is None or self._pulling[0] != draw.for_version:
-            self._discard(number, "unwanted")
+            self._draws.discard(number, "unwanted")
             return
-        views = self._draw_arena.views(draw.slot)
-        probability = views["probability"].copy()
-        for index, (_, first, count) in draw.parts.items():
-            probability[first : first + count] *= draw.shares[index]
-        views["weight"][:] = importance_weights(probability, count=max(1, self._shards.size), beta=self._beta())
-        draw.state = "held"
         (self._delivered, deliver), self._pulling = self._pulling, None
-        oldest = Version(draw.for_version.lineage, int(views["version"].min()))
-        deliver(Batch(draw.for_version, (Trajectory(number, draw.slot, self._length, self._items, oldest),)))
-
-    def _write_back(self, number: int, *, skipped: bool) -> None:
-        draw = self._draws[number]
-        parts = {index: part for index, part in draw.parts.items() if self._shards.get(index) is part[0]}
-        if not self._prioritised or skipped or not parts:
-            self._free(number)
-            return
-        draw.state, draw.waiting_for = "returning", set(parts)
-        for shard, first, count in parts.values():
-            shard.port.ask(Prioritise(number, draw.slot, first, count))
-
-    def _discard(self, number: int, reason: str) -> None:
-        """Nobody will train on a draw: its slot is free, or will be once no shard writes into it."""
-        draw = self._draws[number]
-        if draw.waiting_for:
-            draw.void = draw.void or reason
-            return
-        self._discarded[reason] += self._items
-        self._free(number)
-
-    def _free(self, number: int) -> None:
-        self._free_draws.append(self._draws.pop(number).slot)
+        deliver(self._draws.hand_over(number))
 
     # Looking --------------------------------------------------------------------------------------------------------
 
     def replay_statistics(self) -> ReplayStatistics:
         """What is in replay, what went in and out, and who was held back how long."""
-        limiter = self.limiter.statistics()
-        holdings = {index: shard.holdings for index, shard in sorted(self._shards.items())}
-        held = sum(draw.state != "returning" for draw in self._draws.values())
+        limiter, draws = self.limiter.statistics(), self._draws
         return ReplayStatistics(
-            shards=holdings,
+            shards={index: shard.holdings for index, shard in sorted(self._shards.items())},
             inserts=limiter.inserts,
             deletes=limiter.deletes,
-            drawn=self._next_draw * self._items,
-            trained=self._trained,
-            discarded=dict(self._discarded),
-            held=held * self._items,
+            drawn=draws.begun * draws.draw_size,
+            trained=draws.trained * draws.draw_size,
+            discarded={reason: count * draws.draw_size for reason, count in draws.discarded.items()},
+            held=draws.held * draws.draw_size,
             diff=limiter.diff,
             limits=self.limiter.limits,
             samples_per_insert=limiter.samples / limiter.inserts if limiter.inserts else 0.0,

@@ -1,4 +1,4 @@
-"""What a `tianflow.channels.replay_exchange.ReplayExchange` knows of its shards and of the draws that are under way."""
+"""What a `tianflow.channels.replay_exchange.ReplayExchange` knows of its shards."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tianflow.drawing import shard_probabilities
-from tianflow.payloads import Holdings, Keep, ShardRequest, StateFile, Version, shard_file
+from tianflow.payloads import Holdings, Keep, ShardRequest, StateFile, shard_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,23 +39,6 @@ class ShardRecord:
     """It holds items, but had fewer draws left than were asked of it; nothing more is asked before something new is in it."""
     keeping: deque[asyncio.Future[StateFile | None]] = field(default_factory=deque)
     """Who waits for it to have written what it holds, in order."""
-
-
-@dataclass(slots=True)
-class DrawRecord:
-    """One draw. ``state``: drawing (shards write), ready (nobody has asked for it yet), held (the learner has it), returning
-    (shards read priorities).
-    """
-
-    slot: int
-    for_version: Version
-    shares: dict[int, float]
-    waiting_for: set[int]
-    parts: dict[int, tuple[ShardRecord, int, int]]
-    """Shard -> (the life that wrote it, first, count): keys mean nothing to a later one."""
-    state: Literal["drawing", "ready", "held", "returning"] = "drawing"
-    void: str = ""
-    """Why nobody will train on it; its slot is free once no shard writes into it."""
 
 
 class Shards(Mapping[int, ShardRecord]):

@@ -72,9 +72,8 @@ def merge(wishes: Mapping[str, Wishes], config: Config, *, slots: int) -> tuple[
     """
     bounds = [wish.bound.max_staleness for wish in wishes.values() if wish.bound is not None]
     finite = [bound for bound in bounds if bound is not None]
-    bound = min(finite) if finite else None if bounds else config.bound
-    if finite and config.bound is not None:
-        bound = min(*finite, config.bound)
+    own = () if config.bound is None else (config.bound,)
+    bound = min((*finite, *own)) if finite else None if bounds else config.bound
     admissions = [wish.admission is not None and wish.admission.admission == "open" for wish in wishes.values()]
     is_open = bool(admissions) and all(admissions)
     orders = [wish.order.order for wish in wishes.values() if wish.order is not None]
@@ -84,13 +83,11 @@ def merge(wishes: Mapping[str, Wishes], config: Config, *, slots: int) -> tuple[
     target = asked.get(winner, slots)
     if config.balance.credits is not None and config.balance.credits < target:
         target, winner = config.balance.credits, "balance.credits"
-    unlimited_patience = config.run.deterministic
     limits = Limits(
         batch=batch,
         max_staleness=bound,
         credits=max(target, batch),
-        patience=None if unlimited_patience else config.balance.straggler_patience,
-        min_fragment_steps=config.balance.min_fragment_steps,
+        patience=None if config.run.deterministic else config.balance.straggler_patience,
         order="arrival" if "arrival" in orders and (bound is None or is_open) else "version",
         admission="open" if is_open else "paced",
     )

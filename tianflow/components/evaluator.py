@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tianflow.envs.using import used
 from tianflow.envs.vector import StepRow, VectorEnvironment
 from tianflow.errors import EnvironmentFailedError
 from tianflow.payloads import Evaluation, Version
@@ -164,9 +165,9 @@ class Evaluator:
         settings = self._settings.value.config.evaluation
         policy, weights = self._make_policy()
         version = weights.refresh()
-        environment = self._make_environment(min(settings.num_envs, settings.episodes))
-        try:
-            episodes = play(
+        episodes = used(  # one that does not close must cost no evaluation, and in an inline run it would keep everybody's thread
+            lambda: self._make_environment(min(settings.num_envs, settings.episodes)),
+            lambda environment: play(
                 policy,
                 environment,
                 self._spec,
@@ -174,9 +175,8 @@ class Evaluator:
                 seed=self._seed,
                 deterministic=settings.deterministic,
                 should_stop=lambda: self._compute.stopping.is_set() or given_up(),
-            )
-        finally:
-            environment.close()
+            ),
+        )
         if episodes is None:
             return None
         returns = tuple(episode.episode_return for episode in episodes)

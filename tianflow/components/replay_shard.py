@@ -108,8 +108,8 @@ class ReplayShard:
             case Prioritise():
                 answer, kind = self._prioritise(request), "prioritise_seconds"
             case Keep(path=path):
-                file = self._keep(Path(path))
-                return lambda: self._end.kept(file, self._look())
+                file, holdings = self._keep(Path(path)), self._look()
+                return lambda: self._end.kept(file, holdings)
             case Drop(reason=reason):
                 if reason:
                     self._drop()

@@ -89,7 +89,7 @@ class Rollout:
             first step of a trajectory, and before every other one if ``actors.refresh`` is "step".
         component: name for messages.
         actor_index: which actor of the run it is; its seeds are its own.
-        incarnation: how often the actor was started before; other seeds each time.
+        incarnation: which of the actor's lives this is; other seeds in each.
         make_environment: makes the environments, not yet reset; by default what ``env`` says.
         actors: how many actors the run has now.
     """

@@ -10,6 +10,7 @@ from tianflow.checkpoint import CheckpointStore, read_arrays
 from tianflow.components.rows import take_apart
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
+from tianflow.envs.using import used
 from tianflow.errors import CheckpointError, EnvironmentFailedError
 from tianflow.layout import make_layout, views
 from tianflow.logs import logger
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tianflow.config import Config
+    from tianflow.envs.vector import VectorEnvironment
     from tianflow.payloads import EnvironmentSpec
     from tianflow.replay.selection import Selector
 
@@ -65,14 +67,14 @@ def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
     layout = make_layout(spec, steps=LOOK_STEPS, state_spec={}, return_accumulator=False)
     arrays = views(layout, np.zeros(layout.nbytes, np.uint8))
     first = {leaf.name: arrays[f"obs/{leaf.name}"][0] for leaf in spec.observation}
+
+    def play(environment: VectorEnvironment) -> None:
+        environment.reset(environment_seed(config.run.seed, 0, spec.num_envs), first, arrays.get("action_mask", [None])[0])
+        for row in take_apart(arrays):
+            environment.step(row.action, row.outcome)
+
     try:
-        environment = make(config.env, spec.num_envs)
-        try:
-            environment.reset(environment_seed(config.run.seed, 0, spec.num_envs), first, arrays.get("action_mask", [None])[0])
-            for row in take_apart(arrays):
-                environment.step(row.action, row.outcome)
-        finally:
-            environment.close()
+        used(lambda: make(config.env, spec.num_envs), play)
     except (EnvironmentFailedError, UnexpectedShapeError) as error:
         log.warning("whether images are stacks of frames cannot be seen; they are kept whole", reason=str(error))
         return frozenset()

@@ -98,7 +98,7 @@ class Control:
         life: Life,
         in_force: InForce,
         room: Room,
-        exchange: Exchange | ReplayExchange,
+        exchange: Exchange,
         balancer: Balancer,
         staff: Staff,
         keeper: Keeper,
@@ -111,6 +111,8 @@ class Control:
         self._balancer, self._staff, self._keeper, self._clock = balancer, staff, keeper, clock
         self._directory, self._disk, self._publish = directory, disk, publish
         self._journal = Journal(path=directory / NAME, executor=disk)
+        self.changed = 0
+        """Changes that were put in force."""
         self.refused = 0
         """Changes that were refused."""
 
@@ -128,6 +130,7 @@ class Control:
         paths = sorted({f"{section}.{key}" for section, keys in changes.items() for key in keys})
         old, new = ({path: _at(which, path) for path in paths} for which in (before, config))
         self._journal.add(source, "change", old=old, new=new)
+        self.changed += 1
         self._in_force.put(config, bound=self._balancer.bound_with(config))
         self._disk.submit(self._remember, config)
         if isinstance(self._exchange, ReplayExchange):
@@ -171,10 +174,10 @@ class Control:
     def drain(self, *, source: str) -> str:
         """Begin nothing new, train on what is there as far as it fills batches, then end."""
         self._life.require_going()
+        self._exchange.hold_grants("draining")  # before a pause is lifted, for whoever waits would be let in
         self.resume(source=source)
         self._journal.add(source, "drain")
         self._life.state = "draining"
-        self._exchange.hold_grants("draining")
         self._life.end("done", "drained")
         return "draining"
 
@@ -199,6 +202,11 @@ class Control:
     def hold_learner(self, hold: bool) -> None:
         """The learner rests at its next boundary, or goes on; while the run stops it is never let go."""
         self._in_force.hold_learner(hold or self._life.state == "stopping")
+
+    @property
+    def audited(self) -> int:
+        """Changes and actions of this process so far."""
+        return self._journal.count
 
     def audit(self) -> Sequence[Mapping[str, object]]:
         """The newest changes and actions of this process."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Coroutine
 
 from tianflow.channels.exchange import Exchange
-from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.coordinator.control import Control, InForce
 from tianflow.coordinator.goal import Goal
 from tianflow.coordinator.life import Life
@@ -42,7 +41,7 @@ class Ending:
         *,
         life: Life,
         in_force: InForce,
-        exchange: Exchange | ReplayExchange,
+        exchange: Exchange,
         control: Control,
         staff: Staff,
         keeper: Keeper,
@@ -55,14 +54,13 @@ class Ending:
     async def wind_down(self, supervisor: Supervisor) -> None:
         """Drain or drop, save, judge, and send every host home."""
         life, exchange = self._life, self._exchange
-        failed = life.end_state == "failed"
-        if life.state == "draining" and not failed:
+        if life.state == "draining" and life.end_state != "failed":
             await self._while_the_learner_answers(self._drained(), "what was begun")
         life.training_ends()
         exchange.hold_grants("ending")
         exchange.drop_open("stopped")
         exchange.close()
-        if not failed:
+        if life.end_state != "failed":
             self._control.hold_learner(True)  # what it has pulled ahead would be an update more than the last checkpoint holds
             if life.end_state == "done":  # by itself: it is judged at the version it ended with
                 await self._while_the_learner_answers(self._goal.evaluate_last(), EVALUATION)

@@ -32,6 +32,11 @@ class Goal:
         """Seconds of training until the target was first seen; None: not yet."""
         self._evaluated_at = episodes
 
+    @property
+    def busy(self) -> bool:
+        """True while an evaluation goes on."""
+        return self._judge.busy
+
     def episodes_finished(self, episodes: Sequence[Episode]) -> None:
         """Count ``episodes``; where their mean return reaches the target, have that confirmed."""
         self.episodes.add(episodes)
@@ -40,7 +45,7 @@ class Goal:
             return
         self._note_time()
         fresh = self.episodes.count - self._evaluated_at
-        if not self._judge.busy and fresh >= len(self.episodes.returns):
+        if not self.busy and fresh >= len(self.episodes.returns):
             self._evaluated_at = self.episodes.count
             self._life.go_on_with(self._confirm(target))
 
@@ -53,14 +58,20 @@ class Goal:
     async def evaluate_last(self) -> None:
         """Judge the version that the run ends with, unless it was confirmed already."""
         if not self.reached:
-            self.reached = await self._judge.judge(target=self._target(), hold=True)
+            await self._judged_to_reach(self._target())
 
     async def _confirm(self, target: float) -> None:
         """Training seems to have reached the target: judge exactly the newest version, and end if it has."""
-        if await self._judge.judge(target=target, hold=True):
+        if await self._judged_to_reach(target):
+            self._life.end("done", "target_return")
+
+    async def _judged_to_reach(self, target: float | None) -> bool:
+        """Judge the newest version; True, and noted, if its mean return reached ``target``."""
+        reached = await self._judge.judge(target=target, hold=True)
+        if reached:
             self.reached = True
             self._note_time()
-            self._life.end("done", "target_return")
+        return reached
 
     def _note_time(self) -> None:
         if self.time_to_target_s is None:

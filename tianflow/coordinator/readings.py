@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 
 from tianflow.channels.broadcast import Broadcast
@@ -47,7 +49,7 @@ class Readings:
         base: Base,
         life: Life,
         in_force: InForce,
-        exchange: Exchange | ReplayExchange,
+        exchange: Exchange,
         roster: Roster,
         balancer: Balancer,
         control: Control,
@@ -99,7 +101,7 @@ class Readings:
         """Everything, at one moment."""
         now, config, goal = time.monotonic(), self._in_force.config, self._goal
         ready, reasons = self.ready()
-        generation, env_steps = self._in_force.generation, self.env_steps
+        env_steps = self.env_steps
         statistics = RunStatistics(
             run=self._id,
             state=self._life.state,
@@ -122,8 +124,8 @@ class Readings:
             events_dropped=self._events.dropped,
             sinks=dict(self._sinks),
             events_received=self._events.published,
-            generation=generation,
-            settings_changes=generation,
+            generation=self._in_force.generation,
+            settings_changes=self._control.changed,
             settings_refused=self._control.refused,
             checkpoint=self._keeper.statistics,
             loop_lag=self._rounds.loop_lag.read(),
@@ -167,10 +169,10 @@ class Readings:
             checkpoint=self._keeper.kept,
         )
 
-    def write_summary(self, directory: Path) -> None:
+    async def keep_summary(self, directory: Path, disk: Executor) -> None:
         """Keep the summary in ``directory``; a disk that takes none is told of and no error."""
-        text = json.dumps(self.summary(), indent=2)
+        text = json.dumps(self.summary(), indent=2) + "\n"
         try:
-            (directory / SUMMARY).write_text(text + "\n", encoding="utf-8")
+            await asyncio.get_running_loop().run_in_executor(disk, (directory / SUMMARY).write_text, text, "utf-8")
         except OSError as error:
             log.warning("the summary cannot be written", error=str(error))

@@ -36,9 +36,7 @@ class Reception:
         events: for observers.
     """
 
-    def __init__(
-        self, *, life: Life, in_force: InForce, roster: Roster, exchange: Exchange | ReplayExchange, goal: Goal, events: Broadcast
-    ) -> None:
+    def __init__(self, *, life: Life, in_force: InForce, roster: Roster, exchange: Exchange, goal: Goal, events: Broadcast) -> None:
         self._life, self._in_force, self._roster = life, in_force, roster
         self._exchange, self._goal, self._events = exchange, goal, events
         self.learner_port: LearnerPort | None = None

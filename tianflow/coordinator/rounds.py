@@ -66,7 +66,8 @@ class Rounds:
                 if not self._keeper.busy:  # one that waits for a slow learner will do
                     life.go_on_with(self._keeper.save())
             every = config.evaluation.every_s
-            if every is not None and now >= next_evaluation and life.state == "running":
+            idle = not self._goal.busy and not life.ending.is_set()  # one behind the other, the last of the run would wait for all
+            if every is not None and now >= next_evaluation and idle and life.state == "running":
                 next_evaluation = now + every
                 life.go_on_with(self._goal.evaluate())
 

@@ -64,89 +64,113 @@ class Run:
         self.events = Broadcast()
         self.sinks: dict[str, SinkStatistics] = {}
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
-        base, clock = Base.of(resumed), ActiveClock()
+        base, clock, room = Base.of(resumed), ActiveClock(), Room(owner=slots, layout=layout)
+        self.draws = room.draws
+        self.era = resumed.version.lineage if resumed and not config.run.deterministic else 0
+        """The lineage that the run goes on from: its actors meet other seeds than before. A deterministic run seeds from the version."""
         self.life = life = Life(before_s=base.elapsed_s, trained_before_s=base.trained_s)
         self._in_force = in_force = InForce(config)
         self.settings = in_force.cell
-        self.roster = roster = Roster()
-        room = Room(owner=slots, layout=layout)
-        self.draws = room.draws
+        self.roster = Roster()
         self.exchange = exchange = room.open(config, clock=clock, beta=lambda: self.config.replay.beta, resumed=resumed)
         exchange.seed_epoch = resumed.version.number if resumed and config.run.deterministic else 0
         exchange.on_settled(self._settled)
-        self.balancer = Balancer(
-            exchange=exchange,
-            settings=in_force.cell,
-            set_bound=in_force.set_bound,
-            waiting_seconds=roster.waiting_seconds,
+        self.balancer = self._make_balancer()
+        self.staff = Staff(exchange=exchange, roster=self.roster)
+        self.keeper = self._make_keeper(resumed)
+        self._control = self._make_control(room, clock)
+        self.judge = self._make_judge()
+        self._goal = goal = Goal(life=life, judge=self.judge, target=lambda: self.config.run.target_return, episodes=base.episodes)
+        self.reception = Reception(life=life, in_force=in_force, roster=self.roster, exchange=exchange, goal=goal, events=self.events)
+        """Where hosts tell what they have to."""
+        self.rounds = self._make_rounds()
+        self._readings = self._make_readings(base)
+        self._ending = self._make_ending()
+
+    # Parts ----------------------------------------------------------------------------------------------------------
+
+    def _make_balancer(self) -> Balancer:
+        return Balancer(
+            exchange=self.exchange,
+            settings=self.settings,
+            set_bound=self._in_force.set_bound,
+            waiting_seconds=self.roster.waiting_seconds,
             actors=lambda: self.config.actors.count,
         )
-        self.staff = staff = Staff(exchange=exchange, roster=roster)
-        self.keeper = Keeper(
-            directory=directory,
-            keep=config.checkpoint.keep,
+
+    def _make_keeper(self, resumed: Checkpoint | None) -> Keeper:
+        return Keeper(
+            directory=self.directory,
+            keep=self.config.checkpoint.keep,
             disk=self._disk,
             resumed=resumed,
-            learner=lambda: self.reception.learner_port if roster.learner_works else None,
+            learner=lambda: self.reception.learner_port if self.roster.learner_works else None,
             manifest=self._manifest,
-            keep_replay=exchange.keep if config.checkpoint.replay and isinstance(exchange, ReplayExchange) else None,
+            keep_replay=self.exchange.keep if isinstance(self.exchange, ReplayExchange) and self.config.checkpoint.replay else None,
         )
-        self._control = Control(
-            life=life,
-            in_force=in_force,
+
+    def _make_control(self, room: Room, clock: ActiveClock) -> Control:
+        return Control(
+            life=self.life,
+            in_force=self._in_force,
             room=room,
-            exchange=exchange,
+            exchange=self.exchange,
             balancer=self.balancer,
-            staff=staff,
+            staff=self.staff,
             keeper=self.keeper,
             clock=clock,
-            directory=directory,
+            directory=self.directory,
             disk=self._disk,
             publish=self.events.publish,
         )
-        self.judge = Judge(
+
+    def _make_judge(self) -> Judge:
+        return Judge(
             ports=lambda: (self.reception.learner_port, self.reception.evaluator_port),
             hold=self._control.hold_learner,
-            published=lambda: exchange.ledger.published,
-            timeout_s=config.evaluation.timeout_s,
-            give_up=staff.give_up_evaluator,
+            published=lambda: self.exchange.ledger.published,
+            timeout_s=self.config.evaluation.timeout_s,
+            give_up=self.staff.give_up_evaluator,
             judged=self._judged,
         )
-        self._goal = Goal(life=life, judge=self.judge, target=lambda: self.config.run.target_return, episodes=base.episodes)
-        self.reception = Reception(life=life, in_force=in_force, roster=roster, exchange=exchange, goal=self._goal, events=self.events)
-        """Where hosts tell what they have to."""
-        self.rounds = Rounds(
-            life=life,
-            in_force=in_force,
+
+    def _make_rounds(self) -> Rounds:
+        return Rounds(
+            life=self.life,
+            in_force=self._in_force,
             keeper=self.keeper,
             goal=self._goal,
             env_steps=lambda: self.env_steps,
-            updates=lambda: exchange.ledger.version.number,
+            updates=lambda: self.exchange.ledger.version.number,
         )
-        self._readings = Readings(
-            run_id=run_id,
-            spec=spec,
+
+    def _make_readings(self, base: Base) -> Readings:
+        return Readings(
+            run_id=self.id,
+            spec=self.spec,
             base=base,
-            life=life,
-            in_force=in_force,
-            exchange=exchange,
-            roster=roster,
+            life=self.life,
+            in_force=self._in_force,
+            exchange=self.exchange,
+            roster=self.roster,
             balancer=self.balancer,
             control=self._control,
             keeper=self.keeper,
             judge=self.judge,
             goal=self._goal,
-            staff=staff,
+            staff=self.staff,
             rounds=self.rounds,
             events=self.events,
             sinks=self.sinks,
         )
-        self._ending = Ending(
-            life=life,
-            in_force=in_force,
-            exchange=exchange,
+
+    def _make_ending(self) -> Ending:
+        return Ending(
+            life=self.life,
+            in_force=self._in_force,
+            exchange=self.exchange,
             control=self._control,
-            staff=staff,
+            staff=self.staff,
             keeper=self.keeper,
             goal=self._goal,
             has_learner=lambda: self.reception.learner_port is not None,
@@ -164,7 +188,7 @@ class Run:
             asyncio.create_task(self.balancer.run(_nothing), name="balancer"),
             asyncio.create_task(self.rounds.run(), name="tick"),
         ]
-        self.staff.place(config)
+        self.staff.place(self.config)  # there may have been a change meanwhile
         ending = asyncio.create_task(life.ending.wait())
         try:
             await self._until_it_ends(ending, watchers, supervisor)
@@ -174,7 +198,7 @@ class Run:
                 running.cancel()
             await asyncio.gather(ending, *watchers, *life.background, return_exceptions=True)
             life.over()
-            await asyncio.get_running_loop().run_in_executor(self._disk, self._readings.write_summary, self.directory)
+            await self._readings.keep_summary(self.directory, self._disk)
             self._disk.shutdown(wait=False)
 
     async def _until_it_ends(self, ending: asyncio.Task[bool], watchers: Sequence[asyncio.Task[None]], supervisor: Supervisor) -> None:
@@ -288,6 +312,11 @@ class Run:
     def target_reached(self) -> bool:
         """True once an evaluation has confirmed it."""
         return self._goal.reached
+
+    @property
+    def audited(self) -> int:
+        """Changes and actions of this process so far."""
+        return self._control.audited
 
     def audit(self) -> Sequence[Mapping[str, object]]:
         """The newest changes and actions of this process."""

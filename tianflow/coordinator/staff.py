@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from tianflow import system
 from tianflow.channels.exchange import Exchange
-from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.config import Config
 from tianflow.errors import RunError
 from tianflow.program import HostSpec
@@ -23,7 +22,7 @@ class Staff:
         roster: who rebuilds its environments.
     """
 
-    def __init__(self, *, exchange: Exchange | ReplayExchange, roster: Roster) -> None:
+    def __init__(self, *, exchange: Exchange, roster: Roster) -> None:
         self._exchange, self._roster = exchange, roster
         self._supervisor: Supervisor | None = None
 
@@ -40,7 +39,7 @@ class Staff:
             start=start,
             lost=lost,
             failed=failed,
-            open_tickets=lambda: [(t.number, t.slot, t.holder, t.state) for t in self._exchange.ledger.live(State.BEGUN)],
+            open_tickets=lambda: [(t.number, t.slot, t.holder) for t in self._exchange.ledger.live(State.BEGUN)],
             progress=self._exchange.arena.progress,
             rebuilding=lambda: [(c.name, c.time.since) for c in self._roster.reports if c.time.current == "rebuilding"],
             patience=Patience(config.env.step_timeout_s, config.env.start_timeout_s, config.evaluation.timeout_s),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tianflow.envs.make import make
+from tianflow.envs.using import used
 from tianflow.envs.vector import VectorEnvironment, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError
 
@@ -57,18 +58,21 @@ def check(settings: EnvSettings, *, steps: int = 300, seed: int = 0) -> Report:
     """Make one environment as ``settings`` say, and try it for ``steps`` random steps. Whatever it raises is in the report."""
     report = Report(settings.id)
     try:
-        environment = make(settings, 1)
-        try:
-            _describe(environment, report)
-            _play(environment, report, steps, seed)
-        finally:
-            environment.close()
-        _gymnasium(settings, report)
+        stuck: list[str] = []
+        used(lambda: make(settings, 1), lambda environment: _look_at(environment, report, steps, seed), warn=stuck.append)
+        if not stuck:  # Gymnasium closes environments of its own, and waits
+            used(lambda: make(settings, 1), lambda environment: _gymnasium(environment, report), warn=stuck.append)
+        report.warnings += stuck
     except ConfigError as error:
         report.problems += [" ".join(str(problem).split("\n")) for problem in error.problems]
     except (EnvironmentFailedError, ValueError) as error:
         report.problems.append(str(error))
     return report
+
+
+def _look_at(environment: VectorEnvironment, report: Report, steps: int, seed: int) -> None:
+    _describe(environment, report)
+    _play(environment, report, steps, seed)
 
 
 def _describe(environment: VectorEnvironment, report: Report) -> None:
@@ -130,22 +134,18 @@ def _once(sentences: list[str], sentence: str) -> None:
         sentences.append(sentence)
 
 
-def _gymnasium(settings: EnvSettings, report: Report) -> None:
+def _gymnasium(environment: VectorEnvironment, report: Report) -> None:
     """Gymnasium's own `check_env`, on an environment of its own; a whole vector has none to look at."""
     from gymnasium.utils.env_checker import check_env
 
-    environment = make(settings, 1)
-    try:
-        singles = getattr(environment._vector, "envs", None)  # noqa: SLF001 - as above
-        if not singles:
-            return
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                check_env(singles[0].unwrapped, skip_render_check=True)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code and Gymnasium's assertions may raise anything
-                _once(report.warnings, f"Gymnasium's check_env: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-        for warning in caught:
-            _once(report.warnings, (str(warning.message).splitlines() or [""])[0])
-    finally:
-        environment.close()
+    singles = getattr(environment._vector, "envs", None)  # noqa: SLF001 - as above
+    if not singles:
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(singles[0].unwrapped, skip_render_check=True)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code and Gymnasium's assertions may raise anything
+            _once(report.warnings, f"Gymnasium's check_env: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+    for warning in caught:
+        _once(report.warnings, (str(warning.message).splitlines() or [""])[0])

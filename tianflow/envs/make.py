@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tianflow import plugins
+from tianflow.envs.using import used
 from tianflow.envs.vector import VectorEnvironment, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError, Problem
 
@@ -58,13 +59,27 @@ def make(settings: EnvSettings, num_envs: int | None = None, *, around: Wrapper 
         maker, frames = _maker(settings, () if around is None else (around,))
         with failures_named("its constructor"):
             vector = maker(num_envs)
-        if getattr(vector, "num_envs", None) != num_envs:
-            message = f"made {type(vector).__name__}, which is not a gymnasium.vector.VectorEnv of {num_envs} environments"
-            raise ConfigError([Problem("env.id", settings.id, message)])
-        try:
-            return VectorEnvironment(vector, settings.id, frames)
-        except ValueError as error:
-            raise ConfigError([Problem("env.id", settings.id, str(error))]) from error
+        with contextlib.ExitStack() as refused:
+            refused.callback(_close, vector)
+            environment = _as_ours(vector, settings.id, num_envs, frames)
+            refused.pop_all()
+            return environment
+
+
+def _as_ours(vector: Any, env_id: str, num_envs: int, frames: int) -> VectorEnvironment:
+    if getattr(vector, "num_envs", None) != num_envs:
+        message = f"made {type(vector).__name__}, which is not a gymnasium.vector.VectorEnv of {num_envs} environments"
+        raise ConfigError([Problem("env.id", env_id, message)])
+    try:
+        return VectorEnvironment(vector, env_id, frames)
+    except ValueError as error:
+        raise ConfigError([Problem("env.id", env_id, str(error))]) from error
+
+
+def _close(vector: Any) -> None:
+    """Whatever it is: it may have processes of its own."""
+    with contextlib.suppress(Exception):
+        vector.close()
 
 
 def probe(config: Config) -> EnvironmentSpec:
@@ -74,12 +89,7 @@ def probe(config: Config) -> EnvironmentSpec:
         ConfigError: naming ``env.id`` or ``env.kwargs``, with the first line of whatever went wrong.
     """
     try:
-        environment = make(config.env, 1)
-        try:
-            with _quiet():
-                return _examine(environment, config)
-        finally:
-            environment.close()
+        return used(lambda: make(config.env, 1), lambda environment: _examine(environment, config))
     except EnvironmentFailedError as error:
         cause = error.__cause__
         wrong_argument = isinstance(cause, TypeError) and "argument" in str(cause)
@@ -93,9 +103,10 @@ def _examine(environment: VectorEnvironment, config: Config) -> EnvironmentSpec:
     spec = environment.spec
     observation = {leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in spec.observation}
     seed = environment_seed(config.run.seed, 0, 1)
-    environment.reset(seed, observation, None)
-    if environment.gives_masks:
-        environment.reset(seed, observation, np.zeros((1, spec.action.mask_size), np.bool_))
+    with _quiet():
+        environment.reset(seed, observation, None)
+        if environment.gives_masks:
+            environment.reset(seed, observation, np.zeros((1, spec.action.mask_size), np.bool_))
     return replace(spec, num_envs=config.env.num_envs, action_mask=environment.gives_masks)
 
 

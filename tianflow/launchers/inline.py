@@ -6,7 +6,7 @@ import asyncio
 import importlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tianflow.building import AnyComponent, Blueprint, Builder
 from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, MemoryWeights, heap_arena
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tianflow.program import ComponentSpec, HostSpec
 
 
+T = TypeVar("T")
 COMPUTES = ("tianflow.components.rollout", "tianflow.components.evaluator", "tianflow.components.stacking")
 
 
@@ -83,6 +84,7 @@ class InlineHost:
             start=(version, samples),
             draws=None if run.draws is None else run.draws.layout,
             incarnation=incarnation,
+            era=run.era,
             checkpoint=found,
             threads=host.threads,
         )
@@ -94,6 +96,7 @@ class InlineHost:
         self._pending: set[str] = {component.name for component in host.components}
         self._wanted: dict[str, ComponentSpec] = {}
         self._retired: set[str] = set()
+        self._answers: set[asyncio.Future[Any]] = set()
         self.reconcile(host)
         self._reporter = asyncio.get_running_loop().create_task(self._report())
         self._reporter.add_done_callback(self._reporter_ended)
@@ -108,6 +111,9 @@ class InlineHost:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), self._reporter, return_exceptions=True)
+        for answer in tuple(self._answers):
+            if not answer.done():
+                answer.set_exception(BrokenChannelError("the host is gone"))
         self._disk.shutdown(wait=False)
         return ended
 
@@ -212,18 +218,24 @@ class InlineHost:
 
     async def save(self, staged: Path) -> SavedState:
         """Write the learner's state into ``staged``."""
-        return await save(self._learner(), staged, self._disk)
+        return await save(self._owed(self._learner().state()), staged, self._disk)
 
     async def rest(self) -> Version:
         """Publish the newest version at the next boundary."""
-        return await self._learner().rest()
+        return await self._owed(self._learner().rest())
 
     async def evaluate(self, at_least: Version) -> Evaluation:
         """Judge the newest version."""
         evaluator = self._components.get("evaluator")
         if evaluator is None or isinstance(evaluator, Actor | Learner | ReplayShard):
             raise BrokenChannelError("there is no evaluator")
-        return await evaluator.evaluate(at_least)
+        return await self._owed(evaluator.evaluate(at_least))
+
+    def _owed(self, answer: asyncio.Future[T]) -> asyncio.Future[T]:
+        """``answer``, which comes to an end with this host, too."""
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
+        return answer
 
     def _learner(self) -> Learner:
         learner = self._components.get("learner")

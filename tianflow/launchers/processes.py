@@ -45,9 +45,15 @@ class SharedSlots:
 
     def __init__(self, *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None = None) -> None:
         self._shared = SharedArena(layout=layout, capacity=slots_capacity(config, layout))
-        self._draws = None if draws is None else SharedArena(layout=draws, capacity=DRAW_SLOTS)
-        if self._draws is not None:
+        self._draws: SharedArena | None = None
+        if draws is None:
+            return
+        try:
+            self._draws = SharedArena(layout=draws, capacity=DRAW_SLOTS)
             self._draws.add_slots(DRAW_SLOTS)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def arena(self) -> Arena:
@@ -122,6 +128,7 @@ class ProcessHost:
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._forget_settings: Callable[[], None] = lambda: None
         self._failure = ""
+        self._gone = False
         served = ServedExchange(exchange=run.exchange, send=self._send, on_episodes=run.reception.episodes_finished)
         self._handlers: dict[str, Callable[..., None]] = {
             **served.handlers,
@@ -166,9 +173,10 @@ class ProcessHost:
         self._link.drain()  # what it sent before it died still counts
         self._link.close()
         self._forget_settings()
+        self._gone = True
         for future in self._answers.values():
             if not future.done():
-                future.set_exception(BrokenChannelError(f"host {self._host.name!r} is gone"))
+                future.set_exception(self._broken())
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         return f"{how}: {self._failure}" if self._failure else how
 
@@ -217,6 +225,8 @@ class ProcessHost:
         return await self._ask(Evaluation, "evaluate", *at_least)
 
     async def _ask(self, answer: type[T], kind: str, *fields: object) -> T:
+        if self._gone:  # whoever asks may have found it a moment before
+            raise self._broken()
         number = next(self._numbers)
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._answers[number] = future
@@ -227,6 +237,9 @@ class ProcessHost:
             return found
         finally:
             del self._answers[number]
+
+    def _broken(self) -> BrokenChannelError:
+        return BrokenChannelError(f"host {self._host.name!r} is gone")
 
     def _answer(self, number: int, answer: object) -> None:
         future = self._answers.get(number)
@@ -243,7 +256,7 @@ class ProcessHost:
         run, live = self._run, self._run.settings.value
         learner = any(component.role == "learner" for component in self._host.components)
         version, samples, found = await run.keeper.next_start() if learner else (run.exchange.ledger.version, 0, None)
-        if self._host.components[0].role == "replay" and self._incarnation == 0:  # one that was lost begins empty
+        if self._host.components[0].role == "replay":
             found = run.keeper.resumed
         return {
             "host": self._host.name,
@@ -251,6 +264,7 @@ class ProcessHost:
             "cores": list(self._host.cores),
             "threads": self._host.threads,
             "incarnation": self._incarnation,
+            "era": run.era,
             "config": _plain(live),
             "bound": live.bound,
             "paused": live.paused,

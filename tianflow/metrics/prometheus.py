@@ -94,6 +94,14 @@ class Exporter:
         self._registry.register(RunCollector(runs=runs, requests=requests))
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The metrics and their content type: OpenMetrics if ``accept`` (an Accept header) asks for it, else text."""
+        """The metrics and their content type; see `encoded`."""
+        return encoded(self._registry, accept)
+
+
+def encoded(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """What ``registry`` collects, and its content type: OpenMetrics if ``accept`` (an Accept header) asks for it, else text."""
+    try:
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+    except (TypeError, ValueError):  # it compares versions number by number, and anybody may ask for one that is no number
+        encode, content_type = choose_encoder("")
+    return encode(registry), content_type

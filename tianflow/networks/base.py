@@ -38,8 +38,9 @@ class Network(nn.Module):
     parameters must be float32, and it must have no persistent buffers: what is published is its parameters. Its own
     settings come in ``config.network.kwargs``.
 
-    With ``learner.precision = "bf16"`` the learner calls it under `torch.autocast`, and casts up what it gives; it has to run there,
-    which is so unless it writes into tensors of its own with a fixed dtype. Actors call it in float32.
+    With ``learner.precision = "bf16"`` the learner calls it under `torch.autocast`, and casts up what it gives; with that of ``actors``
+    they do, too, with parameters that are bfloat16. It has to run there, which is so unless it writes into tensors of its own with a
+    fixed dtype.
     """
 
     @staticmethod

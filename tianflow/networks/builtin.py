@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tianflow.config import NetworkSettings
-from tianflow.network_rules import image_size, is_image
+from tianflow.network_rules import image_size, is_image, resnet_channels, units
 from tianflow.networks.arrays import ArrayMlp
 from tianflow.networks.base import Network, Output, Tree
 from tianflow.networks.parts import ImageTorso, MlpTorso, ResettingLstm, impala_trunk, linear, nature_trunk
@@ -89,15 +89,15 @@ class NatureCnn(TorsoNetwork):
     """Three convolutions over each uint8 image and one layer of ``kwargs["units"]`` (512); policy and value share them."""
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
-        super().__init__(settings, spec, _image_torso(spec, nature_trunk, int(settings.kwargs.get("units", 512))))
+        super().__init__(settings, spec, _image_torso(spec, nature_trunk, units(settings)))
 
 
 class ImpalaResnet(TorsoNetwork):
     """Residual convolutions with ``kwargs["channels"]`` (16, 32, 32) and one layer of ``kwargs["units"]`` (256)."""
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
-        sizes = tuple(int(size) for size in settings.kwargs.get("channels", (16, 32, 32)))
-        torso = _image_torso(spec, lambda channels: impala_trunk(channels, sizes), int(settings.kwargs.get("units", 256)))
+        sizes = resnet_channels(settings)
+        torso = _image_torso(spec, lambda channels: impala_trunk(channels, sizes), units(settings))
         super().__init__(settings, spec, torso)
 
 

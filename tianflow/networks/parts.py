@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tianflow.network_rules import channels_first, image_size, is_image
+from tianflow.network_rules import NATURE, channels_first, image_size, is_image
 from tianflow.networks.base import Tree
 from tianflow.ops.transforms import as_float, channels_innermost, one_hot
 from tianflow.payloads import LeafSpec
@@ -112,7 +112,7 @@ def _output_size(trunk: nn.Module, shape: tuple[int, int, int]) -> int:
 def nature_trunk(channels: int) -> nn.Module:
     """The convolutions of "Human-level control through deep reinforcement learning" (Nature 518, 2015)."""
     layers: list[nn.Module] = []
-    for size, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+    for size, kernel, stride in NATURE:
         convolution = nn.Conv2d(channels, size, kernel, stride)
         nn.init.orthogonal_(convolution.weight, SQRT_2)
         nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]

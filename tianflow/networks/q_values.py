@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tianflow.config import NetworkSettings
 from tianflow.errors import ConfigError, Problem
-from tianflow.network_rules import image_size, is_image
+from tianflow.network_rules import image_size, is_image, resnet_channels, units
 from tianflow.networks.base import Tree
 from tianflow.networks.parts import SQRT_2, ImageTorso, MlpTorso, ResettingLstm, impala_trunk, linear, nature_trunk
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
@@ -51,10 +51,10 @@ def make_torso(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> Torso:
         return MlpTorso(leaves, settings.hidden, settings.activation)
     channels = [image_size(leaf.shape)[0] for leaf in leaves if is_image(leaf)]
     if settings.name == "nature_cnn":
-        return ImageTorso(leaves, [nature_trunk(count) for count in channels], int(settings.kwargs.get("units", 512)))
+        return ImageTorso(leaves, [nature_trunk(count) for count in channels], units(settings))
     if settings.name == "impala_resnet":
-        sizes = tuple(int(size) for size in settings.kwargs.get("channels", (16, 32, 32)))
-        return ImageTorso(leaves, [impala_trunk(count, sizes) for count in channels], int(settings.kwargs.get("units", 256)))
+        sizes = resnet_channels(settings)
+        return ImageTorso(leaves, [impala_trunk(count, sizes) for count in channels], units(settings))
     accepted = "mlp, nature_cnn, impala_resnet"
     raise ConfigError([Problem("network.name", settings.name, "has no torso that a value network could be built on", accepted)])
 

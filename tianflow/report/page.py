@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +12,11 @@ from tianflow.report.markup import Markup, element, joined
 from tianflow.report.records import Records, number_at
 from tianflow.report.style import CSS
 from tianflow.status import ENDED
+from tianflow.words import DASH, duration, number
 
 CHANGES = 500
 """More lines of the audit than this nobody reads; the file has them all."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-DASH = "–"
 
 
 def page(run: Records, *, now: dt.datetime) -> str:
@@ -174,6 +173,8 @@ def _charts(run: Records) -> Markup:
         text = "No history was kept of this run: it is older than that, or has only just begun."
         return joined([element("h2", "Over time"), element("p", text, class_="note")])
     note = "Vertical dotted lines are changes and actions. Staleness is that of the time that a point covers, under the widest bound then."
+    if left_out := sum(int(number_at(row, "marks_left_out") or 0) for row in run.rows):
+        note += f" {left_out:,} more of what happened, where much did within a line of the history, have no mark."
     return joined([element("h2", "Over time"), element("div", *figures(run), class_="charts"), element("p", note, class_="note")])
 
 
@@ -209,21 +210,3 @@ def _config(run: Records) -> Markup:
         return Markup("")
     title = element("summary", "The settings in force last, as TOML")
     return joined([element("h2", "Settings"), element("details", title, element("pre", element("code", run.config_text), tabindex="0"))])
-
-
-def number(value: float | None) -> str:
-    """About four digits; a dash where there is none."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    if value == int(value) or abs(value) >= 1000.0:
-        return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"
-    return f"{value:.4g}"
-
-
-def duration(seconds: float | None) -> str:
-    """``1:02:03`` or ``2:03``; a dash where there is none."""
-    if seconds is None or not math.isfinite(seconds):
-        return DASH
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
 
@@ -82,7 +82,7 @@ class Guard:
 
     def _check_origin(self, request: web.Request) -> None:
         origin = request.headers.get("Origin")
-        if origin is None or urlsplit(origin).netloc.lower() == request.headers["Host"].lower() or _hostname(origin) in self._allowed:
+        if origin is None or _split(origin).netloc.lower() == request.headers["Host"].lower() or _hostname(origin) in self._allowed:
             return
         raise ProblemError(HTTPStatus.FORBIDDEN, "A page of another origin may not use this server.")
 
@@ -123,7 +123,12 @@ def _same(given: str, token: str) -> bool:
 
 
 def _hostname(url: str) -> str:
+    return (_split(url).hostname or "").rstrip(".")
+
+
+def _split(url: str) -> SplitResult:
+    """Its parts, all empty if it is none: anybody may send anything."""
     try:
-        return (urlsplit(url).hostname or "").rstrip(".")
+        return urlsplit(url)
     except ValueError:
-        return ""
+        return urlsplit("")

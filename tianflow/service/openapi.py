@@ -13,7 +13,7 @@ from tianflow.history import LIMIT
 from tianflow.service import pages, past, schemas
 from tianflow.service.auth import OPEN, OPEN_ON_LOOPBACK
 from tianflow.service.schemas import Schema, reference
-from tianflow.service.settings import MERGE_PATCH, RESOURCES
+from tianflow.service.settings import MERGE_PATCH, RESOURCES, TAGS
 
 RUN = "/api/v1/runs/{run}"
 JSON = "application/json"
@@ -221,7 +221,10 @@ def _events() -> dict[str, Any]:
 def resources(configs: Sequence[Config], *, others: bool = False) -> dict[str, Any]:
     """Operations on live settings as each of ``configs`` has them; ``others``: there may be settings of other algorithms, too."""
     unknown: list[Schema] = [{"type": "object"}] if others else []
-    return {f"{RUN}/{resource}": _resource(f"{RUN}/{resource}", resource, configs, unknown) for resource in RESOURCES}
+    return {
+        f"{RUN}/{resource}": _resource(f"{RUN}/{resource}", resource, configs, unknown if "algorithm" in sections else [])
+        for resource, sections in RESOURCES.items()
+    }
 
 
 def _resource(path: str, resource: str, configs: Sequence[Config], unknown: Sequence[Schema]) -> dict[str, Any]:
@@ -231,8 +234,8 @@ def _resource(path: str, resource: str, configs: Sequence[Config], unknown: Sequ
     condition = {
         "name": "If-Match",
         "in": "header",
-        "description": "Change them only if this ETag is still that of the settings in force",
-        "schema": {"type": "string"},
+        "description": "Change them only if this ETag, or one of several, is still that of the settings in force; *: whatever it is",
+        "schema": {"type": "string", "pattern": TAGS},
     }
     body = {"required": True, "content": {MERGE_PATCH: {"schema": taken}}}
     change = "Change them, all or none. null: the default. What fits the schema may still be refused beside the other settings"

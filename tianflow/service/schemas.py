@@ -13,7 +13,7 @@ from tianflow.config import Config, live_of
 from tianflow.config_loading import LARGEST
 from tianflow.service.docstrings import of_fields
 from tianflow.service.feed import LOST, kind_of
-from tianflow.service.settings import RESOURCES
+from tianflow.service.settings import RESOURCES, live_values
 from tianflow.statistics import Diagnosis, LawStatistics
 
 Schema = dict[str, Any]
@@ -61,6 +61,8 @@ def settings_read(config: Config, resource: str) -> Schema:
 def settings_patch(config: Config, resource: str) -> Schema:
     """A merge patch of them (RFC 7396): any of them, null for the default."""
     properties = {name: nullable(_patched(schema)) for name, schema in _live(config, resource, "validation").items()}
+    if resource == "replay" and config.algorithm.window is None:  # an algorithm without replay has no use for them
+        properties = {name: {"enum": [value, None]} for name, value in live_values(config, resource).items()}
     return struct(properties, **properties)
 
 
@@ -112,7 +114,11 @@ def _with_null(schema: Any) -> Any:
     if isinstance(schema, dict):
         if schema.get("type") == "number":
             return {**{key: value for key, value in schema.items() if key != "type"}, **NUMBER}
-        return {key: _with_null(value) for key, value in schema.items() if key != "default"}
+        found = {key: _with_null(value) for key, value in schema.items() if key != "default"}
+        members = found.get("prefixItems")
+        if members and all(member == members[0] for member in members):  # many readers of such documents do not know prefixItems
+            found["items"] = found.pop("prefixItems")[0]
+        return found
     return [_with_null(item) for item in schema] if isinstance(schema, list) else schema
 
 
@@ -170,7 +176,7 @@ def _history_row() -> Schema:
     staleness = {**dict.fromkeys(("count", "min", "mean", "p99", "max", "bound"), NUMBER), "counts": table(COUNT)}
     members: dict[str, Schema] = {
         **dict.fromkeys(numbers, NUMBER),
-        **dict.fromkeys(("env_steps", "updates", "episodes", "violations", "generation"), COUNT),
+        **dict.fromkeys(("env_steps", "updates", "episodes", "violations", "generation", "marks_left_out"), COUNT),
         "state": TEXT,
         "bottleneck": TEXT,
         "staleness": struct(staleness, **staleness),

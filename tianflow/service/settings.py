@@ -19,6 +19,8 @@ from tianflow.service.problems import ProblemError, json_response
 MERGE_PATCH = "application/merge-patch+json"
 EXACT = 2**53
 """Up to here, a float is every whole number exactly."""
+TAGS = r'^(\*|(W/)?"[!#-~\x80-\xff]*"( *, *(W/)?"[!#-~\x80-\xff]*")*)$'
+"""What If-Match may be (RFC 9110, 13.1.1)."""
 DEEPEST = 8
 """Levels of a patch; no setting has more than three."""
 RESOURCES: dict[str, tuple[str, ...]] = {
@@ -48,7 +50,7 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
     """Apply a merge patch, whole or not at all; the settings then in force.
 
     Raises:
-        ProblemError: 400 malformed, 412 made for another generation, 415 not a merge patch, 422 not an object.
+        ProblemError: 400 malformed body or If-Match, 412 made for another generation, 415 not a merge patch, 422 not an object.
         ConfigError: a value or key is refused; nothing changed.
         StateConflictError: the run has ended.
     """
@@ -112,8 +114,10 @@ def _refuse(constant: str) -> object:
 
 
 def _check_generation(request: web.Request, generation: int) -> None:
-    wanted = request.headers.get("If-Match")
-    if wanted is None or wanted.strip() == "*":
+    wanted = ", ".join(request.headers.getall("If-Match", ())).strip()
+    if "If-Match" in request.headers and not re.match(TAGS, wanted):
+        raise ProblemError(HTTPStatus.BAD_REQUEST, 'If-Match is no list of ETags, such as "3": it is a string in quotation marks, or *.')
+    if wanted in {"", "*"}:
         return
     # Strong comparison: a weak tag (W/"3") never matches.
     tags = [tag for weak, tag in re.findall(r'(W/)?"([^"]*)"', wanted) if not weak]

@@ -75,9 +75,9 @@ class Streams:
 
 async def _stream(kept: Kept, fan: Fan, request: web.Request, number: int, *, follow: bool) -> web.StreamResponse:
     response, transport = web.StreamResponse(headers=HEADERS), request.transport
-    await response.prepare(request)
     reader = Reader(response=response, transport=transport, number=number)
     try:
+        await response.prepare(request)  # whose connection may be gone by now
         async with _ending(kept):
             with told_of_the_end(request, reader.leave):
                 await _write(response, f"retry: {RETRY_MS}\n\n".encode())

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 from aiohttp import web
@@ -14,6 +14,9 @@ from aiohttp import web
 from tianflow.control_file import ControlFile
 from tianflow.errors import TianflowError
 from tianflow.service.problems import ProblemError
+
+if TYPE_CHECKING:
+    from multidict import CIMultiDictProxy
 
 ANSWER_S = 5.0
 """Seconds in which a run must answer; its coordinator computes nothing, so one that does not is stopped or swamped."""
@@ -122,8 +125,9 @@ def _passed_on(contact: ControlFile, request: web.Request) -> dict[str, str]:
     return _chosen(request.headers, ASKED) | _token(contact)
 
 
-def _chosen(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    return {name: headers[name] for name in names if name in headers}
+def _chosen(headers: CIMultiDictProxy[str], names: tuple[str, ...]) -> dict[str, str]:
+    """Those of ``names``; several lines of one are one list (RFC 9110, 5.3)."""
+    return {name: ", ".join(headers.getall(name)) for name in names if name in headers}
 
 
 def silent(contact: ControlFile, error: BaseException) -> ProblemError:

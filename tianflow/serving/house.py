@@ -142,9 +142,7 @@ class House:
         if life is not None:
             life.stop_source = source
             if life.child is not None:
-                life.child.release()
-                # one that hangs does not hear it
-                asyncio.get_running_loop().call_later(LEAVE_S, life.child.kill)
+                _end(life.child)
             return "stopped"
         if record.state in {"pending", "running"}:
             await self.remember(self._store.end, record.id, state="stopped", reason=source, now=time.time())
@@ -208,7 +206,7 @@ class House:
         """One process of the run, from its start to its end."""
         child = life.child = await self._start(life.record.id, json.loads(life.record.config), self.files, self._overrides)
         if self.leaving.is_set() or life.stop_source:
-            child.release()
+            _end(child)
         looking = asyncio.create_task(self._look(life, child))
         try:
             return await child.ended()
@@ -269,3 +267,9 @@ class House:
                 log.warning("killing runs that did not end in time", runs=sorted(self._lives), grace_s=LEAVE_S)
                 self.hurry()
                 await asyncio.wait(late)
+
+
+def _end(child: Child) -> None:
+    """Ask it to end; one that hangs does not hear it."""
+    child.release()
+    asyncio.get_running_loop().call_later(LEAVE_S, child.kill)

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tianflow.metrics.prometheus import PREFIX, own_families
+from tianflow.metrics.prometheus import PREFIX, encoded, own_families
 from tianflow.serving.store import STATES
 
 END = "# EOF"
@@ -51,8 +50,8 @@ def exposition(collector: ServiceCollector, pages: Sequence[str], accept: str) -
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
-    encode, content_type = choose_encoder(accept)
-    return merged(encode(registry).decode(), pages).encode(), content_type
+    own, content_type = encoded(registry, accept)
+    return merged(own.decode(), pages).encode(), content_type
 
 
 def merged(own: str, pages: Sequence[str]) -> str:
@@ -72,7 +71,7 @@ def _families(page: str) -> dict[str, tuple[list[str], list[str]]]:
     families: dict[str, tuple[list[str], list[str]]] = {}
     described: list[str] = []
     samples: list[str] = []
-    for line in page.splitlines():
+    for line in page.removesuffix("\n").split("\n"):  # a label may hold what `str.splitlines` takes for an end of line, too
         if line.startswith("# HELP "):
             described, samples = families.setdefault(line.split(" ", 3)[2], ([], []))
         if line.startswith("#"):

@@ -21,7 +21,7 @@ def require_allowed(tables: Mapping[str, Any], allowed: Collection[str]) -> None
     """Look at every string before anything is imported.
 
     Args:
-        tables: the config as it came.
+        tables: the config as it came, by sections or by dotted paths, or what is to be changed of it.
         allowed: modules, each with all that lies beneath it.
 
     Raises:

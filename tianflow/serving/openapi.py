@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from tianflow.config import BUILT_IN_ALGORITHMS, Config, EnvSettings
+from tianflow.config_loading import shipped
 from tianflow.service import openapi
 from tianflow.service.openapi import JSON, RUN, answered, operation, reading
 from tianflow.service.schemas import COUNT, NUMBER, TEXT, TRUTH, Schema, listing, nullable, reference, struct
@@ -49,7 +50,7 @@ def _submit() -> dict[str, Any]:
     config = {
         "anyOf": [
             ANY_OBJECT | {"description": "Sections, as in a file"},
-            TEXT | {"description": "Name of a config that comes with tianflow"},
+            TEXT | {"description": "Name of a config that comes with tianflow", "enum": sorted(shipped())},
         ]
     }
     body = {

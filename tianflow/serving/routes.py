@@ -199,7 +199,12 @@ class Handlers:
         record, life = await self._known(request)
         if life is None or life.contact is None:
             raise _not_there(record, life)
-        return await self._asker.forward(life.contact, request, f"/{request.match_info['part']}")
+        part = request.match_info["part"]
+        if request.content_type == settings.MERGE_PATCH:  # the run refuses every other type itself
+            patch = settings.parse(await request.read())
+            settings.check_depth(part, patch)
+            require_allowed({part: patch}, self._allowed)
+        return await self._asker.forward(life.contact, request, f"/{part}")
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """What happens in a run, as it happens."""
@@ -253,7 +258,7 @@ class Handlers:
         assert isinstance(document, dict)
         source, overrides = document["config"], document.get("overrides", {})
         try:
-            require_allowed(config_loading.nested(overrides), self._allowed)
+            require_allowed(overrides, self._allowed)
             if isinstance(source, str):
                 return config_loading.load_shipped(source, overrides)
             require_allowed(source, self._allowed)
@@ -270,8 +275,13 @@ def _shape(document: object) -> Any:
         yield Problem(key, document[key], "is not known", "config, overrides")
     if not isinstance(document["config"], dict | str):
         yield Problem("config", document["config"], "is no config", CONFIGS)
-    if not isinstance(document.get("overrides", {}), dict):
-        yield Problem("overrides", document["overrides"], "are no overrides", 'an object such as {"balance.max_staleness": 2}')
+    overrides = document.get("overrides", {})
+    if not isinstance(overrides, dict):
+        yield Problem("overrides", overrides, "are no overrides", 'an object such as {"balance.max_staleness": 2}')
+        return
+    for path in overrides:
+        if "." not in path:
+            yield Problem(f"config.{path}", overrides[path], "is no path of a setting", "section.key")
 
 
 def _below_config(problem: Problem) -> Problem:

@@ -31,6 +31,7 @@ def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
     """
     import torch
 
+    from tianflow.algorithms.precision import act_in
     from tianflow.channels.memory import heap_arena
     from tianflow.components.rollout import Rollout
     from tianflow.layouts import trajectory_layout
@@ -41,6 +42,7 @@ def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
     version, count = Version(1, 0), config.algorithm.batch_trajectories
     factory: Any = plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name")
     algorithm, policy = factory.make_learner(config, spec, torch.device("cpu")), factory.make_policy(config, spec)
+    act_in(config, policy)
     policy.load(algorithm.flat())
     layout = trajectory_layout(config, spec)
     arena = heap_arena(layout, count)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from tianflow.statistics import quantile
 from tianflow.tickets import LedgerSnapshot
 from tianflow.windows import NOTICEABLE
 
@@ -146,17 +147,7 @@ def _staleness(counts: Mapping[int, int], bound: int | None, violations: int) ->
         return Staleness(bound, None, None, None, None, None, violations)
     total = sum(counts.values())
     mean = sum(age * count for age, count in counts.items()) / total
-    return Staleness(bound, min(counts), mean, _quantile(counts, 0.5), _quantile(counts, 0.99), max(counts), violations)
-
-
-def _quantile(counts: Mapping[int, int], part: float) -> int:
-    """The smallest value that at least ``part`` of all do not exceed."""
-    seen, total = 0, sum(counts.values())
-    for value in sorted(counts):
-        seen += counts[value]
-        if seen >= part * total:
-            return value
-    return max(counts)
+    return Staleness(bound, min(counts), mean, quantile(counts, 0.5), quantile(counts, 0.99), max(counts), violations)
 
 
 def _less(new: Mapping[K, int], old: Mapping[K, int]) -> dict[K, int]:

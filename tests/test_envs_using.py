@@ -1,0 +1,77 @@
+"""What a command does with an environment: used on one thread, closed, and never waited for long."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from tests.environments import CounterEnv, EnvironmentBrokeError
+from tianflow.config import EnvSettings
+from tianflow.envs.make import make
+from tianflow.envs.using import used
+from tianflow.envs.vector import VectorEnvironment
+
+THREADS: list[int] = []
+
+
+class ThreadedEnv(CounterEnv):
+    """Notes the threads that it is made, reset and closed on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        THREADS.append(threading.get_ident())
+
+    def close(self) -> None:
+        THREADS.append(threading.get_ident())
+
+
+def one(name: str) -> VectorEnvironment:
+    return make(EnvSettings(id=name), 1)
+
+
+def told(environment: VectorEnvironment) -> str:
+    THREADS.append(threading.get_ident())
+    return environment.spec.id
+
+
+def test_it_is_made_used_and_closed_on_one_thread_that_is_not_the_callers() -> None:
+    THREADS.clear()
+    name = "tests.test_envs_using:ThreadedEnv"
+    assert name == used(lambda: one(name), told, warn=pytest.fail)
+    assert 3 == len(THREADS)
+    assert 1 == len({*THREADS} - {threading.get_ident()}) == len({*THREADS})
+
+
+def test_what_it_raises_reaches_the_caller_who_does_not_wait_for_it_to_close_either() -> None:
+    def fail(environment: VectorEnvironment) -> None:
+        raise EnvironmentBrokeError("no")
+
+    warnings: list[str] = []
+    with pytest.raises(EnvironmentBrokeError):
+        used(lambda: one("tests.environments:UnclosableEnv"), fail, close_s=0.05, warn=warnings.append)
+    assert 1 == len(warnings)
+
+
+@pytest.mark.parametrize("error", [EnvironmentBrokeError("no"), SystemExit(3), KeyboardInterrupt()])
+def test_what_its_maker_raises_reaches_the_caller(error: BaseException) -> None:
+    def fail() -> VectorEnvironment:
+        raise error
+
+    with pytest.raises(type(error)):
+        used(fail, told, warn=pytest.fail)
+
+
+def test_one_that_does_not_close_is_told_of_and_the_answer_is_there() -> None:
+    warnings: list[str] = []
+    name = "tests.environments:UnclosableEnv"
+    assert name == used(lambda: one(name), told, close_s=0.05, warn=warnings.append)
+    assert ["within 0.05 s"] == [sentence[sentence.index("within") : sentence.index(":")] for sentence in warnings]
+
+
+def test_nothing_of_it_stays() -> None:
+    found = used(lambda: one("tests.environments:CounterEnv"), weakref.ref, warn=pytest.fail)
+    gc.collect()
+    assert found() is None

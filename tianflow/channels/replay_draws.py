@@ -1,0 +1,181 @@
+"""The draws of a `tianflow.channels.replay_exchange.ReplayExchange`, from when they begin until their slots are free again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tianflow.channels.replay_records import ShardRecord, Shards
+from tianflow.drawing import importance_weights
+from tianflow.payloads import Batch, DrawPart, Prioritise, Trajectory, Version
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tianflow.channels.arena import Arena
+
+DrawState = Literal["drawing", "ready", "held", "returning"]
+"""Shards write; nobody has asked for it yet; the learner has it; shards read priorities."""
+
+
+@dataclass(slots=True)
+class DrawRecord:
+    """One draw."""
+
+    slot: int
+    for_version: Version
+    shares: dict[int, float]
+    """Shard -> the probability of drawing from it."""
+    waiting_for: set[int]
+    """Shards that have not answered."""
+    parts: dict[int, tuple[ShardRecord, int, int]]
+    """Shard -> (the life that wrote it, first, count): keys mean nothing to a later one."""
+    state: DrawState = "drawing"
+    void: str = ""
+    """Why nobody will train on it; its slot is free once no shard writes into it."""
+
+
+class Draws(Mapping[int, DrawRecord]):
+    """The draws that are under way, by number. Each has a slot.
+
+    Args:
+        arena: laid out by `tianflow.layout.make_draw_layout`.
+        slots: draw slots there are.
+        shards: that are drawn from.
+        prioritised: whether the learner gives priorities back.
+        beta: exponent of the importance weights now in force.
+        seed: of the choice of shards.
+    """
+
+    def __init__(self, *, arena: Arena, slots: int, shards: Shards, prioritised: bool, beta: Callable[[], float], seed: int) -> None:
+        self._arena, self._shards, self._prioritised, self._beta = arena, shards, prioritised, beta
+        self.draw_size, self._length = arena.layout.num_envs, arena.layout.steps
+        """Items of each."""
+        self.free_slots = list(range(slots))
+        """Slots of no draw."""
+        self.begun = 0
+        """Draws so far."""
+        self.trained = 0
+        """Those that were trained on."""
+        self.discarded: Counter[str] = Counter()
+        """Those that nobody trained on, by reason."""
+        self._generator = np.random.default_rng(seed)
+        self._under_way: dict[int, DrawRecord] = {}
+
+    def __getitem__(self, number: int) -> DrawRecord:
+        return self._under_way[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._under_way)
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def held(self) -> int:
+        """Draws that are neither trained on nor discarded yet."""
+        return sum(draw.state != "returning" for draw in self.values())
+
+    @property
+    def in_the_making(self) -> bool:
+        """True while one is being written, or waits for the learner."""
+        return any(draw.state == "ready" or (draw.state == "drawing" and not draw.void) for draw in self.values())
+
+    def views(self, number: int) -> Mapping[str, NDArray[Any]]:
+        """The arrays of a draw."""
+        return self._arena.views(self[number].slot)
+
+    def begin(self, for_version: Version, shares: dict[int, float], *, oldest: int) -> None:
+        """Ask the shards for their parts, as chance will have it by their ``shares``; of no version older than ``oldest``."""
+        counts = dict(zip(shares, self._generator.multinomial(self.draw_size, list(shares.values())).tolist(), strict=True))
+        number, slot, first = self.begun, self.free_slots.pop(), 0
+        self.begun += 1
+        draw = self._under_way[number] = DrawRecord(slot, for_version, shares, set(), {})
+        for index, count in counts.items():
+            if count:
+                draw.parts[index] = (self._shards[index], first, count)
+                draw.waiting_for.add(index)
+                first += count
+        for shard, start, count in list(draw.parts.values()):
+            shard.port.ask(DrawPart(number, slot, start, count, oldest))
+
+    def written(self, number: int, index: int, *, void: str = "") -> bool:
+        """A shard has written its part, or, where it is ``void``, cannot. True if the whole draw is there now."""
+        draw = self.get(number)
+        if draw is None or draw.state != "drawing" or index not in draw.waiting_for:
+            return False
+        draw.void = draw.void or void
+        return self._part_done(number, index)
+
+    def returned(self, number: int, index: int) -> None:
+        """A shard has taken the priorities of its part."""
+        draw = self.get(number)
+        if draw is not None and draw.state == "returning" and index in draw.waiting_for:
+            self._part_done(number, index)
+
+    def shard_lost(self, index: int, reason: str) -> None:
+        """A shard answers no more."""
+        for number, draw in list(self.items()):
+            if index in draw.waiting_for:
+                if draw.state == "drawing":
+                    draw.void = draw.void or reason
+                self._part_done(number, index)
+
+    def hand_over(self, number: int) -> Batch:
+        """A draw that is whole, as the learner gets it: a batch of one trajectory whose columns are the items."""
+        draw, views = self[number], self.views(number)
+        probability = views["probability"].copy()
+        for index, (_, first, count) in draw.parts.items():
+            probability[first : first + count] *= draw.shares[index]
+        views["weight"][:] = importance_weights(probability, count=max(1, self._shards.size), beta=self._beta())
+        draw.state = "held"
+        oldest = Version(draw.for_version.lineage, int(views["version"].min()))
+        return Batch(draw.for_version, (Trajectory(number, draw.slot, self._length, self.draw_size, oldest),))
+
+    def settle(self, number: int, *, skipped: bool) -> None:
+        """The learner has trained on a draw, or skipped the update; its priorities lie in the slot, and go to the lives that drew."""
+        self.trained += 1
+        draw = self[number]
+        parts = {index: part for index, part in draw.parts.items() if self._shards.get(index) is part[0]}
+        if not self._prioritised or skipped or not parts:
+            self._free(number)
+            return
+        draw.state, draw.waiting_for = "returning", set(parts)
+        for shard, first, count in parts.values():
+            shard.port.ask(Prioritise(number, draw.slot, first, count))
+
+    def discard(self, number: int, reason: str) -> None:
+        """Nobody will train on a draw: its slot is free, or will be once no shard writes into it."""
+        draw = self[number]
+        if draw.waiting_for:
+            draw.void = draw.void or reason
+            return
+        self.discarded[reason] += 1
+        self._free(number)
+
+    def discard_all(self, states: Collection[DrawState], reason: str) -> int:
+        """`discard` all that are in one of ``states``. How many."""
+        found = [number for number, draw in self.items() if draw.state in states]
+        for number in found:
+            self.discard(number, reason)
+        return len(found)
+
+    def _part_done(self, number: int, index: int) -> bool:
+        """True if all of a draw is written, for somebody to train on."""
+        draw = self[number]
+        draw.waiting_for.discard(index)
+        if draw.waiting_for:
+            return False
+        if draw.state == "drawing" and not draw.void:
+            return True
+        if draw.state == "drawing":
+            self.discarded[draw.void] += 1
+        self._free(number)
+        return False
+
+    def _free(self, number: int) -> None:
+        self.free_slots.append(self._under_way.pop(number).slot)
