@@ -69,6 +69,24 @@ def test_a_run_never_overwrites_another(tmp_path):
         run(tmp_path, run={"name": "one"})
 
 
+async def test_a_directory_is_written_by_one_run_at_a_time(tmp_path):
+    """What looks like a run that died may still be going on; two in one directory would spoil both."""
+    named = cartpole(run={"max_updates": None, "name": "one"})
+    async with tianflow.open_run(named, runs_dir=tmp_path) as handle:
+        await until(lambda: handle.control.state == "running")
+        handle.control.request_checkpoint(source="test")
+        await until(handle.control.checkpoints)
+        before = (tmp_path / "one" / "config.toml").stat()
+        for options in ({"resume": "one"}, {}):
+            with pytest.raises(CheckpointError, match="run 'one' is going on; stop it first"):
+                async with tianflow.open_run(named, {"run.max_updates": 1}, runs_dir=tmp_path, **options):
+                    raise AssertionError("two runs in one directory")
+        assert (tmp_path / "one" / "config.toml").stat() == before
+        assert handle.control.state == "running"
+    async with tianflow.open_run(named, resume="one", runs_dir=tmp_path) as again:
+        assert again.control.state in ("starting", "running")
+
+
 def test_the_policy_of_a_finished_run_acts_on_single_observations(tmp_path):
     policy = run(tmp_path).policy
     environment = gymnasium.make("CartPole-v1")

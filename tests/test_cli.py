@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import tianflow
-from tianflow import cli, client
+from tianflow import __main__, cli, client
 from tianflow.checkpoint import CheckpointStore, write_state
 from tianflow.command_line import complete_config, complete_run
 from tianflow.config_loading import load_config, settings_in_force, with_changes, write_config
@@ -408,6 +408,17 @@ def test_a_shell_is_told_how_names_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert ["cartpole_a2c", "cartpole_apex", "cartpole_impala", "cartpole_ppo", "cartoon.toml", "carts/"] == complete_config("cart")
     environment = {"_TIANFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "tianflow pause o", "COMP_CWORD": "2"}
     assert "one" == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+
+
+def test_an_interrupt_while_the_script_is_imported_shows_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "tianflow.cli", Slow("tianflow.cli"))
+    with pytest.raises(SystemExit) as caught:
+        __main__.main()
+    assert (130, None) == (caught.value.code, caught.value.__cause__)
 
 
 def test_the_version_is_told() -> None:

@@ -166,7 +166,8 @@ def test_the_number_of_actors_follows_from_who_waits(learner: float, actors: flo
 def test_more_actors_than_the_bound_lets_work_come_with_a_wider_bound() -> None:
     found = diagnose(looks(0.5, 0.0, max_staleness=1), configured())
     assert {"actors.count": 8, "balance.max_staleness": 4} == found.suggested
-    assert "max_staleness = 1 would keep some idle, 4 would not" in found.advice
+    assert "max_staleness = 1 would keep some idle, 4 would not, nor would batch_trajectories = 8, with data as young" in found.advice
+    assert "batch_trajectories" not in diagnose(looks(0.5, 0.0, max_staleness=0), configured()).advice
 
 
 def test_actors_that_take_turns_need_hosts_and_not_actors() -> None:

@@ -21,6 +21,7 @@ from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
 from tianflow.config import Config
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
+from tianflow.holding import hold
 from tianflow.layouts import draw_layout, trajectory_layout
 from tianflow.logs import configure
 from tianflow.recording import recorded
@@ -244,6 +245,7 @@ async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]
     """Make the run, serve it, launch it. Raises RunError if it failed, whatever the failure was."""
     config = prepared.config
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(os.close, prepared.held)
         slots = prepared.launcher.slots(config=config, layout=prepared.layout, draws=prepared.draws)
         stack.callback(slots.close)
         run = Run(
@@ -295,6 +297,7 @@ class _Prepared:
     launcher: Any
     run_id: str
     directory: Path
+    held: int
 
 
 def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prepared:
@@ -304,15 +307,15 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
     require_sinks(config)
     spec = validation.require_valid(config).spec
     assert spec is not None
-    layout = trajectory_layout(config, spec)
+    layout, draws = trajectory_layout(config, spec), draw_layout(config, spec)
     for law in plugins.names("tianflow.controllers"):  # one that is asked for later must not be imported on the loop
         with contextlib.suppress(ConfigError):
             plugins.load("tianflow.controllers", law, path="balance.controller")
     factory: Any = plugins.load("tianflow.launchers", config.placement.launcher, path="placement.launcher")
     launcher = factory()
     launcher.prepare()
-    run_id, directory = _directory(config, checkpoint, resume, runs_dir)
-    return _Prepared(config, checkpoint, spec, layout, draw_layout(config, spec), launcher, run_id, directory)
+    run_id, directory, held = _directory(config, checkpoint, resume, runs_dir)
+    return _Prepared(config, checkpoint, spec, layout, draws, launcher, run_id, directory, held)
 
 
 def _require_device(device: str) -> None:
@@ -322,20 +325,25 @@ def _require_device(device: str) -> None:
         raise ConfigError([Problem("learner.device", device, message, "auto, cpu, or a machine that has one")])
 
 
-def _directory(config: Config, checkpoint: Checkpoint | None, resume: str | Path | None, runs_dir: Path) -> tuple[str, Path]:
-    """The run's name and directory; a resumed run goes on in its own when that is where the checkpoint lies."""
+def _directory(config: Config, checkpoint: Checkpoint | None, resume: str | Path | None, runs_dir: Path) -> tuple[str, Path, int]:
+    """The run's name, its directory, and what holds that; a resumed run goes on in its own when that is where the checkpoint lies."""
     if checkpoint is not None and resume is not None and checkpoint.path.parent.parent.parent.resolve() == runs_dir.resolve():
-        directory = checkpoint.path.parent.parent
+        directory, taken = checkpoint.path.parent.parent, False
         run_id = directory.name
     else:
         stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")
         run_id = config.run.name or f"{config.algorithm.name}-{stamp}-{secrets.token_hex(2)}"
         directory = runs_dir / run_id
-        if directory.exists() and any(directory.iterdir()):
-            raise CheckpointError(f"{str(directory)!r} exists; choose another run.name, or go on with it: --resume {run_id}")
+        taken = directory.exists() and any(directory.iterdir())
     directory.mkdir(parents=True, exist_ok=True)
-    config_loading.write_config(directory, config)
-    return run_id, directory
+    with contextlib.ExitStack() as stack:
+        held = hold(directory)
+        stack.callback(os.close, held)
+        if taken:
+            raise CheckpointError(f"{str(directory)!r} exists; choose another run.name, or go on with it: --resume {run_id}")
+        config_loading.write_config(directory, config)
+        stack.pop_all()
+    return run_id, directory, held
 
 
 class _Signals:

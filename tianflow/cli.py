@@ -146,7 +146,10 @@ def _training_config(config: str | None, overrides: list[str], resume: str | Non
 
 @app.command()
 def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
-    """Find everything that is wrong with CONFIG, and what it will cost, without starting anything."""
+    """Find everything that is wrong with CONFIG.
+
+    And what it will cost. Nothing is started.
+    """
     with exit_codes():
         from tianflow.sinks.outlet import require_sinks
         from tianflow.validation import require_valid
@@ -172,7 +175,10 @@ def check_env(
     steps: Annotated[int, typer.Option(min=1, help="Random steps to take.")] = 300,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether an environment can be trained in, and how fast it steps."""
+    """Say whether an environment can be trained in.
+
+    And how fast it steps.
+    """
     if (env is None) == (config is None):
         raise typer.BadParameter("either ENV or --config", param_hint="ENV")
     with exit_codes():
@@ -188,7 +194,10 @@ def check_env(
 
 @app.command("doctor")
 def examine(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Say what this machine and this installation give a run, and what to do where something is missing."""
+    """Say what this machine and installation give a run.
+
+    And what to do where something is missing.
+    """
     from dataclasses import asdict
 
     from tianflow import doctor
@@ -281,7 +290,10 @@ def set_settings(
     *,
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Change settings of RUN while it goes on: all of them, or none when one is refused."""
+    """Change settings of RUN while it goes on.
+
+    All of them, or none when one is refused.
+    """
     from tianflow import client
     from tianflow.config_loading import nested, parse_overrides
 

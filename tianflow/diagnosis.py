@@ -150,6 +150,9 @@ def _sampling(window: Window) -> Advice:
         sentence += f"; actors of one host take turns, so they need actors.hosts = {enough}, in a new run"
     if "balance.max_staleness" in suggested:
         sentence += f"; max_staleness = {bound} would keep some idle, {suggested['balance.max_staleness']:.0f} would not"
+        if bound:
+            larger = -(-enough // bound)
+            sentence += f", nor would batch_trajectories = {larger}, with data as young as now and fewer, larger updates"
     return sentence, suggested, foretold
 
 

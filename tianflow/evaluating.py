@@ -53,7 +53,10 @@ def evaluate(
     video_episodes: Annotated[int, typer.Option(min=1, help="Episodes to film, one file each.")] = 3,
     json_line: AsJson = False,
 ) -> None:
-    """Play whole episodes with the policy of CHECKPOINT, and print its returns."""
+    """Play whole episodes with the policy of CHECKPOINT.
+
+    And print its returns.
+    """
     with exit_codes():
         from tianflow.logs import configure
 

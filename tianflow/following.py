@@ -57,7 +57,10 @@ def events(
     runs_dir: RunsDir = RUNS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one event a line.")] = False,
 ) -> None:
-    """Print what happened in RUN lately: evaluations, changes, failures, updates and episodes."""
+    """Print what happened in RUN lately.
+
+    Evaluations, changes, failures, updates and episodes.
+    """
     with exit_codes():
         for told in listen(runs_dir, run, follow=follow):
             if brief and told.kind in FREQUENT:

@@ -33,7 +33,10 @@ ENDED_SHOWN = 10
 
 
 def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Show how RUN, or every run that is going on, is doing; where a service holds the runs, also what waits and what ended lately."""
+    """Show how RUN, or every run that is going on, is doing.
+
+    Where a service holds the runs, also what waits and what ended lately.
+    """
     with exit_codes():
         documents = gather(runs_dir) if run is None else [_one(runs_dir, run)]
     if as_json:
@@ -89,7 +92,10 @@ def top(
     runs_dir: RunsDir = RUNS,
     every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """Show every run, again and again, until Ctrl-C. Where there is no terminal: once."""
+    """Show every run, again and again, until Ctrl-C.
+
+    Where there is no terminal: once.
+    """
     import time
 
     from rich.console import Console
@@ -106,7 +112,10 @@ def top(
 
 
 def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
-    """Print the address that opens the console of RUN, or of the service that holds the runs, in a browser. Its token is in it."""
+    """Print the address of RUN's console for a browser.
+
+    Or of that of the service that holds the runs. The token is in it.
+    """
     from urllib.parse import quote
 
     from tianflow import client

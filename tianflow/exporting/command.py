@@ -90,7 +90,10 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to; its suffix says what: .pt2 (PyTorch) or .onnx.")],
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Write the policy of CHECKPOINT as a program that needs no tianflow: raw observations in, actions out."""
+    """Write a policy as a program that needs no tianflow.
+
+    Raw observations in, by the name of observation; actions out.
+    """
     with exit_codes():
         write_export(checkpoint, output, runs_dir=runs_dir)
     typer.echo(str(output))

@@ -43,7 +43,10 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to; report.html in the run's directory.")] = None,
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Write one page about RUN: curves, changes and settings, with no need of a network."""
+    """Write one page about RUN: curves, changes, settings.
+
+    It needs no network.
+    """
     import datetime as dt
 
     from tianflow.report.records import find

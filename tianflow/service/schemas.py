@@ -62,7 +62,8 @@ def settings_patch(config: Config, resource: str) -> Schema:
     """A merge patch of them (RFC 7396): any of them, null for the default."""
     properties = {name: nullable(_patched(schema)) for name, schema in _live(config, resource, "validation").items()}
     if resource == "replay" and config.algorithm.window is None:  # an algorithm without replay has no use for them
-        properties = {name: {"enum": [value, None]} for name, value in live_values(config, resource).items()}
+        texts = of_fields(type(config.replay))
+        properties = {name: {"enum": [value, None], "description": texts[name]} for name, value in live_values(config, resource).items()}
     return struct(properties, **properties)
 
 

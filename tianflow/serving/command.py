@@ -42,7 +42,10 @@ def serve(
     max_streams: Annotated[int, typer.Option(min=0, help="Open streams of events; more are refused.")] = 128,
     max_connections: Annotated[int, typer.Option(min=1, help="Open connections, besides one for every stream; more are refused.")] = 256,
 ) -> None:
-    """Hold many runs: take them over HTTP, start as many as there is room for, and go on with them after a restart."""
+    """Hold many runs, and take them over HTTP.
+
+    It starts as many as there is room for, and goes on with them after a restart.
+    """
     with exit_codes():
         from tianflow import logs
         from tianflow.config import HttpSettings
@@ -81,7 +84,10 @@ def submit(
     address: Annotated[str | None, typer.Option(metavar="URL", help="A service elsewhere; its token in $TIANFLOW_TOKEN.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give CONFIG to the service that holds the runs, which trains it when there is room."""
+    """Give CONFIG to the service that holds the runs.
+
+    It trains when there is room.
+    """
     import secrets
 
     with exit_codes():

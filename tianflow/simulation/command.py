@@ -53,7 +53,10 @@ def simulate(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Say how CONFIG would run, in virtual time: throughput, staleness, drops and what binds."""
+    """Say how CONFIG would run, in virtual time.
+
+    Throughput, staleness, drops and what binds.
+    """
     with exit_codes():
         made = prepare(config, changes or (), sources=Sources(like=like, runs_dir=runs_dir, file=rates, measure=measure))
         outcome = made.run(updates=updates, warmup=max(1, updates // 10) if warmup is None else warmup, seconds=seconds or inf, seed=seed)
