@@ -452,9 +452,10 @@ def test_a_ratio_with_a_peer_that_is_not_installed_does_not_come_about(place: Pa
             side.name: {"time_to_target": 2.0, "env_steps_per_s": 2.0} if "tianflow" in side.name else side.measure(0)
             for side in made.sides
         }
-        assert {None} == {ratio.of(values) for ratio in made.ratios}
+        beside = [ratio for ratio in made.ratios if "bf16" not in ratio.name]  # those are between two of ours
+        assert {None} == {ratio.of(values) for ratio in beside}
         values = {side.name: {"time_to_target": 2.0 if "tianflow" in side.name else 6.0, "env_steps_per_s": 3.0} for side in made.sides}
-        assert {3.0 if made.name == "peers_cartpole" else 1.0} == {ratio.of(values) for ratio in made.ratios}
+        assert {3.0 if made.name == "peers_cartpole" else 1.0} == {ratio.of(values) for ratio in beside}
 
 
 def value(side: str, name: str, figures: tuple[float | None, float | None, float | None], count: int, asked: int) -> dict[str, Any]:
