@@ -426,7 +426,6 @@ class World:
         if publishes:
             self._publish()
         settlement = Settlement(self.version, tuple(t.ticket for t in batch.trajectories), bound, publishes)
-        self.tell("learner", lambda: self.ledger.copied(settlement.tickets))
         self.tell("learner", lambda: self._settled(settlement, records))
         ahead, self.ahead = self.ahead, None
         if ahead is not None:
