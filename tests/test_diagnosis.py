@@ -163,6 +163,15 @@ def test_the_number_of_actors_follows_from_who_waits(learner: float, actors: flo
     assert pytest.approx(foretold) == found.foretold_steps_per_s
 
 
+def test_the_wait_for_the_first_batch_of_all_foretells_nothing() -> None:
+    """Until there is more than a moment of training: then, waiting for that batch is all that is known."""
+    first, last = looks(0.5, 0.0)
+    earlier = look(first.now - 5.0, [replace(part, time=TimeShares({"busy": 0.0}, "busy", 0.0)) for part in first.components], updates=0)
+    assert diagnose([first, last], configured()) == diagnose([earlier, first, last], configured())
+    waiting = [replace(each, ledger=replace(each.ledger, updates=updates)) for each, updates in ((first, 0), (last, 1))]
+    assert "sampling-bound" == diagnose(waiting, configured()).verdict
+
+
 def test_more_actors_than_the_bound_lets_work_come_with_a_wider_bound() -> None:
     found = diagnose(looks(0.5, 0.0, max_staleness=1), configured())
     assert {"actors.count": 8, "balance.max_staleness": 4} == found.suggested

@@ -82,7 +82,7 @@ def diagnose(looks: Sequence[RunStatistics], config: Config, earlier: Sequence[C
     stall = stalled(looks, config)
     if stall is not None:
         return stall
-    window = Window(looks, config, earlier)
+    window = Window(_since_the_first_update(looks), config, earlier)
     if window.passed < LEAST_S or not window.actors or "learner" not in window.shares:
         return Diagnosis("starting", "there is too little to compare yet", window_s=window.passed)
     verdict = _verdict(window)
@@ -98,6 +98,12 @@ def diagnose(looks: Sequence[RunStatistics], config: Config, earlier: Sequence[C
         foretold_steps_per_s=None if foretold is None else foretold.pace,
         foretold_range=None if foretold is None or foretold.low == foretold.high else (foretold.low, foretold.high),
     )
+
+
+def _since_the_first_update(looks: Sequence[RunStatistics]) -> Sequence[RunStatistics]:
+    """Those of ``looks`` that say how the run goes on: nothing follows for later from how long the first batch of all was waited for."""
+    going = [look for look in looks if look.ledger.updates]
+    return going if going and going[-1].now - going[0].now >= LEAST_S else looks
 
 
 def _verdict(window: Window) -> str:

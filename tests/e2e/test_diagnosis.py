@@ -133,7 +133,7 @@ def test_a_slow_learner_is_named(live: LiveRun) -> None:
     assert told["waits"]["actors"] == pytest.approx(live.metric("waiting_ratio", "actors"), abs=0.2)
     said = tianflow(live, "diagnose", live.name).stdout
     assert f"{live.name}: learning-bound" in said
-    assert "suggested: learner.slowdown=0" in said
+    assert f"try: tianflow set {live.name} learner.slowdown=0" in said
     live.patch("learner", slowdown=0.0)
 
 
