@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self, cast
@@ -142,9 +142,9 @@ class Keeper:
             return True
 
     async def _write(self, learner: LearnerPort) -> None:
-        loop = asyncio.get_running_loop()
-        staged = await loop.run_in_executor(self._disk, self._store.stage)
+        loop, staging = asyncio.get_running_loop(), self._disk.submit(self._store.stage)
         try:
+            staged = await asyncio.wrap_future(staging)
             saved = await learner.save(staged)
             manifest = dict(self._manifest(saved))
             if self._keep_replay is not None:
@@ -154,5 +154,10 @@ class Keeper:
                 self._disk, lambda: self._store.publish(staged, version=saved.version, state=saved.file, manifest=manifest)
             )
         except BaseException:  # a run that is ended at once leaves nothing half-written, either
-            self._disk.submit(self._store.discard, staged)
+            self._disk.submit(self._forget, staging)
             raise
+
+    def _forget(self, staging: Future[Path]) -> None:
+        """Remove what was staged, also where nobody waited for it any more; on the thread that staged it, so afterwards."""
+        if not staging.cancelled() and staging.exception() is None:
+            self._store.discard(staging.result())
