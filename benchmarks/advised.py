@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from pathlib import Path
 
@@ -69,13 +68,8 @@ async def follow(config: Path, window: training.Window, runs: Path) -> Values:
 
 
 def main() -> None:
-    """``CONFIG WARM_S SECONDS RUNS``."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("config", type=Path)
-    parser.add_argument("warm_s", type=float)
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("runs", type=Path)
-    given = parser.parse_args()
+    """`benchmarks.training.arguments`."""
+    given = training.arguments().parse_args()
     child.say(loops.run(follow(given.config, training.Window(given.warm_s, given.seconds), given.runs)))
 
 

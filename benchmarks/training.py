@@ -91,13 +91,19 @@ def between(before: RunStatistics, after: RunStatistics) -> Values:
     }
 
 
-def main() -> None:
-    """``CONFIG WARM_S SECONDS RUNS [section.key=value ...]``."""
+def arguments() -> argparse.ArgumentParser:
+    """``CONFIG WARM_S SECONDS RUNS``, of a child that watches a run over a window."""
     parser = argparse.ArgumentParser()
     parser.add_argument("config", type=Path)
     parser.add_argument("warm_s", type=float)
     parser.add_argument("seconds", type=float)
     parser.add_argument("runs", type=Path)
+    return parser
+
+
+def main() -> None:
+    """`arguments`, and then ``[section.key=value ...]``."""
+    parser = arguments()
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
     child.say(loops.run(watch(given.config, given.overrides, Window(given.warm_s, given.seconds), given.runs)))

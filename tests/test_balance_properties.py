@@ -127,6 +127,13 @@ def test_no_violation_no_deadlock_and_every_identity_whatever_happens(seed: int)
     assert seen.late_commits > 0
 
 
+def test_a_hang_amid_it_costs_trajectories_under_its_own_reason() -> None:
+    """Of most seeds; in some whoever hangs has nothing in hand."""
+    chaos = Chaos(0)
+    chaos.run(UPDATES)
+    assert chaos.world.ledger.snapshot().dropped["env_hang"] > 0
+
+
 def test_that_makes_ten_thousand_updates() -> None:
     assert 10_000 <= SEEDS * UPDATES
 
