@@ -69,6 +69,13 @@ def test_a_run_never_overwrites_another(tmp_path):
         run(tmp_path, run={"name": "one"})
 
 
+async def test_train_where_a_loop_is_running_says_what_to_write_there_and_leaves_nothing(tmp_path):
+    """In a notebook the directory would stay held for as long as that is open, and a second try be told that the run is going on."""
+    with pytest.raises(RuntimeError, match="open_run"):
+        run(tmp_path, run={"name": "one"})
+    assert [] == list(tmp_path.iterdir())
+
+
 async def test_a_directory_is_written_by_one_run_at_a_time(tmp_path):
     """What looks like a run that died may still be going on; two in one directory would spoil both."""
     named = cartpole(run={"max_updates": None, "name": "one"})

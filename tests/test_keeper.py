@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tianflow.errors import CheckpointError
 from tianflow.keeper import Keeper
 
 
@@ -51,3 +52,30 @@ async def test_a_checkpoint_that_is_cancelled_leaves_nothing_staged(tmp_path: Pa
     goes_on.set()
     await asyncio.to_thread(disk.shutdown)
     assert [] == staged_in(tmp_path)
+
+
+async def test_a_checkpoint_that_is_asked_for_many_times_is_written_once_after_the_one_under_way(tmp_path: Path) -> None:
+    """Else a program that asks all the time would have the last checkpoint of the run wait for hundreds."""
+    disk, goes_on, begun = ThreadPoolExecutor(1), asyncio.Event(), []
+
+    class Learner:
+        async def save(self, _staged: Path) -> Any:
+            begun.append(len(begun))
+            await goes_on.wait()
+            raise CheckpointError("it is only counted")
+
+    learner: Any = Learner()
+    keeper = Keeper(directory=tmp_path, keep=2, disk=disk, resumed=None, learner=lambda: learner, manifest=lambda _: {}, keep_replay=None)
+    under_way = asyncio.create_task(keeper.save())
+    asked = [asyncio.create_task(saving) for saving in [keeper.ask() for _ in range(100)] if saving is not None]
+    assert 1 == len(asked)
+    while not begun:
+        await asyncio.to_thread(lambda: None)
+    goes_on.set()
+    await asyncio.gather(under_way, *asked)
+    assert [0, 1] == begun
+    again = keeper.ask()
+    assert again is not None, "it has begun: whoever asks now means what is learned from now on"
+    await again
+    assert [0, 1, 2] == begun
+    await asyncio.to_thread(disk.shutdown)

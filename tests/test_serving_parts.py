@@ -17,6 +17,7 @@ from tests.fakes_run import FakeRun
 from tests.refusing import full_disk
 from tianflow.errors import ConfigError
 from tianflow.metrics.prometheus import Exporter
+from tianflow.serving import child
 from tianflow.serving.child import Files
 from tianflow.serving.metrics import ServiceCollector, exposition
 from tianflow.serving.naming import require_allowed
@@ -210,6 +211,22 @@ def test_who_was_told_to_rest_is_known_from_the_audit(tmp_path: Path, lines: str
     if lines is not None:
         (files.run("a") / "audit.jsonl").write_text(lines, errors="surrogateescape")
     assert paused == files.paused("a")
+
+
+def test_a_log_keeps_its_newest_lines_while_its_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "LONGEST_LOG", 100)
+    files = Files(tmp_path)
+    files.own.mkdir()
+    files.trim("a")  # there is none yet
+    with files.log("a").open("ab", buffering=0) as log:
+        for number in range(25):
+            log.write(b"%03d\n" % number)
+        files.trim("a")
+        assert 100 == files.log("a").stat().st_size, "it is not too long yet"
+        log.write(b"025\n")
+        files.trim("a")
+        log.write(b"026\n")
+    assert [*range(14, 27)] == [int(line) for line in files.log("a").read_text().split()]
 
 
 @pytest.mark.parametrize("text", [b"", b'{"state": "do', b"\xff", b"[" * 100_000, b"[]", b"5"])

@@ -142,21 +142,37 @@ async def test_a_run_that_does_not_tell_is_no_relay(monkeypatch: pytest.MonkeyPa
                 pytest.fail("it has told nothing")
 
 
+class Telling:
+    """A run of which each connection, one after another, is told one of ``texts``, byte by byte."""
+
+    def __init__(self, *texts: bytes) -> None:
+        self.texts = list(texts)
+
+    @asynccontextmanager
+    async def events(self, contact: Any, number: int, *, follow: bool) -> AsyncIterator[AsyncIterator[bytes]]:
+        text = self.texts.pop(0)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for byte in text:
+                yield bytes([byte])
+
+        yield pieces()
+
+    async def frames(self) -> tuple[int, list[bytes]]:
+        """What a relay keeps of it, and how many before that it does not."""
+        relay = Relay(asker=self, contact=ControlFile(run="a", pid=1, start_time=0, address="", token="", read_token=""))  # type: ignore[arg-type]  # all it asks for
+        await relay.ready
+        await relay.task
+        assert relay.closed
+        lost, frames = relay.since(0, 10)
+        return lost, [frame.text for frame in frames]
+
+
 async def test_what_comes_in_pieces_is_whole_and_comments_are_left_out() -> None:
     text = b"retry: 1\n\n:\n\nid: 7\nevent: x\ndata: {}\n\nid: 9\nevent: y\ndata: {}\n\n"
+    assert (6, [b"id: 7\nevent: x\ndata: {}\n\n", b"id: 9\nevent: y\ndata: {}\n\n"]) == await Telling(text, text).frames()
 
-    class Told:
-        @asynccontextmanager
-        async def events(self, contact: Any, number: int, *, follow: bool) -> AsyncIterator[AsyncIterator[bytes]]:
-            async def pieces() -> AsyncIterator[bytes]:
-                for byte in text:
-                    yield bytes([byte])
 
-            yield pieces()
-
-    relay = Relay(asker=Told(), contact=ControlFile(run="a", pid=1, start_time=0, address="", token="", read_token=""))  # type: ignore[arg-type]  # all it asks for
-    await relay.ready
-    await relay.task
-    lost, frames = relay.since(0, 10)
-    assert (6, [b"id: 7\nevent: x\ndata: {}\n\n", b"id: 9\nevent: y\ndata: {}\n\n"]) == (lost, [frame.text for frame in frames])
-    assert relay.closed
+async def test_an_event_that_a_broken_connection_cut_off_is_that_of_the_next_connection() -> None:
+    torn, whole = b"retry: 1\n\nid: 1\nevent: x\ndata: {", b"retry: 1\n\nid: 1\nevent: x\ndata: {}\n\n"
+    assert (0, [b"id: 1\nevent: x\ndata: {}\n\n"]) == await Telling(torn, whole).frames()

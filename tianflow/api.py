@@ -75,9 +75,10 @@ def train(
     Raises:
         ConfigError: the config cannot be used; nothing was started.
         RunError: the run failed; its first error.
+        RuntimeError: an event loop is running here, as in a notebook; nothing was started.
     """
+    loops.require_none("train", instead="async with tianflow.open_run(...) as run: summary = await run.wait()")
     settings = config if isinstance(config, Config) else config_loading.load_config(config, overrides)
-
     prepared = _prepare(settings, resume, Path(runs_dir))
 
     async def whole() -> FinishedRun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,7 +77,7 @@ class Keeper:
         self._disk, self._resumed, self._learner, self._manifest = disk, resumed, learner, manifest
         self._lineage = resumed.version.lineage if resumed else 0
         self._writing = asyncio.Lock()
-        self._written = False
+        self._asked = self._written = False
         self._seconds = Histogram()
         self.statistics = CheckpointStatistics()
         self._keep_replay = keep_replay
@@ -121,25 +121,43 @@ class Keeper:
             return Version(self._lineage, 0), 0, None
         return Version(self._lineage, found.version.number), int(found.manifest["samples"]), found.path
 
+    def ask(self) -> Coroutine[None, None, object] | None:
+        """What writes one that somebody asked for; None while another that was asked for has not begun, for that one will do.
+
+        However often people and programs ask, the last checkpoint of a run waits for two at most.
+        """
+        if self._asked:
+            return None
+        self._asked = True
+        return self._save_as_asked()
+
+    async def _save_as_asked(self) -> None:
+        async with self._writing:
+            self._asked = False
+            await self._save()
+
     async def save(self) -> bool:
         """Write a checkpoint. A failure is counted and logged, and leaves the checkpoints before it alone; False then."""
         async with self._writing:
-            learner = self._learner()
-            if learner is None:
-                return False
-            began = time.monotonic()
-            self.statistics = replace(self.statistics, attempts=self.statistics.attempts + 1)
-            try:
-                await self._write(learner)
-            except (CheckpointError, BrokenChannelError) as error:
-                log.warning("a checkpoint failed", error=str(error))
-                self.statistics = replace(self.statistics, failures=self.statistics.failures + 1)
-                return False
-            self._written = True
-            self.listing = await asyncio.get_running_loop().run_in_executor(self._disk, self._store.list)
-            self._seconds.add(time.monotonic() - began)
-            self.statistics = replace(self.statistics, last_success=time.time(), seconds=self._seconds.read())
-            return True
+            return await self._save()
+
+    async def _save(self) -> bool:
+        learner = self._learner()
+        if learner is None:
+            return False
+        began = time.monotonic()
+        self.statistics = replace(self.statistics, attempts=self.statistics.attempts + 1)
+        try:
+            await self._write(learner)
+        except (CheckpointError, BrokenChannelError) as error:
+            log.warning("a checkpoint failed", error=str(error))
+            self.statistics = replace(self.statistics, failures=self.statistics.failures + 1)
+            return False
+        self._written = True
+        self.listing = await asyncio.get_running_loop().run_in_executor(self._disk, self._store.list)
+        self._seconds.add(time.monotonic() - began)
+        self.statistics = replace(self.statistics, last_success=time.time(), seconds=self._seconds.read())
+        return True
 
     async def _write(self, learner: LearnerPort) -> None:
         loop, staging = asyncio.get_running_loop(), self._disk.submit(self._store.stage)

@@ -17,3 +17,12 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
+
+
+def require_none(name: str, *, instead: str) -> None:
+    """Raise RuntimeError if a loop is running here already, as in a notebook: ``name``, which blocks, would stop it for as long."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(f"{name} blocks, and an event loop is running here already, as in a notebook; there: {instead}")

@@ -196,7 +196,8 @@ class Control:
         """Write one as soon as the learner is at a boundary."""
         self._life.require_going()
         self._journal.add(source, "checkpoint")
-        self._life.go_on_with(self._keeper.save())
+        if (saving := self._keeper.ask()) is not None:
+            self._life.go_on_with(saving)
         return self._life.state
 
     def hold_learner(self, hold: bool) -> None:

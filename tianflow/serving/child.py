@@ -21,6 +21,8 @@ from tianflow.summary import EOF, SUMMARY, read_summary
 
 TAIL = 4096
 """Bytes of a log that say why a process ended."""
+LONGEST_LOG = 4 * 2**20
+"""Bytes of a log of which half is let go: a process writes a line every few seconds, for months."""
 INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 OWN: Mapping[str, object] = {"http.enabled": True, "http.host": "127.0.0.1", "http.port": 0, "http.allowed_hosts": []}
 """Settings that belong to the service: what answers to others is the service itself."""
@@ -71,6 +73,17 @@ class Files:
         """Whether a person wanted the run to rest when it was last told either."""
         told = [entry["action"] for entry in self.audit(name) if entry.get("action") in ("pause", "resume")]
         return told[-1:] == ["pause"]
+
+    def trim(self, name: str) -> None:
+        """Keep the newest lines of its log, once that is too long. Whoever appends to it goes on; what comes meanwhile may be lost."""
+        with suppress(OSError), self.log(name).open("r+b") as file:
+            if (size := file.seek(0, os.SEEK_END)) <= LONGEST_LOG:
+                return
+            file.seek(size - LONGEST_LOG // 2)
+            _, _, newest = file.read().partition(b"\n")
+            file.seek(0)
+            file.write(newest)
+            file.truncate()
 
     def tail(self, name: str) -> str:
         """The end of its log."""

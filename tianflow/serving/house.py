@@ -254,6 +254,7 @@ class House:
                 life.document, life.silence = await self._asker.status(life.contact), ""
             except NoAnswerError as error:
                 life.silence = str(error)
+            await asyncio.to_thread(self.files.trim, life.record.id)
             await asyncio.sleep(LOOK_S)
 
     async def _let_go(self) -> None:

@@ -36,7 +36,6 @@ class Relay(Kept):
     def __init__(self, *, asker: Asker, contact: ControlFile) -> None:
         super().__init__()
         self._asker, self._contact = asker, contact
-        self._pending = b""
         self.readers = 0
         """Those that want what comes."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -57,12 +56,13 @@ class Relay(Kept):
             self.close()
 
     async def _read(self, *, follow: bool) -> None:
+        pending = b""  # of this connection only: what one that broke has begun, the next one tells anew
         async with self._asker.events(self._contact, self.newest, follow=follow) as chunks:
             async for chunk in chunks:
-                *whole, self._pending = (self._pending + chunk).split(END)
+                *whole, pending = (pending + chunk).split(END)
                 for block in whole:
                     self._take(block + END)
-                if len(self._pending) > LONGEST:
+                if len(pending) > LONGEST:
                     raise NoAnswerError("it tells more at once than an event can be")
 
     def _take(self, block: bytes) -> None:
