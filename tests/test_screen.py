@@ -113,6 +113,26 @@ async def test_plain_lines_come_at_an_interval_and_once_at_the_end(run: FakeRun)
     assert before + 1 == len(lines)
 
 
+async def test_plain_lines_go_on_after_one_that_could_not_be_written(run: FakeRun) -> None:
+    asked = 0
+    written = asyncio.Event()
+
+    def write(_line: str) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise OSError("no space left")
+        written.set()
+
+    task = asyncio.create_task(PlainLines(run=run, write=write, interval_s=0.001).run(lambda: None))
+    done, _ = await asyncio.wait({task, asyncio.create_task(written.wait())}, timeout=5.0, return_when=asyncio.FIRST_COMPLETED)
+    assert task not in done
+    assert written.is_set()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
 async def test_the_screen_draws_again_and_leaves_its_last_drawing(run: FakeRun) -> None:
     out = io.StringIO()
     screen = Screen(run=run, console=Console(file=out, force_terminal=True, width=100), interval_s=0.001)

@@ -277,30 +277,62 @@ async def test_a_run_that_is_stopped_while_it_is_given_its_place_does_not_begin(
     assert not world.children
 
 
-async def test_a_disk_that_takes_no_end_is_not_asked_again_and_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+class BusyDisk:
+    """Takes nothing of ``method`` while it is busy."""
 
-    def refuse(_store: Store, name: str, **_: object) -> None:
-        asked.append(name)
-        raise StoreError("full")
+    def __init__(self, patched: pytest.MonkeyPatch, method: str) -> None:
+        self.busy, self.asked = True, 0
+        taken = getattr(Store, method)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Store, "end", refuse)
-        patched.setattr(houses, "AGAIN_S", 0.3)
-        await world.submit("a")
-        await until(up(world, "a"))
-        world.child("a").end(Outcome("done", "target"))
-        await until(lambda: len(asked) == 1)
-        assert "a" in world.house.lives  # it keeps its place: nothing is started in the meantime
-        assert 1 == len(world.children["a"])
-        await until(lambda: len(world.children["a"]) == 2)
+        def ask(store: Store, *args: object, **kwargs: object) -> object:
+            self.asked += 1
+            if self.busy:
+                raise StoreError("busy")
+            return taken(store, *args, **kwargs)
+
+        patched.setattr(Store, method, ask)
+
+
+async def test_a_run_whose_end_a_disk_does_not_take_is_not_started_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = BusyDisk(monkeypatch, "end")
+    monkeypatch.setattr(houses, "AGAIN_S", 0.01)
+    await world.submit("a")
     await until(up(world, "a"))
-    world.child("a").end(Outcome("done", "target"))
+    world.child("a").end(Outcome("stopped", "somebody"))
+    await until(lambda: disk.asked >= 3)
+    assert "a" in world.house.lives  # it keeps its place: nothing is started in the meantime
+    assert ["busy"] == (await world.get(f"{RUNS}/a"))["reasons"]
+    disk.busy = False
+    await until(lambda: not world.house.lives)
+    assert {"a": "stopped"} == await world.states()
+    assert 1 == len(world.children["a"])
 
-    async def done() -> bool:
-        return await world.states() == {"a": "done"}
 
-    await until(done)
+async def test_a_disk_that_takes_no_beginning_fails_no_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = BusyDisk(monkeypatch, "begin")
+    monkeypatch.setattr(houses, "AGAIN_S", 0.01)
+    await world.submit("a")
+    await until(lambda: disk.asked >= 3)
+    assert {"a": "pending"} == await world.states()
+    disk.busy = False
+    await until(up(world, "a"))
+    assert {"a": "running"} == await world.states()
+
+
+@pytest.mark.parametrize("method", ["begin", "end"])
+async def test_a_service_ends_while_its_disk_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """It asks once more, and waits no longer. The next one goes on with the run."""
+    with monkeypatch.context() as patched:
+        disk = BusyDisk(patched, method)
+        async with opened(tmp_path) as world:
+            await world.submit("a")
+            if method == "end":
+                await until(up(world, "a"))
+                world.child("a").end(Outcome("done", "target"))
+            await until(lambda: "a" in world.house.lives and "busy" == world.house.lives["a"].silence)
+        assert 2 == disk.asked
+    async with opened(tmp_path) as again:
+        await until(up(again, "a"))
 
 
 # Going on afterwards -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console, Group
@@ -68,8 +69,12 @@ class PlainLines:
         try:
             while True:
                 await asyncio.sleep(self._interval_s)
-                self._write(self.line())
+                self._tell()
         finally:
+            self._tell()
+
+    def _tell(self) -> None:
+        with suppress(OSError):  # a disk that is full may have room for the next line
             self._write(self.line())
 
     def line(self) -> str:

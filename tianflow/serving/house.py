@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from tianflow.control_file import ControlFile
@@ -174,21 +175,38 @@ class House:
         name = life.record.id
         try:
             # a person may have stopped it while it was being given its place
-            begun = await self.remember(self._store.begin, name, now=time.time())
+            begun = await self._kept(life, self._store.begin, name, now=time.time())
             outcome = await self._live_again_and_again(life) if begun else None
+        except StoreError:  # it never began: it waits for the next service
+            outcome = None
         except Exception as error:  # the boundary between one run and the service
             log.exception("a run cannot be held", run=name)
             outcome = Outcome("failed", f"{type(error).__name__}: {error}")
         try:
             if outcome is not None:
-                await self.remember(self._store.end, name, state=outcome.state, reason=outcome.reason, now=time.time())
+                await self._kept(life, self._store.end, name, state=outcome.state, reason=outcome.reason, now=time.time())
                 log.info("a run has ended", run=name, state=outcome.state, reason=outcome.reason)
         except StoreError as error:
-            log.warning("how a run ended cannot be kept, so it will be tried again", run=name, error=str(error))
-            await asyncio.sleep(AGAIN_S)
+            log.warning("how a run ended cannot be kept, so the next service goes on with it", run=name, error=str(error))
         finally:
             del self._lives[name]
             self.wake()
+
+    async def _kept(self, life: Life, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Ask the store until the disk does as it is told: a run is not failed by a disk that is full or busy, nor tried again after
+        its end. Raises StoreError once the service ends.
+        """
+        while True:
+            try:
+                return await self.remember(method, *args, **kwargs)
+            except StoreError as error:
+                if self.leaving.is_set():
+                    raise
+                life.silence = str(error)
+                log.warning("the state of a run cannot be kept for now", run=life.record.id, error=str(error))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S):
+                    await self.leaving.wait()
 
     async def _live_again_and_again(self, life: Life) -> Outcome | None:
         """Until it has ended by itself; None: the service ends, and the run is to go on with the next one."""
