@@ -618,6 +618,21 @@ async def test_a_run_that_does_not_answer_is_not_ready_and_the_service_stays(wor
     assert 200 == (await world.client.get("/readyz")).status
 
 
+async def test_a_look_that_breaks_is_told_and_is_not_the_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.submit("a")
+    await until(up(world, "a"))
+    life, ask = world.house.lives["a"], Asker.status
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError("nobody thought of this")
+
+    monkeypatch.setattr(Asker, "status", broken)
+    await until(lambda: life.silence == "RuntimeError: nobody thought of this")
+    assert not (await world.get(RUNS))["runs"][0]["ready"]
+    monkeypatch.setattr(Asker, "status", ask)
+    await until(lambda: not life.silence)
+
+
 async def test_a_run_that_hangs_is_stopped_and_ended_when_its_time_is_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(houses, "LEAVE_S", 0.2)
     monkeypatch.setattr(PlayedChild, "release", lambda _: None)  # it hears nothing

@@ -42,6 +42,8 @@ class Entrance:
         """Connections that may ask."""
         self.waited_for = 0
         """Refused ones that have not left yet."""
+        self.transports: set[asyncio.Transport] = set()
+        self.closed = False
         self._told_at = float("-inf")
         detail = f"{limit} connections are open, and there is room for no more."
         self.refusal = _as_sent(ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="too-many-connections"))
@@ -49,6 +51,12 @@ class Entrance:
     def __call__(self) -> asyncio.Protocol:
         """For one connection. Whether there is room is asked when it is made: many may be accepted in one turn of the loop."""
         return Connection(self)
+
+    def close(self) -> None:
+        """Cut off whoever is still there, and whoever comes yet: what was accepted just before the end may be made after it."""
+        self.closed = True
+        for transport in tuple(self.transports):
+            transport.abort()
 
     def has_room(self) -> bool:
         """Whether one more may come in; if not, the log says so now and then."""
@@ -66,6 +74,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, entrance: Entrance) -> None:
         self._entrance = entrance
+        self._transport: asyncio.Transport | None = None
         self._handler: asyncio.Protocol | None = None
         self._waited_for: asyncio.TimerHandle | None = None
         self.at_end: set[Callable[[], None]] = set()
@@ -73,8 +82,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, made: asyncio.BaseTransport) -> None:
         """It is aiohttp's, or refused."""
-        transport = cast("asyncio.Transport", made)  # uvloop's is one, and says that it is none
-        if self._entrance.has_room():
+        transport = self._transport = cast("asyncio.Transport", made)  # uvloop's is one, and says that it is none
+        self._entrance.transports.add(transport)
+        if self._entrance.closed:
+            transport.abort()
+        elif self._entrance.has_room():
             self._entrance.open += 1
             self._handler = self._entrance.server()
             self._handler.connection_made(transport)
@@ -107,6 +119,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Its place is free, and so is that of a stream it had."""
+        if self._transport is not None:
+            self._entrance.transports.discard(self._transport)
         if self._handler is not None:
             self._entrance.open -= 1
             self._handler.connection_lost(exc)

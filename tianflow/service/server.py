@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,17 +136,24 @@ def connections_of(http: HttpSettings) -> int:
 @asynccontextmanager
 async def answering(runner: web.AppRunner, bound: socket.socket, *, limit: int) -> AsyncIterator[None]:
     """``runner`` answers at ``bound`` while the context is open, to ``limit`` connections at most."""
-    await runner.setup()
-    listening: asyncio.Server | None = None
-    try:
+    async with AsyncExitStack() as leaving:
+        await runner.setup()
         assert runner.server is not None
         entrance = Entrance(server=runner.server, limit=limit)
+        leaving.callback(entrance.close)
+        leaving.push_async_callback(runner.cleanup)
         listening = await asyncio.get_running_loop().create_server(entrance, sock=bound, backlog=BACKLOG)
+        leaving.push_async_callback(_listen_no_more, listening, bound)
         yield
+
+
+async def _listen_no_more(listening: asyncio.Server, bound: socket.socket) -> None:
+    """Close. A server of asyncio drops, unclosed, what it accepted in the very turn of the loop in which it closes: so, a turn before."""
+    try:
+        asyncio.get_running_loop().remove_reader(bound)
+        await asyncio.sleep(0)
     finally:
-        if listening is not None:
-            listening.close()
-        await runner.cleanup()
+        listening.close()
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections import deque
@@ -22,6 +23,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 LOOK_S = 1.0
 """Seconds between two looks at a run."""
+LOOKS_A_TRIM = 600
+"""Looks between two at how long its log has become."""
 LEAVE_S = 60.0
 """Seconds in which a run that is let go of must end; it has its own grace time for its hosts, and a checkpoint to write."""
 DEATHS, WINDOW_S = 3, 600.0
@@ -267,12 +270,16 @@ class House:
         went_on = life.record.state == "running" or bool(life.deaths)
         if went_on and await asyncio.to_thread(self.files.paused, life.record.id):
             await self._asker.act(life.contact, "pause")
-        while True:
+        for looks in itertools.count():
             try:
                 life.document, life.silence = await self._asker.status(life.contact), ""
             except NoAnswerError as error:
                 life.silence = str(error)
-            await asyncio.to_thread(self.files.trim, life.record.id)
+            except Exception as error:  # the boundary between one look and the next, which may find what this one did not
+                life.silence = f"{type(error).__name__}: {error}"
+                log.exception("a run cannot be looked at", run=life.record.id)
+            if looks % LOOKS_A_TRIM == 0:
+                await asyncio.to_thread(self.files.trim, life.record.id)
             await asyncio.sleep(LOOK_S)
 
     async def _let_go(self) -> None:
