@@ -278,12 +278,18 @@ def test_a_stopped_actor_host_is_replaced_and_its_late_words_change_nothing(tmp_
 
 
 def test_the_learner_idles_while_every_actor_is_dead_and_goes_on_when_they_return(tmp_path: Path) -> None:
-    with harness.run(tmp_path) as live:
+    with harness.run(tmp_path, run__max_restarts=1000) as live:
         live.until_training(more=10)
-        for _ in range(4):  # by then the back-off is a second
+
+        def nobody() -> bool:
+            """Kill whoever is back: each time it takes longer, up to four seconds."""
             for host in ("actors-0", "actors-1"):
-                live.kill(host)
-        live.until("readiness says why", lambda: "no actor is alive" in live.why_not_ready(), within_s=PATIENCE_S)
+                if (pid := live.pid(host)) is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            return "no actor is alive" in live.why_not_ready()
+
+        live.until("readiness says why", nobody, within_s=PATIENCE_S)
         live.until("it is ready again", live.ready, within_s=PATIENCE_S)
         live.until_training(more=10)
         sound(live)
