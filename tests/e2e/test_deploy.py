@@ -17,12 +17,13 @@ from typing import TypeVar
 
 import pytest
 
-from tests.e2e.harness import ROOT, SMALL, START_S, assignment, until
+from tests.e2e.harness import ROOT, SMALL, assignment, until
 from tests.test_deploy import STARTED, health_check, unit
 from tianflow.checkpoint import CheckpointStore, resolve
 from tianflow.launchers.fork_server import carries, processes
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+PATIENCE_S = 90.0
 T = TypeVar("T")
 STATE, PORT = "/var/lib/tianflow", "8080"
 
@@ -66,7 +67,7 @@ class Deployed:
         documents = json.loads(self.tell("status", "--json"))
         return max(((document.get("progress") or {}).get("updates", 0) for document in documents), default=0)
 
-    def until(self, what: str, condition: Callable[[], T | None], *, within_s: float = START_S) -> T:
+    def until(self, what: str, condition: Callable[[], T | None], *, within_s: float = PATIENCE_S) -> T:
         return until(what, condition, within_s=within_s, tell=self.log.read_text)
 
     def descendants(self) -> list[int]:

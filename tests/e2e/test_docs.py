@@ -8,7 +8,7 @@ import pytest
 
 from tests.pages import PAGES, Reader
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

