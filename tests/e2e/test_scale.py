@@ -28,8 +28,9 @@ all actors at once takes a multiple of this. How late the loop is by the clock i
 @contextmanager
 def turns() -> Iterator[list[float]]:
     """Processor seconds of each callback that this thread's event loop runs meanwhile: what others do on the same cores is not in them."""
-    handle, me, found = asyncio.events.Handle, threading.get_ident(), []
-    plain = handle._run  # type: ignore[attr-defined]  # nothing public stands where every callback passes
+    handle, me = asyncio.events.Handle, threading.get_ident()
+    found: list[float] = []
+    plain = handle._run  # nothing public stands where every callback passes
 
     def timed(self: asyncio.Handle) -> None:
         if threading.get_ident() != me:
