@@ -20,6 +20,7 @@ from tianflow.config import Config
 from tianflow.layout import make_layout
 from tianflow.payloads import Grant, Version
 
+E2E = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ALGORITHMS: dict[str, dict[str, object]] = {
     "ppo": {"name": "ppo", "minibatch_size": 32, "epochs": 2, "batch_trajectories": 2},
     "impala": {"name": "impala", "batch_trajectories": 2},
@@ -84,7 +85,8 @@ def serial(config: Config, updates: int) -> dict[str, NDArray[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "launcher"), [("ppo", "inline"), ("impala", "inline"), pytest.param("ppo", "processes", marks=pytest.mark.e2e)]
+    ("name", "launcher"),
+    [("ppo", "inline"), ("impala", "inline"), pytest.param("ppo", "processes", marks=E2E)],
 )
 def test_bound_0_with_one_actor_equals_a_plain_serial_loop(tmp_path: Path, name: str, launcher: str) -> None:
     """Weights, optimiser and generator after 50 updates."""
@@ -107,7 +109,11 @@ KINDS: dict[str, dict[str, Mapping[str, object]]] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "launcher"), [*((kind, "inline") for kind in KINDS), pytest.param("lstm, normalised", "processes", marks=pytest.mark.e2e)]
+    ("kind", "launcher"),
+    [
+        *((kind, "inline") for kind in KINDS),
+        pytest.param("lstm, normalised", "processes", marks=E2E),
+    ],
 )
 def test_an_interrupted_and_resumed_deterministic_run_equals_one_that_went_through(tmp_path: Path, kind: str, launcher: str) -> None:
     def config(updates: int) -> Config:

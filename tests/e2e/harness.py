@@ -27,8 +27,10 @@ from tianflow.launchers.fork_server import carries, processes
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.02
-START_S = 40.0
+START_S = 120.0
 """A machine that has other things to do takes this long to import PyTorch in the worst case."""
+PATIENCE_S = 90.0
+"""What comes within a second comes within this anywhere: a limit for what never comes, no measure of how fast."""
 SMALL: Mapping[str, object] = {
     "env.id": "tests.environments:CounterEnv",
     "env.num_envs": 2,
@@ -51,7 +53,7 @@ class ImpatienceError(AssertionError):
     """Something did not come true in time."""
 
 
-def until(what: str, condition: Callable[[], T | None], *, within_s: float = 20.0, tell: Callable[[], str] = str) -> T:
+def until(what: str, condition: Callable[[], T | None], *, within_s: float = PATIENCE_S, tell: Callable[[], str] = str) -> T:
     """Ask again and again until ``condition`` answers something true, and give it back."""
     deadline = time.monotonic() + within_s
     while not (found := condition()):
@@ -235,7 +237,7 @@ class LiveRun:
 
     # Waiting -----------------------------------------------------------------------------------------------------------
 
-    def until(self, what: str, condition: Callable[[], T | None], *, within_s: float = 20.0) -> T:
+    def until(self, what: str, condition: Callable[[], T | None], *, within_s: float = PATIENCE_S) -> T:
         """As `until`; ends at once when the process has."""
 
         def unless_ended() -> T | None:
@@ -263,14 +265,14 @@ class LiveRun:
         self.act("checkpoint")
         return self.until("a new checkpoint", lambda: next(iter(set(self.checkpoints()) - before), None))
 
-    def end(self, within_s: float = 30.0) -> int:
+    def end(self, within_s: float = PATIENCE_S) -> int:
         """Wait until it has ended; its exit code."""
         try:
             return self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             raise ImpatienceError(f"it did not end within {within_s:g} s\n{self.told()}") from None
 
-    def interrupt(self, number: int = signal.SIGINT, within_s: float = 30.0) -> int:
+    def interrupt(self, number: int = signal.SIGINT, within_s: float = PATIENCE_S) -> int:
         self.process.send_signal(number)
         return self.end(within_s)
 
@@ -313,7 +315,7 @@ def _watched(live: LiveRun, before: set[str]) -> Iterator[LiveRun]:
         live.process.wait()
 
 
-def nothing_left(live: LiveRun, shared_before: set[str], within_s: float = 10.0) -> None:
+def nothing_left(live: LiveRun, shared_before: set[str], within_s: float = PATIENCE_S) -> None:
     """No process, no socket, no memory file, no half-written checkpoint."""
     until("no process is left", lambda: not live.descendants(), within_s=within_s, tell=lambda: str(live.descendants()))
     mine = {name for name in set(os.listdir("/dev/shm")) - shared_before if "tianflow" in name or "torch" in name}  # noqa: PTH208

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.test_learning import train
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def test_ppo_solves_cartpole_in_bfloat16(tmp_path: Path) -> None:

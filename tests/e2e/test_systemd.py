@@ -29,7 +29,7 @@ REBOOTS = 133
 LIBRARIES = "LD_LIBRARY_PATH=/opt/python/lib"
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which("systemd-nspawn") is None, reason="systemd-nspawn (Debian: systemd-container) is not installed"),
     pytest.mark.skipif(not Path("/usr/lib/systemd/systemd").exists(), reason="systemd is not installed"),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may boot a container"),
