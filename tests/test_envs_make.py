@@ -310,7 +310,7 @@ def test_a_return_is_the_sum_of_its_episode_in_the_order_of_the_steps_bit_for_bi
         if over[t, index]:
             expected.append((index, (total[index], length[index])))
             total[index], length[index], resets[index] = 0.0, 0, mode == "NextStep"
-    assert expected == environment.take_finished()
+    assert expected == list(zip(*environment.take_finished(), strict=True))
     assert 1 == sum(np.isinf(total) for _, (total, _) in expected)
 
 

@@ -128,7 +128,7 @@ def test_envpools_limit_on_steps_truncates_and_the_next_step_resets():
     assert [t in (STEPS - 1, 2 * STEPS) for t in range(rows)] == truncated[:, 0].tolist()
     assert not terminated.any()
     assert [t not in (STEPS, 2 * STEPS + 1) for t in range(rows)] == valid[:, 0].tolist()
-    assert {STEPS} == {episode.length for _, episode in environment.take_finished()}
+    assert {STEPS} == {episode.length for episode in environment.take_finished()[1]}
 
 
 @REAL

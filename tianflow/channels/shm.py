@@ -247,8 +247,7 @@ class LinkTrajectorySender:
 
     def commit(self, trajectory: Trajectory, episodes: Sequence[Episode]) -> None:
         """Hand the trajectory over, with the episodes that ended in it."""
-        ended = [[episode.episode_return, episode.length] for episode in episodes]
-        self._link.send("commit", self._holder, encode_trajectory(trajectory), ended)
+        self._link.send("commit", self._holder, encode_trajectory(trajectory), episodes)
 
     def abort(self, grant: Grant, reason: str) -> None:
         """Give the ticket back unused."""

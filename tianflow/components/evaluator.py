@@ -61,7 +61,7 @@ def play(
             state = step.state
             environment.step(step.action.numpy(), row)
             environment.settle(**settled)
-            for index, episode in environment.take_finished():
+            for index, episode in zip(*environment.take_finished(), strict=True):
                 if len(ended[index]) < quota[index]:
                     ended[index].append(episode)
     return tuple(episode for done in ended for episode in done)

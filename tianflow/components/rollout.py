@@ -182,8 +182,8 @@ class Rollout:
             self._failures += 1
             self.close()
             raise
-        episodes = tuple(episode for _, episode in environment.take_finished())
-        return RolloutResult(walk.length, int(np.count_nonzero(arrays["valid"])), walk.oldest, episodes)
+        _, episodes = environment.take_finished()
+        return RolloutResult(walk.length, int(np.count_nonzero(arrays["valid"])), walk.oldest, tuple(episodes))
 
     def _walk(self, walk: _Walk, slot: SlotView, min_fragment_steps: int) -> None:
         """Step until the slot is full, a cut is due, or someone says stop."""

@@ -102,7 +102,7 @@ class VectorEnvironment:
         self._born = np.zeros(self.num_envs, np.int64)
         """The clock when each environment's episode began, so that its length need not be counted at every step."""
         self._clock = 0
-        self._finished: list[tuple[int, Episode]] = []
+        self._finished: tuple[list[int], list[Episode]] = [], []
 
     def reset(self, seed: int, observation: Arrays, mask: Array | None) -> None:
         """Begin anew: environment i is seeded with ``seed + i``. Writes first observations and masks.
@@ -119,7 +119,7 @@ class VectorEnvironment:
         self._write_mask(info, mask)
         self._born[:], self._clock = 0, 0
         self._unsettled = 0
-        self._finished.clear()
+        self.take_finished()
 
     def step(self, stored: Array, row: StepRow) -> None:
         """Take the actions ``stored`` [N, *stored] and write the outcome into ``row``, as it was given: `settle` does the rest.
@@ -155,18 +155,21 @@ class VectorEnvironment:
             start: [T, N] bool, `StepRow.start` of the same steps.
         """
         given, self._unsettled = self._rewards[1 : len(reward) + 1], 0
+        over = terminated | truncated
         if self._starts_later():
-            self._write_starts(terminated | truncated, start)
+            self._write_starts(over, start)
         valid[:] = True
         if self.spec.autoreset == "next_step" and start.any():
             np.logical_not(start, out=valid)
-            given[start], terminated[start], truncated[start] = 0.0, False, False
+            np.copyto(given, 0.0, where=start)
+            for ended in (terminated, truncated, over):
+                ended &= valid
         reward[:] = given
-        self._tally(terminated | truncated)
+        self._tally(over)
 
-    def take_finished(self) -> list[tuple[int, Episode]]:
-        """Episodes that ended in settled rows since the last call, each with the index of its environment."""
-        finished, self._finished = self._finished, []
+    def take_finished(self) -> tuple[list[int], list[Episode]]:
+        """Of the episodes that ended in settled rows since the last call: the indices of their environments, and they themselves."""
+        finished, self._finished = self._finished, ([], [])
         return finished
 
     def close(self) -> None:
@@ -224,16 +227,18 @@ class VectorEnvironment:
         count, environments = over.shape
         # Which episode each row of `_rewards` belongs to, and what comes after them: its environment, and how many ended there before.
         episode = np.zeros((count + 2, environments), np.int64)
-        np.add.accumulate(over, axis=0, out=episode[2:])
-        episode *= environments
-        episode += np.arange(environments)
+        episode[0] = np.arange(environments)
+        np.multiply(over, environments, out=episode[2:])
+        np.add.accumulate(episode, axis=0, out=episode)
         # One after the other, so each sum is that of its episode alone, bit for bit.
         returns = np.bincount(episode[:-1].ravel(), self._rewards[: count + 1].ravel(), minlength=int(episode[-1].max()) + 1)
-        ended, ends = episode[1:-1][over], over.nonzero()[0] + (self._clock + 1)
+        ends, indices = np.divmod(over.ravel().nonzero()[0], environments)
+        ended = episode[ends + 1, indices]
+        ends += self._clock + 1
         born = np.zeros(len(returns), np.int64)
         born[:environments], born[ended + environments] = self._born, ends + (self.spec.autoreset == "next_step")
-        episodes = map(Episode, returns[ended].tolist(), (ends - born[ended]).tolist())
-        self._finished += zip((ended % environments).tolist(), episodes, strict=True)
+        self._finished[0].extend(indices.tolist())
+        self._finished[1].extend(map(Episode, returns[ended].tolist(), (ends - born[ended]).tolist()))
         self._rewards[0], self._born = returns[episode[-1]], born[episode[-1]]
         self._clock += count
 
