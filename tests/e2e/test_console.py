@@ -23,8 +23,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(CHROMIUM is None, reason="chromium (Debian package of that name) is not installed"),
 ]
-PATIENCE_S = 90.0
-PATIENCE_MS = 1000.0 * PATIENCE_S
+PATIENCE_MS = 1000.0 * harness.PATIENCE_S
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 CARTPOLE = {"env__id": "CartPole-v1", "balance__max_staleness": 2}
 REFUSED = re.compile(r"Failed to load resource: .* status of (\d+)")
@@ -142,7 +141,7 @@ def test_without_a_token_one_is_asked_for_and_a_token_to_read_changes_nothing(li
 
 def test_a_run_is_watched_and_changed(live: LiveRun, watched: Watched) -> None:
     page = watched.page
-    live.until("a past of five lines", lambda: lines_of(live) >= 5, within_s=PATIENCE_S)
+    live.until("a past of five lines", lambda: lines_of(live) >= 5)
     opened(watched, live)
     watched.reads(".head .state", "running")
     assert page.url.endswith(f"/#/runs/{live.name}"), "the token is not left in the address"
@@ -163,7 +162,7 @@ def test_a_run_is_watched_and_changed(live: LiveRun, watched: Watched) -> None:
     assert [] == watched.errors
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_role("button", name=f"Stop {live.name}").click()
-    assert 0 == live.end(PATIENCE_S)
+    assert 0 == live.end()
     watched.reads("#connection", "The run has ended, and its server with it.")
 
 
@@ -262,7 +261,7 @@ def act(watched: Watched, live: LiveRun) -> None:
     page.get_by_role("button", name="Resume").click()
     watched.reads(".head .state", "running")
     page.get_by_role("button", name="Checkpoint").click()
-    live.until("a checkpoint", live.checkpoints, within_s=PATIENCE_S)
+    live.until("a checkpoint", live.checkpoints)
     page.get_by_role("button", name="Drain").click()
     watched.sees("dialog")
     page.get_by_role("button", name="Not now").click()
@@ -277,7 +276,7 @@ def nothing_is_asked_while_nobody_looks(watched: Watched, live: LiveRun) -> None
     page.wait_for_load_state("networkidle")
     page.on("request", lambda request: asked.append(request.url))
     before = lines_of(live)
-    live.until("three more lines of history", lambda: lines_of(live) >= before + 3, within_s=PATIENCE_S)
+    live.until("three more lines of history", lambda: lines_of(live) >= before + 3)
     page.evaluate("1")  # what the browser had to tell has been told
     assert [] == asked
     page.evaluate(hide, False)
@@ -318,7 +317,7 @@ def test_runs_are_submitted_to_a_service_watched_and_queued_again(tmp_path: Path
         assert points(page, "#chart-speed").count("L") >= 1, "its past is still there"
         watched.accessible()
         page.get_by_role("link", name="Runs").click()
-        served.until("the next takes the place", lambda: served.run("two")["state"] == "running", within_s=PATIENCE_S)
+        served.until("the next takes the place", lambda: served.run("two")["state"] == "running")
         watched.reads("tbody tr:nth-child(1) .state", "running")
         page.goto(f"{served.control.address}/#/runs/three")
         watched.text_in("h1", "No such run")

@@ -17,13 +17,12 @@ from typing import TypeVar
 
 import pytest
 
-from tests.e2e.harness import ROOT, SMALL, assignment, until
+from tests.e2e.harness import PATIENCE_S, ROOT, SMALL, assignment, until
 from tests.test_deploy import STARTED, health_check, unit
 from tianflow.checkpoint import CheckpointStore, resolve
 from tianflow.launchers.fork_server import carries, processes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
-PATIENCE_S = 90.0
 T = TypeVar("T")
 STATE, PORT = "/var/lib/tianflow", "8080"
 

@@ -35,8 +35,6 @@ KILLS = int(os.environ.get("TIANFLOW_KILLS", "3"))
 """How often each kind of process is killed in one run; more of them for a long look."""
 MANY = {"run__max_restarts": 1000, "run__restart_window_s": 0.5, "checkpoint__every_s": 1.0, "checkpoint__keep": 2}
 """Restarts are not counted for long, so there is neither an end of the budget nor a back-off to wait for."""
-PATIENCE_S = 90.0
-"""What never happens is waited for so long; nothing that does happen is told by it to have been fast."""
 
 
 def random_moment(rng: random.Random) -> None:
@@ -60,9 +58,9 @@ def kill_again_and_again(live: LiveRun, host: str, times: int, rng: random.Rando
         pid = live.wait_for_pid(host)
         random_moment(rng)
         os.kill(pid, signal.SIGKILL)
-        live.until(f"{host} is reaped", lambda pid=pid: pid not in live.descendants(), within_s=PATIENCE_S)
+        live.until(f"{host} is reaped", lambda pid=pid: pid not in live.descendants())
         sound(live)
-    live.until("everyone is back", lambda: live.pid(host) and live.ready() and 2.0 == live.metric("actors"), within_s=PATIENCE_S)
+    live.until("everyone is back", lambda: live.pid(host) and live.ready() and 2.0 == live.metric("actors"))
 
 
 def test_killed_and_stopped_hosts_come_back_and_the_ledger_stays_sound(tmp_path: Path) -> None:
@@ -89,8 +87,8 @@ def test_killed_and_stopped_hosts_come_back_and_the_ledger_stays_sound(tmp_path:
         for host, reason in {"learner": "learner_lost", "actors-0": "died"}.items():
             while not sound(live).get(("trajectories_dropped_total", reason)):
                 kill_again_and_again(live, host, 1, rng)
-        live.until("no descriptor is lost", lambda: live.descriptors() <= descriptors, within_s=PATIENCE_S)
-        assert 130 == live.interrupt(within_s=PATIENCE_S)
+        live.until("no descriptor is lost", lambda: live.descriptors() <= descriptors)
+        assert 130 == live.interrupt()
         assert 0 == live.result["trajectories"]["open"]
 
 
@@ -102,7 +100,7 @@ def test_a_lost_learner_goes_on_in_a_new_lineage_from_the_last_checkpoint(tmp_pa
         before = live.status()["versions"]["learner"]
         assert (saved.lineage, 1) == (before["lineage"], 1)
         live.kill("learner")
-        live.until("a new lineage", lambda: live.status()["versions"]["learner"]["lineage"] == 2, within_s=PATIENCE_S)
+        live.until("a new lineage", lambda: live.status()["versions"]["learner"]["lineage"] == 2)
         assert saved.number <= live.status()["versions"]["learner"]["number"]
         live.until_training(more=10)
         assert 2 == CheckpointStore.load(live.until_checkpoint()).version.lineage
@@ -132,15 +130,15 @@ def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume(tmp_p
         assert 3 == status["staleness"]["bound"]
         assert status["staleness"]["max"] <= 3
         sound(again)
-        assert 130 == again.interrupt(within_s=PATIENCE_S)
+        assert 130 == again.interrupt()
 
 
 def test_an_environment_that_never_closes_is_told_of_and_the_run_ends_with_its_evaluation(tmp_path: Path) -> None:
     with harness.run(tmp_path, env__id="tests.environments:UnclosableEnv", run__max_updates=3, evaluation__episodes=2) as live:
-        assert 0 == live.end(PATIENCE_S), live.told()
+        assert 0 == live.end(), live.told()
         assert "does not come back from close()" in live.stderr
         assert 5.0 == live.result["evaluation"]["mean_return"]
-        harness.nothing_left(live, set(), within_s=PATIENCE_S)
+        harness.nothing_left(live, set())
 
 
 def test_a_coordinator_killed_before_anything_works_leaves_nothing(tmp_path: Path) -> None:
@@ -156,7 +154,7 @@ def test_starts_and_kills_again_and_again_leave_memory_descriptors_and_files_as_
     with harness.run(tmp_path, **MANY, **SLOW_TO_SAVE) as first:
         first.until_training(more=5)
         first.until_checkpoint()
-        first.until("everyone is there", lambda: first.pid("evaluator") and first.ready(), within_s=PATIENCE_S)
+        first.until("everyone is there", lambda: first.pid("evaluator") and first.ready())
         opened = descriptors(first)
         kill_coordinator(first)
     for cycle in range(CYCLES):
@@ -173,11 +171,11 @@ def test_starts_and_kills_again_and_again_leave_memory_descriptors_and_files_as_
             kill_coordinator(live)
     with harness.resumed(first) as again:
         again.until_training(more=5)
-        again.until("everyone is there", lambda: again.pid("evaluator") and again.ready(), within_s=PATIENCE_S)
+        again.until("everyone is there", lambda: again.pid("evaluator") and again.ready())
         more = lambda: descriptors(again) - opened  # noqa: E731 - what a failure tells of, too
-        until("no more descriptors than at first", lambda: not more(), within_s=PATIENCE_S, tell=lambda: str(more()))
+        until("no more descriptors than at first", lambda: not more(), tell=lambda: str(more()))
         assert [] == again.staged()
-        assert 130 == again.interrupt(within_s=PATIENCE_S)
+        assert 130 == again.interrupt()
     assert {"audit.jsonl", "checkpoints", "config.toml", "history.jsonl", "metrics.jsonl", "summary.json"} >= {
         path.name for path in first.directory.iterdir()
     }
@@ -197,7 +195,7 @@ def descriptors(live: LiveRun) -> Counter[str]:
 def kill_coordinator(live: LiveRun) -> None:
     live.process.kill()
     live.process.wait()
-    harness.nothing_left(live, set(), within_s=PATIENCE_S)  # a fork server that imports PyTorch hears of it afterwards
+    harness.nothing_left(live, set())  # a fork server that imports PyTorch hears of it afterwards
 
 
 def test_a_corrupt_newest_checkpoint_is_skipped_at_resume_with_a_warning(tmp_path: Path) -> None:
@@ -224,24 +222,24 @@ def test_a_stopped_learner_paces_the_actors_and_readiness_says_why(tmp_path: Pat
     with harness.run(tmp_path, balance__max_staleness=2, run__grace_s=2.0) as live:
         live.until_training(more=10)
         pid = live.kill("learner", signal.SIGSTOP)
-        reason = live.until("readiness says why", live.why_not_ready, within_s=PATIENCE_S)
+        reason = live.until("readiness says why", live.why_not_ready)
         assert "host 'learner' has said nothing" in reason
-        live.until("the queue is full", lambda: live.metric("credits_in_use") == live.metric("credits_limit"), within_s=PATIENCE_S)
+        live.until("the queue is full", lambda: live.metric("credits_in_use") == live.metric("credits_limit"))
         stuck = sound(live)
         memory = resident(live)
         lines = len(read_rows(live.directory / NAME))
-        live.until("the coordinator goes on", lambda: len(read_rows(live.directory / NAME)) >= lines + 2, within_s=PATIENCE_S)
+        live.until("the coordinator goes on", lambda: len(read_rows(live.directory / NAME)) >= lines + 2)
         later = sound(live)
         assert stuck["trajectories_begun_total",] == later["trajectories_begun_total",]
         assert later["credits_in_use",] <= later["credits_limit",]
         assert resident(live) - memory < 8 * 2**20
         assert 0.0 == live.restarts()
         os.kill(pid, signal.SIGCONT)
-        live.until("it is ready again", live.ready, within_s=PATIENCE_S)
+        live.until("it is ready again", live.ready)
         live.until_training(more=10)
         live.kill("learner", signal.SIGSTOP)
-        live.until("the queue is full", lambda: live.metric("credits_in_use") == live.metric("credits_limit"), within_s=PATIENCE_S)
-        assert 130 == live.interrupt(within_s=PATIENCE_S)  # the learner is never continued: whoever waited for it would not end
+        live.until("the queue is full", lambda: live.metric("credits_in_use") == live.metric("credits_limit"))
+        assert 130 == live.interrupt()  # the learner is never continued: whoever waited for it would not end
         assert 1 == live.stderr.count("the run ends without its last things")
 
 
@@ -249,9 +247,9 @@ def test_a_drain_does_not_wait_for_a_stopped_learner(tmp_path: Path) -> None:
     with harness.run(tmp_path, balance__max_staleness=2, run__grace_s=2.0) as live:
         live.until_training(more=10)
         live.kill("learner", signal.SIGSTOP)
-        live.until("the queue is full", lambda: live.metric("credits_in_use") == live.metric("credits_limit"), within_s=PATIENCE_S)
+        live.until("the queue is full", lambda: live.metric("credits_in_use") == live.metric("credits_limit"))
         live.act("drain")
-        assert 1 == live.end(PATIENCE_S)  # what it has learned could not be kept
+        assert 1 == live.end()  # what it has learned could not be kept
         assert ("done", "drained") == (live.result["state"], live.result["reason"])
         assert (live.result["checkpoint"] or 0) < live.result["updates"]
 
@@ -260,7 +258,7 @@ def test_a_drain_trains_on_what_was_begun_and_ends_with_a_checkpoint(tmp_path: P
     with harness.run(tmp_path, balance__max_staleness=4, learner__slowdown=20.0, evaluation__episodes=2) as live:
         live.until("a queue", lambda: live.metric("queue_trajectories") >= 2, within_s=harness.START_S)
         live.act("drain")
-        assert 0 == live.end(PATIENCE_S)
+        assert 0 == live.end()
         kept = live.result["trajectories"]
         assert (kept["begun"], 0, {}) == (kept["trained"], kept["open"], kept["dropped"])
         assert live.result["updates"] == CheckpointStore.load(live.checkpoints()[-1]).version.number
@@ -270,10 +268,10 @@ def test_a_stopped_actor_host_is_replaced_and_its_late_words_change_nothing(tmp_
     with harness.run(tmp_path, env__step_timeout_s=3.0, balance__max_staleness=2) as live:
         live.until_training(more=10)
         pid = live.kill("actors-0", signal.SIGSTOP)
-        live.until("a restart", lambda: live.restarts() == 1.0, within_s=PATIENCE_S)
+        live.until("a restart", lambda: live.restarts() == 1.0)
         assert pid not in live.descendants()
         live.until_training(more=20)
-        live.until("both actors", lambda: 2.0 == live.metric("actors"), within_s=PATIENCE_S)
+        live.until("both actors", lambda: 2.0 == live.metric("actors"))
         sound(live)
 
 
@@ -289,8 +287,8 @@ def test_the_learner_idles_while_every_actor_is_dead_and_goes_on_when_they_retur
                         os.kill(pid, signal.SIGKILL)
             return "no actor is alive" in live.why_not_ready()
 
-        live.until("readiness says why", nobody, within_s=PATIENCE_S)
-        live.until("it is ready again", live.ready, within_s=PATIENCE_S)
+        live.until("readiness says why", nobody)
+        live.until("it is ready again", live.ready)
         live.until_training(more=10)
         sound(live)
 
@@ -301,10 +299,10 @@ def test_actors_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
         for count in (6, 1, 0, 6, 3):
             live.patch("actors", count=count)
             if count in (0, 6, 3):
-                live.until(f"{count} actors", lambda count=count: live.metric("actors") == count, within_s=PATIENCE_S)
+                live.until(f"{count} actors", lambda count=count: live.metric("actors") == count)
             if count == 0:
-                live.until("readiness says why", lambda: "actors.count is 0" in live.why_not_ready(), within_s=PATIENCE_S)
-        live.until("it is ready again", live.ready, within_s=PATIENCE_S)
+                live.until("readiness says why", lambda: "actors.count is 0" in live.why_not_ready())
+        live.until("it is ready again", live.ready)
         live.until_training(more=20)
         assert 0.0 == live.restarts()
         assert {"actor-0", "actor-1", "actor-2"} == {c["name"] for c in live.status()["components"] if c["role"] == "actor"}
@@ -322,7 +320,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
         learner = live.wait_for_pid("learner")
         unlimited = resource.prlimit(learner, resource.RLIMIT_FSIZE, (1024, resource.RLIM_INFINITY))
         live.act("checkpoint")
-        live.until("a failure is counted", lambda: live.metric("checkpoint_failures_total") == 1.0, within_s=PATIENCE_S)
+        live.until("a failure is counted", lambda: live.metric("checkpoint_failures_total") == 1.0)
         assert "a checkpoint failed" in live.stderr
         assert "File too large" in live.stderr
         live.until_training(more=10)
@@ -333,7 +331,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
         shutil.rmtree(live.directory / "checkpoints")
         (live.directory / "checkpoints").touch()  # nobody, not even root, can write into that
         live.act("checkpoint")
-        live.until("another failure is counted", lambda: live.metric("checkpoint_failures_total") == 2.0, within_s=PATIENCE_S)
+        live.until("another failure is counted", lambda: live.metric("checkpoint_failures_total") == 2.0)
         live.until_training(more=10)
         assert 130 == live.interrupt()
         assert "Traceback" not in live.stderr
@@ -341,7 +339,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, harness.run(tmp_path, http__port=taken.getsockname()[1]) as live:
-        assert 2 == live.end(PATIENCE_S)
+        assert 2 == live.end()
         assert f"http.port = {taken.getsockname()[1]}: is taken on 127.0.0.1" in live.stderr
         assert "Traceback" not in live.stderr
 
@@ -363,7 +361,7 @@ def test_a_pickle_sent_to_the_only_open_port_runs_nothing(tmp_path: Path) -> Non
         assert control is not None
         port = int(control.address.rsplit(":", 1)[1])
         assert {("127.0.0.1", port)} == harness.listening({live.process.pid, *live.descendants()})
-        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=harness.PATIENCE_S) as connection:
             connection.sendall(pickle.dumps(Bomb(tmp_path / "exploded")) + b"\r\n\r\n")
             assert connection.recv(4096).startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
         assert 400 <= live.post_bytes("pause", pickle.dumps(Bomb(tmp_path / "exploded"))) < 500
