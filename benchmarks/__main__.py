@@ -26,6 +26,7 @@ NAMES = (
     "actors",
     "learner",
     "idle",
+    "readers",
     "replay",
     "foretold",
 )

@@ -110,12 +110,12 @@ async def live(config: Path, overrides: Sequence[str], warm_s: float, runs: Path
         while line := await asyncio.to_thread(sys.stdin.readline):
             run.control.resume(source="benchmark")
             await asyncio.sleep(SETTLE_S)
-            found = await _window(run, float(line))
+            found = await window(run, float(line))
             await _rest(run)
             child.say(found)
 
 
-async def _window(run: RunHandle, seconds: float) -> dict[str, Any]:
+async def window(run: RunHandle, seconds: float) -> dict[str, Any]:
     """From the end of an update to the end of another: a large batch is many steps, and a window holds few of them."""
     over = asyncio.Event()
     await _update(run)

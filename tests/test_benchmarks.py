@@ -31,6 +31,7 @@ from benchmarks import (
     peers_cartpole,
     peers_pong,
     pong_gpu,
+    readers,
     replay,
     resting,
     results,
@@ -410,7 +411,7 @@ def test_of_many_windows_means_are_made_and_lags_put_together() -> None:
 
 MADE = [
     *(impala_cartpole, cost_of_balance, freshness, many_actors, stalled, pong_gpu),
-    *(channels, transports, weights, actors, learner, idle, replay, foretold, peers_cartpole, peers_pong),
+    *(channels, transports, weights, actors, learner, idle, readers, replay, foretold, peers_cartpole, peers_pong),
 ]
 
 
@@ -439,7 +440,7 @@ def test_nobody_is_idle_by_law_however_many_actors_there_are() -> None:
         assert config.actors.hosts <= min(count, 7)
 
 
-def test_many_actors_are_compared_with_the_best_count() -> None:
+def test_many_actors_are_compared_with_each_other_count() -> None:
     values = {many_actors.side_of(count): {"trained_per_s": rate, "lag": 2.0, "bare_lag": 1.0} for count, rate in ((1, 50.0), (8, 40.0))}
     made = many_actors.make(Plan(quick=True, rounds=1, scratch=Path()))
     assert [0.8, 1.5] == [ratio.of(values) for ratio in made.ratios]

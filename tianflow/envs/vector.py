@@ -163,7 +163,7 @@ class VectorEnvironment:
             np.logical_not(start, out=valid)
             np.copyto(given, 0.0, where=start)
             for ended in (terminated, truncated, over):
-                ended &= valid
+                np.logical_and(ended, valid, out=ended)
         reward[:] = given
         self._tally(over)
 
