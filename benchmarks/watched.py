@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -90,7 +89,7 @@ def main() -> None:
         address, run, token, readers = sys.argv[2:]
         loops.run(read(address, run, token, int(readers)))
         return
-    parser: argparse.ArgumentParser = training.arguments()
+    parser = training.arguments()
     parser.add_argument("windows", type=int)
     parser.add_argument("readers", type=int)
     given = parser.parse_args()

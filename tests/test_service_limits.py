@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.fakes_run import FakeRun
 from tianflow.config import HttpSettings
@@ -251,6 +254,57 @@ def test_so_it_is_on_the_loop_of_a_run_too(tmp_path: Path) -> None:
     uvloop = pytest.importorskip("uvloop")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(refused_and_heard_of())
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_who_is_accepted_just_before_a_server_closes_is_closed_too(turns: int) -> None:
+    """Some turns of the loop after it has come, a connection is accepted and not made yet."""
+    bound = await server.bind(HttpSettings())
+    with socket.socket() as caller, bound:
+        caller.setblocking(False)
+        async with server.answering(server.runner_of(web.Application()), bound, limit=1):
+            with suppress(BlockingIOError):
+                caller.connect(bound.getsockname())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+    gc.collect()  # a socket that nobody has closed is told of now, which fails this test
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+async def test_a_closed_entrance_cuts_off_who_is_there_and_who_comes_yet(limit: int) -> None:
+    """Admitted or refused, with the answer still on its way."""
+    entrance = connections.Entrance(server=asyncio.Protocol, limit=limit)
+    there, late, gone = Transport(), Transport(), Transport()
+    for transport in (there, gone):
+        transport.comes_to(entrance)
+    gone.protocol.connection_lost(None)
+    entrance.close()
+    late.comes_to(entrance)
+    assert [1, 1, 0] == [transport.aborted for transport in (there, late, gone)]
+    for transport in (there, late):
+        transport.protocol.connection_lost(None)
+    assert (0, 0, set()) == (entrance.open, entrance.waited_for, entrance.transports)
+
+
+class Transport(asyncio.Transport):
+    """Counts how often it is aborted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = 0
+
+    def comes_to(self, entrance: connections.Entrance) -> None:
+        self.protocol = entrance()
+        self.protocol.connection_made(self)
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+    def write(self, data: object) -> None:
+        pass
+
+    def write_eof(self) -> None:
+        pass
 
 
 async def said(reader: asyncio.StreamReader) -> bytes:

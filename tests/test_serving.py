@@ -23,6 +23,7 @@ from tianflow.errors import ConfigError
 from tianflow.service import console
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens
 from tianflow.service.server import serve
+from tianflow.serving import child
 from tianflow.serving import house as houses
 from tianflow.serving.asking import Asker
 from tianflow.serving.child import Child, Files, Outcome
@@ -616,6 +617,33 @@ async def test_a_run_that_does_not_answer_is_not_ready_and_the_service_stays(wor
     response = await world.client.get(f"{RUNS}/a", headers=CONTROL)
     assert (503, "1") == (response.status, response.headers["Retry-After"])
     assert 200 == (await world.client.get("/readyz")).status
+
+
+async def test_what_a_disk_said_is_forgotten_once_it_has_taken_the_beginning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = BusyDisk(monkeypatch, "begin")
+    silences: list[str] = []
+
+    async def live(_: House, life: houses.Life) -> Outcome:
+        silences.append(life.silence)
+        return Outcome("done", "target")
+
+    monkeypatch.setattr(houses, "AGAIN_S", 0.01)
+    monkeypatch.setattr(House, "_live_again_and_again", live)
+    await world.submit("a")
+    await until(lambda: disk.asked >= 2)
+    disk.busy = False
+    await until(lambda: silences == [""])
+
+
+async def test_a_log_that_grew_too_long_is_trimmed_while_the_run_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "LONGEST_LOG", 1000)
+    monkeypatch.setattr(houses, "LOOKS_A_TRIM", 1)
+    await world.submit("a")
+    await until(up(world, "a"))
+    log = world.files.log("a")
+    log.write_text("a line\n" * 1000)
+    await until(lambda: len(log.read_text()) <= 1000)
+    assert {"a line"} == set(log.read_text().splitlines())
 
 
 async def test_a_look_that_breaks_is_told_and_is_not_the_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,12 +201,15 @@ class House:
         """
         while True:
             try:
-                return await self.remember(method, *args, **kwargs)
+                found = await self.remember(method, *args, **kwargs)
             except StoreError as error:
                 if self.leaving.is_set():
                     raise
                 life.silence = str(error)
                 log.warning("the state of a run cannot be kept for now", run=life.record.id, error=str(error))
+            else:
+                life.silence = ""
+                return found
             with suppress(TimeoutError):
                 async with asyncio.timeout(AGAIN_S):
                     await self.leaving.wait()
