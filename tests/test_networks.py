@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tianflow.config import Config, EnvSettings, NetworkSettings, PPOSettings
 from tianflow.errors import ConfigError
 from tianflow.network_rules import channels_first, check_network, image_size, state_spec, torso_parameters
 from tianflow.networks import Mlp, Network, Output, make_network
-from tianflow.networks.parts import ResettingLstm, Vector
+from tianflow.networks.parts import GroupedConv2d, ResettingLstm, Vector
 from tianflow.networks.q_values import QNetwork
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
@@ -159,6 +160,43 @@ def test_weights_come_from_the_seed_alone_and_leave_the_global_generator_as_it_w
     weights = [nn.utils.parameters_to_vector(network.parameters()) for network in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "group"),
+    [
+        pytest.param((4, 20, 28), 8, 4, 4, id="four pixels at once"),
+        pytest.param((4, 20, 26), 8, 4, 2, id="two, because the width is no multiple of four"),
+        pytest.param((5, 9, 11), 4, 2, 1, id="an odd width"),
+        pytest.param((3, 8, 8), 3, 1, 1, id="without a stride"),
+    ],
+)
+def test_pixels_taken_together_are_convolved_as_one_by_one(
+    shape: tuple[int, int, int], kernel: int, stride: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grouped, seen = GroupedConv2d(shape[0], 6, kernel, stride).double(), []
+    plain = nn.Conv2d(shape[0], 6, kernel, stride).double()
+    plain.load_state_dict(grouped.state_dict())
+    images = torch.randn(3, *shape, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    ours, theirs = images.clone().requires_grad_(), images.clone().requires_grad_()
+    expected = plain(theirs)
+    convolve = functional.conv2d
+
+    def conv2d(x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        seen.append(x.shape[1])
+        return convolve(x, *rest, **named)
+
+    monkeypatch.setattr(functional, "conv2d", conv2d)
+    found = grouped(ours)
+    weights = torch.randn_like(expected)
+    (expected * weights).sum().backward()
+    (found * weights).sum().backward()
+    assert seen == [group * shape[0]]
+    torch.testing.assert_close(found, expected)
+    assert ours.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    for mine, its in zip(grouped.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad)
 
 
 def test_an_lstm_agrees_with_pytorch() -> None:

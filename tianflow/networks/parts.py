@@ -113,12 +113,36 @@ def nature_trunk(channels: int) -> nn.Module:
     """The convolutions of "Human-level control through deep reinforcement learning" (Nature 518, 2015)."""
     layers: list[nn.Module] = []
     for size, kernel, stride in NATURE:
-        convolution = nn.Conv2d(channels, size, kernel, stride)
+        convolution = GroupedConv2d(channels, size, kernel, stride)
         nn.init.orthogonal_(convolution.weight, SQRT_2)
         nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
         layers += [convolution, nn.ReLU(inplace=True)]
         channels = size
     return nn.Sequential(*layers, nn.Flatten())
+
+
+class GroupedConv2d(nn.Conv2d):
+    """A strided convolution without padding. As many pixels of a row as a stride and a kernel are multiples of are taken for one.
+
+    ``g`` pixels of C channels that lie side by side are one of g C channels, without a copy, and kernel and stride are g times narrower:
+    the same sums of products, of which a CPU takes less time for more channels, most of all for gradients.
+    """
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
+        super().__init__(inputs, outputs, kernel, stride)
+        self._multiple = math.gcd(kernel, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        group = math.gcd(self._multiple, x.shape[-1])
+        # To act, weights would be laid out anew for each few images.
+        if group == 1 or not (torch.is_grad_enabled() and x.is_contiguous(memory_format=torch.channels_last) and x.device.type == "cpu"):
+            return super().forward(x)
+        count, channels, height, width = x.shape
+        x = x.movedim(1, -1).reshape(count, height, width // group, group * channels).movedim(-1, 1)
+        outputs, _, rows, columns = self.weight.shape
+        weight = self.weight.view(outputs, channels, rows, columns // group, group).permute(0, 4, 1, 2, 3)
+        weight = weight.reshape(outputs, group * channels, rows, columns // group)
+        return functional.conv2d(x, weight, self.bias, (self.stride[0], self.stride[1] // group))
 
 
 class Residual(nn.Module):
