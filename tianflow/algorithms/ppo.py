@@ -188,6 +188,8 @@ class PPOLearner(ActorCriticLearner):
 
     def _learn_from(self, table: Table, columns: Tensor, kept: Sequence[Output]) -> dict[str, Tensor]:
         """One optimiser step. Images are learned from in parts whose gradients add up; ``kept``: see `_look`."""
+        if kept:
+            table = table._replace(observation={})  # which are the bulk of a table
         parts = self._parts(columns, table.start.shape[0]) if self.images else (columns,)
         shares = self._shares(table, columns, parts)
 
