@@ -203,12 +203,15 @@ def same_state(expected: dict[str, Any], found: dict[str, Any]) -> None:
         assert np.array_equal(array, found[name]), name
 
 
-@every_algorithm
+@pytest.mark.parametrize(
+    ("algorithm", "passes"),
+    [*((name, {}) for name in ALGORITHMS), pytest.param("ppo", {"epochs": 1, "minibatch_size": T * N}, id="ppo-in one step")],
+)
 @pytest.mark.parametrize("poison", ["reward", "log_prob"])
-def test_an_update_that_is_not_finite_leaves_everything_as_before(algorithm: str, poison: str) -> None:
+def test_an_update_that_is_not_finite_leaves_everything_as_before(algorithm: str, passes: dict[str, int], poison: str) -> None:
     if algorithm == "a2c" and poison == "log_prob":
         poison = "obs/"
-    settings, env = config(algorithm, normalise=True), spec()
+    settings, env = config(algorithm, normalise=True, **passes), spec()
     _, learner = pair(settings, env)
     learner.step(batch_for(settings, env, learner))
     before, batch = learner.state_dict(), batch_for(settings, env, learner, seed=1)

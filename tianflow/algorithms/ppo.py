@@ -88,12 +88,13 @@ class PPOLearner(ActorCriticLearner):
         before, kept = self._look(samples, minibatches[0])
         table, statistics = self._prepare(samples, before)
         results: list[dict[str, Tensor]] = []
+        only = self._settings.epochs * len(minibatches) == 1
         for epoch in range(self._settings.epochs):
             divergences = []
             for columns in self._minibatches(samples.valid_t) if epoch else minibatches:
                 if should_stop():
                     return None
-                results.append(self._learn_from(table, columns, kept))
+                results.append(self._learn_from(table, columns, kept, only=only))
                 divergences.append(results[-1].pop("divergence"))
                 kept = ()
             if self._settings.target_kl is not None and torch.stack(divergences).mean().item() > self._settings.target_kl:
@@ -186,8 +187,8 @@ class PPOLearner(ActorCriticLearner):
         parts = max(1, min(count, round(count * (valid_t.shape[0] if whole else 1) / self._settings.minibatch_size)))
         return columns[torch.randperm(count, generator=self.generator).to(columns.device)].tensor_split(parts)
 
-    def _learn_from(self, table: Table, columns: Tensor, kept: Sequence[Output]) -> dict[str, Tensor]:
-        """One optimiser step. Images are learned from in parts whose gradients add up; ``kept``: see `_look`."""
+    def _learn_from(self, table: Table, columns: Tensor, kept: Sequence[Output], *, only: bool) -> dict[str, Tensor]:
+        """One optimiser step, perhaps the ``only`` one. Images are learned from in parts whose gradients add up; ``kept``: see `_look`."""
         if kept:
             table = table._replace(observation={})  # which are the bulk of a table
         parts = self._parts(columns, table.start.shape[0]) if self.images else (columns,)
@@ -202,7 +203,7 @@ class PPOLearner(ActorCriticLearner):
         if len(found) > 1:
             weights = torch.stack([torch.as_tensor(share, device=self.device) for share in shares])
             found = [{name: (torch.stack([each[name] for each in found]) * weights).sum() for name in found[0]}]
-        return found[0] | {"grad_norm": self.descend()}
+        return found[0] | {"grad_norm": self.descend(found[0]["loss"] if only else None)}
 
     def _parts(self, columns: Tensor, rows: int) -> tuple[Tensor, ...]:
         """Columns of ``rows`` images each, as equal parts as can be that `_width` allows, and one at least for everybody."""
