@@ -129,7 +129,7 @@ class PPOLearner(ActorCriticLearner):
         start = samples.start.flatten()
 
         def look(model: Model, places: Tensor) -> Output:
-            chosen = {name: leaf.index_select(0, places).unsqueeze(0) for name, leaf in observation.items()}
+            chosen = {name: _rows(leaf, places).unsqueeze(0) for name, leaf in observation.items()}
             return model.evaluate(chosen, {}, start.index_select(0, places).unsqueeze(0))
 
         kept = self.crew.each(look, self._parts(first, 1))
@@ -185,7 +185,9 @@ class PPOLearner(ActorCriticLearner):
         columns = (valid_t.any(0) if whole else valid_t.flatten()).nonzero().squeeze(1)
         count = columns.numel()
         parts = max(1, min(count, round(count * (valid_t.shape[0] if whole else 1) / self._settings.minibatch_size)))
-        return columns[torch.randperm(count, generator=self.generator).to(columns.device)].tensor_split(parts)
+        drawn = columns[torch.randperm(count, generator=self.generator).to(columns.device)].tensor_split(parts)
+        # A minibatch has no order. In that of memory, images that follow one another need not be copied together.
+        return tuple(part.sort().values for part in drawn) if self.images else drawn
 
     def _learn_from(self, table: Table, columns: Tensor, kept: Sequence[Output], *, only: bool) -> dict[str, Tensor]:
         """One optimiser step, perhaps the ``only`` one. Images are learned from in parts whose gradients add up; ``kept``: see `_look`."""
@@ -239,6 +241,15 @@ class PPOLearner(ActorCriticLearner):
                 "clip_fraction": masked_mean(clipped, part.valid),
                 "divergence": approximate_kl(log_ratio, part.valid),
             }
+
+
+def _rows(x: Tensor, places: Tensor) -> Tensor:
+    """The rows of ``x`` at ``places``, which ascend; on a CPU a view where they follow one another."""
+    if places.numel() and places.device.type == "cpu":
+        first, last = int(places[0]), int(places[-1])
+        if last - first + 1 == places.numel():
+            return x[first : last + 1]
+    return x.index_select(0, places)
 
 
 class PPO:
