@@ -16,8 +16,9 @@ from torch.nn import functional
 from tianflow.config import Config, EnvSettings, NetworkSettings, PPOSettings
 from tianflow.errors import ConfigError
 from tianflow.network_rules import channels_first, check_network, image_size, state_spec, torso_parameters
-from tianflow.networks import Mlp, Network, Output, make_network
-from tianflow.networks.parts import GroupedConv2d, ResettingLstm, Vector
+from tianflow.networks import Mlp, Network, Output, convolutions, make_network
+from tianflow.networks.convolutions import RectifiedConv2d
+from tianflow.networks.parts import ResettingLstm, Vector
 from tianflow.networks.q_values import QNetwork
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
@@ -162,6 +163,7 @@ def test_weights_come_from_the_seed_alone_and_leave_the_global_generator_as_it_w
     assert not torch.equal(weights[0], weights[2])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "group"),
     [
@@ -171,32 +173,49 @@ def test_weights_come_from_the_seed_alone_and_leave_the_global_generator_as_it_w
         pytest.param((3, 8, 8), 3, 1, 1, id="without a stride"),
     ],
 )
-def test_pixels_taken_together_are_convolved_as_one_by_one(
-    shape: tuple[int, int, int], kernel: int, stride: int, group: int, monkeypatch: pytest.MonkeyPatch
+def test_a_rectified_convolution_is_pytorchs_and_then_a_rectifier(
+    shape: tuple[int, int, int], kernel: int, stride: int, group: int, dtype: torch.dtype
 ) -> None:
-    grouped, seen = GroupedConv2d(shape[0], 6, kernel, stride).double(), []
-    plain = nn.Conv2d(shape[0], 6, kernel, stride).double()
-    plain.load_state_dict(grouped.state_dict())
-    images = torch.randn(3, *shape, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
-    ours, theirs = images.clone().requires_grad_(), images.clone().requires_grad_()
-    expected = plain(theirs)
+    ours, plain = RectifiedConv2d(shape[0], 6, kernel, stride).to(dtype), nn.Conv2d(shape[0], 6, kernel, stride).to(dtype)
+    plain.load_state_dict(ours.state_dict())
+    assert convolutions._together(torch.zeros(1, *shape), group).shape == (1, group * shape[0], shape[1], shape[2] // group)
+    found, expected = [], []
+    for convolve, told in ((ours, found), (lambda x: torch.relu(plain(x)), expected)):
+        images = torch.randn(3, *shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+        images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
+        result = convolve(images)
+        (result.flatten(1) * torch.arange(result[0].numel())).sum().backward()  # of which the gradient has channels outermost
+        told += [result.detach(), images.grad]
+    found += [parameter.grad for parameter in ours.parameters()]
+    expected += [parameter.grad for parameter in plain.parameters()]
+    for mine, its in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4 if dtype == torch.float32 else 1e-9, atol=1e-3 if dtype == torch.float32 else 1e-9)
+
+
+def test_a_rectified_convolution_takes_pixels_together_and_rectifies_at_once_where_that_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gradients, on a CPU, with channels innermost; at once in float32 alone. Elsewhere it is a plain convolution."""
+    channels: list[int] = []
     convolve = functional.conv2d
 
     def conv2d(x: Tensor, *rest: Any, **named: Any) -> Tensor:
-        seen.append(x.shape[1])
+        channels.append(x.shape[1])
         return convolve(x, *rest, **named)
 
     monkeypatch.setattr(functional, "conv2d", conv2d)
-    found = grouped(ours)
-    weights = torch.randn_like(expected)
-    (expected * weights).sum().backward()
-    (found * weights).sum().backward()
-    assert seen == [group * shape[0]]
-    torch.testing.assert_close(found, expected)
-    assert ours.grad is not None
-    torch.testing.assert_close(ours.grad, theirs.grad)
-    for mine, its in zip(grouped.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, its.grad)
+    layer, images = RectifiedConv2d(4, 6, 8, 4), torch.randn(2, 4, 20, 28).contiguous(memory_format=torch.channels_last)
+    at_once = layer(images)
+    assert channels == []
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(images).dtype == torch.bfloat16
+    with torch.no_grad():
+        alone = layer(images)
+    outermost = layer(images.contiguous())
+    assert channels == [16, 4, 4]
+    monkeypatch.setattr(convolutions, "_at_once", None)
+    apart = layer(images)
+    assert channels == [16, 4, 4, 16]
+    for found in (alone, outermost, apart):
+        torch.testing.assert_close(found, at_once)
 
 
 def test_an_lstm_agrees_with_pytorch() -> None:

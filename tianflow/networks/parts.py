@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from tianflow.network_rules import NATURE, channels_first, image_size, is_image
 from tianflow.networks.base import Tree
+from tianflow.networks.convolutions import RectifiedConv2d
 from tianflow.ops.transforms import as_float, channels_innermost, one_hot
 from tianflow.payloads import LeafSpec
 
@@ -111,38 +113,14 @@ def _output_size(trunk: nn.Module, shape: tuple[int, int, int]) -> int:
 
 def nature_trunk(channels: int) -> nn.Module:
     """The convolutions of "Human-level control through deep reinforcement learning" (Nature 518, 2015)."""
-    layers: list[nn.Module] = []
-    for size, kernel, stride in NATURE:
-        convolution = GroupedConv2d(channels, size, kernel, stride)
+    layers: dict[str, nn.Module] = {}
+    for k, (size, kernel, stride) in enumerate(NATURE):
+        convolution = RectifiedConv2d(channels, size, kernel, stride)
         nn.init.orthogonal_(convolution.weight, SQRT_2)
         nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
-        layers += [convolution, nn.ReLU(inplace=True)]
+        layers[str(2 * k)] = convolution  # in what is published an activation has a number, too
         channels = size
-    return nn.Sequential(*layers, nn.Flatten())
-
-
-class GroupedConv2d(nn.Conv2d):
-    """A strided convolution without padding. As many pixels of a row as a stride and a kernel are multiples of are taken for one.
-
-    ``g`` pixels of C channels that lie side by side are one of g C channels, without a copy, and kernel and stride are g times narrower:
-    the same sums of products, of which a CPU takes less time for more channels, most of all for gradients.
-    """
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
-        super().__init__(inputs, outputs, kernel, stride)
-        self._multiple = math.gcd(kernel, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        group = math.gcd(self._multiple, x.shape[-1])
-        # To act, weights would be laid out anew for each few images.
-        if group == 1 or not (torch.is_grad_enabled() and x.is_contiguous(memory_format=torch.channels_last) and x.device.type == "cpu"):
-            return super().forward(x)
-        count, channels, height, width = x.shape
-        x = x.movedim(1, -1).reshape(count, height, width // group, group * channels).movedim(-1, 1)
-        outputs, _, rows, columns = self.weight.shape
-        weight = self.weight.view(outputs, channels, rows, columns // group, group).permute(0, 4, 1, 2, 3)
-        weight = weight.reshape(outputs, group * channels, rows, columns // group)
-        return functional.conv2d(x, weight, self.bias, (self.stride[0], self.stride[1] // group))
+    return nn.Sequential(OrderedDict(layers, flat=nn.Flatten()))
 
 
 class Residual(nn.Module):
