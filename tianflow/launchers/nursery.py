@@ -33,8 +33,8 @@ _HUGE_PAGE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
 def _huge_pages() -> dict[str, str]:
-    """To glibc: ask for huge pages, where the kernel gives them to who asks. Of few pages a core remembers where they lie, and an update goes
-    through thousands of small ones. Not where one is larger than 2 MiB: a heap grows by as much at once.
+    """To glibc: ask for huge pages, where the kernel gives them to who asks. An update goes through thousands of small ones, and of few
+    a core remembers where they lie. Not where one is larger than 2 MiB: a heap grows by as much at once.
     """
     try:
         size = int(_HUGE_PAGE.read_text())
