@@ -183,8 +183,8 @@ class SharedHost:
         self.announced: list[Version] = []
 
     def sender(self, holder: str) -> TrajectorySender:
-        sender = LinkTrajectorySender(link=self.link, arena=self.arena, holder=holder, announce=self.announced.append)
-
+        # In tests every trajectory is short: who asks for several at once is said by a test of its own.
+        sender = LinkTrajectorySender(link=self.link, arena=self.arena, holder=holder, announce=self.announced.append, in_hand_s=0.0)
         self._hearing |= {"grant": lambda _, fields: sender.grant(decode_grant(fields)), "end": lambda _: sender.grant(None)}
         return sender
 

@@ -10,6 +10,8 @@ import asyncio
 import fcntl
 import mmap
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +29,8 @@ from tianflow.payloads import NO_VERSION, Batch, Episode, Grant, Settlement, Tra
 BUFFERS = 4
 """Copies of the weights: a reader that copies one is overtaken only by a writer that is three publishes ahead."""
 _HEADER = 8  # int64 words in front of the buffers, and in front of each
+IN_HAND_S = 0.002
+"""Seconds of work that an actor asks for ahead: more than an answer of the coordinator takes, too little to be noticed at a pause."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -201,11 +205,29 @@ class LinkTrajectorySender:
     """An actor's end in a host process. `grant` is called by whoever reads the link.
 
     Waits: for a credit and a slot. Unblocked by: the coordinator's grant, or the end.
+
+    It asks for several at once where trajectories are so short that an actor would wait for the coordinator after each: for as
+    many as were lately made in ``in_hand_s``, and never for more than a grant allows (`Grant.ahead`).
+
+    Args:
+        link: to the coordinator.
+        arena: where granted slots lie.
+        holder: the actor, as the ledger knows it.
+        announce: hears which versions were published.
+        in_hand_s: seconds of work to have in stock.
     """
 
-    def __init__(self, *, link: Link, arena: Arena, holder: str, announce: Callable[[Version], None]) -> None:
-        self._link, self._arena, self._holder, self._announce = link, arena, holder, announce
+    def __init__(
+        self, *, link: Link, arena: Arena, holder: str, announce: Callable[[Version], None], in_hand_s: float = IN_HAND_S
+    ) -> None:
+        self._link, self._arena, self._holder, self._announce, self._in_hand_s = link, arena, holder, announce, in_hand_s
         self._waiting: asyncio.Future[Grant | None] | None = None
+        self._in_stock: deque[Grant] = deque()
+        self._asked = 0
+        self._allowed = 0
+        self._between_s = in_hand_s
+        """Seconds from one `acquire` to the next, lately."""
+        self._acquired_at = time.monotonic()
         self._closed = False
 
     def acquire(self) -> Coroutine[Any, Any, Grant]:
@@ -213,8 +235,21 @@ class LinkTrajectorySender:
         if self._closed:
             raise ClosedChannelError(f"{self._holder} closed its end")
         self._waiting = asyncio.get_running_loop().create_future()
-        self._link.send("want", self._holder)
+        self._ask()
+        if self._in_stock:
+            self._waiting.set_result(self._in_stock.popleft())
         return Asked(self._granted(self._waiting))
+
+    def _ask(self) -> None:
+        """For the one that is acquired and for what is to lie in stock, once half of that is used up."""
+        now = time.monotonic()
+        self._between_s += (now - self._acquired_at - self._between_s) / 8
+        self._acquired_at = now
+        stock = max(0, min(self._allowed, int(self._in_hand_s / self._between_s)))
+        coming = self._asked + len(self._in_stock)
+        if coming <= stock // 2:
+            self._link.send("want", self._holder, 1 + stock - coming)
+            self._asked += 1 + stock - coming
 
     async def _granted(self, waiting: asyncio.Future[Grant | None]) -> Grant:
         try:
@@ -229,13 +264,23 @@ class LinkTrajectorySender:
         return grant
 
     def grant(self, grant: Grant | None) -> None:
-        """The coordinator's answer. One that nobody waits for any more goes back."""
-        if grant is not None:
+        """One answer of the coordinator; None: the end. What comes after `close` goes back."""
+        self._asked -= 1
+        if grant is None:
+            self._give_back_stock()
+        else:
             self._announce(grant.version)
+            self._allowed = grant.ahead - 1  # whoever acquires may have one in line already
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(grant)
-        elif grant is not None:
+        elif grant is not None and self._closed:
             self.abort(grant, "cancelled")
+        elif grant is not None:
+            self._in_stock.append(grant)
+
+    def _give_back_stock(self) -> None:
+        while self._in_stock:
+            self.abort(self._in_stock.popleft(), "cancelled")
 
     def view(self, grant: Grant) -> ArenaSlot:
         """The granted slot."""
@@ -258,7 +303,9 @@ class LinkTrajectorySender:
         if not self._closed:
             self._closed = True
             self._link.send("unwant", self._holder)
-            self.grant(None)
+            self._give_back_stock()
+            if self._waiting is not None and not self._waiting.done():
+                self._waiting.set_result(None)
 
 
 class LinkBatchSource:
