@@ -217,9 +217,7 @@ class LinkTrajectorySender:
         in_hand_s: seconds of work to have in stock.
     """
 
-    def __init__(
-        self, *, link: Link, arena: Arena, holder: str, announce: Callable[[Version], None], in_hand_s: float = IN_HAND_S
-    ) -> None:
+    def __init__(self, *, link: Link, arena: Arena, holder: str, announce: Callable[[Version], None], in_hand_s: float = IN_HAND_S) -> None:
         self._link, self._arena, self._holder, self._announce, self._in_hand_s = link, arena, holder, announce, in_hand_s
         self._waiting: asyncio.Future[Grant | None] | None = None
         self._in_stock: deque[Grant] = deque()
