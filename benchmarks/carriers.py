@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -86,22 +87,22 @@ def produce(write: Write, send: Send, acknowledged: Callable[[], object], nbytes
 
 
 def consume(receive: Receive, acknowledge: Callable[[], object], nbytes: int, share: float) -> dict[str, float]:
-    """The consumer's end."""
-    target = np.zeros(nbytes, np.uint8)
+    """The consumer's end. Its batch has as many rows as one of the product's."""
+    batch = np.zeros((in_flight(nbytes) // BATCHES_IN_FLIGHT, nbytes), np.uint8)
     many, single = counts(nbytes, share)
-    for _ in range(in_flight(nbytes)):
-        np.copyto(target, receive())
+    for row in itertools.islice(itertools.cycle(batch), in_flight(nbytes)):
+        np.copyto(row, receive())
     acknowledge()
     began = time.perf_counter()
-    for _ in range(many):
-        np.copyto(target, receive())
+    for row in itertools.islice(itertools.cycle(batch), many):
+        np.copyto(row, receive())
     seconds = time.perf_counter() - began
     acknowledge()
     latency = []
     for _ in range(single):
         data = receive()
         latency.append(time.monotonic_ns() - int(data[:STAMP].view(np.int64)[0]))
-        np.copyto(target, data)
+        np.copyto(batch[0], data)
         acknowledge()
     return figures(seconds, many, nbytes, latency)
 

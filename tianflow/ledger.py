@@ -111,9 +111,14 @@ class Ledger:
 
     # Actors ---------------------------------------------------------------------------------------------------------
 
+    @property
+    def grantable(self) -> bool:
+        """A credit and a slot are free, and somebody learns."""
+        return self._learning and not self._grants_held and len(self._live) < self._credits_limit and self._slots.free > 0
+
     def grant(self, holder: str, *, seed_epoch: int = 0, ahead: int = 0) -> Grant | None:
         """A credit and a slot for ``holder``, or None if it has to wait for either."""
-        if not self._learning or self._grants_held or not self._slots.free or len(self._live) >= self._credits_limit:
+        if not self.grantable:
             return None
         ticket = Ticket(self._next_ticket, holder, self._slots.take(), State.GRANTED, self._published)
         self._next_ticket += 1

@@ -188,11 +188,10 @@ class Exchange:
         self._grant()
 
     def _grant(self) -> None:
-        while self._wanting:
-            grant = self.ledger.grant(self._wanting[0][0], seed_epoch=self.seed_epoch, ahead=self.ledger.ahead(len(self._holders)))
-            if grant is None:
-                return
-            self._wanting.popleft()[1](grant)
+        ledger = self.ledger
+        while self._wanting and ledger.grantable:
+            holder, deliver = self._wanting.popleft()
+            deliver(ledger.grant(holder, seed_epoch=self.seed_epoch, ahead=ledger.ahead(len(self._holders))))
 
     def _take(self) -> None:
         if self._pulling is None:

@@ -22,7 +22,7 @@ from tianflow.channels.arena import Arena, ArenaSlot, arena_nbytes
 from tianflow.channels.codec import decode_batch, encode_trajectory
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.link import Link
-from tianflow.channels.waiting import Asked, uncollected
+from tianflow.channels.waiting import Answered, Asked, uncollected
 from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel, TianflowError
 from tianflow.payloads import NO_VERSION, Batch, Episode, Grant, Settlement, Trajectory, TrajectoryLayout, Version, aligned
 
@@ -221,33 +221,36 @@ class LinkTrajectorySender:
         self._link, self._arena, self._holder, self._announce, self._in_hand_s = link, arena, holder, announce, in_hand_s
         self._waiting: asyncio.Future[Grant | None] | None = None
         self._in_stock: deque[Grant] = deque()
-        self._asked = 0
-        self._allowed = 0
+        self._asked = self._allowed = self._few = 0
+        self._since, self._acquired = time.monotonic(), 0
+        """When it asked last, and how many were acquired from then on."""
         self._between_s = in_hand_s
         """Seconds from one `acquire` to the next, lately."""
-        self._acquired_at = time.monotonic()
         self._closed = False
 
     def acquire(self) -> Coroutine[Any, Any, Grant]:
         """Ask, and wait for the answer; EndOfChannel when the run wants no more. Asked at the call, as `LinkBatchSource.next_batch` is."""
         if self._closed:
             raise ClosedChannelError(f"{self._holder} closed its end")
-        self._waiting = asyncio.get_running_loop().create_future()
-        self._ask()
+        self._acquired += 1
+        if self._asked + len(self._in_stock) <= self._few:
+            self._ask()
         if self._in_stock:
-            self._waiting.set_result(self._in_stock.popleft())
+            return Answered(self._in_stock.popleft())
+        self._waiting = asyncio.get_running_loop().create_future()
         return Asked(self._granted(self._waiting))
 
     def _ask(self) -> None:
-        """For the one that is acquired and for what is to lie in stock, once half of that is used up."""
+        """For the one that is acquired, and for what is to lie in stock: half of it has been used."""
         now = time.monotonic()
-        self._between_s += (now - self._acquired_at - self._between_s) / 8
-        self._acquired_at = now
+        self._between_s += ((now - self._since) / self._acquired - self._between_s) / 8
+        self._since, self._acquired = now, 0
         stock = max(0, min(self._allowed, int(self._in_hand_s / self._between_s)))
-        coming = self._asked + len(self._in_stock)
-        if coming <= stock // 2:
-            self._link.send("want", self._holder, 1 + stock - coming)
-            self._asked += 1 + stock - coming
+        self._few = stock // 2
+        count = 1 + stock - self._asked - len(self._in_stock)
+        if count > 0:
+            self._link.send("want", self._holder, count)
+            self._asked += count
 
     async def _granted(self, waiting: asyncio.Future[Grant | None]) -> Grant:
         try:
