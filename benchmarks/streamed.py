@@ -30,7 +30,8 @@ from benchmarks import carriers, child
 from benchmarks.relay import through
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message
-from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedArena
+from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
+from tianflow.channels.shm import SharedArena
 from tianflow.errors import ClosedChannelError, EndOfChannel
 from tianflow.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.tickets import Limits

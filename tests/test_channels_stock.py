@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.worlds import small_layout, turns
-from tianflow.channels import shm
+from tianflow.channels import linked
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.linked import LinkTrajectorySender
 from tianflow.channels.memory import heap_arena
 from tianflow.channels.served import ServedExchange
-from tianflow.channels.shm import LinkTrajectorySender
 from tianflow.errors import ClosedChannelError, EndOfChannel
 from tianflow.ledger import Ledger
 from tianflow.payloads import Grant, Trajectory, Version
@@ -93,7 +93,7 @@ class Desk:
 @pytest.fixture
 async def desk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(shm, "time", clock)
+    monkeypatch.setattr(linked, "time", clock)
     desk = Desk(clock)
     yield desk
     desk.link.close()
