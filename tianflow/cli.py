@@ -1,6 +1,6 @@
 """The command line. Every command is thin: it reads its arguments, calls one function, and turns errors into exit codes.
 
-Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 130 and 143 interrupted.
+Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 129, 130 and 143 interrupted.
 Nothing that computes or serves is imported before a command needs it.
 """
 

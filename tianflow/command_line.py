@@ -1,6 +1,6 @@
 """What commands share: arguments that several of them take, and errors as a person sees them.
 
-Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 130 and 143 interrupted.
+Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 129, 130 and 143 interrupted.
 """
 
 from __future__ import annotations
