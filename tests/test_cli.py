@@ -410,6 +410,26 @@ def test_a_shell_is_told_how_names_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert "one" == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
 
 
+@pytest.mark.parametrize("line", ["eval", "export", "report", "train --resume"])
+def test_a_shell_is_told_of_runs_that_have_ended_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "over").mkdir(parents=True)
+    (tmp_path / "runs" / "over" / "config.toml").touch()
+    for begun, found in (("o", "over"), ("runs/o", "runs/over"), ("x", "")):
+        words = f"tianflow {line} {begun}"
+        environment = {"_TIANFLOW_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        assert found == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+
+
+@pytest.mark.parametrize("command", ["get", "set", "scale"])
+def test_a_shell_is_told_of_runs_whose_settings_can_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "control.json").touch()
+    environment = {"_TIANFLOW_COMPLETE": "complete_bash", "COMP_WORDS": f"tianflow {command} o", "COMP_CWORD": "2"}
+    assert "one" == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+
+
 def test_an_interrupt_while_the_script_is_imported_shows_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(ModuleType):
         def __getattr__(self, name: str) -> object:

@@ -23,6 +23,8 @@ from tianflow.command_line import (
     RunsDir,
     complain,
     complete_config,
+    complete_kept,
+    complete_run,
     exit_codes,
     open_standard_streams,
 )
@@ -96,7 +98,8 @@ def train(
     overrides: Overrides = None,
     *,
     resume: Annotated[
-        str | None, typer.Option(metavar="RUN|CHECKPOINT", help="Go on from a run's newest checkpoint, or from this one.")
+        str | None,
+        typer.Option(metavar="RUN|CHECKPOINT", help="Go on from a run's newest checkpoint, or this one.", autocompletion=complete_kept),
     ] = None,
     runs_dir: RunsDir = RUNS,
     http: Annotated[bool, typer.Option("--http/--no-http", help="Serve control and metrics beside the run.")] = True,
@@ -262,7 +265,9 @@ app.command()(events)
 def get_settings(
     wish: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN] [SECTION[.KEY]]", help="Which settings, e.g. balance.max_staleness; or all of them."),
+        typer.Argument(
+            metavar="[RUN] [SECTION[.KEY]]", help="Which settings, e.g. balance.max_staleness; or all of them.", autocompletion=complete_run
+        ),
     ] = None,
     *,
     runs_dir: RunsDir = RUNS,
@@ -286,7 +291,9 @@ def get_settings(
 
 @app.command("set")
 def set_settings(
-    wish: Annotated[list[str], typer.Argument(metavar="[RUN] section.key=value", help="Live settings of one section.")],
+    wish: Annotated[
+        list[str], typer.Argument(metavar="[RUN] section.key=value", help="Live settings of one section.", autocompletion=complete_run)
+    ],
     *,
     runs_dir: RunsDir = RUNS,
 ) -> None:
@@ -313,7 +320,9 @@ def set_settings(
 
 @app.command()
 def scale(
-    wish: Annotated[list[str], typer.Argument(metavar="[RUN] actors=COUNT", help="How many actors there should be.")],
+    wish: Annotated[
+        list[str], typer.Argument(metavar="[RUN] actors=COUNT", help="How many actors there should be.", autocompletion=complete_run)
+    ],
     *,
     runs_dir: RunsDir = RUNS,
 ) -> None:
