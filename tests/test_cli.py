@@ -372,6 +372,11 @@ def test_a_wish_that_cannot_be_meant_is_code_2_and_changes_nothing(running: Runn
     assert "PATCH" not in {method for _, method, _, _ in running.asked}
 
 
+def test_settings_of_two_sections_are_refused_by_their_names(running: Running) -> None:
+    told = run("set", "balance.credits=3", "actors.count=2").stderr
+    assert "settings of one section at a time, not of balance and actors" in told
+
+
 def test_scale_sets_the_number_of_actors(running: Running) -> None:
     assert 0 == run("scale", "actors=16").exit_code
     assert 0 == run("scale", "one", "actors=0").exit_code

@@ -311,7 +311,8 @@ def set_settings(
             raise typer.BadParameter("at least one setting", param_hint="section.key=value")
         resources = {client.resource(section) for section in changes}
         if len(resources) != 1:
-            raise typer.BadParameter("settings of one section: only there a change is made as a whole", param_hint="section.key=value")
+            asked = f"settings of one section at a time, not of {' and '.join(changes)}: a change is made as a whole only there"
+            raise typer.BadParameter(asked, param_hint="section.key=value")
         values = {key: value for section in changes.values() for key, value in section.items()}
         contact = client.find(runs_dir, run)
         answer = client.change(contact, resources.pop(), values)
