@@ -143,7 +143,8 @@ def saved_run(folder: Path) -> Path:
     store = CheckpointStore(folder / "a-run" / "checkpoints", keep=1)
     staged = store.stage()
     state = write_state(staged, {"x": np.zeros(1, np.float32)})
-    return store.publish(staged, version=Version(1, 10), state=state, manifest={"config": json.loads(config.model_dump_json())})
+    manifest = {"config": json.loads(config.model_dump_json()), "env_steps": 640, "elapsed_s": 8.0, "trained_s": 4.0}
+    return store.publish(staged, version=Version(1, 10), state=state, manifest=manifest)
 
 
 def test_a_resumed_run_needs_no_config(api: Api, tmp_path: Path) -> None:
@@ -184,6 +185,17 @@ def test_a_resumed_run_may_be_given_other_settings(api: Api, tmp_path: Path) -> 
     run("train", "balance.max_staleness=9", "run.seed=6", "--resume", "a-run", "--runs-dir", str(tmp_path))
     config, options = api.asked[0]
     assert (9, 6, "a-run") == (config.bound, config.run.seed, options["resume"])
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [("run.max_seconds=4", "(4 before)"), ("run.max_seconds=5", ""), ("run.max_updates=10", "(10 before)")]
+)
+def test_a_resumed_run_whose_limit_is_used_up_is_told_so(api: Api, tmp_path: Path, limit: str, told: str) -> None:
+    """It ends as soon as it begins, which is not what somebody wants who lets it go on."""
+    saved_run(tmp_path)
+    done = run("train", limit, "--resume", "a-run", "--runs-dir", str(tmp_path))
+    assert 0 == done.exit_code
+    assert [1 if told else 0] == [done.stderr.count(f"note: {limit.replace('=', ' = ')} is used up {told}, so nothing will be trained")]
 
 
 @pytest.mark.parametrize("arguments", [["train"], ["train", "--resume", "nothing"], ["train", "--no-such-flag"], ["no-such-command"]])

@@ -114,7 +114,7 @@ def train(
         settings = _training_config(config, overrides or [], resume, runs_dir)
         from tianflow import api, config_rules
 
-        for sentence in config_rules.advice(settings):
+        for sentence in [*config_rules.advice(settings), *_used_up(settings, resume, runs_dir)]:
             complain(f"note: {sentence}")
 
         code = api.train_cli(
@@ -128,6 +128,19 @@ def train(
             until_eof=until_eof,
         )
     raise typer.Exit(code)
+
+
+def _used_up(config: Config, resume: str | None, runs_dir: Path) -> list[str]:
+    """What a run that is resumed has reached already."""
+    from tianflow.checkpoint import CheckpointStore, resolve
+    from tianflow.config_rules import used_up
+    from tianflow.errors import CheckpointError
+
+    if resume is None:
+        return []
+    with suppress(CheckpointError, LookupError):  # whoever resumes it says what is wrong with it
+        return used_up(config, CheckpointStore.load(resolve(resume, runs_dir)).manifest)
+    return []
 
 
 def _training_config(config: str | None, overrides: list[str], resume: str | None, runs_dir: Path) -> Config:
