@@ -384,6 +384,11 @@ def test_a_wish_that_cannot_be_meant_is_code_2_and_changes_nothing(running: Runn
     assert "PATCH" not in {method for _, method, _, _ in running.asked}
 
 
+def test_a_setting_that_is_misspelt_is_told_the_nearest_where_it_is_read_too(running: Running) -> None:
+    running.answer = {"max_staleness": 1, "credits": None}
+    assert run("get", "balance.max_stalenes").stderr.endswith("one of credits, max_staleness; did you mean 'max_staleness'?\n")
+
+
 def test_settings_of_two_sections_are_refused_by_their_names(running: Running) -> None:
     told = run("set", "balance.credits=3", "actors.count=2").stderr
     assert "settings of one section at a time, not of balance and actors" in told

@@ -167,7 +167,8 @@ def get(runs_dir: Path, wish: Sequence[str]) -> tuple[dict[str, Any], str]:
     resource(section)
     values = settings(find(runs_dir, wish[0] if len(wish) == 2 else None), section)
     if key and key not in values:
-        raise RequestError(f"there is no {name}; accepted: one of {', '.join(sorted(values))}", bad=True)
+        hint = f"; did you mean {nearest!r}?" if (nearest := plugins.nearest(key, tuple(values))) else ""
+        raise RequestError(f"there is no {name}; accepted: one of {', '.join(sorted(values))}{hint}", bad=True)
     return ({key: values[key]} if key else values), key
 
 
