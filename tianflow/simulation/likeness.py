@@ -50,7 +50,7 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
     steps, episodes, updates = (_grown(spans, key) for key in ("env_steps", "episodes", "updates"))
     learner, actors = (_seconds(spans, role) for role in ("learner", "actor"))
     if seconds < LEAST_S or min(steps, updates) <= 0 or min(learner.get("busy", 0.0), actors.get("busy", 0.0)) <= 0.0:
-        message = f"the run has not trained for {LEAST_S:g} s, the first {SHARES_S:g} s left out, under its newest settings: too little to tell"
+        message = f"the run has not trained for {LEAST_S:g} s, the first {SHARES_S:g} s left out, under its newest settings"
         raise ConfigError([Problem("--like", NAME, message, "a run that trains, or has trained, for some seconds")])
     actor_seconds = {state: share * config.actors.count for state, share in actors.items()}
     whole = config.actors.rollout_steps * config.env.num_envs
