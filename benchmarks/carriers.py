@@ -1,7 +1,8 @@
 """Other ways to bring an array from one process to another, each timed as the product's own is.
 
 A message is what a trajectory would be: the producer writes it (a copy into memory that is its own), sends it, and the consumer
-copies what came into its batch. First as many as go, then one at a time with both ends asleep before, timed from the send on.
+copies what came into its batch. First as many as go, after as many as may be in flight; then one at a time with both ends asleep
+before, timed from the send on.
 
 ``memcpy``   both copies in one process, and nothing between them: the limit
 ``zmq-ipc`` ``zmq-tcp``   pyzmq PUSH and PULL, without copies of its own from `ZERO_COPY` bytes on
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -40,14 +42,19 @@ STAMP = 8  # bytes at the start of a message: when it was sent, in monotonic nan
 PAUSE_S = 0.0005
 """Before a message that is timed: the consumer sleeps by now."""
 ZERO_COPY = 64 * 2**10
-IN_FLIGHT = 4
-"""Messages that a carrier may hold; as many as the product has slots here."""
+BATCHES_IN_FLIGHT = 4
+"""So many batches of the product's are in its slots where it learns from more than one trajectory at a time."""
+
+
+def in_flight(nbytes: int) -> int:
+    """How many messages a carrier may hold, and slots of the product there are: 16 MiB of them, 4 at least, 16 at most."""
+    return min(16, max(4, 2**24 // nbytes))
 
 
 def counts(nbytes: int, share: float) -> tuple[int, int]:
-    """How many messages are sent one after another, and how many one at a time."""
-    many, single = min(4000.0, 2**28 / nbytes), min(200.0, 2**29 / nbytes)
-    return max(2 + int(4 * share), int(many * share)), max(3 + int(5 * share), int(single * share))
+    """How many messages are sent one after another (some whole fillings of all slots), and how many one at a time."""
+    many, single = min(4000.0, 2**30 / nbytes), min(200.0, 2**29 / nbytes)
+    return max(1, round(many * share / in_flight(nbytes))) * in_flight(nbytes), max(3 + int(5 * share), int(single * share))
 
 
 def figures(seconds: float, many: int, nbytes: int, latency: list[int]) -> dict[str, float]:
@@ -65,10 +72,11 @@ def produce(write: Write, send: Send, acknowledged: Callable[[], object], nbytes
     """The producer's end: all messages of one size. ``acknowledged`` waits until the last one has been copied."""
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     many, single = counts(nbytes, share)
-    for number in range(1 + many):
+    for number in range(in_flight(nbytes)):
         send(write(number, source), number)
-        if number == 0:
-            acknowledged()  # whatever is set up by a first message is there now
+    acknowledged()  # whatever is set up by the first ones is there now
+    for number in range(many):
+        send(write(number, source), number)
     acknowledged()
     for number in range(single):
         written = write(number, source)
@@ -79,21 +87,22 @@ def produce(write: Write, send: Send, acknowledged: Callable[[], object], nbytes
 
 
 def consume(receive: Receive, acknowledge: Callable[[], object], nbytes: int, share: float) -> dict[str, float]:
-    """The consumer's end."""
-    target = np.zeros(nbytes, np.uint8)
+    """The consumer's end. Its batch has as many rows as one of the product's."""
+    batch = np.zeros((in_flight(nbytes) // BATCHES_IN_FLIGHT, nbytes), np.uint8)
     many, single = counts(nbytes, share)
-    np.copyto(target, receive())
+    for row in itertools.islice(itertools.cycle(batch), in_flight(nbytes)):
+        np.copyto(row, receive())
     acknowledge()
     began = time.perf_counter()
-    for _ in range(many):
-        np.copyto(target, receive())
+    for row in itertools.islice(itertools.cycle(batch), many):
+        np.copyto(row, receive())
     seconds = time.perf_counter() - began
     acknowledge()
     latency = []
     for _ in range(single):
         data = receive()
         latency.append(time.monotonic_ns() - int(data[:STAMP].view(np.int64)[0]))
-        np.copyto(target, data)
+        np.copyto(batch[0], data)
         acknowledge()
     return figures(seconds, many, nbytes, latency)
 
@@ -123,12 +132,12 @@ def zmq_over(address: str, nbytes: int, share: float) -> dict[str, float]:
     def producing(acknowledged: Callable[[], object]) -> None:
         context = zmq.Context()
         socket = context.socket(zmq.PUSH)
-        socket.set_hwm(IN_FLIGHT)
+        socket.set_hwm(in_flight(nbytes))
         socket.connect(address)
-        ring = [(np.zeros(nbytes, np.uint8), zmq.MessageTracker()) for _ in range(IN_FLIGHT)]
+        ring = [(np.zeros(nbytes, np.uint8), zmq.MessageTracker()) for _ in range(in_flight(nbytes))]
 
         def write(number: int, data: Bytes) -> Bytes:
-            buffer, tracker = ring[number % IN_FLIGHT]
+            buffer, tracker = ring[number % len(ring)]
             tracker.wait()
             np.copyto(buffer, data)
             return buffer
@@ -136,7 +145,7 @@ def zmq_over(address: str, nbytes: int, share: float) -> dict[str, float]:
         def send(written: Bytes, number: int) -> None:
             sent = socket.send(written, copy=copy, track=not copy)
             if not copy:
-                ring[number % IN_FLIGHT] = (written, sent)
+                ring[number % len(ring)] = (written, sent)
 
         produce(write, send, acknowledged, nbytes, share)
         socket.close(linger=-1)
@@ -145,7 +154,7 @@ def zmq_over(address: str, nbytes: int, share: float) -> dict[str, float]:
     def consuming(acknowledge: Callable[[], object]) -> dict[str, float]:
         context = zmq.Context()
         socket = context.socket(zmq.PULL)
-        socket.set_hwm(IN_FLIGHT)
+        socket.set_hwm(in_flight(nbytes))
         socket.bind(address)
         found = consume(lambda: np.frombuffer(socket.recv(copy=copy), np.uint8), acknowledge, nbytes, share)
         socket.close()
@@ -173,7 +182,7 @@ def zmq_tcp(nbytes: int, share: float) -> dict[str, float]:
 
 def queue(nbytes: int, share: float) -> dict[str, float]:
     """A new array for each message, because its feeder thread pickles later."""
-    carrier: multiprocessing.Queue[Bytes] = multiprocessing.get_context("fork").Queue(IN_FLIGHT)
+    carrier: multiprocessing.Queue[Bytes] = multiprocessing.get_context("fork").Queue(in_flight(nbytes))
 
     def producing(acknowledged: Callable[[], object]) -> None:
         produce(lambda _, data: data.copy(), lambda written, _: carrier.put(written), acknowledged, nbytes, share)

@@ -23,8 +23,9 @@ from tianflow import loops
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.served import ServedExchange
-from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedArena, SharedMemory, SharedWeights
+from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
 from tianflow.errors import ClosedChannelError, EndOfChannel
 from tianflow.ledger import Ledger
 from tianflow.payloads import Field, Settlement, Trajectory, TrajectoryLayout, Version

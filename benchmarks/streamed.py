@@ -1,12 +1,15 @@
 """Trajectories through shared memory as a run sends them, timed as `benchmarks.carriers` times other ways.
 
 An actor's end, the exchange and a learner's end, a process each. The actor's write goes into the slot itself, and the learner's
-copy into the batch is the only other one. The actor asks one grant ahead and the learner pulls one batch ahead, as the shipped ones do;
+copy into the batch is the only other one. The actor has grants ahead and the learner pulls one batch ahead, as the shipped ones do;
 their loops read the link while another thread computes, these two between two copies.
 
-``slots``  the whole message is written and copied
+``slots``  batches of a quarter of the slots, each trajectory copied to its place in the batch
+``ones``   the same slots, and a batch of each trajectory
 ``cold``   a message of `SMALL` bytes, and beside it as many private bytes are copied as the larger message has: what size does to
            caches and cores, without any of it being sent
+
+Latency is always that of a batch of one, sent alone.
 """
 
 from __future__ import annotations
@@ -21,147 +24,211 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import carriers, child
 from benchmarks.relay import through
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message
-from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedArena
+from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
+from tianflow.channels.shm import SharedArena
 from tianflow.errors import ClosedChannelError, EndOfChannel
-from tianflow.payloads import Batch, Settlement, Trajectory, Version
+from tianflow.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.tickets import Limits
 
-SLOTS = carriers.IN_FLIGHT
-LIMITS = Limits(batch=1, max_staleness=SLOTS - 1, credits=SLOTS)
 SMALL = 1024
+SLOTS_ALONE = 4
+"""Slots where messages are sent one at a time."""
 
 
-async def send(end: socket.socket, shared: SharedArena, nbytes: int, counts: tuple[int, int], told: int) -> None:
-    """Fill and commit ``1 + counts[0]`` slots as grants come, then ``counts[1]``; ``told`` says when one was copied."""
-    source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
-    private, sent = np.zeros(nbytes, np.uint8), source[: shared.arena.layout.nbytes]
+class Sender:
+    """The actor's end: what is acquired is filled and committed.
 
-    def handle(message: Message) -> None:
-        sender.grant(decode_grant(message[2]) if message[0] == "grant" else None)
+    Args:
+        end: of its link.
+        shared: whose slots are granted.
+        nbytes: to be copied for each, whether they are sent or not.
+    """
 
-    link = Link(end=end, handle=handle, closed=lambda: sender.close())  # noqa: PLW0108 - there is no sender yet
-    sender = LinkTrajectorySender(link=link, arena=shared.arena, holder="actor-0", announce=lambda _: None)
-    number, asked = 0, sender.acquire()
+    def __init__(self, end: socket.socket, shared: SharedArena, nbytes: int) -> None:
+        self._source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+        self._private = np.zeros(nbytes, np.uint8)
+        self._sent = self._source[: shared.arena.layout.nbytes]
+        self.link = Link(end=end, handle=self._handle, closed=self._closed)
+        self._sender = LinkTrajectorySender(link=self.link, arena=shared.arena, holder="actor-0", announce=lambda _: None)
+
+    def _handle(self, message: Message) -> None:
+        self._sender.grant(decode_grant(message[2]) if message[0] == "grant" else None)
+
+    def _closed(self) -> None:
+        self._sender.close()
+
+    def acquire(self) -> Coroutine[Any, Any, Grant]:
+        """Ask; what is asked leaves now, with the commit before it."""
+        asked = self._sender.acquire()
+        self.link.push()
+        return asked
+
+    def write(self, grant: Grant) -> NDArray[np.uint8]:
+        """Fill the slot, and say that it is begun. The slot's bytes."""
+        data: NDArray[np.uint8] = self._sender.view(grant).arrays["data"]
+        if self._sent.nbytes < self._source.nbytes:
+            np.copyto(self._private, self._source)
+        np.copyto(data, self._sent)
+        self._sender.begin(grant, grant.version)
+        return data
+
+    def commit(self, grant: Grant) -> None:
+        """Hand it over."""
+        self._sender.commit(Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), ())
+
+
+async def send_many(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
+    """Fill and commit slots as grants come, until the other end has had enough."""
+    sender = Sender(end, shared, nbytes)
+    asked = sender.acquire()
     try:
         while True:
             grant = await asked
             asked = sender.acquire()
-            link.push()  # with the commit before it
-            data = sender.view(grant).arrays["data"]
-            if sent.nbytes < nbytes:
-                np.copyto(private, source)
-            np.copyto(data, sent)
-            sender.begin(grant, grant.version)
-            alone = counts[0] < number <= sum(counts)
-            if alone:
-                await asyncio.sleep(carriers.PAUSE_S)
-                data[: carriers.STAMP].view(np.int64)[0] = time.monotonic_ns()
-            sender.commit(Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), ())
-            if alone or number == counts[0]:
-                await link.flush()  # this process blocks now
-                os.read(told, 1)
-            number += 1
-            link.handle_one()
+            sender.write(grant)
+            sender.commit(grant)
+            sender.link.handle_one()
     except (EndOfChannel, ClosedChannelError):
-        link.close()
+        sender.link.close()
+
+
+async def send_alone(end: socket.socket, shared: SharedArena, nbytes: int, single: int, told: int) -> None:
+    """Fill a slot, sleep, stamp and commit it; the next one when ``told`` says that it was copied."""
+    sender = Sender(end, shared, nbytes)
+    for _ in range(SLOTS_ALONE + single):
+        grant = await sender.acquire()
+        data = sender.write(grant)
+        await asyncio.sleep(carriers.PAUSE_S)
+        data[: carriers.STAMP].view(np.int64)[0] = time.monotonic_ns()
+        sender.commit(grant)
+        await sender.link.flush()  # this process blocks now
+        os.read(told, 1)
+    sender.link.close()
 
 
 class Receiver:
-    """The learner's end: batches of one, one of them pulled ahead.
+    """The learner's end: batches, one of them pulled ahead.
 
     Args:
-        link: to the coordinator.
-        source: the shipped end, over that link.
-        sent: bytes of a slot.
-        nbytes: to be copied for each, whether they came or not.
+        end: of its link.
+        shared: where batches lie.
+        nbytes: to be copied for each message, whether they came or not.
+        limits: those of the exchange.
     """
 
-    def __init__(self, link: Link, source: LinkBatchSource, sent: int, nbytes: int) -> None:
-        self._link, self._source, self._number = link, source, 0
-        self._target, self._private = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-        self._batch, self._beside = self._target[:sent], nbytes > sent
-        self._stamp = self._target[: carriers.STAMP].view(np.int64)
+    def __init__(self, end: socket.socket, shared: SharedArena, nbytes: int, limits: Limits) -> None:
+        self.link = Link(end=end, handle=lambda message: self._source.batch(message[1]), closed=lambda: self._source.batch(None))
+        self._source = LinkBatchSource(link=self.link, arena=shared.arena)
+        self._source.opened(Version(1, 0))
+        sent = shared.arena.layout.nbytes
+        self._limits, self._number, self._beside = limits, 0, nbytes > sent
+        self._private = np.ones(nbytes, np.uint8)
+        self._target = np.zeros((limits.batch, nbytes), np.uint8)
+        self._batch = list(self._target[:, :sent])
         self._ahead = self._pull()
 
     def _pull(self) -> Coroutine[Any, Any, Batch]:
         return self._source.next_batch(Version(1, self._number))
 
     async def take(self) -> int:
-        """Wait for one, pull the next, copy, settle. When it was there, in monotonic nanoseconds."""
+        """Wait for one batch, pull the next, copy, settle. When it was there, in monotonic nanoseconds."""
         batch = await self._ahead
         arrived = time.monotonic_ns()
         self._number += 1
         self._ahead = self._pull()  # goes out before the copy, with the settlement before it
-        data = self._source.view(batch.trajectories[0])["data"]
-        if self._beside:
-            np.copyto(self._target, self._private)
-        np.copyto(self._batch, data)
-        tickets = (batch.trajectories[0].ticket,)
-        self._source.settle(Settlement(Version(1, self._number), tickets, LIMITS.max_staleness, True))
-        self._link.handle_one()
+        for row, target, trajectory in zip(self._batch, self._target, batch.trajectories, strict=True):
+            if self._beside:
+                np.copyto(target, self._private)
+            np.copyto(row, self._source.view(trajectory)["data"])
+        tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
+        self._source.settle(Settlement(Version(1, self._number), tickets, self._limits.max_staleness, True))
+        self.link.handle_one()
         return arrived
 
     def stamp(self) -> int:
         """That of the last one."""
-        return int(self._stamp[0])
+        return int(self._target[0, : carriers.STAMP].view(np.int64)[0])
 
     def close(self) -> None:
+        """Take no more."""
         self._ahead.close()
+        self.link.close()
 
 
-async def receive(end: socket.socket, shared: SharedArena, nbytes: int, counts: tuple[int, int], *, results: Connection, tell: int) -> None:
-    """Take ``1 + counts[0]`` batches as they come and ``counts[1]`` one at a time."""
-    link = Link(end=end, handle=lambda message: source.batch(message[1]), closed=lambda: source.batch(None))
-    source = LinkBatchSource(link=link, arena=shared.arena)
-    source.opened(Version(1, 0))
-    receiver = Receiver(link, source, shared.arena.layout.nbytes, nbytes)
-    await receiver.take()
-    began = time.monotonic_ns()
-    for _ in range(counts[0]):
+async def receive_many(
+    end: socket.socket, shared: SharedArena, nbytes: int, many: int, *, limits: Limits, slots: int, results: Connection
+) -> None:
+    """Time ``many`` messages, after as many as there are slots."""
+    receiver = Receiver(end, shared, nbytes, limits)
+    for _ in range(slots // limits.batch):
         await receiver.take()
-    seconds = time.monotonic_ns() - began
-    await link.flush()
-    os.write(tell, b".")
-    latency = []
-    for _ in range(counts[1]):
-        latency.append(await receiver.take() - receiver.stamp())
-        await link.flush()
-        os.write(tell, b".")
-    results.send({"seconds": [seconds], "latency": latency})
+    began = time.monotonic_ns()
+    for _ in range(many // limits.batch):
+        await receiver.take()
+    results.send({"nanoseconds": [time.monotonic_ns() - began]})
+    await receiver.link.flush()
     receiver.close()
-    link.close()
 
 
-def stream(nbytes: int, share: float, *, sent: int | None = None) -> dict[str, float]:
+async def receive_alone(
+    end: socket.socket, shared: SharedArena, nbytes: int, single: int, *, limits: Limits, results: Connection, tell: int
+) -> None:
+    """Time ``single`` messages that come one at a time, after as many as there are slots."""
+    receiver = Receiver(end, shared, nbytes, limits)
+    latency = []
+    for _ in range(SLOTS_ALONE + single):
+        latency.append(await receiver.take() - receiver.stamp())
+        await receiver.link.flush()
+        os.write(tell, b".")
+    results.send({"latency": latency[SLOTS_ALONE:]})
+    receiver.close()
+
+
+def limits_of(slots: int, batch: int) -> Limits:
+    """Every slot a credit."""
+    return Limits(batch=batch, max_staleness=slots // batch - 1, credits=slots)
+
+
+def stream(nbytes: int, share: float, *, sent: int | None = None, ones: bool = False) -> dict[str, float]:
     """`carriers.figures` of slots of ``sent`` bytes (by default all ``nbytes``)."""
-    counts = carriers.counts(nbytes, share)
+    many, single = carriers.counts(nbytes, share)
+    slots = carriers.in_flight(nbytes)
+    limits, alone = limits_of(slots, 1 if ones else slots // carriers.BATCHES_IN_FLIGHT), limits_of(SLOTS_ALONE, 1)
+    streamed = through(
+        lambda end, shared: send_many(end, shared, nbytes),
+        lambda end, shared, results: receive_many(end, shared, nbytes, many, limits=limits, slots=slots, results=results),
+        nbytes=sent or nbytes,
+        slots=slots,
+        limits=limits,
+    )
     told, tell = os.pipe()
     found = through(
-        lambda end, shared: send(end, shared, nbytes, counts, told),
-        lambda end, shared, results: receive(end, shared, nbytes, counts, results=results, tell=tell),
+        lambda end, shared: send_alone(end, shared, nbytes, single, told),
+        lambda end, shared, results: receive_alone(end, shared, nbytes, single, limits=alone, results=results, tell=tell),
         nbytes=sent or nbytes,
-        slots=SLOTS,
-        limits=LIMITS,
+        slots=SLOTS_ALONE,
+        limits=alone,
     )
     os.close(told)
     os.close(tell)
-    return carriers.figures(found["seconds"][0] / 1e9, counts[0], nbytes, found["latency"])
+    return carriers.figures(streamed["nanoseconds"][0] / 1e9, many, nbytes, found["latency"])
 
 
 def main() -> None:
-    """``slots|cold SHARE NBYTES ...``."""
+    """``slots|ones|cold SHARE NBYTES ...``."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("slots", "cold"))
+    parser.add_argument("what", choices=("slots", "ones", "cold"))
     parser.add_argument("share", type=float)
     parser.add_argument("sizes", type=int, nargs="+")
     given = parser.parse_args()
-    sent = SMALL if given.what == "cold" else None
-    child.say(carriers.of_all(lambda nbytes, share: stream(nbytes, share, sent=sent), given.sizes, given.share))
+    sent, ones = SMALL if given.what == "cold" else None, given.what == "ones"
+    child.say(carriers.of_all(lambda nbytes, share: stream(nbytes, share, sent=sent, ones=ones), given.sizes, given.share))
 
 
 if __name__ == "__main__":

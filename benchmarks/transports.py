@@ -9,7 +9,14 @@ from benchmarks import carriers, child
 from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Side, Values, quotient
 
 SIZES = {"1 KiB": 2**10, "16 KiB": 2**14, "1 MiB": 2**20, "16 MiB": 2**24, "64 MiB": 2**26}
-OURS, COLD, COPY, QUEUE, MPI = "tianflow", "tianflow, 1 KiB beside as much copying", "memcpy", "multiprocessing.Queue", "mpi4py"
+OURS, ONES, COLD, COPY, QUEUE, MPI = (
+    "tianflow",
+    "tianflow, batches of one",
+    "tianflow, 1 KiB beside as much copying",
+    "memcpy",
+    "multiprocessing.Queue",
+    "mpi4py",
+)
 ZMQ = {"zmq ipc": "zmq-ipc", "zmq tcp": "zmq-tcp"}
 FIGURES = {"messages": "messages/s", "bandwidth": "MB/s", "p50": "µs", "p99": "µs"}
 TIMEOUT_S = 120.0
@@ -29,6 +36,7 @@ def make(plan: Plan) -> Benchmark:
 
     sides = (
         side(OURS, "benchmarks.streamed", "slots"),
+        side(ONES, "benchmarks.streamed", "ones", ("1 KiB", "16 KiB", "1 MiB")),
         side(COLD, "benchmarks.streamed", "cold", ("16 MiB", "64 MiB")),
         side(COPY, "benchmarks.carriers", "memcpy"),
         *(side(name, "benchmarks.carriers", what) for name, what in ZMQ.items() if name not in missing),
@@ -43,14 +51,16 @@ def make(plan: Plan) -> Benchmark:
         units={f"{size}: {name}": unit for size in SIZES for name, unit in FIGURES.items()},
         settings={
             "messages": ", ".join("{} + {} of {}".format(*carriers.counts(nbytes, share), size) for size, nbytes in SIZES.items()),
-            "in flight": carriers.IN_FLIGHT,
+            "in flight": ", ".join(f"{carriers.in_flight(nbytes)} of {size}" for size, nbytes in SIZES.items()),
             "pause before a timed message": f"{carriers.PAUSE_S * 1e3:g} ms",
             "processes": "producer and consumer on any cores; with tianflow the coordinator, too",
         },
         notes=(
             "Messages/s and MB/s (10^6 bytes of payload) include the producer's write and the consumer's copy into its batch.",
             "p50 and p99: from commit or send until the consumer has the data, written beforehand, one at a time; memcpy's is both copies.",
-            "tianflow: the actor asks for one grant ahead and the learner pulls one batch ahead, as the shipped ones do, of four slots.",
+            "tianflow: an actor has grants ahead and the learner pulls one batch ahead, as the shipped ones do.",
+            f"A batch has a quarter of what is in flight: 4 messages up to 1 MiB, else 1. {ONES}: always 1.",
+            "Latency: messages one at a time, each a batch, from four slots.",
             f"{COLD}: a message of 1 KiB, while both ends copy as much privately: what size costs without being sent.",
             *(f"{name} is not installed, so it was left out." for name in missing),
         ),
@@ -79,11 +89,15 @@ def ratios(missing: tuple[str, ...]) -> tuple[Ratio, ...]:
     def bandwidth(size: str, other: str) -> Callable[[RoundValues], float | None]:
         return lambda values: quotient(values[OURS][f"{size}: bandwidth"], values[other][f"{size}: bandwidth"])
 
+    def ones_over(other: str) -> Callable[[RoundValues], float | None]:
+        return lambda values: quotient(values[ONES]["1 MiB: bandwidth"], values[other]["1 MiB: bandwidth"])
+
     return (
         Ratio("latency of 1 KiB over that of 16 MiB", latency(OURS), aim=0.5),
         Ratio("latency of 1 KiB over that of 1 KiB beside copying 16 MiB", latency(COLD)),
         Ratio("latency of 1 KiB beside copying 16 MiB over that of 16 MiB", beside_copying, aim=0.8),
         *(Ratio(f"{size}: MB/s over two plain copies", bandwidth(size, COPY)) for size in SIZES),
         *(Ratio(f"1 MiB: MB/s over {other}", bandwidth("1 MiB", other), aim=5.0) for other in (QUEUE, MPI) if other not in missing),
+        *(Ratio(f"1 MiB, batches of one: MB/s over {other}", ones_over(other)) for other in (QUEUE, MPI) if other not in missing),
         *(Ratio(f"1 MiB: MB/s over {other}", bandwidth("1 MiB", other)) for other in ZMQ if other not in missing),
     )

@@ -14,7 +14,8 @@ from tests.worlds import NUM_ENVS, STEPS, small_layout
 from tianflow.channels.arena import Arena
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message
-from tianflow.channels.shm import LinkTrajectorySender, SharedMemory, SharedWeights
+from tianflow.channels.linked import LinkTrajectorySender
+from tianflow.channels.shm import SharedMemory, SharedWeights
 from tianflow.errors import EndOfChannel
 from tianflow.payloads import Episode, Trajectory, Version
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from types import SimpleNamespace
 
 import gymnasium
@@ -203,6 +205,32 @@ def test_only_a_terminal_is_told_the_token():
     assert "run one, control and metrics at http://127.0.0.1:80" == tianflow.api._where(session, terminal=False)
 
 
+@pytest.fixture
+def hangups(request):
+    """What a hangup does before there is a run, and again afterwards: end the process, or nothing (``nohup``)."""
+    before = signal.signal(signal.SIGHUP, request.param)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(("hangups", "reason"), [(signal.SIG_DFL, "SIGHUP"), (signal.SIG_IGN, "SIGTERM")], indirect=["hangups"])
+async def test_a_terminal_that_closes_ends_a_run_cleanly_however_often_it_hangs_up(hangups, reason):
+    ended, said, at_once = [], [], asyncio.Event()
+    run = SimpleNamespace(end=lambda _state, why: ended.append(why))
+    signals = tianflow.api._Signals(said.append, until_eof=False)
+    signals.session = SimpleNamespace(run=run, finished=SimpleNamespace(cancel=at_once.set))
+    with signals:
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            assert not at_once.is_set()
+            os.kill(os.getpid(), number)
+            for _ in range(3):  # until the loop has heard of it
+                await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(at_once.wait(), 5.0)
+    assert ended == [reason]
+    assert said == [f"{reason}: stopping with a last checkpoint; once more stops at once"]
+
+
 def trained(tmp_path, **options):
     """``tianflow train`` in this process; its exit code."""
     chosen = {"resume": None, "runs_dir": tmp_path, "http": False, "plain": True, "json_line": False, "require_target": False}
@@ -227,6 +255,16 @@ def test_a_run_whose_policy_could_not_be_kept_says_so_and_has_not_succeeded(tmp_
     assert "  no checkpoint was written, so 4 updates are lost\n" in told
     assert "kept in" not in told
     assert json.loads((tmp_path / "one" / "summary.json").read_text())["checkpoint"] is None
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_says_any_more(tmp_path, monkeypatch):
+    """As in ``tianflow train ... | head -1``."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w", encoding="utf-8") as nobody:  # noqa: PTH123 - a descriptor has no path
+        monkeypatch.setattr("sys.stdout", nobody)
+        assert trained(tmp_path) == 0
+    assert json.loads((tmp_path / "one" / "summary.json").read_text())["checkpoint"] == 4
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(tmp_path, monkeypatch):

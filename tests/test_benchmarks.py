@@ -458,8 +458,8 @@ def test_actors_are_faster_than_the_learner_where_freshness_is_measured() -> Non
 def test_carriers_that_are_not_installed_are_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports.importlib.util, "find_spec", lambda name: None)
     made = transports.make(Plan(quick=True, rounds=1, scratch=tmp_path))
-    assert {"tianflow", transports.COLD, "memcpy", "multiprocessing.Queue"} == set(made.names)
-    assert {f"{name} is not installed, so it was left out." for name in ("zmq ipc", "zmq tcp", "mpi4py")} == set(made.notes[4:])
+    assert {"tianflow", transports.ONES, transports.COLD, "memcpy", "multiprocessing.Queue"} == set(made.names)
+    assert {f"{name} is not installed, so it was left out." for name in ("zmq ipc", "zmq tcp", "mpi4py")} == set(made.notes[6:])
     values = {name: dict.fromkeys(made.units, 2.0) for name in made.names}
     assert {1.0} == {ratio.of(values) for ratio in made.ratios}
 
@@ -548,6 +548,7 @@ def test_the_larger_the_fewer_messages_but_never_none() -> None:
         found = [carriers.counts(nbytes, share) for nbytes in sizes]
         assert sorted(found, reverse=True) == found
         assert min(min(pair) for pair in found) >= 2
+        assert {0} == {many % carriers.in_flight(nbytes) for nbytes, (many, _) in zip(sizes, found, strict=True)}
 
 
 @pytest.mark.parametrize("carrier", ["memcpy", "queue"])
@@ -561,8 +562,9 @@ def test_what_the_producer_wrote_is_what_the_consumer_copies() -> None:
     sent: list[Any] = []
     carriers.produce(lambda _, data: data.copy(), lambda written, _: sent.append(written), lambda: None, 4096, 0.02)
     many, single = carriers.counts(4096, 0.02)
-    assert 1 + many + single == len(sent)
-    stamps = [int(data[: carriers.STAMP].view("int64")[0]) for data in sent[1 + many :]]
+    before = carriers.in_flight(4096)
+    assert before + many + single == len(sent)
+    stamps = [int(data[: carriers.STAMP].view("int64")[0]) for data in sent[before + many :]]
     assert sorted(set(stamps)) == stamps
     arriving = iter(sent)
     found = carriers.consume(lambda: next(arriving), lambda: None, 4096, 0.02)
@@ -570,7 +572,7 @@ def test_what_the_producer_wrote_is_what_the_consumer_copies() -> None:
     assert next(arriving, None) is None
 
 
-@pytest.mark.parametrize("what", ["slots", "cold"])
+@pytest.mark.parametrize("what", ["slots", "ones", "cold"])
 def test_trajectories_stream_through_slots(what: str) -> None:
     found = child.run("benchmarks.streamed", what, 0.02, 65536, timeout_s=30.0).answer["65536"]
     assert set(transports.FIGURES) == set(found)

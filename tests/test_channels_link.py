@@ -16,9 +16,9 @@ from tests.worlds import small_layout
 from tianflow.channels.broadcast import GapCounter
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import EVENT_BACKLOG, PACKET, Link, Message, socket_pair
+from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.memory import heap_arena
 from tianflow.channels.served import ServedExchange
-from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender
 from tianflow.ledger import Ledger
 from tianflow.payloads import Settlement, Trajectory, Version
 from tianflow.tickets import Limits

@@ -25,9 +25,10 @@ from tianflow.channels import shm
 from tianflow.channels.arena import arena_nbytes
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.linked import LinkBatchSource
 from tianflow.channels.memory import MemoryBatchSource, heap_arena
 from tianflow.channels.served import ServedExchange
-from tianflow.channels.shm import BUFFERS, LinkBatchSource, SharedArena, SharedMemory, SharedWeights, weights_checksum
+from tianflow.channels.shm import BUFFERS, SharedArena, SharedMemory, SharedWeights, weights_checksum
 from tianflow.errors import BrokenChannelError, TianflowError
 from tianflow.ledger import Ledger
 from tianflow.payloads import NO_VERSION, Episode, Settlement, Version, aligned

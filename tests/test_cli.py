@@ -143,7 +143,8 @@ def saved_run(folder: Path) -> Path:
     store = CheckpointStore(folder / "a-run" / "checkpoints", keep=1)
     staged = store.stage()
     state = write_state(staged, {"x": np.zeros(1, np.float32)})
-    return store.publish(staged, version=Version(1, 10), state=state, manifest={"config": json.loads(config.model_dump_json())})
+    manifest = {"config": json.loads(config.model_dump_json()), "env_steps": 640, "elapsed_s": 8.0, "trained_s": 4.0}
+    return store.publish(staged, version=Version(1, 10), state=state, manifest=manifest)
 
 
 def test_a_resumed_run_needs_no_config(api: Api, tmp_path: Path) -> None:
@@ -184,6 +185,17 @@ def test_a_resumed_run_may_be_given_other_settings(api: Api, tmp_path: Path) -> 
     run("train", "balance.max_staleness=9", "run.seed=6", "--resume", "a-run", "--runs-dir", str(tmp_path))
     config, options = api.asked[0]
     assert (9, 6, "a-run") == (config.bound, config.run.seed, options["resume"])
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [("run.max_seconds=4", "(4 before)"), ("run.max_seconds=5", ""), ("run.max_updates=10", "(10 before)")]
+)
+def test_a_resumed_run_whose_limit_is_used_up_is_told_so(api: Api, tmp_path: Path, limit: str, told: str) -> None:
+    """It ends as soon as it begins, which is not what somebody wants who lets it go on."""
+    saved_run(tmp_path)
+    done = run("train", limit, "--resume", "a-run", "--runs-dir", str(tmp_path))
+    assert 0 == done.exit_code
+    assert [1 if told else 0] == [done.stderr.count(f"note: {limit.replace('=', ' = ')} is used up {told}, so nothing will be trained")]
 
 
 @pytest.mark.parametrize("arguments", [["train"], ["train", "--resume", "nothing"], ["train", "--no-such-flag"], ["no-such-command"]])
@@ -372,6 +384,16 @@ def test_a_wish_that_cannot_be_meant_is_code_2_and_changes_nothing(running: Runn
     assert "PATCH" not in {method for _, method, _, _ in running.asked}
 
 
+def test_a_setting_that_is_misspelt_is_told_the_nearest_where_it_is_read_too(running: Running) -> None:
+    running.answer = {"max_staleness": 1, "credits": None}
+    assert run("get", "balance.max_stalenes").stderr.endswith("one of credits, max_staleness; did you mean 'max_staleness'?\n")
+
+
+def test_settings_of_two_sections_are_refused_by_their_names(running: Running) -> None:
+    told = run("set", "balance.credits=3", "actors.count=2").stderr
+    assert "settings of one section at a time, not of balance and actors" in told
+
+
 def test_scale_sets_the_number_of_actors(running: Running) -> None:
     assert 0 == run("scale", "actors=16").exit_code
     assert 0 == run("scale", "one", "actors=0").exit_code
@@ -407,6 +429,26 @@ def test_a_shell_is_told_how_names_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert (["one"], []) == (complete_run("o"), complete_run("t"))
     assert ["cartpole_a2c", "cartpole_apex", "cartpole_impala", "cartpole_ppo", "cartoon.toml", "carts/"] == complete_config("cart")
     environment = {"_TIANFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "tianflow pause o", "COMP_CWORD": "2"}
+    assert "one" == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+
+
+@pytest.mark.parametrize("line", ["eval", "export", "report", "train --resume"])
+def test_a_shell_is_told_of_runs_that_have_ended_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "over").mkdir(parents=True)
+    (tmp_path / "runs" / "over" / "config.toml").touch()
+    for begun, found in (("o", "over"), ("runs/o", "runs/over"), ("x", "")):
+        words = f"tianflow {line} {begun}"
+        environment = {"_TIANFLOW_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        assert found == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+
+
+@pytest.mark.parametrize("command", ["get", "set", "scale"])
+def test_a_shell_is_told_of_runs_whose_settings_can_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "control.json").touch()
+    environment = {"_TIANFLOW_COMPLETE": "complete_bash", "COMP_WORDS": f"tianflow {command} o", "COMP_CWORD": "2"}
     assert "one" == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
 
 

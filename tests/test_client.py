@@ -93,12 +93,24 @@ def test_one_of_several_runs_must_be_named(tmp_path: Path) -> None:
         client.find(tmp_path, None)
 
 
-def test_a_run_whose_process_is_gone_has_ended(tmp_path: Path) -> None:
+def test_a_run_whose_process_is_gone_is_not_going_on(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     announce(tmp_path, "gone", pid=gone.pid)
-    with pytest.raises(client.RunNotFoundError, match="run 'gone' has ended"):
+    with pytest.raises(client.RunNotFoundError, match="run 'gone' was broken off"):
         client.find(tmp_path, "gone")
+
+
+def test_a_run_that_was_killed_is_told_from_one_that_has_ended(tmp_path: Path) -> None:
+    announce(tmp_path, "killed", start_time=1)
+    (tmp_path / "ended").mkdir()
+    announce(tmp_path, "going")
+    assert ["killed"] == client.broken_off(tmp_path)
+    with pytest.raises(client.RunNotFoundError, match=r"'killed' was broken off \(tianflow train --resume killed goes on .*: going$"):
+        client.find(tmp_path, "killed")
+    for name, told in (("killed", "was broken off"), ("ended", "has ended")):  # and neither is taken for a section
+        with pytest.raises(client.RunNotFoundError, match=told):
+            client.get(tmp_path, [name])
 
 
 def test_a_run_whose_process_id_was_used_again_has_ended(tmp_path: Path) -> None:

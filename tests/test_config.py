@@ -205,6 +205,12 @@ def test_an_empty_config_is_told_which_sections_it_needs() -> None:
     assert {"env": "a section [env] with id", "algorithm.name": "one of a2c, dqn, impala, ppo, r2d2, sac, td3"} == found
 
 
+def test_a_setting_of_another_algorithm_is_told_whose_it_is_not() -> None:
+    """As when one takes a shipped config with another algorithm."""
+    assert "there is no such setting of sac" == only_problem(tables=TABLES | {"algorithm": {"name": "sac", "clip": 0.2}}).message
+    assert "there is no such setting" == only_problem(tables=TABLES | {"env": {"id": "CartPole-v1", "clip": 0.2}}).message
+
+
 def test_a_lambda_is_refused_with_what_to_write_instead() -> None:
     problem = only_problem(tables=TABLES | {"env": {"id": lambda: None}})
     assert "env.id" == problem.path

@@ -4,7 +4,7 @@ import pytest
 
 from tianflow.config import Config
 from tianflow.config_loading import load_config
-from tianflow.config_rules import advice, bound_in_force, check, credits_ceiling, samples_per_update
+from tianflow.config_rules import advice, bound_in_force, check, credits_ceiling, samples_per_update, used_up
 from tianflow.errors import ConfigError, Problem
 
 TABLES = {"env": {"id": "CartPole-v1", "num_envs": 2}, "algorithm": {"name": "ppo"}, "actors": {"count": 1, "rollout_steps": 16}}
@@ -133,6 +133,15 @@ def test_publishing_more_rarely_than_the_bound_allows_is_told() -> None:
 
 def test_a_run_that_nothing_ends_is_told() -> None:
     assert "nothing ends this run" in advice(config("run.max_updates=null"))[0]
+
+
+def test_limits_that_a_run_has_reached_before_it_goes_on_are_told() -> None:
+    before = {"version": [1, 10], "env_steps": 640, "elapsed_s": 8.0}
+    limits = ["run.max_updates=10", "run.max_env_steps=640", "run.max_seconds=8"]
+    assert ["run.max_env_steps = 640", "run.max_updates = 10", "run.max_seconds = 8"] == [
+        sentence.partition(" is used up")[0] for sentence in used_up(config(*limits), before)
+    ]
+    assert [] == used_up(config("run.max_updates=11", "run.max_env_steps=641", "run.max_seconds=8"), before | {"trained_s": 4.0})
 
 
 def test_a_run_without_actors_is_told() -> None:

@@ -195,6 +195,13 @@ def test_a_slow_learner_needs_fewer_actors() -> None:
     assert STEPS == found.foretold_steps_per_s
 
 
+def test_actors_that_take_turns_make_no_more_than_their_hosts_however_long_each_waits() -> None:
+    config = configured()
+    config = config.model_copy(update={"actors": config.actors.model_copy(update={"hosts": 1})})
+    found = diagnose(looks(0.0, 0.75, count=16, turn=0.2), config)  # 0.8 of the host is in use
+    assert "up to 1.2x the steps" in found.advice
+
+
 def test_a_learner_that_is_slowed_down_on_purpose_is_told_of() -> None:
     found = diagnose(looks(0.0, 0.75), configured(learner={"slowdown": 2.0}))
     assert {"learner.slowdown": 0.0} == found.suggested
@@ -218,8 +225,14 @@ def test_with_room_for_all_the_slowest_is_named() -> None:
     slow = component(last.name, dict(last.time.seconds), at=run.now, usual=0.5)
     found = diagnose([before, replace(run, components=(learner, *actors, slow))], configured())
     assert "balance-bound" == found.verdict
-    assert "actor-3 with 0.5 s a trajectory (0.2 s on average)" in found.advice
+    assert "actor-3 with 0.5 s a trajectory (0.2 s on average), keeps the others" in found.advice
     assert {"balance.max_staleness": 9} == found.suggested
+
+
+def test_of_one_actor_none_is_the_slowest() -> None:
+    found = diagnose(looks(0.5, 0.5, count=1, in_use=1, credits_limit=1), configured())
+    assert "balance-bound" == found.verdict
+    assert "the learner waits 50% of the time, actors 50%: in turn; both going on would make" in found.advice
 
 
 # Standing still -------------------------------------------------------------------------------------------------------

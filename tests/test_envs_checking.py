@@ -75,6 +75,29 @@ def test_observations_outside_their_space_are_a_warning_told_once() -> None:
     assert 1 == report.warnings.count("an observation lies outside the observation space, or has another dtype")
 
 
+def limited(environment: Any) -> Any:
+    return gymnasium.wrappers.TimeLimit(environment, 1000)
+
+
+def test_episodes_that_may_never_end_are_a_warning_unless_they_are_limited() -> None:
+    """An evaluation, which plays whole ones, would take all the time that it has."""
+    settings = EnvSettings(id="tests.environments:CounterEnv", kwargs={"length": 1_000_000})
+    report = check(settings, steps=30)
+    assert report.usable
+    assert 0 == report.episodes
+    assert ["no episode ended in 30 steps"] == [sentence.partition(",")[0] for sentence in report.warnings if "episode" in sentence]
+    wrapped = settings.model_copy(update={"wrappers": ("tests.test_envs_checking:limited",)})
+    for limits in (wrapped, EnvSettings(id="Pendulum-v1")):  # which is registered with a limit of 200
+        assert not any("episode" in sentence for sentence in check(limits, steps=30).warnings)
+
+
+def test_warnings_of_gymnasium_are_told_without_their_colours() -> None:
+    told = check(EnvSettings(id="Pendulum-v1"), steps=30).warnings
+    assert told
+    assert not any("\x1b" in sentence for sentence in told)
+    assert 6 == check(EnvSettings(id="tests.environments:CounterEnv"), steps=36).episodes  # 5 steps each, and one for the reset
+
+
 def test_an_environment_that_ignores_its_seed_is_told_by_us_and_by_gymnasium() -> None:
     report = checked("tests.test_envs_checking:UnseededEnv")
     assert report.deterministic is False

@@ -97,6 +97,13 @@ def test_what_came_before_the_last_change_counts_no_more() -> None:
     assert rates_of(history(20), config()) == pytest.approx(rates_of([*before, *after], config()))
 
 
+@pytest.mark.parametrize("action", ["checkpoint", "pause", "stop"])
+def test_who_only_saves_or_stops_a_run_changes_nothing_that_was_learned_of_it(action: str) -> None:
+    rows = history(20)
+    rows[-1]["marks"] = [{"t": 19.0, "kind": "change", "action": action, "paths": []}]
+    assert rates_of(history(19), config()) == pytest.approx(rates_of(rows, config()), rel=0.02)
+
+
 def test_shares_that_look_back_to_before_the_start_or_a_rest_are_left_out() -> None:
     starting = history(3, state="starting", updates=0, steps=0, episodes=0, learner=0.0, actors=0.0)
     settling = history(SETTLED, start=3, learner=0.1)

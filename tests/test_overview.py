@@ -119,6 +119,18 @@ def test_status_of_a_run_that_has_ended_needs_no_service(services: Services, tmp
     assert 1 == run("status", "old", "--runs-dir", str(tmp_path)).exit_code
 
 
+def test_a_run_that_was_broken_off_has_not_ended_whatever_an_earlier_life_left(services: Services, tmp_path: Path) -> None:
+    services.there = False
+    left(tmp_path, "old")
+    left(tmp_path, "killed")
+    replace(services.own, run="killed", start_time=1).write(tmp_path / "killed")
+    told = run("status", "--runs-dir", str(tmp_path)).stdout
+    assert "ended: old (tianflow status RUN shows one); broken off: killed (tianflow train --resume RUN goes on)\n" in told
+    done = run("status", "killed", "--runs-dir", str(tmp_path))
+    assert 1 == done.exit_code
+    assert "run 'killed' was broken off" in done.stderr
+
+
 def test_why_a_run_failed_stands_below_the_table(services: Services, tmp_path: Path) -> None:
     services.runs = [{"id": "bad", "state": "failed", "ended": 5.0, "reasons": ["env.id = 'X': there is none"]}, {"id": "good", **ENDED}]
     assert ["bad: env.id = 'X': there is none"] == run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()[3:]

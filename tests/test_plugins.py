@@ -61,7 +61,17 @@ def test_a_misspelt_attribute_is_told_the_nearest() -> None:
 
 
 def test_a_missing_module_is_named() -> None:
-    assert "cannot import 'no_such_module'" in problem("no_such_module:Law").message
+    found = problem("no_such_module:Law")
+    assert "cannot import 'no_such_module'" in found.message
+    assert "a module of the folder that tianflow is called in, of PYTHONPATH, or installed" == found.accepted
+
+
+def test_a_module_that_lacks_another_is_not_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_module_that_lacks_another.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = problem("a_module_that_lacks_another:Law")
+    assert "No module named 'no_such_module'" in found.message
+    assert "" == found.accepted
 
 
 def test_a_module_that_raises_on_import_has_its_error_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from tianflow import logs
 from tianflow.ledger import Ledger
 from tianflow.payloads import Settlement, Version
 from tianflow.rates import Rates
-from tianflow.screen import PlainLines, Screen, drawing, make_screen, plain_line, summary_text
+from tianflow.screen import LastingConsole, PlainLines, Screen, drawing, make_screen, plain_line, summary_text
 from tianflow.statistics import ComponentStatistics, TimeShares
 from tianflow.status import describe, time_left
 from tianflow.summary import lost
@@ -131,6 +132,16 @@ async def test_plain_lines_go_on_after_one_that_could_not_be_written(run: FakeRu
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+def test_a_reader_who_leaves_ends_nothing_but_what_it_read() -> None:
+    """As in ``tianflow train ... | head -1``: rich would end the program, and with it the run."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor has no path
+        console = LastingConsole(file=file)
+        console.print("for nobody")
+        file.write("the last words")  # written when it is closed
 
 
 async def test_the_screen_draws_again_and_leaves_its_last_drawing(run: FakeRun) -> None:

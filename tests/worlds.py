@@ -17,9 +17,10 @@ from tianflow.channels.broadcast import Broadcast, GapCounter, Subscription
 from tianflow.channels.codec import decode_event, decode_grant, encode_event
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
+from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, MemoryWeights, heap_arena
 from tianflow.channels.served import ServedExchange
-from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedArena, SharedMemory, SharedWeights
+from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
 from tianflow.events import Event
 from tianflow.interfaces import BatchSource, EventPublisher, TrajectorySender, WeightsReader, WeightsWriter
 from tianflow.layout import make_layout
@@ -183,8 +184,8 @@ class SharedHost:
         self.announced: list[Version] = []
 
     def sender(self, holder: str) -> TrajectorySender:
-        sender = LinkTrajectorySender(link=self.link, arena=self.arena, holder=holder, announce=self.announced.append)
-
+        # In tests every trajectory is short: who asks for several at once is said by a test of its own.
+        sender = LinkTrajectorySender(link=self.link, arena=self.arena, holder=holder, announce=self.announced.append, in_hand_s=0.0)
         self._hearing |= {"grant": lambda _, fields: sender.grant(decode_grant(fields)), "end": lambda _: sender.grant(None)}
         return sender
 

@@ -165,12 +165,10 @@ def train_cli(
     until_eof: bool = False,
 ) -> int:
     """``tianflow train``: everything a person sees, and the exit code."""
-    from rich.console import Console
-
-    from tianflow.screen import summary_text
+    from tianflow.screen import LastingConsole, summary_text
     from tianflow.summary import lost
 
-    console = Console(stderr=json_line)  # the result line has standard output to itself
+    console = LastingConsole(stderr=json_line)  # the result line has standard output to itself
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
     # Not inside the loop: there an interrupt would have to wait for an environment that does not come back.
     prepared = _prepare(config, resume, runs_dir)
@@ -348,7 +346,9 @@ def _directory(config: Config, checkpoint: Checkpoint | None, resume: str | Path
 
 
 class _Signals:
-    """One SIGINT or SIGTERM ends a run cleanly, with a checkpoint; a second one at once. Before there is a run, one is enough.
+    """One SIGINT, SIGTERM or SIGHUP ends a run cleanly, with a checkpoint; a second one at once. Before there is a run, one is enough.
+
+    A terminal that closes may hang up twice, so that is no second one. Where hangups are ignored, as under nohup, they stay so.
 
     Args:
         say: shows a line to whoever pressed Ctrl-C.
@@ -362,7 +362,9 @@ class _Signals:
 
     def __enter__(self) -> None:
         loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+        self._watched = (signal.SIGINT, signal.SIGTERM, *hangup)
+        for number in self._watched:
             loop.add_signal_handler(number, self._handle, number, signal.Signals(number).name)
         if self._until_eof:
             try:
@@ -373,7 +375,7 @@ class _Signals:
 
     def __exit__(self, *_: object) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._watched:
             loop.remove_signal_handler(number)
         if self._until_eof:
             loop.remove_reader(STDIN)
@@ -385,12 +387,14 @@ class _Signals:
             self._handle(signal.SIGHUP, EOF)
 
     def _handle(self, number: int, reason: str) -> None:
+        if self.caught and reason == signal.SIGHUP.name:
+            return
         self.caught.append(number)
         if self.session is None:
             assert self._main is not None
             self._main.cancel()
         elif len(self.caught) == 1:
-            self._say(f"{reason}: stopping with a last checkpoint; once more stops at once")
             self.session.run.end("stopped", reason)
+            self._say(f"{reason}: stopping with a last checkpoint; once more stops at once")  # fails where the terminal is gone
         else:
             self.session.finished.cancel()

@@ -1,6 +1,6 @@
 """The command line. Every command is thin: it reads its arguments, calls one function, and turns errors into exit codes.
 
-Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 130 and 143 interrupted.
+Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 129, 130 and 143 interrupted.
 Nothing that computes or serves is imported before a command needs it.
 """
 
@@ -23,6 +23,8 @@ from tianflow.command_line import (
     RunsDir,
     complain,
     complete_config,
+    complete_kept,
+    complete_run,
     exit_codes,
     open_standard_streams,
 )
@@ -96,7 +98,8 @@ def train(
     overrides: Overrides = None,
     *,
     resume: Annotated[
-        str | None, typer.Option(metavar="RUN|CHECKPOINT", help="Go on from a run's newest checkpoint, or from this one.")
+        str | None,
+        typer.Option(metavar="RUN|CHECKPOINT", help="Go on from a run's newest checkpoint, or this one.", autocompletion=complete_kept),
     ] = None,
     runs_dir: RunsDir = RUNS,
     http: Annotated[bool, typer.Option("--http/--no-http", help="Serve control and metrics beside the run.")] = True,
@@ -111,7 +114,7 @@ def train(
         settings = _training_config(config, overrides or [], resume, runs_dir)
         from tianflow import api, config_rules
 
-        for sentence in config_rules.advice(settings):
+        for sentence in [*config_rules.advice(settings), *_used_up(settings, resume, runs_dir)]:
             complain(f"note: {sentence}")
 
         code = api.train_cli(
@@ -125,6 +128,19 @@ def train(
             until_eof=until_eof,
         )
     raise typer.Exit(code)
+
+
+def _used_up(config: Config, resume: str | None, runs_dir: Path) -> list[str]:
+    """What a run that is resumed has reached already."""
+    from tianflow.checkpoint import CheckpointStore, resolve
+    from tianflow.config_rules import used_up
+    from tianflow.errors import CheckpointError
+
+    if resume is None:
+        return []
+    with suppress(CheckpointError, LookupError):  # whoever resumes it says what is wrong with it
+        return used_up(config, CheckpointStore.load(resolve(resume, runs_dir)).manifest)
+    return []
 
 
 def _training_config(config: str | None, overrides: list[str], resume: str | None, runs_dir: Path) -> Config:
@@ -262,7 +278,9 @@ app.command()(events)
 def get_settings(
     wish: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN] [SECTION[.KEY]]", help="Which settings, e.g. balance.max_staleness; or all of them."),
+        typer.Argument(
+            metavar="[RUN] [SECTION[.KEY]]", help="Which settings, e.g. balance.max_staleness; or all of them.", autocompletion=complete_run
+        ),
     ] = None,
     *,
     runs_dir: RunsDir = RUNS,
@@ -286,7 +304,9 @@ def get_settings(
 
 @app.command("set")
 def set_settings(
-    wish: Annotated[list[str], typer.Argument(metavar="[RUN] section.key=value", help="Live settings of one section.")],
+    wish: Annotated[
+        list[str], typer.Argument(metavar="[RUN] section.key=value", help="Live settings of one section.", autocompletion=complete_run)
+    ],
     *,
     runs_dir: RunsDir = RUNS,
 ) -> None:
@@ -304,7 +324,8 @@ def set_settings(
             raise typer.BadParameter("at least one setting", param_hint="section.key=value")
         resources = {client.resource(section) for section in changes}
         if len(resources) != 1:
-            raise typer.BadParameter("settings of one section: only there a change is made as a whole", param_hint="section.key=value")
+            asked = f"settings of one section at a time, not of {' and '.join(changes)}: a change is made as a whole only there"
+            raise typer.BadParameter(asked, param_hint="section.key=value")
         values = {key: value for section in changes.values() for key, value in section.items()}
         contact = client.find(runs_dir, run)
         answer = client.change(contact, resources.pop(), values)
@@ -313,7 +334,9 @@ def set_settings(
 
 @app.command()
 def scale(
-    wish: Annotated[list[str], typer.Argument(metavar="[RUN] actors=COUNT", help="How many actors there should be.")],
+    wish: Annotated[
+        list[str], typer.Argument(metavar="[RUN] actors=COUNT", help="How many actors there should be.", autocompletion=complete_run)
+    ],
     *,
     runs_dir: RunsDir = RUNS,
 ) -> None:

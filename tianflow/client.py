@@ -43,6 +43,12 @@ def running(runs_dir: Path) -> dict[str, ControlFile]:
     return {file.run: file for file in found if file is not None and file.alive}
 
 
+def broken_off(runs_dir: Path) -> list[str]:
+    """Runs under ``runs_dir`` whose process is gone though they have not ended: it was killed, or the machine was."""
+    found = {path.parent.name: ControlFile.read(path.parent) for path in sorted(runs_dir.glob(f"*/{NAME}"))}
+    return [name for name, file in found.items() if file is not None and not file.alive]
+
+
 def service(runs_dir: Path) -> ControlFile | None:
     """Where the service that holds the runs in ``runs_dir`` answers; None when there is none."""
     found = ControlFile.read(runs_dir, SERVICE)
@@ -69,7 +75,10 @@ def find(runs_dir: Path, run: str | None) -> ControlFile:
     known = run not in {"", ".", ".."} and (runs_dir / run).is_dir()
     nearest = plugins.nearest(run, tuple(here))
     hint = f"; did you mean {nearest!r}?" if nearest else ""
-    raise RunNotFoundError(f"run {run!r} {'has ended' if known else 'is not known'}; going on in {where!r}: {names}{hint}")
+    is_ = "has ended" if known else "is not known"
+    if run in broken_off(runs_dir):
+        is_ = f"was broken off (tianflow train --resume {run} goes on from its newest checkpoint)"
+    raise RunNotFoundError(f"run {run!r} {is_}; going on in {where!r}: {names}{hint}")
 
 
 def request(contact: ControlFile, method: str, path: str = "", body: Mapping[str, object] | None = None) -> dict[str, Any]:
@@ -150,14 +159,16 @@ def get(runs_dir: Path, wish: Sequence[str]) -> tuple[dict[str, Any], str]:
         TianflowError: there is no such run, section or setting, or the run does not answer.
     """
     name = wish[-1] if wish else ""
-    if not wish or (len(wish) == 1 and name not in RESOURCES and name in running(runs_dir)):
+    is_run = name not in RESOURCES and (name in running(runs_dir) or (runs_dir / name).is_dir())
+    if not wish or (len(wish) == 1 and is_run):
         contact = find(runs_dir, name or None)
         return {f"{_section(part, key)}.{key}": value for part in ALL for key, value in settings(contact, part).items()}, ""
     section, _, key = name.partition(".")
     resource(section)
     values = settings(find(runs_dir, wish[0] if len(wish) == 2 else None), section)
     if key and key not in values:
-        raise RequestError(f"there is no {name}; accepted: one of {', '.join(sorted(values))}", bad=True)
+        hint = f"; did you mean {nearest!r}?" if (nearest := plugins.nearest(key, tuple(values))) else ""
+        raise RequestError(f"there is no {name}; accepted: one of {', '.join(sorted(values))}{hint}", bad=True)
     return ({key: values[key]} if key else values), key
 
 

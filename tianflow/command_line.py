@@ -1,6 +1,6 @@
 """What commands share: arguments that several of them take, and errors as a person sees them.
 
-Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 130 and 143 interrupted.
+Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 129, 130 and 143 interrupted.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ def complete_run(incomplete: str) -> list[str]:
     return sorted(path.parent.name for path in RUNS.glob("*/control.json") if path.parent.name.startswith(incomplete))
 
 
+def complete_kept(incomplete: str) -> list[str]:
+    """Runs in ``runs`` that begin so, whether they go on or not, by name or, where a path is begun, by directory: for the shell."""
+    begun = f"{RUNS}/" if incomplete.startswith(f"{RUNS}/") else ""
+    found = (begun + path.parent.name for path in sorted(RUNS.glob("*/config.toml")))
+    return [name for name in found if name.startswith(incomplete)]
+
+
 ConfigArgument = Annotated[
     str,
     typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a config that comes with tianflow.", autocompletion=complete_config),
@@ -45,6 +52,10 @@ RunArgument = Annotated[
     typer.Argument(metavar="[RUN]", help="A run that is going on; not needed when it is the only one.", autocompletion=complete_run),
 ]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
+KeptArgument = Annotated[
+    str,
+    typer.Argument(metavar="CHECKPOINT|RUN", help="A checkpoint, or a run, whose newest one is taken.", autocompletion=complete_kept),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})

@@ -62,7 +62,13 @@ def unknown_key(model: type[BaseModel], keys: Sequence[str], value: object, live
         elsewhere = [name for name, field in model.model_fields.items() if key in getattr(field.annotation, "model_fields", {})]
         nearest = f"{elsewhere[0]}.{key}" if elsewhere else ""
     accepted = "one of " + ", ".join(sorted(known)) if known else ""
-    return Problem(".".join(keys), value, "there is no such setting", accepted, nearest)
+    return Problem(".".join(keys), value, f"there is no such setting{_of_whom(section, parents)}", accepted, nearest)
+
+
+def _of_whom(section: type[BaseModel] | None, parents: Sequence[str]) -> str:
+    """Whose settings those of `algorithm` are: who takes another algorithm than that of the config finds settings of the old one there."""
+    name = section.model_fields["name"].default if section is not None and list(parents) == ["algorithm"] else None
+    return f" of {name}" if isinstance(name, str) else ""
 
 
 def _problem(details: ErrorDetails, keys: list[str], model: type[BaseModel]) -> Problem:

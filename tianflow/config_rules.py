@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from typing import Any
 
 from tianflow import plugins, replay_rules
 from tianflow.config import Config, PPOSettings
 from tianflow.errors import ConfigError, Problem
+from tianflow.words import number
 
 
 def laws(config: Config) -> tuple[str, ...]:
@@ -150,6 +153,19 @@ def advice(config: Config) -> list[str]:
     if config.actors.count == 0:
         sentences.append("with actors.count = 0 nothing is sampled until actors are added")
     return sentences
+
+
+def used_up(config: Config, manifest: Mapping[str, Any]) -> list[str]:
+    """Limits that a run has reached before it goes on from the checkpoint of ``manifest``, in sentences: it would end at once."""
+    run = config.run
+    seconds = manifest.get("trained_s", manifest["elapsed_s"])
+    reached = {"max_env_steps": manifest["env_steps"], "max_updates": manifest["version"][1], "max_seconds": seconds}
+    limits = {name: getattr(run, name) for name in reached}
+    return [
+        f"run.{name} = {number(limit)} is used up ({number(reached[name])} before), so nothing will be trained: give it more, or null"
+        for name, limit in limits.items()
+        if limit is not None and reached[name] >= limit
+    ]
 
 
 def _idle_actors(config: Config) -> list[str]:

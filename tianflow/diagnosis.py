@@ -172,7 +172,7 @@ def _about(pace: float) -> Foretold:
 
 
 def _learning(window: Window) -> Advice:
-    slowdown, busy = window.config.learner.slowdown, max(1e-9, 1.0 - window.actors_wait)
+    slowdown, busy = window.config.learner.slowdown, window.actors_work
     supply = window.pace / busy
     if slowdown > 0.0:
         bound = window.run.ledger.max_staleness
@@ -227,7 +227,8 @@ def _balance(window: Window) -> Advice:
         wide = actors + batch
         return f"{waits}: {config.balance.credits} credits are too few; {gain} with {wide}", {"balance.credits": wide}, _about(foretold)
     suggested: dict[str, float] = {} if bound is None else {"balance.max_staleness": bound + 1}
-    return f"{waits}: the slowest, {_slowest(window)}, keeps the others; {gain} with a wider bound", suggested, _about(foretold)
+    cause = "in turn" if actors == 1 else f"the slowest, {_slowest(window)}, keeps the others"
+    return f"{waits}: {cause}; {gain} with a wider bound", suggested, _about(foretold)
 
 
 def _slowest(window: Window) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tianflow.command_line import RUNS, AsJson, RunsDir, exit_codes
+from tianflow.command_line import RUNS, AsJson, KeptArgument, RunsDir, exit_codes
 
 
 def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | None, video_episodes: int) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def name_of(checkpoint: Path) -> str:
 
 
 def evaluate(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT|RUN", help="A checkpoint, or a run, whose newest one is taken.")],
+    checkpoint: KeptArgument,
     *,
     runs_dir: RunsDir = RUNS,
     episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,

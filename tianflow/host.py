@@ -20,8 +20,9 @@ from tianflow.channels.arena import Arena
 from tianflow.channels.codec import decode_grant, encode_event, encode_statistics
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.link import Link, Message
+from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.shards import ShardEnd, decode_request
-from tianflow.channels.shm import LinkBatchSource, LinkTrajectorySender, SharedMemory, SharedWeights
+from tianflow.channels.shm import SharedMemory, SharedWeights
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner, LearnerState
 from tianflow.compute import Compute

@@ -111,15 +111,28 @@ class Ledger:
 
     # Actors ---------------------------------------------------------------------------------------------------------
 
-    def grant(self, holder: str, *, seed_epoch: int = 0, plenty: bool = False) -> Grant | None:
+    @property
+    def grantable(self) -> bool:
+        """A credit and a slot are free, and somebody learns."""
+        return self._learning and not self._grants_held and len(self._live) < self._credits_limit and self._slots.free > 0
+
+    def grant(self, holder: str, *, seed_epoch: int = 0, ahead: int = 0) -> Grant | None:
         """A credit and a slot for ``holder``, or None if it has to wait for either."""
-        if not self._learning or self._grants_held or not self._slots.free or len(self._live) >= self._credits_limit:
+        if not self.grantable:
             return None
         ticket = Ticket(self._next_ticket, holder, self._slots.take(), State.GRANTED, self._published)
         self._next_ticket += 1
         self._tickets.add(ticket)
         self._accounts.granted += 1
-        return Grant(ticket.number, ticket.slot, self._published, seed_epoch, plenty)
+        return Grant(ticket.number, ticket.slot, self._published, seed_epoch, ahead)
+
+    def ahead(self, holders: int) -> int:
+        """How many tickets each of ``holders`` can have asked for beside the one it uses, and take nothing from anybody.
+
+        As many as each could have beside the batch that is trained on; a single one takes from nobody, so it always has one.
+        """
+        share = (self._credits_limit - self._limits.batch) // holders - 1
+        return max(share, 1 if holders == 1 else 0)
 
     def begin(self, number: int, version: Version) -> bool:
         """The holder begins with ``version``. False when the ticket was given up meanwhile."""

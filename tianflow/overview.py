@@ -47,9 +47,18 @@ def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson
             if document["state"] == "failed" and document.get("reasons"):
                 typer.echo(f"{document['id']}: {'; '.join(document['reasons'])}")
     else:
-        ended = sorted(runs_dir.glob(f"*/{SUMMARY}"), key=lambda path: -path.stat().st_mtime)[:ENDED_SHOWN]
-        names = ", ".join(path.parent.name for path in ended)
-        typer.echo(f"no run is going on in {str(runs_dir)!r}" + (f"; ended: {names} (tianflow status RUN shows one)" if names else ""))
+        typer.echo(f"no run is going on in {str(runs_dir)!r}{_not_going_on(runs_dir)}")
+
+
+def _not_going_on(runs_dir: Path) -> str:
+    """Runs that have ended, and those that were broken off: what a run left when it ended may be of a life before the last."""
+    from tianflow import client
+
+    broken = client.broken_off(runs_dir)
+    ended = sorted(runs_dir.glob(f"*/{SUMMARY}"), key=lambda path: -path.stat().st_mtime)
+    names = [path.parent.name for path in ended if path.parent.name not in broken]
+    told = f"; ended: {', '.join(names[:ENDED_SHOWN])} (tianflow status RUN shows one)" if names else ""
+    return told + (f"; broken off: {', '.join(broken)} (tianflow train --resume RUN goes on)" if broken else "")
 
 
 def _one(runs_dir: Path, run: str) -> dict[str, Any]:
@@ -59,7 +68,7 @@ def _one(runs_dir: Path, run: str) -> dict[str, Any]:
     try:
         contact = client.find(runs_dir, run)
     except client.RunNotFoundError:
-        if (left := _left(runs_dir, run)) is None:
+        if run in client.broken_off(runs_dir) or (left := _left(runs_dir, run)) is None:
             raise
         return left
     return _with_what_it_left(runs_dir, client.request(contact, "GET"))

@@ -147,8 +147,8 @@ class Grant(NamedTuple):
     version: Version
     seed_epoch: int = 0
     """Deterministic mode: when it differs from the last one seen, the actor re-seeds environments and noise from it."""
-    plenty: bool = False
-    """There are credits enough for every actor to hold two: the next may be asked for before this trajectory is done."""
+    ahead: int = 0
+    """So many more each actor could hold, beside the batch that is trained on: they may be asked for before this trajectory is done."""
 
 
 class Episode(NamedTuple):

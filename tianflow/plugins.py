@@ -54,7 +54,9 @@ def load_object(target: str, *, path: str, given: str | None = None) -> object:
     try:
         found: object = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything, and a script may end; it becomes the message
-        raise ConfigError([Problem(path, given, f"cannot import {module_name!r}: {error!r}", "module:attribute")]) from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
+        accepted = "a module of the folder that tianflow is called in, of PYTHONPATH, or installed" if missing else ""
+        raise ConfigError([Problem(path, given, f"cannot import {module_name!r}: {error!r}", accepted)]) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = tuple(name for name in dir(found) if not name.startswith("_"))

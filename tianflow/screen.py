@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -24,6 +25,17 @@ WHO = {"insert": "actors", "draw": "learner"}
 NOTICEABLE = 0.005
 """A share below this would read as 0%."""
 STYLES = {"busy": "green", "waiting": "yellow", "paused": "blue"}
+
+
+class LastingConsole(Console):
+    """One whose reader may leave: what would be written goes nowhere from then on. (rich ends the program there.)"""
+
+    def on_broken_pipe(self) -> None:
+        """The stream leads nowhere from now on, so what it still holds does no harm either."""
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
 
 
 class Screen:

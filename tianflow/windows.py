@@ -135,6 +135,13 @@ class Window:
             return 1
         return self.config.actors.hosts or max(1, len(os.sched_getaffinity(0)) - self.config.learner.threads)
 
+    @property
+    def actors_work(self) -> float:
+        """Share of what they could make without waiting for grants that they make: those of one host take turns, so they cannot make more
+        than one of them does.
+        """
+        return max(1e-9, 1.0 - self.actors_wait, min(1.0, self.stepping / self.hosts))
+
     def held(self, side: str) -> bool:
         """Whether replay held back ``side`` noticeably."""
         old, new = self.looks[0].replay, self.run.replay

@@ -1,4 +1,4 @@
-"""Ctrl-C once and twice, and SIGTERM, at start-up, in the middle of a checkpoint and in the middle of training."""
+"""Ctrl-C once and twice, SIGTERM, and a terminal that closes: at start-up, in the middle of a checkpoint and in the middle of training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def saved_anew(live: LiveRun, before: list[Path]) -> bool:
     return any(CheckpointStore.load(path).version.number == live.result["updates"] for path in new)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_one_signal_amid_training_ends_it_with_a_checkpoint_and_one_line(tmp_path: Path, number: signal.Signals) -> None:
     with harness.run(tmp_path) as live:
         live.until_training(more=5)

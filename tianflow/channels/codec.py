@@ -20,13 +20,13 @@ _EVENTS: dict[str, type[events.Event]] = {
 
 def encode_grant(grant: Grant) -> list[Any]:
     """All fields in order."""
-    return [grant.ticket, grant.slot, *grant.version, grant.seed_epoch, grant.plenty]
+    return [grant.ticket, grant.slot, *grant.version, grant.seed_epoch, grant.ahead]
 
 
 def decode_grant(values: Sequence[Any]) -> Grant:
     """The inverse of `encode_grant`."""
-    ticket, slot, lineage, number, seed_epoch, plenty = values
-    return Grant(ticket, slot, Version(lineage, number), seed_epoch, plenty)
+    ticket, slot, lineage, number, seed_epoch, ahead = values
+    return Grant(ticket, slot, Version(lineage, number), seed_epoch, ahead)
 
 
 def encode_trajectory(trajectory: Trajectory) -> list[int]:

@@ -36,7 +36,7 @@ class Exchange:
         self.ledger = ledger
         self.arena = arena
         self._clock = clock
-        self._wanting: deque[tuple[str, DeliverGrant]] = deque()  # at most one entry an actor
+        self._wanting: deque[tuple[str, DeliverGrant]] = deque()  # an entry for each grant that an actor asked for
         self._holders: set[str] = set()
         self._pulling: tuple[Version, DeliverBatch] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -188,16 +188,10 @@ class Exchange:
         self._grant()
 
     def _grant(self) -> None:
-        while self._wanting:
-            grant = self.ledger.grant(self._wanting[0][0], seed_epoch=self.seed_epoch, plenty=self._plenty())
-            if grant is None:
-                return
-            self._wanting.popleft()[1](grant)
-
-    def _plenty(self) -> bool:
-        """Asking ahead takes nothing from anybody: two for every actor beside the batch that is trained on, or there is one actor only."""
-        ledger, actors = self.ledger, len(self._holders)
-        return actors == 1 or ledger.credits_limit - ledger.limits.batch >= 2 * actors
+        ledger = self.ledger
+        while self._wanting and ledger.grantable:
+            holder, deliver = self._wanting.popleft()
+            deliver(ledger.grant(holder, seed_epoch=self.seed_epoch, ahead=ledger.ahead(len(self._holders))))
 
     def _take(self) -> None:
         if self._pulling is None:

@@ -47,6 +47,7 @@ class Link:
         self._unpacker = msgpack.Unpacker(use_list=True, strict_map_key=False)
         self._turn: list[bytes] = []
         self._turn_bytes = 0
+        self._turn_ends = False
         self._backlog: deque[bytes] = deque()
         self._open = True
         self._sequence = 0
@@ -61,8 +62,9 @@ class Link:
         packed = self._packer.pack(message)
         if self._turn and self._turn_bytes + len(packed) > PACKET:
             self.push()
-        if not self._turn:
-            self._loop.call_soon(self.push)
+        if not self._turn_ends:
+            self._turn_ends = True
+            self._loop.call_soon(self._end_turn)
         self._turn.append(packed)
         self._turn_bytes += len(packed)
 
@@ -73,9 +75,16 @@ class Link:
         data = b"".join(self._turn)
         self._turn.clear()
         self._turn_bytes = 0
-        self._backlog.extend(data[start : start + PACKET] for start in range(0, len(data), PACKET))
+        if len(data) <= PACKET:
+            self._backlog.append(data)
+        else:
+            self._backlog.extend(data[start : start + PACKET] for start in range(0, len(data), PACKET))
         if not self._write():
             self._loop.add_writer(self._end.fileno(), self._writable)
+
+    def _end_turn(self) -> None:
+        self._turn_ends = False
+        self.push()
 
     def send_threadsafe(self, *message: object) -> None:
         """`send`, from another thread. Nothing happens once the loop is closed, as with a closed link."""

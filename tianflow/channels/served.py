@@ -46,14 +46,15 @@ class ServedExchange:
         }
         """By the first word of a message; the rest are the arguments."""
 
-    def _want(self, holder: str) -> None:
+    def _want(self, holder: str, count: int) -> None:
         def deliver(grant: Grant | None) -> None:
             if grant is None:
                 self._send("end", holder)
             else:
                 self._send("grant", holder, encode_grant(grant))
 
-        self._exchange.request_grant(holder, deliver)
+        for _ in range(count):
+            self._exchange.request_grant(holder, deliver)
 
     def _commit(self, holder: str, fields: list[int], ended: list[list[Any]]) -> None:
         if self._exchange.commit(decode_trajectory(fields)) and ended:

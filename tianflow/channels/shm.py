@@ -1,4 +1,4 @@
-"""The shared-memory form: data lie in nameless memory that all processes of a run map, small messages go over links.
+"""Shared memory: slots and weights lie in nameless memory that all processes of a run map; small messages go over links.
 
 Memory is made with ``memfd_create``: it has no name, so a dead run leaves nothing behind, and Docker's limit on
 ``/dev/shm`` does not apply. Descriptors are handed to children.
@@ -6,23 +6,17 @@ Memory is made with ``memfd_create``: it has no name, so a dead run leaves nothi
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.channels.arena import Arena, ArenaSlot, arena_nbytes
-from tianflow.channels.codec import decode_batch, encode_trajectory
+from tianflow.channels.arena import Arena, arena_nbytes
 from tianflow.channels.latest import LatestCell
-from tianflow.channels.link import Link
-from tianflow.channels.waiting import Asked, uncollected
-from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel, TianflowError
-from tianflow.payloads import NO_VERSION, Batch, Episode, Grant, Settlement, Trajectory, TrajectoryLayout, Version, aligned
+from tianflow.errors import BrokenChannelError, TianflowError
+from tianflow.payloads import NO_VERSION, TrajectoryLayout, Version, aligned
 
 BUFFERS = 4
 """Copies of the weights: a reader that copies one is overtaken only by a writer that is three publishes ahead."""
@@ -195,133 +189,3 @@ class SharedWeights:
     def _stored(self, index: int) -> Version | None:
         header = self._headers[index]
         return Version(int(header[1]), int(header[2])) if header[0] == 1 else None
-
-
-class LinkTrajectorySender:
-    """An actor's end in a host process. `grant` is called by whoever reads the link.
-
-    Waits: for a credit and a slot. Unblocked by: the coordinator's grant, or the end.
-    """
-
-    def __init__(self, *, link: Link, arena: Arena, holder: str, announce: Callable[[Version], None]) -> None:
-        self._link, self._arena, self._holder, self._announce = link, arena, holder, announce
-        self._waiting: asyncio.Future[Grant | None] | None = None
-        self._closed = False
-
-    def acquire(self) -> Coroutine[Any, Any, Grant]:
-        """Ask, and wait for the answer; EndOfChannel when the run wants no more. Asked at the call, as `LinkBatchSource.next_batch` is."""
-        if self._closed:
-            raise ClosedChannelError(f"{self._holder} closed its end")
-        self._waiting = asyncio.get_running_loop().create_future()
-        self._link.send("want", self._holder)
-        return Asked(self._granted(self._waiting))
-
-    async def _granted(self, waiting: asyncio.Future[Grant | None]) -> Grant:
-        try:
-            grant = await waiting
-        except asyncio.CancelledError:
-            if (late := uncollected(waiting)) is not None:
-                self.abort(late, "cancelled")
-            self.close()
-            raise
-        if grant is None:
-            raise EndOfChannel
-        return grant
-
-    def grant(self, grant: Grant | None) -> None:
-        """The coordinator's answer. One that nobody waits for any more goes back."""
-        if grant is not None:
-            self._announce(grant.version)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(grant)
-        elif grant is not None:
-            self.abort(grant, "cancelled")
-
-    def view(self, grant: Grant) -> ArenaSlot:
-        """The granted slot."""
-        return self._arena.lease(grant)
-
-    def begin(self, grant: Grant, version: Version) -> None:
-        """The first step is about to be taken."""
-        self._link.send("begin", grant.ticket, *version)
-
-    def commit(self, trajectory: Trajectory, episodes: Sequence[Episode]) -> None:
-        """Hand the trajectory over, with the episodes that ended in it."""
-        self._link.send("commit", self._holder, encode_trajectory(trajectory), episodes)
-
-    def abort(self, grant: Grant, reason: str) -> None:
-        """Give the ticket back unused."""
-        self._link.send("abort", grant.ticket, grant.slot, reason)
-
-    def close(self) -> None:
-        """Ask for nothing more: whoever waits gets the end. What is out may still be committed or aborted."""
-        if not self._closed:
-            self._closed = True
-            self._link.send("unwant", self._holder)
-            self.grant(None)
-
-
-class LinkBatchSource:
-    """The learner's end in a host process. `batch` is called by whoever reads the link.
-
-    Waits: for B admissible trajectories. Unblocked by: the coordinator's answer, or the end.
-
-    Args:
-        link: to the coordinator.
-        arena: where the data of batches lie.
-    """
-
-    def __init__(self, *, link: Link, arena: Arena) -> None:
-        self._link, self._arena = link, arena
-        self._waiting: asyncio.Future[Batch | None] | None = None
-        self._pull = 0
-
-    def next_batch(self, for_version: Version) -> Coroutine[Any, Any, Batch]:
-        """Pull; EndOfChannel at the end. Asked at the call, together with whatever else was sent in this turn of the loop."""
-        self._waiting = asyncio.get_running_loop().create_future()
-        self._pull += 1
-        self._link.send("pull", self._pull, *for_version)
-        self._link.push()  # actors may wait for the credits of the settlement before it, and this loop has an update to begin
-        return Asked(self._pulled(self._waiting))
-
-    async def _pulled(self, waiting: asyncio.Future[Batch | None]) -> Batch:
-        try:
-            batch = await waiting
-        except asyncio.CancelledError:
-            self._link.send("unpull")
-            if (late := uncollected(waiting)) is not None:
-                self.give_back(late)
-            waiting.cancel()
-            raise
-        if batch is None:
-            raise EndOfChannel
-        return batch
-
-    def batch(self, fields: Sequence[Any] | None) -> None:
-        """The coordinator's answer: the number of the pull and the batch. One to a pull that was cancelled goes back."""
-        pull, batch = (self._pull, None) if fields is None else (fields[0], decode_batch(fields[1:]))
-        if pull == self._pull and self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(batch)
-        elif batch is not None:
-            self.give_back(batch)
-
-    def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]:
-        """The data of a taken trajectory."""
-        return self._arena.views(trajectory.slot)
-
-    def give_back(self, batch: Batch) -> None:
-        """Nothing of the batch was used."""
-        self._link.send("back", [trajectory.ticket for trajectory in batch.trajectories])
-
-    def opened(self, version: Version) -> None:
-        """The first version of a lineage is published."""
-        self._link.send("opened", *version)
-
-    def settle(self, settlement: Settlement) -> None:
-        """One update is over."""
-        bound = settlement.bound
-        self._link.send("settle", list(settlement.version), list(settlement.tickets), bound, settlement.published, settlement.skipped)
-
-    def published(self, version: Version) -> None:
-        """A version was published between updates."""
-        self._link.send("published", *version)

@@ -36,3 +36,22 @@ class Asked(Coroutine[Any, Any, T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._waiting.__await__()
+
+
+class Answered(Coroutine[Any, Any, T]):
+    """``value`` is there, and whoever waits for it does not wait. As with `Asked`, who is cancelled before gets it all the same."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def send(self, _: Any) -> Any:
+        raise StopIteration(self._value)
+
+    def throw(self, *_: Any) -> Any:
+        raise StopIteration(self._value)
+
+    def close(self) -> None: ...
+
+    def __await__(self) -> Generator[Any, None, T]:
+        yield from ()
+        return self._value

@@ -87,7 +87,7 @@ class Actor:
                     self._clock.enter("waiting:turn")
                 running.append(asyncio.Event())
                 fills.create_task(self._fill(rollout, grant, running[-1]))
-                while len(running) > (1 if grant.plenty else 0):
+                while len(running) > min(1, grant.ahead):
                     await running[0].wait()
                     running.popleft()
 

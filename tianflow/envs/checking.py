@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,9 @@ from tianflow.errors import ConfigError, EnvironmentFailedError
 if TYPE_CHECKING:
     from tianflow.config import EnvSettings
 
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""Gymnasium paints its warnings, whoever reads them."""
+
 
 @dataclass
 class Report:
@@ -30,6 +34,8 @@ class Report:
     deterministic: bool | None = None
     """Whether two resets with one seed gave the same observation; None when it could not be reset."""
     steps: int = 0
+    episodes: int = 0
+    """Episodes that ended among the random steps."""
     step_mean_us: float | None = None
     """Microseconds of one step of one environment, random actions."""
     step_p99_us: float | None = None
@@ -49,7 +55,8 @@ class Report:
         if self.deterministic is not None:
             lines.append(f"same seed, same first observation: {'yes' if self.deterministic else 'no'}")
         if self.step_mean_us is not None and self.step_p99_us is not None:
-            lines.append(f"{self.steps} random steps: {self.step_mean_us:.1f} µs each, 99% within {self.step_p99_us:.1f} µs")
+            times = f"{self.step_mean_us:.1f} µs each, 99% within {self.step_p99_us:.1f} µs"
+            lines.append(f"{self.steps} random steps: {times}; episodes ended: {self.episodes}")
         lines += [f"warning: {sentence}" for sentence in self.warnings]
         lines += [f"problem: {sentence}" for sentence in self.problems]
         return [*lines, f"{self.id}: {'usable' if self.usable else 'not usable'}"]
@@ -110,12 +117,25 @@ def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int)
             observation, reward, terminated, truncated, info = vector.step(action)
         times.append(time.perf_counter() - began)
         _look(environment, observation, reward, report)
-        if disabled and (over := np.logical_or(terminated, truncated)).any():
+        over = np.logical_or(terminated, truncated)
+        report.episodes += int(over.sum())
+        if disabled and over.any():
             with failures_named("reset"):
                 _, info = vector.reset(options={"reset_mask": over})
     report.steps = len(times)
+    if not report.episodes and not _limited(vector):
+        report.warnings.append(
+            f"no episode ended in {steps} steps, and no limit is known: evaluation plays whole episodes, so each has to end or be truncated"
+        )
     report.step_mean_us, report.step_p99_us = float(np.mean(times)) * 1e6, float(np.percentile(times, 99)) * 1e6
     return masked
+
+
+def _limited(vector: Any) -> bool:
+    """Whether episodes are known to be truncated after so many steps."""
+    singles = getattr(vector, "envs", None) or [vector]
+    wrapped = any(hasattr(single, "has_wrapper_attr") and single.has_wrapper_attr("_max_episode_steps") for single in singles)
+    return wrapped or any(getattr(getattr(single, "spec", None), "max_episode_steps", None) is not None for single in singles)
 
 
 def _allowed(environment: VectorEnvironment, info: dict[str, Any], generator: np.random.Generator) -> Any:
@@ -166,4 +186,4 @@ def _gymnasium(environment: VectorEnvironment, report: Report) -> None:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code and Gymnasium's assertions may raise anything
             _once(report.warnings, f"Gymnasium's check_env: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
     for warning in caught:
-        _once(report.warnings, (str(warning.message).splitlines() or [""])[0])
+        _once(report.warnings, COLOURS.sub("", (str(warning.message).splitlines() or [""])[0]))

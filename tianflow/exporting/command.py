@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tianflow.command_line import RUNS, RunsDir, exit_codes
+from tianflow.command_line import RUNS, KeptArgument, RunsDir, exit_codes
 from tianflow.exporting import ExportError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _replace(output: Path, data: bytes) -> None:
 
 
 def export(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT|RUN", help="A checkpoint, or a run, whose newest one is taken.")],
+    checkpoint: KeptArgument,
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to; its suffix says what: .pt2 (PyTorch) or .onnx.")],
     runs_dir: RunsDir = RUNS,

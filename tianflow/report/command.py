@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.command_line import RUNS, RunsDir, exit_codes
+from tianflow.command_line import RUNS, RunsDir, complete_kept, exit_codes
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -38,7 +38,9 @@ def write_report(directory: Path, output: Path, *, now: dt.datetime) -> None:
 
 
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, by name or directory; it may be going on.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run, by name or directory; it may be going on.", autocompletion=complete_kept)
+    ],
     *,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to; report.html in the run's directory.")] = None,
     runs_dir: RunsDir = RUNS,

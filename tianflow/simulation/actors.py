@@ -131,7 +131,7 @@ class Actor:
         self.ready.append(grant)
         if self._grant is None and len(self.ready) == 1:
             self.enter("waiting:turn")
-            if grant.plenty:
+            if grant.ahead:
                 self.ask()
         around = self.around
         if around.turn_s:
@@ -156,7 +156,7 @@ class Actor:
         self._step_s = self._slow * around.draw() / around.steps
         self._stay = around.times.move(self._stay, "busy")
         around.at(around.latency_s, around.begin, self, self.life, grant.ticket, self._version)
-        if grant.plenty and not self.ready:
+        if grant.ahead and not self.ready:
             self.ask()
         self._finish += 1
         around.at(self._length * self._step_s, self._done, self._finish, self.life)

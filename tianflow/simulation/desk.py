@@ -127,15 +127,10 @@ class Desk:
 
     def _grant(self) -> None:
         wanting, ledger = self._wanting, self.ledger
-        plenty = self._holders == 1 or ledger.credits_limit - ledger.limits.batch >= 2 * self._holders
-        while wanting:
-            actor, life = wanting[0]
-            if actor.life == life:
-                grant = ledger.grant(actor.name, plenty=plenty)
-                if grant is None:
-                    return
+        while wanting and ledger.grantable:
+            actor, life = wanting.popleft()
+            if actor.life == life and (grant := ledger.grant(actor.name, ahead=ledger.ahead(self._holders))):
                 actor.granted(grant, life)
-            wanting.popleft()
 
     def _take(self) -> None:
         if self._pulling is None:

@@ -50,7 +50,7 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
     steps, episodes, updates = (_grown(spans, key) for key in ("env_steps", "episodes", "updates"))
     learner, actors = (_seconds(spans, role) for role in ("learner", "actor"))
     if seconds < LEAST_S or min(steps, updates) <= 0 or min(learner.get("busy", 0.0), actors.get("busy", 0.0)) <= 0.0:
-        message = f"the run has not trained for {LEAST_S:g} s under its newest settings, so nothing can be told from it"
+        message = f"the run has not trained for {LEAST_S:g} s, the first {SHARES_S:g} s left out, under its newest settings"
         raise ConfigError([Problem("--like", NAME, message, "a run that trains, or has trained, for some seconds")])
     actor_seconds = {state: share * config.actors.count for state, share in actors.items()}
     whole = config.actors.rollout_steps * config.env.num_envs
@@ -145,7 +145,7 @@ def _steady(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     spans: list[tuple[Row, Row]] = []
     quiet_from = rows[0]["t"] + SHARES_S if rows else 0.0
     for before, row in pairwise(rows):
-        if before.get("state") != "running" or _changed(row):
+        if before.get("state") != "running" or _marked(row):
             quiet_from = row["t"] + SHARES_S
         if _changed(row):
             spans.clear()
@@ -154,8 +154,14 @@ def _steady(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     return spans
 
 
+def _marked(row: Row) -> list[Mapping[str, Any]]:
+    """What people did to the run, and its starts."""
+    return [mark for mark in row.get("marks") or () if mark.get("kind") in ("change", "resumed")]
+
+
 def _changed(row: Row) -> bool:
-    return any(mark.get("kind") in ("change", "resumed") for mark in row.get("marks") or ())
+    """Whether there are other settings now, or another process. Who pauses, saves or stops a run changes neither."""
+    return any(mark["kind"] == "resumed" or mark.get("action", "change") == "change" for mark in _marked(row))
 
 
 def _grown(spans: Sequence[tuple[Row, Row]], key: str) -> float:
