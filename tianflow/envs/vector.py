@@ -125,7 +125,7 @@ class VectorEnvironment:
         self.take_finished()
 
     def step(self, stored: Array, row: StepRow) -> None:
-        """Take the actions ``stored`` [N, *stored] and write the outcome into ``row``, as it was given: `settle` does the rest.
+        """Take the actions ``stored`` [N, *stored] and write what they lead to into ``row``; the rest is kept until `settle` asks for it.
 
         Raises:
             EnvironmentFailedError: if an environment raises.
@@ -236,7 +236,7 @@ class VectorEnvironment:
         np.multiply(over, environments, out=episode[2:])
         np.add.accumulate(episode, axis=0, out=episode)
         # One after the other, so each sum is that of its episode alone, bit for bit.
-        returns = np.bincount(episode[:-1].ravel(), self._rewards[: count + 1].ravel(), minlength=int(episode[-1].max()) + 1)
+        returns = np.bincount(episode[:-1].ravel(), self._rewards[: count + 1].ravel(), minlength=episode.size)
         last = over.ravel().nonzero()[0]
         ended = episode[1:].ravel().take(last)
         ends, indices = np.divmod(last, environments)
@@ -244,8 +244,8 @@ class VectorEnvironment:
         born = np.zeros(len(returns), np.int64)
         born[:environments], born[ended + environments] = self._born, ends + (self.spec.autoreset == "next_step")
         self._finished[0].extend(indices.tolist())
-        self._finished[1].extend(map(Episode._make, zip(returns[ended].tolist(), (ends - born[ended]).tolist(), strict=True)))
-        self._rewards[0], self._born = returns[episode[-1]], born[episode[-1]]
+        self._finished[1].extend(map(Episode._make, zip(returns.take(ended).tolist(), (ends - born.take(ended)).tolist(), strict=True)))
+        self._rewards[0], self._born = returns.take(episode[-1]), born.take(episode[-1])
         self._clock += count
 
     def _write_mask(self, info: dict[str, Any], mask: Array | None, where: Array | None = None) -> None:
