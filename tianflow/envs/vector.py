@@ -80,7 +80,7 @@ class VectorEnvironment:
         actions = action_spec(vector.single_action_space)
         self._actions = ActionCodec(actions)
         self.num_envs = int(vector.num_envs)
-        self._shape = (self.num_envs,)
+        self._shapes = ((self.num_envs,),) * 3
         self.spec = EnvironmentSpec(
             env_id, self.observations.leaves, actions, self.num_envs, autoreset_of(vector.metadata), frames_per_step=frames_per_step
         )
@@ -136,10 +136,13 @@ class VectorEnvironment:
             observation, reward, terminated, truncated, info = self._vector.step(actions)
         except (Exception, SystemExit) as error:  # the user's code may raise anything; the actor has a policy for it
             raise failed("step", error) from error
-        reward, terminated, truncated = np.asarray(reward), np.asarray(terminated), np.asarray(truncated)
-        if not reward.shape == terminated.shape == truncated.shape == self._shape:
-            shapes = f"{reward.shape}, {terminated.shape} and {truncated.shape}"
-            raise UnexpectedShapeError(f"reward, terminated and truncated have shapes {shapes} instead of {self._shape}")
+        try:
+            shapes = reward.shape, terminated.shape, truncated.shape
+        except AttributeError:  # whoever writes a vector may give lists
+            shapes = np.shape(reward), np.shape(terminated), np.shape(truncated)
+        if shapes != self._shapes:
+            found = f"{shapes[0]}, {shapes[1]} and {shapes[2]}"
+            raise UnexpectedShapeError(f"reward, terminated and truncated have shapes {found} instead of {self._shapes[0]}")
         if self._unsettled == len(self._given):
             self._make_room(self._unsettled)
         rewards, ends, cuts = self._given[self._unsettled]
