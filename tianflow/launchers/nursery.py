@@ -43,7 +43,11 @@ def _huge_pages() -> dict[str, str]:
     return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if size <= 2 << 20 else {}
 
 
-_PAGES = _huge_pages()
+def host_environment() -> dict[str, str]:
+    """Environment variables that hosts get, unless they have other values already."""
+    return {**_ONE_THREAD, **_KEPT_MEMORY, **_huge_pages()}
+
+
 _SPAWN_ATTEMPTS = 3
 _HUNT_POLL_S = 0.005
 
@@ -225,7 +229,7 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         token = secrets.token_hex(16)
-        environment = {**_ONE_THREAD, **_KEPT_MEMORY, **_PAGES, **os.environ, "TIANFLOW_RUN": self._run_id, "TIANFLOW_NURSERY": token}
+        environment = {**host_environment(), **os.environ, "TIANFLOW_RUN": self._run_id, "TIANFLOW_NURSERY": token}
         arguments = ("-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path))
         try:
             with theirs:
