@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from benchmarks.harness import BenchmarkError
 from benchmarks.machine import ROOT, THREADS, clean_environment
-from tianflow.launchers.nursery import host_environment
+from tianflow.launchers.nursery import HOST_ENVIRONMENT
 
 READY = "ready"
 MEMORY_LOOK_S = 0.25
@@ -139,7 +139,7 @@ def parse(said: str) -> dict[str, Any]:
 
 def _start(module: str, arguments: Sequence[object], python: Path | None = None, threads: int | None = 1) -> subprocess.Popen[str]:
     inherited = {name: value for name, value in clean_environment(os.environ).items() if name not in THREADS}
-    environment = (host_environment() if module in AS_IN_HOSTS else {}) | inherited
+    environment = (HOST_ENVIRONMENT if module in AS_IN_HOSTS else {}) | inherited
     return subprocess.Popen(
         [str(python or sys.executable), "-m", module, *map(str, arguments)],
         cwd=ROOT,

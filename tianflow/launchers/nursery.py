@@ -43,11 +43,8 @@ def _huge_pages() -> dict[str, str]:
     return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if size <= 2 << 20 else {}
 
 
-def host_environment() -> dict[str, str]:
-    """Environment variables that hosts get, unless they have other values already."""
-    return {**_ONE_THREAD, **_KEPT_MEMORY, **_huge_pages()}
-
-
+HOST_ENVIRONMENT = {**_ONE_THREAD, **_KEPT_MEMORY, **_huge_pages()}
+"""Environment variables that hosts get, unless they have other values already."""
 _SPAWN_ATTEMPTS = 3
 _HUNT_POLL_S = 0.005
 
@@ -229,7 +226,7 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         token = secrets.token_hex(16)
-        environment = {**host_environment(), **os.environ, "TIANFLOW_RUN": self._run_id, "TIANFLOW_NURSERY": token}
+        environment = {**HOST_ENVIRONMENT, **os.environ, "TIANFLOW_RUN": self._run_id, "TIANFLOW_NURSERY": token}
         arguments = ("-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path))
         try:
             with theirs:
