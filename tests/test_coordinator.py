@@ -728,6 +728,24 @@ async def test_a_resumed_run_goes_on_counting_in_a_new_lineage(tmp_path: Path) -
         assert (32, 2) == (second.run.env_steps, second.run.statistics().episodes)
 
 
+async def test_a_resumed_run_that_is_at_its_limit_ends_where_it_stood_before_a_learner_works(tmp_path: Path) -> None:
+    """Nobody is there to be judged, and that is no failure."""
+    first = World(tmp_path)
+    async with going(first) as task:
+        first.learner.version = Version(1, 40)
+        first.commit()
+        first.run.stop(source="test")
+        await soon(task)
+    checkpoint = await asyncio.to_thread(CheckpointStore(tmp_path / "checkpoints", keep=1).newest)
+    second = World(tmp_path, config(run={"max_env_steps": 16}), resumed=checkpoint)
+    second.working = False
+    async with going(second) as task:
+        await soon(task)
+    assert ("done", "max_env_steps") == (second.run.state, second.run.end_reason)
+    assert (40, 40, 16) == tuple(second.run.summary()[name] for name in ("updates", "checkpoint", "env_steps"))
+    assert ([], 0) == (second.evaluator.asked, second.run.statistics().evaluation_failures)
+
+
 @pytest.mark.parametrize(
     ("before", "ends"),
     [({"elapsed_s": 1000.0, "trained_s": 1000.0}, True), ({"elapsed_s": 1000.0, "trained_s": 800.0}, False), ({"elapsed_s": 1000.0}, True)],
