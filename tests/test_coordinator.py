@@ -635,8 +635,11 @@ async def test_whoever_stops_a_run_that_is_judged_at_its_end_gets_a_checkpoint_a
         seen = world.run.statistics()
         assert ("stopping", True) == (seen.state, seen.evaluating)
         assert seen.diagnosis.advice.startswith("the run is stopping, and evaluates the policy: ")
+        assert seen.evaluation_left_s is not None
+        assert 0.0 < seen.evaluation_left_s <= world.run.config.evaluation.timeout_s
         world.run.end("stopped", "SIGTERM")
         await soon(task)
+    assert world.run.statistics().evaluation_left_s is None
     assert ("done", "max_env_steps", ["v1-0000000000"]) == (world.run.state, world.run.end_reason, world.checkpoints)
 
 

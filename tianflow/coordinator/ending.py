@@ -80,6 +80,8 @@ class Ending:
         task = asyncio.get_running_loop().create_task(work)
         config = self._in_force.config
         deadline = time.monotonic() + config.evaluation.timeout_s
+        if what == EVALUATION:
+            self._life.evaluates_until = deadline
         try:
             while not task.done():
                 late = time.monotonic() > deadline
@@ -91,6 +93,7 @@ class Ending:
                 await asyncio.wait({task}, timeout=TICK_S)
             task.result()
         finally:
+            self._life.evaluates_until = None
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 

@@ -139,6 +139,7 @@ class Readings:
             time_to_target_s=goal.time_to_target_s,
             trained_s=self._life.trained_s(now),
             evaluating=self._judge.busy,
+            evaluation_left_s=None if self._life.evaluates_until is None else max(0.0, self._life.evaluates_until - now),
         )
         return self._watch.look(statistics, config)
 
