@@ -19,9 +19,12 @@ from typing import Any, Self
 
 from benchmarks.harness import BenchmarkError
 from benchmarks.machine import ROOT, THREADS, clean_environment
+from tianflow.launchers.nursery import HOST_ENVIRONMENT
 
 READY = "ready"
 MEMORY_LOOK_S = 0.25
+AS_IN_HOSTS = ("benchmarks.bare", "benchmarks.halves", "benchmarks.lockstep", "benchmarks.shards")
+"""Parts of a run by themselves: their memory is dealt with as in the hosts of a run, so that a run is not compared with less."""
 
 
 class TookLongerError(BenchmarkError):
@@ -135,7 +138,8 @@ def parse(said: str) -> dict[str, Any]:
 
 
 def _start(module: str, arguments: Sequence[object], python: Path | None = None, threads: int | None = 1) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in clean_environment(os.environ).items() if name not in THREADS}
+    inherited = {name: value for name, value in clean_environment(os.environ).items() if name not in THREADS}
+    environment = (HOST_ENVIRONMENT if module in AS_IN_HOSTS else {}) | inherited
     return subprocess.Popen(
         [str(python or sys.executable), "-m", module, *map(str, arguments)],
         cwd=ROOT,

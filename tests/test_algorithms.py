@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.pretended_device import pretended_device
 from tests.test_networks import Counter, observations
+from tianflow.algorithms import normalisers, ppo
 from tianflow.algorithms.a2c import A2C
 from tianflow.algorithms.actor_critic import ActorCriticPolicy, read_batch
 from tianflow.algorithms.flat import Adam, FlatBuffer
@@ -203,12 +204,15 @@ def same_state(expected: dict[str, Any], found: dict[str, Any]) -> None:
         assert np.array_equal(array, found[name]), name
 
 
-@every_algorithm
+@pytest.mark.parametrize(
+    ("algorithm", "passes"),
+    [*((name, {}) for name in ALGORITHMS), pytest.param("ppo", {"epochs": 1, "minibatch_size": T * N}, id="ppo-in one step")],
+)
 @pytest.mark.parametrize("poison", ["reward", "log_prob"])
-def test_an_update_that_is_not_finite_leaves_everything_as_before(algorithm: str, poison: str) -> None:
+def test_an_update_that_is_not_finite_leaves_everything_as_before(algorithm: str, passes: dict[str, int], poison: str) -> None:
     if algorithm == "a2c" and poison == "log_prob":
         poison = "obs/"
-    settings, env = config(algorithm, normalise=True), spec()
+    settings, env = config(algorithm, normalise=True, **passes), spec()
     _, learner = pair(settings, env)
     learner.step(batch_for(settings, env, learner))
     before, batch = learner.state_dict(), batch_for(settings, env, learner, seed=1)
@@ -446,8 +450,9 @@ def test_pixels_are_normalised_each_by_itself_for_learner_and_actor_alike(networ
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 7), (6, 7, 3)])
-def test_bytes_are_normalised_as_their_scaled_values_would_be(shape: tuple[int, ...]) -> None:
+def test_bytes_are_normalised_as_their_scaled_values_would_be(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they are views of some columns, and whatever the order of channels; the layout is that of convolutions."""
+    monkeypatch.setattr(normalisers, "BLOCK_BYTES", 16 * 4 * math.prod(shape))
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (3, 11, *shape), dtype=torch.uint8, generator=generator)
     normaliser = ObservationNormaliser([LeafSpec("", shape, "uint8")], clip=2.0)
@@ -639,6 +644,21 @@ def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(monkeyp
     assert [2 * T * N + N + T * N // 2, 3 * T * N + N] == seen
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4, abs=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize(("places", "viewed"), [([1, 2, 3], True), ([4], True), ([0, 2, 3], False), ([], False)])
+def test_images_that_follow_one_another_are_looked_at_where_they_lie(places: list[int], viewed: bool) -> None:
+    images, chosen = torch.randint(256, (5, 2, 3), dtype=torch.uint8), torch.tensor(places, dtype=torch.int64)
+    found = ppo._rows(images, chosen)
+    assert torch.equal(images[chosen], found)
+    assert (found.untyped_storage().data_ptr() == images.untyped_storage().data_ptr()) == viewed
+
+
+def test_minibatches_of_images_are_in_the_order_of_memory() -> None:
+    settings = config(network="nature_cnn", minibatch_size=T * N // 3)
+    _, learner = pair(settings, spec(DISCRETE, IMAGE))
+    for part in learner._minibatches(torch.ones(T, N, dtype=torch.bool)):
+        assert torch.equal(part.sort().values, part)
 
 
 def test_ppo_on_stale_data_weighs_by_proximal_over_behaviour_at_most_the_limit() -> None:

@@ -672,3 +672,14 @@ def test_a_benchmark_that_cannot_run_fails_the_command_and_not_the_others(
 def test_only_the_cores_that_may_be_used_count_as_load() -> None:
     stat = "cpu  9 9 9 9\ncpu0 1 2 3 4\ncpu1 10 20 30 40\ncpu10 100 200 300 400\nintr 5\n"
     assert [101, 202, 303, 404] == machine._core_times(stat, {0, 10})
+
+
+@pytest.mark.parametrize(("module", "hosted"), [("benchmarks.bare", True), ("benchmarks.halves", True), ("tianflow.cli", False)])
+def test_parts_of_a_run_get_the_environment_of_hosts(module: str, hosted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str] = {}
+    monkeypatch.setattr(child.subprocess, "Popen", lambda *_, env, **__: given.update(env))
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "3")
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    child._start(module, ())
+    assert hosted == ("MALLOC_TRIM_THRESHOLD_" in given)
+    assert ("1", "3") == (given["OMP_NUM_THREADS"], given["MALLOC_ARENA_MAX"])

@@ -12,6 +12,7 @@ from tests import environments
 from tianflow.config import Config, EnvSettings, PPOSettings
 from tianflow.envs import probe
 from tianflow.envs.make import EXTRAS, environment_seed, make
+from tianflow.envs.spec import UnexpectedShapeError
 from tianflow.envs.vector import VectorEnvironment, autoreset_of, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
@@ -294,6 +295,37 @@ def test_ending_an_episode_without_its_last_observation_is_a_failure():
     environment.reset(0, {"": slot.arrays["obs/"][0]}, None)
     with pytest.raises(EnvironmentFailedError, match="final_obs"):
         environment.step(np.zeros(1, np.int64), take_apart(slot.arrays)[0].outcome)
+
+
+class Listing(SyncVectorEnv):
+    """Gives lists where Gymnasium gives arrays, with one flag too many if it is to be ``wrong``."""
+
+    wrong = False
+
+    def step(self, actions):
+        observation, *given, info = super().step(actions)
+        reward, terminated, truncated = (array.tolist() for array in given)
+        return observation.tolist(), reward, terminated + [False] * self.wrong, truncated, info
+
+
+def test_a_vector_may_give_lists_and_their_lengths_are_checked_as_well():
+    from tests.fakes import FakeSlot
+    from tianflow.components.rows import take_apart
+
+    vector = Listing([lambda: environments.CounterEnv(3)] * 2, autoreset_mode="NextStep")
+    environment = VectorEnvironment(vector, "listing")
+    slot = FakeSlot(environment.spec, 3)
+    arrays, rows = slot.arrays, take_apart(slot.arrays)
+    environment.reset(0, {"": arrays["obs/"][0]}, None)
+    for row in rows:
+        environment.step(np.zeros(2, np.int64), row.outcome)
+    environment.settle(**{name: arrays[name] for name in ("reward", "terminated", "truncated", "valid")}, start=arrays["start"][1:])
+    assert [[1.0, 1.0]] * 3 == arrays["reward"].tolist()
+    assert [[False, False], [False, False], [True, True]] == arrays["terminated"].tolist()
+
+    vector.wrong = True
+    with pytest.raises(UnexpectedShapeError, match=r"shapes \(2,\), \(3,\) and \(2,\) instead of \(2,\)"):
+        environment.step(np.zeros(2, np.int64), rows[0].outcome)
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])

@@ -121,7 +121,7 @@ def test_envpools_limit_on_steps_truncates_and_the_next_step_resets():
     environment.reset(7, {"": observation}, None)
     reward, terminated, truncated, valid, start = (np.zeros((rows, 3), dtype) for dtype in (np.float32, *(np.bool_,) * 4))
     for t in range(rows):
-        row = StepRow(terminated[t], truncated[t], {"": observation}, start[t], None, {})
+        row = StepRow({"": observation}, start[t], None, {})
         environment.step(np.full(3, t % 2), row)
     environment.settle(reward=reward, terminated=terminated, truncated=truncated, valid=valid, start=start)
     environment.close()

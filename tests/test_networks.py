@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tianflow.config import Config, EnvSettings, NetworkSettings, PPOSettings
 from tianflow.errors import ConfigError
 from tianflow.network_rules import channels_first, check_network, image_size, state_spec, torso_parameters
-from tianflow.networks import Mlp, Network, Output, make_network
+from tianflow.networks import Mlp, Network, Output, convolutions, make_network
+from tianflow.networks.convolutions import RectifiedConv2d
 from tianflow.networks.parts import ResettingLstm, Vector
 from tianflow.networks.q_values import QNetwork
 from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
@@ -159,6 +161,61 @@ def test_weights_come_from_the_seed_alone_and_leave_the_global_generator_as_it_w
     weights = [nn.utils.parameters_to_vector(network.parameters()) for network in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "group"),
+    [
+        pytest.param((4, 20, 28), 8, 4, 4, id="four pixels at once"),
+        pytest.param((4, 20, 26), 8, 4, 2, id="two, because the width is no multiple of four"),
+        pytest.param((5, 9, 11), 4, 2, 1, id="an odd width"),
+        pytest.param((3, 8, 8), 3, 1, 1, id="without a stride"),
+    ],
+)
+def test_a_rectified_convolution_is_pytorchs_and_then_a_rectifier(
+    shape: tuple[int, int, int], kernel: int, stride: int, group: int, dtype: torch.dtype
+) -> None:
+    ours, plain = RectifiedConv2d(shape[0], 6, kernel, stride).to(dtype), nn.Conv2d(shape[0], 6, kernel, stride).to(dtype)
+    plain.load_state_dict(ours.state_dict())
+    assert convolutions._together(torch.zeros(1, *shape), group).shape == (1, group * shape[0], shape[1], shape[2] // group)
+    found, expected = [], []
+    for convolve, told in ((ours, found), (lambda x: torch.relu(plain(x)), expected)):
+        images = torch.randn(3, *shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+        images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
+        result = convolve(images)
+        (result.flatten(1) * torch.arange(result[0].numel())).sum().backward()  # of which the gradient has channels outermost
+        told += [result.detach(), images.grad]
+    found += [parameter.grad for parameter in ours.parameters()]
+    expected += [parameter.grad for parameter in plain.parameters()]
+    for mine, its in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-4 if dtype == torch.float32 else 1e-9, atol=1e-3 if dtype == torch.float32 else 1e-9)
+
+
+def test_a_rectified_convolution_takes_pixels_together_and_rectifies_at_once_where_that_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gradients, on a CPU, with channels innermost; at once in float32 alone. Elsewhere it is a plain convolution."""
+    channels: list[int] = []
+    convolve = functional.conv2d
+
+    def conv2d(x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        channels.append(x.shape[1])
+        return convolve(x, *rest, **named)
+
+    monkeypatch.setattr(functional, "conv2d", conv2d)
+    layer, images = RectifiedConv2d(4, 6, 8, 4), torch.randn(2, 4, 20, 28).contiguous(memory_format=torch.channels_last)
+    at_once = layer(images)
+    assert channels == []
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(images).dtype == torch.bfloat16
+    with torch.no_grad():
+        alone = layer(images)
+    outermost = layer(images.contiguous())
+    assert channels == [16, 4, 4]
+    monkeypatch.setattr(convolutions, "_at_once", None)
+    apart = layer(images)
+    assert channels == [16, 4, 4, 16]
+    for found in (alone, outermost, apart):
+        torch.testing.assert_close(found, at_once)
 
 
 def test_an_lstm_agrees_with_pytorch() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tianflow.errors import RunError
+from tianflow.launchers import nursery as nursery_module
 from tianflow.launchers.fork_server import carries, processes
 from tianflow.launchers.nursery import Child, Nursery
 
@@ -107,6 +108,30 @@ async def test_memory_that_is_taken_again_and_again_stays_with_the_process(nurse
     child, faults = await told_by(nursery, "host", "tests.nursery_targets:work_in_memory")
     assert faults < 1000
     await child.wait()
+
+
+def huge_pages_can_be_asked_for() -> bool:
+    """As glibc 2.35 and later do, where the kernel leaves it to who asks."""
+    library, version = platform.libc_ver()
+    mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    recent = library == "glibc" and tuple(map(int, version.split("."))) >= (2, 35)
+    return recent and mode.exists() and "[madvise]" in mode.read_text() and bool(nursery_module._huge_pages())
+
+
+@pytest.mark.skipif(not huge_pages_can_be_asked_for(), reason="this kernel or C library has no huge pages for who asks")
+async def test_hosts_ask_for_huge_pages(nursery: Nursery) -> None:
+    child, asked = await told_by(nursery, "host", "tests.nursery_targets:pages")
+    assert asked
+    await child.wait()
+
+
+@pytest.mark.parametrize(("told", "asks"), [("2097152", True), ("536870912", False), ("", False), (None, False)])
+def test_pages_that_are_too_huge_are_not_asked_for(told: str | None, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = tmp_path / "size"
+    if told is not None:
+        size.write_text(told)
+    monkeypatch.setattr(nursery_module, "_HUGE_PAGE", size)
+    assert bool(nursery_module._huge_pages()) == asks
 
 
 @pytest.mark.parametrize(

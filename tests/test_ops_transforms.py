@@ -73,12 +73,13 @@ def test_a_gpus_sums_of_bytes_are_those_of_a_cpu() -> None:
 
 
 def test_sums_of_the_brightest_bytes_are_exact() -> None:
-    """Where float32 would begin to round if more of them were added up at once."""
-    x = torch.full((1001, 1), 255, dtype=torch.uint8)
+    """More rows than there are squares of 255 in 32 bits."""
+    count = transforms.ROWS_IN_32_BITS + 1001
+    x = torch.full((count, 1), 255, dtype=torch.uint8)
     x[0] = 254
-    found = batch_moments(x)
-    assert found.mean.item() * 255.0 * 1001 == pytest.approx(255 * 1001 - 1, abs=1e-6)
-    assert found.variance.item() * 255.0**2 * 1001 == pytest.approx(1 - 1 / 1001, rel=1e-6)
+    total, squares = transforms._exact_sums(x)
+    assert (255 * count - 1, 255**2 * count - 255**2 + 254**2) == (total.item(), squares.item())
+    assert batch_moments(x).variance.item() * 255.0**2 * count == pytest.approx(1 - 1 / count, rel=1e-4)
 
 
 def test_images_laid_with_channels_innermost_are_the_same_images() -> None:

@@ -194,7 +194,7 @@ class Policy(Protocol):
     """The actor's half of an algorithm. Never constructs an optimiser.
 
     It may have ``on_arrays(num_envs)`` beside the methods here: an `ArrayStep`, which follows `load` as `act` does and gives the same up
-    to rounding, or None where that would not be quicker. Rollouts then step with it.
+    to rounding, or None where that would not be quicker. A rollout asks for it once, when it is made, and then steps with it.
     """
 
     table: WeightsTable
@@ -230,7 +230,7 @@ class ActsInBfloat16(Protocol):
     """A `Policy` that can do what ``actors.precision = "bf16"`` asks for."""
 
     def act_in_bfloat16(self) -> None:
-        """Compute `Policy.act` in bfloat16 from now on; what it gives stays float32. Called once, before the first trajectory."""
+        """Compute `Policy.act` in bfloat16 from now on; what it gives stays float32. Called once, before a rollout has the policy."""
 
 
 @runtime_checkable

@@ -156,7 +156,7 @@ class ActorCriticLearner(ABC):
     """The learner's half; `tianflow.interfaces.Algorithm`. A subclass gives the update itself.
 
     An update is whole or not at all: when it is stopped on the way, or its loss or a gradient is not finite, parameters,
-    optimiser, normalisers and generator are as before it.
+    optimiser, normalisers and generator are as before it. Nothing but `descend` moves the first two.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -172,6 +172,7 @@ class ActorCriticLearner(ABC):
         """Who learns from the parts of a batch."""
         self.learning_rate, self.entropy_cost = settings.learning_rate, settings.entropy_cost
         self._discount, self._max_grad_norm, self.value_cost = settings.discount, settings.max_grad_norm, settings.value_cost
+        self._moved: tuple[Tensor, ...] = ()  # what `_moving` was before an update's first step, unless that need not be undone
 
     @abstractmethod
     def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
@@ -206,18 +207,27 @@ class ActorCriticLearner(ABC):
         statistics = dict(zip(found, torch.stack([value.detach().float() for value in found.values()]).tolist(), strict=True))
         finite = math.isfinite(statistics["loss"]) and math.isfinite(statistics["grad_norm"])
         if finite:
+            self._moved = ()
             self.model.observations.learn(samples.observation, samples.valid_t)
         else:
             self._restore(before)
         return StepResult(count, finite, statistics)
 
-    def descend(self) -> Tensor:
-        """Clip the accumulated gradient and take one optimiser step; the norm before clipping. Clears the gradient."""
+    def descend(self, only: Tensor | None = None) -> Tensor:
+        """Clip the accumulated gradient and take one optimiser step; the norm before clipping. Clears the gradient.
+
+        ``only``: the loss, where this is the only step of its update. On a CPU it is not taken then unless loss and norm are finite, so it
+        never has to be undone, and copies of all parameters are spared. A GPU would have to be waited for.
+        """
         self.crew.gather()
         gradients = self.model.gradients
         norm: Tensor = torch.linalg.vector_norm(gradients)
-        gradients.mul_((self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        self.optimiser.step(self.learning_rate)
+        asks = only is not None and self.device.type == "cpu"
+        if not asks and not self._moved:
+            self._moved = tuple(tensor.clone() for tensor in self._moving())
+        if only is None or not asks or math.isfinite(only.item() + norm.item()):
+            gradients.mul_((self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            self.optimiser.step(self.learning_rate)
         gradients.zero_()
         return norm
 
@@ -261,16 +271,18 @@ class ActorCriticLearner(ABC):
         self.generator.set_state(torch.tensor(state["generator"]))
         self.model.observations.refresh()
 
-    def _remember(self) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-        optimiser = self.optimiser
-        moments = (optimiser.mean.clone(), optimiser.square.clone(), optimiser.steps)
-        return (self.model.buffer.bytes.clone(), *moments, self.generator.get_state())
+    def _moving(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.model.buffer.parameters, self.optimiser.mean, self.optimiser.square
 
-    def _restore(self, before: tuple[Tensor, Tensor, Tensor, int, Tensor]) -> None:
-        flat, mean, square, self.optimiser.steps, generator = before
-        self.model.buffer.bytes.copy_(flat)
-        self.optimiser.mean.copy_(mean)
-        self.optimiser.square.copy_(square)
+    def _remember(self) -> tuple[Tensor, int, Tensor]:
+        return self.model.buffer.rest.clone(), self.optimiser.steps, self.generator.get_state()
+
+    def _restore(self, before: tuple[Tensor, int, Tensor]) -> None:
+        rest, self.optimiser.steps, generator = before
+        self.model.buffer.rest.copy_(rest)
+        for tensor, moved in zip(self._moving(), self._moved, strict=bool(self._moved)):
+            tensor.copy_(moved)
+        self._moved = ()
         self.generator.set_state(generator)
         self.crew.forget()
         self.model.observations.refresh()

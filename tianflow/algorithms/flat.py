@@ -27,6 +27,7 @@ class FlatBuffer:
         parameters: float32, the part that is learned, as one vector.
         gradients: float32 of the same length; every parameter's ``grad`` is a view of it.
         extras: {name: float64 view}, zero at first.
+        rest: uint8, the part that they are views of.
     """
 
     def __init__(self, network: nn.Module, extras: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
@@ -42,7 +43,7 @@ class FlatBuffer:
         learned = sum(aligned(entry.nbytes) for entry in entries[: len(named)])
         self.parameters = self.bytes[:learned].view(torch.float32)
         self.gradients = torch.zeros_like(self.parameters)
-        self.extras = {}
+        self.extras, self.rest = {}, self.bytes[learned:]
         for entry in entries:
             if entry.name in named:
                 view = self._view(self.parameters, entry)

@@ -6,6 +6,7 @@ that used the same weights saw them. Only valid transitions count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -39,8 +40,8 @@ def write(views: Moments, values: Moments) -> None:
         view.copy_(value)
 
 
-BLOCK = 16
-"""Images whose floats are gone through together: 1.8 MB of stacks of four frames of 84 x 84."""
+BLOCK_BYTES = 512 << 10
+"""Of floats of images that are gone through together: four stacks of four frames of 84 x 84."""
 
 
 class ObservationNormaliser:
@@ -112,7 +113,8 @@ class ObservationNormaliser:
     def _in_blocks(self, name: str, x: Tensor) -> Tensor:
         x = self._in_order(name, x)
         out = torch.empty_like(x, dtype=torch.float32)
-        for block, place in zip(torch.split(x.flatten(0, -4), BLOCK), torch.split(out.flatten(0, -4), BLOCK), strict=True):
+        images = max(1, BLOCK_BYTES // (4 * math.prod(x.shape[-3:])))
+        for block, place in zip(torch.split(x.flatten(0, -4), images), torch.split(out.flatten(0, -4), images), strict=True):
             self._scaled_(name, place.copy_(block))
         return out
 

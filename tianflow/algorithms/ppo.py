@@ -88,12 +88,13 @@ class PPOLearner(ActorCriticLearner):
         before, kept = self._look(samples, minibatches[0])
         table, statistics = self._prepare(samples, before)
         results: list[dict[str, Tensor]] = []
+        only = self._settings.epochs * len(minibatches) == 1
         for epoch in range(self._settings.epochs):
             divergences = []
             for columns in self._minibatches(samples.valid_t) if epoch else minibatches:
                 if should_stop():
                     return None
-                results.append(self._learn_from(table, columns, kept))
+                results.append(self._learn_from(table, columns, kept, only=only))
                 divergences.append(results[-1].pop("divergence"))
                 kept = ()
             if self._settings.target_kl is not None and torch.stack(divergences).mean().item() > self._settings.target_kl:
@@ -128,7 +129,7 @@ class PPOLearner(ActorCriticLearner):
         start = samples.start.flatten()
 
         def look(model: Model, places: Tensor) -> Output:
-            chosen = {name: leaf.index_select(0, places).unsqueeze(0) for name, leaf in observation.items()}
+            chosen = {name: _rows(leaf, places).unsqueeze(0) for name, leaf in observation.items()}
             return model.evaluate(chosen, {}, start.index_select(0, places).unsqueeze(0))
 
         kept = self.crew.each(look, self._parts(first, 1))
@@ -184,10 +185,14 @@ class PPOLearner(ActorCriticLearner):
         columns = (valid_t.any(0) if whole else valid_t.flatten()).nonzero().squeeze(1)
         count = columns.numel()
         parts = max(1, min(count, round(count * (valid_t.shape[0] if whole else 1) / self._settings.minibatch_size)))
-        return columns[torch.randperm(count, generator=self.generator).to(columns.device)].tensor_split(parts)
+        drawn = columns[torch.randperm(count, generator=self.generator).to(columns.device)].tensor_split(parts)
+        # A minibatch has no order. In that of memory, images that follow one another need not be copied together.
+        return tuple(part.sort().values for part in drawn) if self.images else drawn
 
-    def _learn_from(self, table: Table, columns: Tensor, kept: Sequence[Output]) -> dict[str, Tensor]:
-        """One optimiser step. Images are learned from in parts whose gradients add up; ``kept``: see `_look`."""
+    def _learn_from(self, table: Table, columns: Tensor, kept: Sequence[Output], *, only: bool) -> dict[str, Tensor]:
+        """One optimiser step, perhaps the ``only`` one. Images are learned from in parts whose gradients add up; ``kept``: see `_look`."""
+        if kept:
+            table = table._replace(observation={})  # which are the bulk of a table
         parts = self._parts(columns, table.start.shape[0]) if self.images else (columns,)
         shares = self._shares(table, columns, parts)
 
@@ -200,7 +205,7 @@ class PPOLearner(ActorCriticLearner):
         if len(found) > 1:
             weights = torch.stack([torch.as_tensor(share, device=self.device) for share in shares])
             found = [{name: (torch.stack([each[name] for each in found]) * weights).sum() for name in found[0]}]
-        return found[0] | {"grad_norm": self.descend()}
+        return found[0] | {"grad_norm": self.descend(found[0]["loss"] if only else None)}
 
     def _parts(self, columns: Tensor, rows: int) -> tuple[Tensor, ...]:
         """Columns of ``rows`` images each, as equal parts as can be that `_width` allows, and one at least for everybody."""
@@ -236,6 +241,15 @@ class PPOLearner(ActorCriticLearner):
                 "clip_fraction": masked_mean(clipped, part.valid),
                 "divergence": approximate_kl(log_ratio, part.valid),
             }
+
+
+def _rows(x: Tensor, places: Tensor) -> Tensor:
+    """The rows of ``x`` at ``places``, which ascend; on a CPU a view where they follow one another."""
+    if places.numel() and places.device.type == "cpu":
+        first, last = int(places[0]), int(places[-1])
+        if last - first + 1 == places.numel():
+            return x[first : last + 1]
+    return x.index_select(0, places)
 
 
 class PPO:

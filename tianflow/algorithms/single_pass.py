@@ -60,13 +60,14 @@ class SinglePassLearner(ActorCriticLearner):
         if len(chunks) < len(found):
             return None
         log_ratio, v_t, target_t, valid_t, policy, value, entropy = chunks[0] if len(chunks) == 1 else _joined(chunks)
+        loss = policy + self.value_cost * value - self.entropy_cost * entropy
         return {
-            "loss": policy + self.value_cost * value - self.entropy_cost * entropy,
+            "loss": loss,
             "policy_loss": policy,
             "value_loss": value,
             "entropy": entropy,
             "clip_fraction": (self.clipped(log_ratio) & valid_t).sum() / total,
-            "grad_norm": self.descend(),
+            "grad_norm": self.descend(loss),
             **batch_statistics(log_ratio, v_t, target_t, valid_t),
         }
 

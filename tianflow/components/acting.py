@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 
 class Acting(Protocol):
-    """Chooses the actions of one trajectory, row after row, with noise that was drawn beforehand."""
+    """Chooses the actions of one trajectory after the other, row by row, with noise that was drawn beforehand."""
 
     state: Tree
     """Recurrent state after the last row."""
+
+    def begin(self, noise: torch.Tensor, state: Tree) -> None:
+        """A trajectory, from recurrent ``state``, with ``noise`` [T, N, K], which is used up."""
 
     def choose(self, row: Row, t: int) -> None:
         """Write the actions of row ``t``, and the recurrent state before it where rows have one."""
@@ -32,9 +35,12 @@ class Acting(Protocol):
 class TensorActing:
     """By `Policy.act`."""
 
-    def __init__(self, policy: Policy, noise: torch.Tensor, state: Tree) -> None:
-        self._policy, self._noise = policy, noise.unbind(0)
-        self.state = state
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.state: Tree = {}
+
+    def begin(self, noise: torch.Tensor, state: Tree) -> None:
+        self._noise, self.state = noise.unbind(0), state
         self._parameters: list[torch.Tensor] = []
 
     def choose(self, row: Row, t: int) -> None:
@@ -57,25 +63,27 @@ class TensorActing:
 class ArrayActing:
     """By the policy's `ArrayStep`, which has no memory. Nothing of PyTorch is touched while a trajectory is made."""
 
-    def __init__(self, step: ArrayStep, noise: torch.Tensor) -> None:
-        self._step = step
+    def __init__(self, step: ArrayStep, steps: int, num_envs: int) -> None:
+        self._choose, self._record = step.__call__, step.record
         self.state: Tree = {}
-        self._parameters = np.empty((*noise.shape[:2], step.size), np.float32)
-        self._rows = list(zip(noise.numpy(), self._parameters, strict=True))
+        self._parameters = np.empty((steps, num_envs, step.size), np.float32)
+        self._rows = list(self._parameters)  # views that are made once
+
+    def begin(self, noise: torch.Tensor, state: Tree) -> None:
+        self._noise, self.state = list(noise.numpy()), state
 
     def choose(self, row: Row, t: int) -> None:
-        noise, parameters = self._rows[t]
-        self._step(row.observation, noise, parameters, row.action)
+        self._choose(row.observation, self._noise[t], self._rows[t], row.action)
 
     def record(self, action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-        return self._step.record(self._parameters[: len(action)], action)
+        return self._record(self._parameters[: len(action)], action)
 
 
-def acting(policy: Policy, noise: torch.Tensor, state: Tree) -> Acting:
-    """The quicker way to ask ``policy`` for actions. ``noise``: [T, N, K], which is its own."""
+def acting(policy: Policy, steps: int, num_envs: int) -> Acting:
+    """The quicker way to ask ``policy`` for actions, in trajectories of up to ``steps`` steps."""
     offered = getattr(policy, "on_arrays", None)
-    step: ArrayStep | None = None if offered is None else offered(noise.shape[1])
-    return TensorActing(policy, noise, state) if step is None else ArrayActing(step, noise)
+    step: ArrayStep | None = None if offered is None else offered(num_envs)
+    return TensorActing(policy) if step is None else ArrayActing(step, steps, num_envs)
 
 
 def zeroed(state: Tree, start: NDArray[np.bool_]) -> Tree:

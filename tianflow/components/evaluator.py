@@ -48,8 +48,8 @@ def play(
     observation = {name: torch.from_numpy(array) for name, array in row.observation.items()}
     mask = None if row.mask is None else torch.from_numpy(row.mask)
     row.start[:] = True
-    settled = {name: getattr(row, name)[None] for name in ("terminated", "truncated", "start")}
-    settled |= {"reward": np.zeros((1, n), np.float32), "valid": np.zeros((1, n), np.bool_)}
+    settled = {name: np.zeros((1, n), np.bool_) for name in ("terminated", "truncated", "valid")}
+    settled |= {"reward": np.zeros((1, n), np.float32), "start": row.start[None]}
     with torch.inference_mode():
         while any(len(done) < wanted for done, wanted in zip(ended, quota, strict=True)):
             if should_stop():
@@ -72,8 +72,6 @@ def _row(spec: EnvironmentSpec, n: int) -> StepRow:
         return {leaf.name: np.zeros((n, *leaf.shape), leaf.dtype) for leaf in spec.observation}
 
     return StepRow(
-        terminated=np.zeros(n, np.bool_),
-        truncated=np.zeros(n, np.bool_),
         observation=leaves(),
         start=np.ones(n, np.bool_),
         mask=np.ones((n, spec.action.mask_size), np.bool_) if spec.action_mask else None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tianflow.components.acting import Acting, acting, zeroed
+from tianflow.components.acting import acting, zeroed
 from tianflow.components.rows import accumulate, blank, take_apart
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
@@ -51,12 +51,11 @@ class _Carry:
 class _Walk:
     """One trajectory in the making."""
 
-    __slots__ = ("acting", "environment", "length", "load_weights", "oldest", "version")
+    __slots__ = ("environment", "length", "load_weights", "oldest", "version")
 
     def __init__(self, environment: VectorEnvironment, load_weights: Callable[[], Version]) -> None:
         self.environment, self.load_weights = environment, load_weights
         self.version = self.oldest = load_weights()
-        self.acting: Acting
         self.length = 0
 
     def refresh(self) -> None:
@@ -104,6 +103,7 @@ class Rollout:
     ) -> None:
         self._actors = actors
         self._config, self._spec, self._policy, self._component = config, spec, policy, component
+        self._acting = acting(policy, config.actors.rollout_steps, spec.num_envs)
         self._load_weights = load_weights
         self._actor, self._incarnation, self._epoch, self._failures = actor_index, incarnation, 0, 0
         self._made, self._written = 0, 0
@@ -189,32 +189,32 @@ class Rollout:
         """Step until the slot is full, a cut is due, or someone says stop."""
         rows = take_apart(slot.arrays, replayed=self._config.algorithm.window is not None)
         self._policy.place(self._actor, self._actors())
-        walk.acting = acting(self._policy, self._policy.noise(len(rows), self._spec.num_envs, self._noise), self._carry.state)
+        self._acting.begin(self._policy.noise(len(rows), self._spec.num_envs, self._noise), self._carry.state)
         walk.environment.starts_at_once = bool(self._carry.state)  # recurrent state is zeroed where an episode begins
         each_step = self._config.actors.refresh == "step"
-        choose, step = walk.acting.choose, walk.environment.step
+        choose, step, progress = self._acting.choose, walk.environment.step, slot.progress
         slot.arrays["version"][:] = walk.version.number
-        slot.progress(0)
-        for row in rows:
-            if self._stopped or (walk.length >= min_fragment_steps and slot.cut_requested()):
+        progress(0)
+        for t, row in enumerate(rows):
+            if self._stopped or (t >= min_fragment_steps and slot.cut_requested()):
                 break
-            if each_step and walk.length:
+            if each_step and t:
                 walk.refresh()
-                slot.arrays["version"][walk.length :] = walk.version.number
+                slot.arrays["version"][t:] = walk.version.number
             try:
-                choose(row, walk.length)
+                choose(row, t)
                 step(row.action, row.outcome)
             except UnexpectedShapeError as error:
-                raise self._poisoned(str(error), -1, walk.length + 1) from error
-            walk.length += 1
-            slot.progress(walk.length)
+                raise self._poisoned(str(error), -1, t + 1) from error
+            walk.length = t + 1
+            progress(walk.length)
 
     def _finish(self, walk: _Walk, arrays: Arrays) -> None:
         """What the policy records of all rows at once, the check for what is not finite, and what the next trajectory goes on from."""
         length, carry = walk.length, self._carry
         given = {name: arrays[name][:length] for name in ("reward", "terminated", "truncated", "valid")}
         walk.environment.settle(**given, start=arrays["start"][1 : length + 1])
-        for name, recorded in walk.acting.record(arrays["action"][:length]).items():
+        for name, recorded in self._acting.record(arrays["action"][:length]).items():
             arrays[name][:length] = recorded
         if length < len(arrays["reward"]):
             blank(arrays, length)
@@ -226,7 +226,7 @@ class Rollout:
         carry.start[:] = arrays["start"][length]
         if carry.mask is not None:
             carry.mask[:] = arrays["action_mask"][length]
-        carry.state = walk.acting.state
+        carry.state = self._acting.state
         if "stream" in arrays:
             arrays["stream"][:] = self._actor, self._incarnation, self._made, self._written
         self._written += 1

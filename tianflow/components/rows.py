@@ -35,7 +35,7 @@ def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
     masks = list(arrays["action_mask"]) if "action_mask" in arrays else [None] * (steps + 1)
     states = _by_row(arrays, "state/", steps) if replayed else [{}] * steps
     finals = _by_row(arrays, "final_obs/", steps)
-    outcomes = map(StepRow, arrays["terminated"], arrays["truncated"], observations[1:], starts[1:], masks[1:], finals)
+    outcomes = map(StepRow, observations[1:], starts[1:], masks[1:], finals)
     return list(map(Row, observations, masks, starts, arrays["action"], outcomes, states))
 
 

@@ -49,10 +49,12 @@ def _leaves(space: Any, name: str, path: tuple[Any, ...]) -> Iterator[tuple[Leaf
         raise _refusal(space, name, "observation", OBSERVATIONS)
 
 
-def _getter(path: tuple[Any, ...]) -> Callable[[Any], Any]:
-    """A function that follows ``path`` into a nested observation."""
-    if len(path) <= 1:
-        return operator.itemgetter(*path) if path else lambda observation: observation
+def _getter(path: tuple[Any, ...]) -> Callable[[Any], Any] | None:
+    """A function that follows ``path`` into a nested observation; None where the observation is the leaf itself."""
+    if not path:
+        return None
+    if len(path) == 1:
+        return operator.itemgetter(path[0])
 
     def follow(observation: Any) -> Any:
         for key in path:
@@ -95,7 +97,7 @@ class ObservationCodec:
             UnexpectedShapeError: if a part of it is not [N, *leaf].
         """
         for name, get, start in self._steps:
-            source, destination = np.asarray(get(observation)), destinations[name]
+            source, destination = np.asarray(observation if get is None else get(observation)), destinations[name]
             if source.shape != destination.shape:
                 raise UnexpectedShapeError(f"observation {name!r} has shape {source.shape} instead of {destination.shape}")
             if start is None:
@@ -121,7 +123,7 @@ class ObservationCodec:
     def encode_single(self, observation: Any, index: int, destinations: Arrays) -> None:
         """Copy the observation of environment ``index`` into its rows of ``destinations``."""
         for name, get, start in self._steps:
-            source, destination = np.asarray(get(observation)), destinations[name]
+            source, destination = np.asarray(observation if get is None else get(observation)), destinations[name]
             if source.shape != destination.shape[1:]:
                 raise UnexpectedShapeError(f"observation {name!r} has shape {source.shape} instead of {destination.shape[1:]}")
             destination[index] = source if start is None else source - start

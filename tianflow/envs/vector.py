@@ -54,12 +54,8 @@ def autoreset_of(metadata: dict[str, Any]) -> Autoreset:
 
 @dataclass(slots=True)  # not frozen: thousands a second are made, and a frozen one costs three times as much
 class StepRow:
-    """Where the outcome of one step is written. N environments; t is the step, u = t + 1 what comes after it."""
+    """Where what one step leads to is written. N environments; t is the step, u = t + 1 what comes after it."""
 
-    terminated: Array
-    """[N] bool, of t; False on a reset step, once settled."""
-    truncated: Array
-    """[N] bool, of t; False on a reset step, once settled."""
     observation: Arrays
     """{leaf: [N, *leaf]}, of u."""
     start: Array
@@ -84,11 +80,14 @@ class VectorEnvironment:
         actions = action_spec(vector.single_action_space)
         self._actions = ActionCodec(actions)
         self.num_envs = int(vector.num_envs)
+        self._shapes = ((self.num_envs,),) * 3
         self.spec = EnvironmentSpec(
             env_id, self.observations.leaves, actions, self.num_envs, autoreset_of(vector.metadata), frames_per_step=frames_per_step
         )
         """Its ``action_mask`` is settled by the first `reset`, which tells `gives_masks`."""
         self.gives_masks = False
+        self._needs_more = True
+        """Whether every step has more to write than `step` does; as of `reset`."""
         self._arrive = {"next_step": self._arrive_next_step, "same_step": self._arrive_same_step, "disabled": self._arrive_disabled}[
             self.spec.autoreset
         ]
@@ -96,9 +95,12 @@ class VectorEnvironment:
         """False: with NEXT_STEP and without masks, rows say which episodes begin in them only once they are settled, which is quicker."""
         self._over: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         """Whose next step only resets; after a step that did not say so at once, as of the last call of `settle`."""
-        self._rewards = np.zeros((1 + _MEMORY, self.num_envs), np.float64)
+        self._rewards = np.zeros((1, self.num_envs), np.float64)
         """Returns so far as of the last `settle`, then ``_unsettled`` rows: rewards of the steps since, as the environment gave them."""
+        self._terminated: NDArray[np.bool_] = np.zeros((0, self.num_envs), np.bool_)
+        self._truncated: NDArray[np.bool_] = np.zeros((0, self.num_envs), np.bool_)
         self._unsettled = 0
+        self._make_room(_MEMORY)
         self._born = np.zeros(self.num_envs, np.int64)
         """The clock when each environment's episode began, so that its length need not be counted at every step."""
         self._clock = 0
@@ -114,6 +116,7 @@ class VectorEnvironment:
         with failures_named("reset"):
             first, info = self._vector.reset(seed=seed)
         self.gives_masks = "action_mask" in info and self.spec.action.kind != "box"
+        self._needs_more = self.gives_masks or self.spec.autoreset != "next_step"
         self.observations.encode(first, observation)
         self._over[:], self._rewards[0] = False, 0.0
         self._write_mask(info, mask)
@@ -122,7 +125,7 @@ class VectorEnvironment:
         self.take_finished()
 
     def step(self, stored: Array, row: StepRow) -> None:
-        """Take the actions ``stored`` [N, *stored] and write the outcome into ``row``, as it was given: `settle` does the rest.
+        """Take the actions ``stored`` [N, *stored] and write what they lead to into ``row``; the rest is kept until `settle` asks for it.
 
         Raises:
             EnvironmentFailedError: if an environment raises.
@@ -133,38 +136,44 @@ class VectorEnvironment:
             observation, reward, terminated, truncated, info = self._vector.step(actions)
         except (Exception, SystemExit) as error:  # the user's code may raise anything; the actor has a policy for it
             raise failed("step", error) from error
-        reward, terminated, truncated = np.asarray(reward), np.asarray(terminated), np.asarray(truncated)
-        if not reward.shape == terminated.shape == truncated.shape == (self.num_envs,):
-            shapes = f"{reward.shape}, {terminated.shape} and {truncated.shape}"
-            raise UnexpectedShapeError(f"reward, terminated and truncated have shapes {shapes} instead of ({self.num_envs},)")
-        row.terminated[:], row.truncated[:] = terminated, truncated
+        try:
+            shapes = reward.shape, terminated.shape, truncated.shape
+        except AttributeError:  # whoever writes a vector may give lists
+            shapes = np.shape(reward), np.shape(terminated), np.shape(truncated)
+        if shapes != self._shapes:
+            found = f"{shapes[0]}, {shapes[1]} and {shapes[2]}"
+            raise UnexpectedShapeError(f"reward, terminated and truncated have shapes {found} instead of {self._shapes[0]}")
+        if self._unsettled == len(self._given):
+            self._make_room(self._unsettled)
+        rewards, ends, cuts = self._given[self._unsettled]
         self._unsettled += 1
-        if self._unsettled == len(self._rewards):
-            self._rewards = np.concatenate((self._rewards, np.zeros_like(self._rewards)))
-        self._rewards[self._unsettled] = reward
-        self._arrive(observation, info, row)
+        rewards[...], ends[...], cuts[...] = reward, terminated, truncated
+        self.observations.encode(observation, row.observation)
+        if self.starts_at_once or self._needs_more:
+            self._arrive(info, row, ends, cuts)
 
     def settle(self, *, reward: Array, terminated: Array, truncated: Array, valid: Array, start: Array) -> None:
         """Complete the rows of all steps since the last call, time first: what is the same for many rows as for one is done once.
 
         Args:
             reward: [T, N] float32; becomes what the steps gave, and 0 on reset steps.
-            terminated: [T, N] bool; becomes False on reset steps.
-            truncated: [T, N] bool; becomes False on reset steps.
+            terminated: [T, N] bool; becomes what the steps gave, and False on reset steps.
+            truncated: [T, N] bool; becomes what the steps gave, and False on reset steps.
             valid: [T, N] bool; becomes False where the step only reset an environment, and else True.
             start: [T, N] bool, `StepRow.start` of the same steps.
         """
-        given, self._unsettled = self._rewards[1 : len(reward) + 1], 0
+        count, self._unsettled = len(reward), 0
+        rewards = self._rewards[1 : count + 1]
+        terminated[...], truncated[...], valid[...] = self._terminated[:count], self._truncated[:count], True
         over = terminated | truncated
-        if self._starts_later():
-            self._write_starts(over, start)
-        valid[:] = True
-        if self.spec.autoreset == "next_step" and start.any():
+        if self.spec.autoreset == "next_step":
+            if not (self.starts_at_once or self._needs_more):
+                self._write_starts(over, start)
             np.logical_not(start, out=valid)
-            np.copyto(given, 0.0, where=start)
+            np.copyto(rewards, 0.0, where=start)
             for ended in (terminated, truncated, over):
                 np.logical_and(ended, valid, out=ended)
-        reward[:] = given
+        reward[...] = rewards
         self._tally(over)
 
     def take_finished(self) -> tuple[list[int], list[Episode]]:
@@ -177,16 +186,17 @@ class VectorEnvironment:
         with contextlib.suppress(Exception):
             self._vector.close()
 
-    def _arrive_next_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
-        self.observations.encode(observation, row.observation)
-        if self._starts_later():
-            return
-        row.start[:] = self._over
-        np.greater(row.terminated | row.truncated, self._over, out=self._over)  # what was only reset has not ended again
-        self._write_mask(info, row.mask)
+    def _make_room(self, steps: int) -> None:
+        """Memory for the rewards and flags of so many more steps, with views of its rows, so that a step makes none."""
+        more = np.zeros((steps, self.num_envs), np.bool_)
+        self._rewards = np.concatenate((self._rewards, more))
+        self._terminated, self._truncated = (np.concatenate((flags, more)) for flags in (self._terminated, self._truncated))
+        self._given = list(zip(self._rewards[1:], self._terminated, self._truncated, strict=True))
 
-    def _starts_later(self) -> bool:
-        return not self.starts_at_once and not self.gives_masks and self.spec.autoreset == "next_step"
+    def _arrive_next_step(self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array) -> None:
+        row.start[:] = self._over
+        np.greater(terminated | truncated, self._over, out=self._over)  # what was only reset has not ended again
+        self._write_mask(info, row.mask)
 
     def _write_starts(self, over: Array, start: Array) -> None:
         """What `_arrive_next_step` would have written, for all steps [T, N] of which ``over`` says whether they end an episode."""
@@ -196,11 +206,10 @@ class VectorEnvironment:
                 np.greater(over[t - 1], start[t - 1], out=start[t])
         np.greater(over[-1], start[-1], out=self._over)
 
-    def _arrive_same_step(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
-        self.observations.encode(observation, row.observation)
+    def _arrive_same_step(self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array) -> None:
         for name, final in row.final.items():
             final[:] = row.observation[name]
-        over = np.logical_or(row.terminated, row.truncated, out=row.start)
+        over = np.logical_or(terminated, truncated, out=row.start)
         if over.any():
             final_observation = info.get("final_obs")
             if final_observation is None:
@@ -208,11 +217,10 @@ class VectorEnvironment:
             self.observations.encode_where(final_observation, over, row.final)
         self._write_mask(info, row.mask)
 
-    def _arrive_disabled(self, observation: Any, info: dict[str, Any], row: StepRow) -> None:
-        self.observations.encode(observation, row.final)
+    def _arrive_disabled(self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array) -> None:
         for name, final in row.final.items():
-            row.observation[name][:] = final
-        over = np.logical_or(row.terminated, row.truncated, out=row.start)
+            final[:] = row.observation[name]
+        over = np.logical_or(terminated, truncated, out=row.start)
         self._over[:] = over
         self._write_mask(info, row.mask)
         if over.any():
@@ -231,15 +239,16 @@ class VectorEnvironment:
         np.multiply(over, environments, out=episode[2:])
         np.add.accumulate(episode, axis=0, out=episode)
         # One after the other, so each sum is that of its episode alone, bit for bit.
-        returns = np.bincount(episode[:-1].ravel(), self._rewards[: count + 1].ravel(), minlength=int(episode[-1].max()) + 1)
-        ends, indices = np.divmod(over.ravel().nonzero()[0], environments)
-        ended = episode[ends + 1, indices]
+        returns = np.bincount(episode[:-1].ravel(), self._rewards[: count + 1].ravel(), minlength=episode.size)
+        last = over.ravel().nonzero()[0]
+        ended = episode[1:].ravel().take(last)
+        ends, indices = np.divmod(last, environments)
         ends += self._clock + 1
         born = np.zeros(len(returns), np.int64)
         born[:environments], born[ended + environments] = self._born, ends + (self.spec.autoreset == "next_step")
         self._finished[0].extend(indices.tolist())
-        self._finished[1].extend(map(Episode, returns[ended].tolist(), (ends - born[ended]).tolist()))
-        self._rewards[0], self._born = returns[episode[-1]], born[episode[-1]]
+        self._finished[1].extend(map(Episode._make, zip(returns.take(ended).tolist(), (ends - born.take(ended)).tolist(), strict=True)))
+        self._rewards[0], self._born = returns.take(episode[-1]), born.take(episode[-1])
         self._clock += count
 
     def _write_mask(self, info: dict[str, Any], mask: Array | None, where: Array | None = None) -> None:

@@ -29,6 +29,22 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THR
 _KEPT_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """To glibc: what an update or a step frees, up to 256 MB, stays with the process. The next one wants it again, and would else pay for
 every page anew. One arena, because those of other threads give back at once what is larger than their 64 MB."""
+_HUGE_PAGE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+
+
+def _huge_pages() -> dict[str, str]:
+    """To glibc: ask for huge pages, where the kernel gives them to who asks. An update goes through thousands of small ones, and of few
+    a core remembers where they lie. Not where one is larger than 2 MiB: a heap grows by as much at once.
+    """
+    try:
+        size = int(_HUGE_PAGE.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if size <= 2 << 20 else {}
+
+
+HOST_ENVIRONMENT = {**_ONE_THREAD, **_KEPT_MEMORY, **_huge_pages()}
+"""Environment variables that hosts get, unless they have other values already."""
 _SPAWN_ATTEMPTS = 3
 _HUNT_POLL_S = 0.005
 
@@ -210,7 +226,7 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         token = secrets.token_hex(16)
-        environment = {**_ONE_THREAD, **_KEPT_MEMORY, **os.environ, "TIANFLOW_RUN": self._run_id, "TIANFLOW_NURSERY": token}
+        environment = {**HOST_ENVIRONMENT, **os.environ, "TIANFLOW_RUN": self._run_id, "TIANFLOW_NURSERY": token}
         arguments = ("-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path))
         try:
             with theirs:

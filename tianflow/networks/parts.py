@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from tianflow.network_rules import NATURE, channels_first, image_size, is_image
 from tianflow.networks.base import Tree
+from tianflow.networks.convolutions import RectifiedConv2d
 from tianflow.ops.transforms import as_float, channels_innermost, one_hot
 from tianflow.payloads import LeafSpec
 
@@ -111,14 +113,14 @@ def _output_size(trunk: nn.Module, shape: tuple[int, int, int]) -> int:
 
 def nature_trunk(channels: int) -> nn.Module:
     """The convolutions of "Human-level control through deep reinforcement learning" (Nature 518, 2015)."""
-    layers: list[nn.Module] = []
-    for size, kernel, stride in NATURE:
-        convolution = nn.Conv2d(channels, size, kernel, stride)
+    layers: dict[str, nn.Module] = {}
+    for k, (size, kernel, stride) in enumerate(NATURE):
+        convolution = RectifiedConv2d(channels, size, kernel, stride)
         nn.init.orthogonal_(convolution.weight, SQRT_2)
         nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
-        layers += [convolution, nn.ReLU(inplace=True)]
+        layers[str(2 * k)] = convolution  # in what is published an activation has a number, too
         channels = size
-    return nn.Sequential(*layers, nn.Flatten())
+    return nn.Sequential(OrderedDict(layers, flat=nn.Flatten()))
 
 
 class Residual(nn.Module):

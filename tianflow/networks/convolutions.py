@@ -1,0 +1,77 @@
+"""A convolution and its activation, in the way that costs a learner on a CPU least."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+_at_once = getattr(torch.ops.mkldnn, "_convolution_pointwise", None) if torch.backends.mkldnn.is_available() else None  # type: ignore[no-untyped-call]
+"""The convolution with an activation that PyTorch's own compiler makes use of; None in builds without it."""
+
+
+class RectifiedConv2d(nn.Conv2d):
+    """A convolution without padding and the rectifier after it.
+
+    Where gradients are wanted of images whose channels lie innermost, on a CPU and in full precision, two things are done otherwise. Pixels
+    of a row are taken together, ``g`` of them, which kernel and stride are multiples of: g pixels of C channels that lie side by side are
+    one of g C channels, without a copy, and kernel and stride are g times narrower. The sums of products are the same, and take less time
+    with more channels, most of all for gradients. And the rectifier is applied to sums before they are written, where PyTorch was built
+    with that.
+    """
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
+        super().__init__(inputs, outputs, kernel, stride)
+        self._multiple = math.gcd(kernel, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[M, C, H, W] -> [M, outputs, H', W']."""
+        if not (torch.is_grad_enabled() and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last)):
+            return torch.relu_(super().forward(x))
+        group = math.gcd(self._multiple, x.shape[-1])
+        weight, stride = self.weight, (self.stride[0], self.stride[1] // group)
+        if group > 1:
+            x, weight = _together(x, group), _weights_together(weight, group)
+        if _at_once is not None and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu"):
+            found: Tensor = _Rectified.apply(x, weight, self.bias, stride)  # type: ignore[no-untyped-call]
+            return found
+        return torch.relu_(functional.conv2d(x, weight, self.bias, stride))
+
+
+def _together(x: Tensor, group: int) -> Tensor:
+    """[M, C, H, W] -> [M, g C, H, W/g], a view: of each ``group`` of pixels the channels of the first come first."""
+    count, channels, height, width = x.shape
+    return x.movedim(1, -1).reshape(count, height, width // group, group * channels).movedim(-1, 1)
+
+
+def _weights_together(weight: Tensor, group: int) -> Tensor:
+    """The weights [O, C, K, K] that say the same of such pixels, [O, g C, K, K/g]."""
+    outputs, channels, rows, columns = weight.shape
+    grouped = weight.view(outputs, channels, rows, columns // group, group).permute(0, 4, 1, 2, 3)
+    return grouped.reshape(outputs, group * channels, rows, columns // group)
+
+
+class _Rectified(torch.autograd.Function):
+    """``relu(conv2d(x, weight, bias, stride))`` whose sums are rectified before they are written."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, int]) -> Tensor:
+        assert _at_once is not None
+        y: Tensor = _at_once(x, weight, bias, (0, 0), stride, (1, 1), 1, "relu", (), "")
+        ctx.save_for_backward(x, weight, y)
+        ctx.stride = stride
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, y = ctx.saved_tensors
+        # Laid out first: to go through two tensors in two orders costs more than the copy.
+        gradient = torch.ops.aten.threshold_backward(gradient.contiguous(memory_format=torch.channels_last), y, 0.0)
+        wanted, outputs = ctx.needs_input_grad[:3], (weight.shape[0],)
+        found = torch.ops.aten.convolution_backward(gradient, x, weight, outputs, ctx.stride, (0, 0), (1, 1), False, (0, 0), 1, wanted)
+        return (*found, None)
