@@ -197,6 +197,7 @@ def test_a_problem_document_is_told_in_words(tmp_path: Path, control: Control) -
     error = refusal(announce(tmp_path, "one", control.address))
     lines = ["Invalid settings: Nothing was changed.", "balance.max_staleness = -1: is out of range; accepted: a number >= 0"]
     assert (lines, True) == (str(error).splitlines(), error.bad)
+    assert lines[1:] == [str(problem) for problem in error.problems]
 
 
 @pytest.mark.parametrize(("status", "bad"), [(400, True), (422, True), (401, False), (404, False), (409, False), (503, False)])

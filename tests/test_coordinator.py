@@ -635,8 +635,11 @@ async def test_whoever_stops_a_run_that_is_judged_at_its_end_gets_a_checkpoint_a
         seen = world.run.statistics()
         assert ("stopping", True) == (seen.state, seen.evaluating)
         assert seen.diagnosis.advice.startswith("the run is stopping, and evaluates the policy: ")
+        assert seen.evaluation_left_s is not None
+        assert 0.0 < seen.evaluation_left_s <= world.run.config.evaluation.timeout_s
         world.run.end("stopped", "SIGTERM")
         await soon(task)
+    assert world.run.statistics().evaluation_left_s is None
     assert ("done", "max_env_steps", ["v1-0000000000"]) == (world.run.state, world.run.end_reason, world.checkpoints)
 
 
@@ -726,6 +729,24 @@ async def test_a_resumed_run_goes_on_counting_in_a_new_lineage(tmp_path: Path) -
         assert (0, 1) == (first.run.era, second.run.era)
         second.commit()
         assert (32, 2) == (second.run.env_steps, second.run.statistics().episodes)
+
+
+async def test_a_resumed_run_that_is_at_its_limit_ends_where_it_stood_before_a_learner_works(tmp_path: Path) -> None:
+    """Nobody is there to be judged, and that is no failure."""
+    first = World(tmp_path)
+    async with going(first) as task:
+        first.learner.version = Version(1, 40)
+        first.commit()
+        first.run.stop(source="test")
+        await soon(task)
+    checkpoint = await asyncio.to_thread(CheckpointStore(tmp_path / "checkpoints", keep=1).newest)
+    second = World(tmp_path, config(run={"max_env_steps": 16}), resumed=checkpoint)
+    second.working = False
+    async with going(second) as task:
+        await soon(task)
+    assert ("done", "max_env_steps") == (second.run.state, second.run.end_reason)
+    assert (40, 40, 16) == tuple(second.run.summary()[name] for name in ("updates", "checkpoint", "env_steps"))
+    assert ([], 0) == (second.evaluator.asked, second.run.statistics().evaluation_failures)
 
 
 @pytest.mark.parametrize(

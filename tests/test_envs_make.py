@@ -1,4 +1,7 @@
+import sys
+import tomllib
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -8,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests import environments
 from tianflow.config import Config, EnvSettings, PPOSettings
 from tianflow.envs import probe
-from tianflow.envs.make import environment_seed, make
+from tianflow.envs.make import EXTRAS, environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
 from tianflow.envs.vector import VectorEnvironment, autoreset_of, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError
@@ -252,6 +255,25 @@ class WrongObservation(environments.CounterEnv):
 
 def test_a_first_observation_of_the_wrong_shape_is_refused():
     assert problem(f"{HERE}:WrongObservation").path == "env.id"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "package", "extra"),
+    [("HalfCheetah-v5", "mujoco", "mujoco"), ("ALE/Pong-v5", "ale_py", "atari"), ("ale_py:ALE/Pong-v5", "ale_py", "atari")],
+)
+def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch, env_id, package, extra):
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(ConfigError) as caught:
+        probe(config(env_id))
+    told = f"env.id = {env_id!r}: {package} is not installed; accepted: pip install 'tianflow[{extra}]' first"
+    assert told == str(caught.value)
+
+
+def test_every_extra_that_is_told_is_one():
+    extras = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert set(EXTRAS.values()) <= set(extras)
 
 
 def test_gymnasium_does_not_talk_to_the_person_who_trains():

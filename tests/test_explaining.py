@@ -53,6 +53,15 @@ def test_a_name_that_means_nothing_is_refused_with_the_nearest() -> None:
     assert "did you mean 'max_staleness'?" in done.output
 
 
+def test_a_name_that_is_like_none_gets_no_suggestion_and_settings_are_said_to_be_accepted() -> None:
+    done = run("config", "explain", "nosuch")
+
+    assert 2 == done.exit_code
+    assert "did you mean" not in done.output
+    assert "td3, or a setting of one of them, such as run.seed or seed\n" in done.output
+    assert find("run.seed") == find("seed")
+
+
 def test_sections_and_configs_are_listed() -> None:
     assert all(section in run("config", "explain").stdout for section in Config.model_fields)
     assert set(shipped()) == {line.split()[0] for line in run("config", "list").stdout.splitlines()}

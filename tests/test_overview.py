@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from tianflow import cli, client, overview
 from tianflow.control_file import ControlFile, process_start_time
+from tianflow.errors import Problem
 
 ENDED = {"state": "done", "ended": 5.0}
 
@@ -33,6 +34,7 @@ class Services:
         self.runs: list[dict[str, Any]] = []
         self.going: dict[str, dict[str, Any]] = {}
         self.silent: set[str] = set()
+        self.refusal: client.RequestError | None = None
         self.asked: list[tuple[str, str, str, Any, Mapping[str, str]]] = []
 
     def service(self, _runs_dir: Path) -> ControlFile | None:
@@ -54,6 +56,8 @@ class Services:
     ) -> dict[str, Any]:
         assert "application/json" == content_type
         self.asked.append((contact.address + contact.token, method, path, body, headers))
+        if self.refusal is not None:
+            raise self.refusal
         return {"id": "a-run", "state": "pending"}
 
 
@@ -160,6 +164,21 @@ def test_submit_sends_what_the_file_says_unchecked_and_a_key_of_its_own(services
 def test_submit_sends_a_shipped_config_by_name_and_prints_json(services: Services) -> None:
     assert {"id": "a-run", "state": "pending"} == json.loads(run("submit", "cartpole_ppo", "--json").stdout)
     assert {"config": "cartpole_ppo", "overrides": {}} == services.asked[0][3]
+
+
+def test_submit_tells_a_refused_setting_as_it_was_written(services: Services) -> None:
+    services.refusal = client.RequestError(
+        "Invalid settings: Nothing was changed.\nconfig.run.sed = 1: no",
+        bad=True,
+        problems=[Problem("config.run.sed", 1, "there is no such setting", "one of name, seed", "seed")],
+    )
+    done = run("submit", "cartpole_ppo", "run.sed=1")
+    told = "run.sed = 1: there is no such setting; accepted: one of name, seed; did you mean 'seed'?\n"
+    assert (2, "", told) == (done.exit_code, done.stdout, done.stderr)
+
+    services.refusal = client.RequestError("the service at http://here does not answer: no")
+    done = run("submit", "cartpole_ppo")
+    assert (1, "the service at http://here does not answer: no\n") == (done.exit_code, done.stderr)
 
 
 def test_submit_to_a_service_elsewhere_takes_the_token_of_the_environment(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,13 @@ def test_an_evaluation_that_a_run_waits_for_is_named(run: FakeRun) -> None:
     assert plain_line({**seen, "evaluating": False}).endswith("  stopping")
 
 
+def test_a_run_that_waits_for_an_evaluation_tells_for_how_long_at_most(run: FakeRun) -> None:
+    run.state = "stopping"
+    seen = replace(run.statistics(), evaluating=True, evaluation_left_s=592.0)
+    line = plain_line(describe(seen, run.config, Rates(read=run.statistics)))
+    assert line.endswith("  evaluating  evaluation.timeout_s in 9:52")
+
+
 def test_a_learner_that_is_not_there_yet_has_made_no_update() -> None:
     run = FakeRun()
     run.ledger = Ledger(limits=Limits(batch=1, max_staleness=1, credits=4, patience=10.0), slots=8)

@@ -606,6 +606,21 @@ async def test_a_run_that_has_ended_is_remembered_with_what_it_left(world: World
         assert 409 == (await world.client.get(f"{RUNS}/a/{path}", headers=CONTROL)).status
 
 
+async def test_a_list_tells_what_a_run_that_has_ended_reached(world: World) -> None:
+    for name in ("torn", "a"):
+        await world.submit(name)
+        await until(up(world, name))
+        staleness = {"mean": 0.5, "p99": 1, "max": 1, "bound": 2, "violations": 0}
+        summary = {"state": "done", "env_steps": 640, "updates": 5, "mean_return": 9.5, "staleness": staleness}
+        (world.files.run(name) / "summary.json").write_text(json.dumps(summary) if name == "a" else '{"env_steps": 7}')
+        world.child(name).end(Outcome("done", "target"))
+        await until(lambda name=name: name not in world.house.lives)
+    told, torn = (await world.get(RUNS))["runs"]
+    assert ("done", {"env_steps": 640, "updates": 5}, {"mean": 9.5}) == (told["state"], told["progress"], told["returns"])
+    assert {"mean": 0.5, "max": 1, "bound": 2} == told["staleness"]
+    assert ("done", False) == (torn["state"], "progress" in torn)
+
+
 async def test_a_run_that_does_not_answer_is_not_ready_and_the_service_stays(world: World) -> None:
     await world.submit("a")
     await until(up(world, "a"))

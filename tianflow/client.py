@@ -30,10 +30,10 @@ class RunNotFoundError(TianflowError):
 
 
 class RequestError(TianflowError):
-    """The run refused, or did not answer. ``bad`` is True when the request itself was at fault."""
+    """The run refused, or did not answer. ``bad`` is True when the request itself was at fault; ``problems`` are its fields that were."""
 
-    def __init__(self, message: str, *, bad: bool = False) -> None:
-        self.bad = bad
+    def __init__(self, message: str, *, bad: bool = False, problems: Sequence[Problem] = ()) -> None:
+        self.bad, self.problems = bad, tuple(problems)
         super().__init__(message)
 
 
@@ -114,7 +114,7 @@ def ask(
             found, tag = json.loads(answer.read() or b"{}"), answer.headers.get("ETag", "")
     except urllib.error.HTTPError as error:
         with error:
-            raise RequestError(_refusal(error.code, error.read()), bad=error.code in _BAD_REQUESTS) from None
+            raise _refusal(error.code, error.read()) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise RequestError(f"{who} at {contact.address} does not answer: {reason}") from error
@@ -189,18 +189,20 @@ def _knows(holder: ControlFile, run: str) -> bool:
         return False
 
 
-def _refusal(status: int, body: bytes) -> str:
+def _refusal(status: int, body: bytes) -> RequestError:
     """An RFC 9457 problem document in words: one line, and one more for every field that is named."""
+    bad = status in _BAD_REQUESTS
     try:
         document = json.loads(body)
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        return f"refused with status {status}"
+        return RequestError(f"refused with status {status}", bad=bad)
     title, detail = str(document.get("title") or f"refused with status {status}"), str(document.get("detail") or "")
     errors = document.get("errors")
-    lines = [str(_problem(error)) for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
-    return "\n".join([f"{title}: {detail}" if detail else title, *lines])
+    problems = [_problem(error) for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
+    message = "\n".join([f"{title}: {detail}" if detail else title, *map(str, problems)])
+    return RequestError(message, bad=bad, problems=problems)
 
 
 def _problem(error: Mapping[str, Any]) -> Problem:

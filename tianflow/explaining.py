@@ -94,8 +94,10 @@ def _named(name: str, parts: Mapping[str, list[Setting]]) -> list[Setting]:
         if name in {setting.path, last} or setting.path.startswith(f"{name}."):
             found.setdefault(setting.path, setting)
     if not found:
-        message, nearest = "is no section, algorithm or setting", plugins.nearest(name, tuple(known))
-        raise ConfigError([Problem(name, None, message, f"one of {', '.join(parts)}", nearest)])
+        # among some hundred names there is one that is half alike for any word
+        nearest = plugins.nearest(name, tuple(known), cutoff=0.6)
+        accepted = f"one of {', '.join(parts)}, or a setting of one of them, such as run.seed or seed"
+        raise ConfigError([Problem(name, None, "is no section, algorithm or setting", accepted, nearest)])
     return list(found.values())
 
 

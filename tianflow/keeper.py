@@ -13,7 +13,7 @@ from typing import Protocol, Self, cast
 from tianflow.checkpoint import Checkpoint, CheckpointStore
 from tianflow.errors import BrokenChannelError, CheckpointError
 from tianflow.logs import logger
-from tianflow.payloads import SavedState, StateFile, Version
+from tianflow.payloads import NO_VERSION, SavedState, StateFile, Version
 from tianflow.statistics import CheckpointStatistics, Histogram
 
 log = logger("keeper")
@@ -31,12 +31,13 @@ class LearnerPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Counts that a resumed run goes on from."""
+    """What a resumed run goes on from: counts, and the version of its checkpoint."""
 
     env_steps: int = 0
     episodes: int = 0
     elapsed_s: float = 0.0
     trained_s: float = 0.0
+    version: Version = NO_VERSION
 
     @classmethod
     def of(cls, checkpoint: Checkpoint | None) -> Self:
@@ -46,7 +47,8 @@ class Base:
         manifest = checkpoint.manifest
         elapsed = float(manifest["elapsed_s"])
         # checkpoints of before this was kept apart: all of the time counts
-        return cls(int(manifest["env_steps"]), int(manifest["episodes"]), elapsed, float(manifest.get("trained_s", elapsed)))
+        trained = float(manifest.get("trained_s", elapsed))
+        return cls(int(manifest["env_steps"]), int(manifest["episodes"]), elapsed, trained, checkpoint.version)
 
 
 class Keeper:

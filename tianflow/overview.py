@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.command_line import RUNS, AsJson, RunArgument, RunsDir, exit_codes
-from tianflow.summary import SUMMARY, read_summary
+from tianflow.summary import SUMMARY, as_told, read_summary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,18 +82,11 @@ def _with_what_it_left(runs_dir: Path, document: dict[str, Any]) -> dict[str, An
 def _left(runs_dir: Path, run: str) -> dict[str, Any] | None:
     """A run that has ended, in the form of one that goes on, from its summary; None where it left none."""
     summary = read_summary(runs_dir / run) or {}
-    try:
-        return {
-            "id": run,
-            "state": summary["state"],
-            "reasons": [reason] if (reason := summary.get("error") or summary.get("reason")) else [],
-            "progress": {"env_steps": summary["env_steps"], "updates": summary["updates"]},
-            "returns": {"mean": summary["mean_return"]},
-            "staleness": {"mean": summary["staleness"]["mean"], "bound": summary["staleness"]["bound"]},
-            "summary": summary,
-        }
-    except (LookupError, TypeError):
+    told = as_told(summary)
+    if not told or "state" not in summary:
         return None
+    reasons = [reason] if (reason := summary.get("error") or summary.get("reason")) else []
+    return {"id": run, "state": summary["state"], "reasons": reasons, **told, "summary": summary}
 
 
 def top(

@@ -20,9 +20,9 @@ def names(group: str) -> tuple[str, ...]:
     return tuple(sorted(_installed(group)))
 
 
-def nearest(word: str, known: tuple[str, ...]) -> str:
-    """The known word most like ``word``, or "" when none is close."""
-    found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+def nearest(word: str, known: tuple[str, ...], *, cutoff: float = 0.5) -> str:
+    """The known word most like ``word``, or "" when none is close: as like as ``cutoff``, of 0 to 1, the share of letters in common."""
+    found = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return found[0] if found else ""
 
 

@@ -263,3 +263,5 @@ class RunStatistics:
     """Seconds that count towards ``run.max_seconds``."""
     evaluating: bool = False
     """True while an evaluation goes on."""
+    evaluation_left_s: float | None = None
+    """Seconds after which the last evaluation of a run that is stopping is given up; None while there is none."""

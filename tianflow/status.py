@@ -67,10 +67,13 @@ def time_shares(component: ComponentStatistics, now: float) -> dict[str, float]:
 def time_left(run: RunStatistics, config: Config, rates: Rates) -> dict[str, float]:
     """Seconds until each limit of the run, at the pace of the last minute; limits that it does not approach are absent.
 
+    Of a run that is stopping and evaluates it is the time after which that is given up, ``evaluation.timeout_s``.
     ``target`` continues the mean return's slope in a straight line, which no learning curve is: an order of magnitude.
     """
     limits = config.run
     left: dict[str, float] = {}
+    if run.state == "stopping" and run.evaluation_left_s is not None:
+        return {"evaluation.timeout_s": run.evaluation_left_s}
     if run.state in ENDED or run.state == "stopping":
         return left
     if limits.max_env_steps is not None:

@@ -72,6 +72,18 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def as_told(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``summary`` says of progress, returns and staleness, in the form in which a run that goes on tells it; {} where it is torn."""
+    try:
+        return {
+            "progress": {"env_steps": summary["env_steps"], "updates": summary["updates"]},
+            "returns": {"mean": summary["mean_return"]},
+            "staleness": {name: summary["staleness"].get(name) for name in ("mean", "max", "bound")},
+        }
+    except (LookupError, TypeError, AttributeError):
+        return {}
+
+
 def lost(summary: Mapping[str, Any]) -> str:
     """What was learned and is in no checkpoint, in words; "" where nothing is lost, or ``summary`` does not say."""
     updates, kept = summary.get("updates") or 0, summary.get("checkpoint")

@@ -319,6 +319,7 @@ def test_runs_are_submitted_to_a_service_watched_and_queued_again(tmp_path: Path
         page.get_by_role("link", name="Runs").click()
         served.until("the next takes the place", lambda: served.run("two")["state"] == "running")
         watched.reads("tbody tr:nth-child(1) .state", "running")
+        expect(page.locator("tbody tr:nth-child(2) td").nth(2)).to_have_text(re.compile(r"^\d"), timeout=PATIENCE_MS)
         page.goto(f"{served.control.address}/#/runs/three")
         watched.text_in("h1", "No such run")
         page.get_by_role("link", name="All runs").click()

@@ -230,6 +230,6 @@ def test_a_config_that_names_what_it_may_not_is_refused_and_runs_nothing(tmp_pat
     with service(tmp_path / "runs") as served:
         told = served.tell("submit", "cartpole_ppo", "env.id=os:system")
         assert 2 == told.returncode
-        assert "config.env.id = 'os:system'" in told.stderr
+        assert told.stderr.startswith("env.id = 'os:system'")
         assert [] == served.get("/api/v1/runs")[1]["runs"]
         assert [] == served.descendants()

@@ -13,6 +13,7 @@ from tianflow.coordinator.life import Life
 from tianflow.coordinator.staff import Staff
 from tianflow.keeper import Keeper
 from tianflow.logs import logger
+from tianflow.payloads import NO_VERSION
 from tianflow.supervisor import Supervisor
 from tianflow.tickets import State
 
@@ -62,7 +63,8 @@ class Ending:
         exchange.close()
         if life.end_state != "failed":
             self._control.hold_learner(True)  # what it has pulled ahead would be an update more than the last checkpoint holds
-            if life.end_state == "done":  # by itself: it is judged at the version it ended with
+            # by itself: it is judged at the version it ended with; one that was at its limit before a learner began has none to judge
+            if life.end_state == "done" and exchange.ledger.version != NO_VERSION:
                 await self._while_the_learner_answers(self._goal.evaluate_last(), EVALUATION)
             # apart: an evaluation that takes all its time, of episodes that never end, say, must not cost the checkpoint
             await self._while_the_learner_answers(self._keeper.save(), "checkpoint")
@@ -78,6 +80,8 @@ class Ending:
         task = asyncio.get_running_loop().create_task(work)
         config = self._in_force.config
         deadline = time.monotonic() + config.evaluation.timeout_s
+        if what == EVALUATION:
+            self._life.evaluates_until = deadline
         try:
             while not task.done():
                 late = time.monotonic() > deadline
@@ -89,6 +93,7 @@ class Ending:
                 await asyncio.wait({task}, timeout=TICK_S)
             task.result()
         finally:
+            self._life.evaluates_until = None
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 

@@ -34,6 +34,8 @@ class Life:
         """Why the run ended; "" while it goes on."""
         self.hurried = False
         """Somebody wants it to end who came when it was ending already."""
+        self.evaluates_until: float | None = None
+        """`time.monotonic` when the last evaluation of the run is given up; None while there is none."""
         self.first_error: RunError | None = None
         self.background: set[asyncio.Task[object]] = set()
         """Work that goes on beside the run."""

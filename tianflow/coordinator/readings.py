@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
 from tianflow.channels.broadcast import Broadcast
@@ -26,6 +27,7 @@ from tianflow.payloads import EnvironmentSpec, SavedState
 from tianflow.roster import Roster
 from tianflow.statistics import Diagnosis, RunStatistics, SinkStatistics
 from tianflow.summary import SUMMARY, summarise
+from tianflow.tickets import LedgerSnapshot
 
 log = logger("coordinator")
 
@@ -36,7 +38,7 @@ class Readings:
     Args:
         run_id: its name.
         spec: of the environments.
-        base: counts before a resume.
+        base: what a resumed run goes on from.
         sinks: what sinks counted, by name.
         others: the parts.
     """
@@ -109,7 +111,7 @@ class Readings:
             reasons=reasons,
             now=now,
             elapsed_s=self._life.elapsed_s(now),
-            ledger=self._exchange.ledger.snapshot(),
+            ledger=self._ledger(),
             components=tuple(self._roster.reports),
             laws=self._balancer.statistics(),
             env_steps=env_steps,
@@ -137,8 +139,14 @@ class Readings:
             time_to_target_s=goal.time_to_target_s,
             trained_s=self._life.trained_s(now),
             evaluating=self._judge.busy,
+            evaluation_left_s=None if self._life.evaluates_until is None else max(0.0, self._life.evaluates_until - now),
         )
         return self._watch.look(statistics, config)
+
+    def _ledger(self) -> LedgerSnapshot:
+        """As it is; until a first learner works, a resumed run stands at the version of its checkpoint."""
+        found = self._exchange.ledger.snapshot()
+        return found if found.version >= self._base.version else replace(found, version=self._base.version)
 
     def manifest(self, saved: SavedState) -> dict[str, object]:
         """What a checkpoint keeps beside the state that the learner ``saved``."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tianflow.payloads import EnvironmentSpec
 
 ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
+EXTRAS = {"ale_py": "atari", "mujoco": "mujoco"}
+"""The extra of tianflow that brings a package which environments need."""
 Maker = Callable[[int], Any]
 """Makes a `gymnasium.vector.VectorEnv` of so many environments."""
 Wrapper = Callable[[Any], Any]
@@ -49,7 +51,7 @@ def make(settings: EnvSettings, num_envs: int | None = None, *, around: Wrapper 
     that are set; a whole vector has none.
 
     Raises:
-        ConfigError: if the settings cannot be meant.
+        ConfigError: if the settings cannot be meant, or a package that an extra brings is missing.
         EnvironmentFailedError: if the environment's own code raises.
     """
     num_envs = settings.num_envs if num_envs is None else num_envs
@@ -57,7 +59,7 @@ def make(settings: EnvSettings, num_envs: int | None = None, *, around: Wrapper 
         raise ConfigError([Problem("env.kwargs.num_envs", settings.kwargs["num_envs"], "set env.num_envs instead")])
     with _quiet():
         maker, frames = _maker(settings, () if around is None else (around,))
-        with failures_named("its constructor"):
+        with _extras_named(settings.id), failures_named("its constructor"):
             vector = maker(num_envs)
         with contextlib.ExitStack() as refused:
             refused.callback(_close, vector)
@@ -124,7 +126,7 @@ def _maker(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, i
 
     if settings.vectorization == "envpool":
         return _from_envpool(settings, around)
-    if settings.id.startswith("ALE/"):
+    if settings.id.startswith(("ALE/", "ale_py:")):
         _register_atari(settings.id)
     module, colon, name = settings.id.partition(":")
     if colon:
@@ -161,7 +163,25 @@ def _register_atari(given: str) -> None:
     try:
         import ale_py  # noqa: F401 - importing it registers its ids
     except ImportError as error:
-        raise ConfigError([Problem("env.id", given, "ale_py is not installed", "pip install 'tianflow[atari]' first")]) from error
+        raise _not_installed(given, "ale_py") from error
+
+
+@contextlib.contextmanager
+def _extras_named(given: str) -> Iterator[None]:
+    """An environment that fails because a package is missing which an extra brings becomes a `ConfigError` that names the extra."""
+    try:
+        yield
+    except EnvironmentFailedError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ModuleNotFoundError) and cause.name in EXTRAS:
+                raise _not_installed(given, cause.name) from error
+            cause = cause.__cause__
+        raise
+
+
+def _not_installed(given: str, package: str) -> ConfigError:
+    return ConfigError([Problem("env.id", given, f"{package} is not installed", f"pip install 'tianflow[{EXTRAS[package]}]' first")])
 
 
 def _registered(given: str, name: str) -> Any:

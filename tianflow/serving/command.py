@@ -13,7 +13,9 @@ import typer
 from tianflow.command_line import RUNS, AsJson, ConfigArgument, Overrides, RunsDir, exit_codes
 
 if TYPE_CHECKING:
+    from tianflow.client import RequestError
     from tianflow.control_file import ControlFile
+    from tianflow.errors import TianflowError
     from tianflow.service.auth import Tokens
     from tianflow.service.server import Server
 
@@ -96,8 +98,20 @@ def submit(
         body = {"config": _tables(config), "overrides": _paths(overrides or [])}
         # a key of its own: a request that is sent again by something on its way starts nothing twice
         headers = {"Idempotency-Key": secrets.token_hex(16)}
-        answer = client.ask(_service(runs_dir, address), "POST", "/api/v1/runs", body, content_type="application/json", headers=headers)
+        service = _service(runs_dir, address)
+        try:
+            answer = client.ask(service, "POST", "/api/v1/runs", body, content_type="application/json", headers=headers)
+        except client.RequestError as error:
+            raise _as_written(error) from error
     typer.echo(json.dumps(answer) if as_json else f"{answer['id']}: {answer['state']}")
+
+
+def _as_written(error: RequestError) -> TianflowError:
+    """``error``, its settings by the paths that a person writes: the service names them by where they stand in what it was sent."""
+    from tianflow.errors import ConfigError, Problem
+
+    found = [Problem(p.path.removeprefix("config."), p.value, p.message, p.accepted, p.nearest) for p in error.problems]
+    return ConfigError(found) if found else error
 
 
 def _service(runs_dir: Path, address: str | None) -> ControlFile:

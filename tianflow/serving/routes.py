@@ -134,7 +134,9 @@ class Handlers:
         records = await self._house.remember(self._store.page, before=before, limit=limit + 1)
         shown = records[:limit]
         following = f"{RUNS}?limit={limit}&before={shown[-1].number}" if len(records) > limit else None
-        runs = [rows.short(record, self._house.lives.get(record.id)) for record in shown]
+        ended = [record.id for record in shown if record.ended is not None]
+        left = await asyncio.to_thread(lambda: {name: self._house.files.summary(name) for name in ended})
+        runs = [rows.short(record, self._house.lives.get(record.id), left.get(record.id)) for record in shown]
         return json_response({"runs": runs, "next": following, "can_submit": True})
 
     async def submit(self, request: web.Request) -> web.Response:

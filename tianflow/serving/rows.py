@@ -8,14 +8,16 @@ from typing import Any
 from tianflow.service.app import href
 from tianflow.serving.house import Life
 from tianflow.serving.store import Record
+from tianflow.summary import as_told
 
 SHOWN = ("environment", "algorithm", "elapsed_s", "bottleneck", "progress", "throughput", "returns", "target", "staleness", "actors")
 """What a list shows of a run that goes on, as the run itself tells it."""
 
 
-def short(record: Record, life: Life | None) -> dict[str, Any]:
-    """For a list."""
-    return _told(record, life) | {key: value for key, value in (_document(life) or {}).items() if key in SHOWN}
+def short(record: Record, life: Life | None, summary: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """For a list. ``summary``: what the newest life of a run that has ended left."""
+    left = as_told(summary) if summary is not None else {}
+    return _told(record, life) | left | {key: value for key, value in (_document(life) or {}).items() if key in SHOWN}
 
 
 def full(record: Record, life: Life | None, summary: Mapping[str, Any] | None) -> dict[str, Any]:
