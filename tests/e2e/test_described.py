@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 pytest.importorskip("schemathesis", reason="schemathesis, of the extra dev, is not installed")
 EXAMPLES = int(os.environ.get("TIANFLOW_EXAMPLES", "2"))
 """Drawn for each operation, besides those at the edges of its schema; more of them for a long look."""
+REQUESTS_PER_S = 100
+"""Half of what a service takes from one address: who asks more often is told so instead, whatever was asked."""
 LEFT_OUT = "/(stop|drain|actors)$"
 """Whose number may rise to thousands of processes, and what ends the run that all others are asked of."""
 CONFIG = """
@@ -46,7 +48,7 @@ def schemathesis(folder: Path, address: str, token: str, run: str) -> None:
     found = subprocess.run(
         [
             *(sys.executable, "-c", program, "run", f"{address}/openapi.json", "--header", f"Authorization: Bearer {token}"),
-            *(*arguments, "--exclude-path-regex", LEFT_OUT, "--warnings", "off"),
+            *(*arguments, "--rate-limit", f"{REQUESTS_PER_S}/s", "--exclude-path-regex", LEFT_OUT, "--warnings", "off"),
         ],
         cwd=folder,
         text=True,
