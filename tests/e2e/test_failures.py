@@ -267,6 +267,7 @@ def test_a_drain_trains_on_what_was_begun_and_ends_with_a_checkpoint(tmp_path: P
 def test_a_stopped_actor_host_is_replaced_and_its_late_words_change_nothing(tmp_path: Path) -> None:
     with harness.run(tmp_path, env__step_timeout_s=3.0, balance__max_staleness=2) as live:
         live.until_training(more=10)
+        live.until("it works", lambda: live.metric("steps_committed_total", "actor-0"))  # one that still starts has longer
         pid = live.kill("actors-0", signal.SIGSTOP)
         live.until("a restart", lambda: live.restarts() == 1.0)
         assert pid not in live.descendants()

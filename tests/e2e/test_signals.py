@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def saved_anew(live: LiveRun, before: list[Path]) -> bool:
     return any(CheckpointStore.load(path).version.number == live.result["updates"] for path in new)
 
 
+@pytest.fixture
+def on_a_terminal() -> Iterator[None]:
+    """Whoever started these tests may ignore hangups, and what they start would, too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("on_a_terminal")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_one_signal_amid_training_ends_it_with_a_checkpoint_and_one_line(tmp_path: Path, number: signal.Signals) -> None:
     with harness.run(tmp_path) as live:
