@@ -238,6 +238,15 @@ async def test_retired_it_gives_back_what_is_rolling_out_and_closes_its_environm
         assert stage.world.ledger.credits_in_use == 0
 
 
+async def test_retired_it_does_not_begin_what_is_in_line_behind_that():
+    async with acting(batch=1, bound=4) as (stage, task):
+        await until(lambda: stage.rollout.begun == [0] and stage.world.ledger.credits_in_use == 2)
+        stage.actor.retire()
+        await task
+        after = stage.world.ledger.snapshot()
+        assert ([0], {"stopped": 1}, 1) == (stage.rollout.begun, after.dropped, after.returned)
+
+
 async def test_the_end_of_the_run_ends_it():
     async with acting(batch=1, bound=1, opened=False) as (stage, task):
         await until(lambda: stage.state == "waiting:grant")

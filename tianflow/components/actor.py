@@ -121,7 +121,7 @@ class Actor:
 
         def roll() -> RolloutResult | None:
             nonlocal ended
-            if self._mending:
+            if self._mending or self._retired:  # what is in line behind a failure, or behind the last one
                 return None
             try:
                 result = rollout.run(view, grant, minimum, begun)
