@@ -193,9 +193,9 @@ def refusal(contact: ControlFile) -> client.RequestError:
 
 def test_a_problem_document_is_told_in_words(tmp_path: Path, control: Control) -> None:
     wrong = {"path": "balance.max_staleness", "value": -1, "message": "is out of range", "accepted": "a number >= 0", "nearest": ""}
-    control.answer(422, {"title": "Invalid settings", "detail": "Nothing was changed.", "errors": [wrong]})
+    control.answer(422, {"title": "Invalid settings", "detail": "Nothing of it was accepted.", "errors": [wrong]})
     error = refusal(announce(tmp_path, "one", control.address))
-    lines = ["Invalid settings: Nothing was changed.", "balance.max_staleness = -1: is out of range; accepted: a number >= 0"]
+    lines = ["Invalid settings: Nothing of it was accepted.", "balance.max_staleness = -1: is out of range; accepted: a number >= 0"]
     assert (lines, True) == (str(error).splitlines(), error.bad)
     assert lines[1:] == [str(problem) for problem in error.problems]
 

@@ -168,7 +168,7 @@ def test_submit_sends_a_shipped_config_by_name_and_prints_json(services: Service
 
 def test_submit_tells_a_refused_setting_as_it_was_written(services: Services) -> None:
     services.refusal = client.RequestError(
-        "Invalid settings: Nothing was changed.\nconfig.run.sed = 1: no",
+        "Invalid settings: Nothing of it was accepted.\nconfig.run.sed = 1: no",
         bad=True,
         problems=[Problem("config.run.sed", 1, "there is no such setting", "one of name, seed", "seed")],
     )

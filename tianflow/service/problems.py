@@ -51,7 +51,7 @@ def json_response(
 def invalid_settings(error: ConfigError) -> ProblemError:
     """422: each refused setting with its path, value, reason, what would be accepted and the nearest known name."""
     errors = [_error(problem) for problem in error.problems]
-    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "Nothing was changed.", kind="invalid-settings", errors=errors)
+    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "Nothing of it was accepted.", kind="invalid-settings", errors=errors)
 
 
 def _error(problem: Problem) -> dict[str, object]:
