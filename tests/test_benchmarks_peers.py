@@ -275,6 +275,26 @@ def test_what_a_machine_constrains_for_all_does_not_bind_a_peer(place: Path, mon
     assert "ray[rllib]==2.60.0" in shell.commands[-1]
 
 
+def test_a_peer_without_wheels_is_built_with_what_its_build_needs_and_what_its_setup_leaves_undefined(place: Path) -> None:
+    shell, peer = Shell(), install.PEERS["pufferlib"]
+    assert peer.build is not None
+    packages = place / peer.name / "lib" / "python3" / "site-packages"
+    run = lambda command, **options: (shell(command, **options), packages.mkdir(parents=True, exist_ok=True))  # noqa: E731
+    assert install.install(peer, run)
+    first, second = shell.commands[1:]
+    assert {*install.COMMON, *peer.build.needs} <= set(first)
+    assert {"--no-build-isolation", *peer.packages} <= set(second)
+    assert ("1", None) == (shell.environments[2]["NO_OCEAN"], shell.environments[1].get("NO_OCEAN"))
+    said = subprocess.run(
+        [sys.executable, "-c", f"import site; site.addsitedir({str(packages)!r}); print(c_extension_paths)"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert "[]" == said.stdout.strip()
+    assert not install.install(peer, run)
+
+
 def test_a_python_without_packages_for_a_peer_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install.sys, "version_info", (3, 13, 0))
     with pytest.raises(RuntimeError, match=r"newer than 3\.12"):
@@ -299,12 +319,13 @@ def test_a_peer_that_cannot_be_installed_does_not_keep_the_others_from_it(place:
 def test_a_peer_that_is_not_known_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         install.main(["tianji"])
-    assert "known are sb3, sample_factory, rllib, cleanrl, torchrl" in capsys.readouterr().err
+    assert "known are sb3, sample_factory, rllib, cleanrl, pufferlib, torchrl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("peer", install.PEERS.values())
 def test_every_version_is_pinned(peer: install.Peer) -> None:
-    assert all("==" in package for package in (*install.COMMON, *peer.packages))
+    needs = () if peer.build is None else peer.build.needs
+    assert all("==" in package for package in (*install.COMMON, *peer.packages, *needs))
     assert any(package.split("==")[0].split("[")[0] == peer.package for package in peer.packages)
 
 
@@ -455,7 +476,18 @@ def test_a_ratio_with_a_peer_that_is_not_installed_does_not_come_about(place: Pa
         beside = [ratio for ratio in made.ratios if "bf16" not in ratio.name]  # those are between two of ours
         assert {None} == {ratio.of(values) for ratio in beside}
         values = {side.name: {"time_to_target": 2.0 if "tianflow" in side.name else 6.0, "env_steps_per_s": 3.0} for side in made.sides}
-        assert {3.0 if made.name == "peers_cartpole" else 1.0} == {ratio.of(values) for ratio in beside}
+        of_time = {ratio.name for ratio in beside if "time to target" in ratio.name}
+        assert bool(of_time) == (made.name == "peers_cartpole")
+        assert all((3.0 if ratio.name in of_time else 1.0) == ratio.of(values) for ratio in beside)
+
+
+def test_what_is_sustained_is_compared_with_the_quicker_of_the_peers_that_are_there() -> None:
+    first, second = (rival.name for rival in peers_cartpole.FASTEST)
+    values: dict[str, dict[str, float | None]] = {peers_cartpole.SUSTAINED: {"env_steps_per_s": 60.0}}
+    for ours, theirs in ((10.0, 20.0), (20.0, 10.0), (20.0, None)):
+        values |= {first: {"env_steps_per_s": ours}, second: {"env_steps_per_s": theirs}}
+        assert 3.0 == peers_cartpole.over_the_quicker(values)
+    assert peers_cartpole.over_the_quicker({**values, first: {}}) is None
 
 
 def value(side: str, name: str, figures: tuple[float | None, float | None, float | None], count: int, asked: int) -> dict[str, Any]:
@@ -488,7 +520,7 @@ def test_a_short_table_of_results_that_are_not_there_is_an_error(tmp_path: Path,
     assert "make bench-peers" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("rival", [*peers_cartpole.RIVALS, *peers_pong.RIVALS])
+@pytest.mark.parametrize("rival", [*peers_cartpole.RIVALS, *peers_cartpole.FASTEST, *peers_pong.RIVALS])
 def test_every_rival_has_an_environment_and_a_script(rival: Rival) -> None:
     assert rival.peer in install.PEERS
     assert (machine.ROOT / f"{rival.module.replace('.', '/')}.py").exists()

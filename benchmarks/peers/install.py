@@ -25,6 +25,21 @@ NEW = ("numpy==2.4.6", "gymnasium==1.4.0", "ale-py==0.12.1")
 
 
 @dataclass(frozen=True, slots=True)
+class Build:
+    """How a peer that has no wheels is built, which takes a C++ compiler.
+
+    Attributes:
+        needs: what has to be there before, with versions; `COMMON` is, too.
+        variables: of the environment in which it is built.
+        lists: names that its setup script uses as lists and may not have defined; they are empty then.
+    """
+
+    needs: tuple[str, ...]
+    variables: Mapping[str, str]
+    lists: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Peer:
     """One to compare with.
 
@@ -33,12 +48,14 @@ class Peer:
         package: whose presence says that it is there.
         packages: what it is installed from, with the versions it was tried with.
         newest_python: a newer one has no wheels of these versions.
+        build: how it is built; None if there are wheels.
     """
 
     name: str
     package: str
     packages: tuple[str, ...]
     newest_python: tuple[int, int] = (3, 13)
+    build: Build | None = None
 
 
 PEERS = {
@@ -59,6 +76,18 @@ PEERS = {
             ("ray[rllib]==2.60.0", "numpy==2.4.6", "gymnasium==1.2.2", "ale-py==0.12.1", "opencv-python-headless==4.13.0.92"),
         ),
         Peer("cleanrl", "gymnasium", NEW),  # its algorithm is one file of ours
+        # by itself its setup wants graphics libraries from the net, and without them fails for a name; nvcc it would use with any PyTorch
+        Peer(
+            "pufferlib",
+            "pufferlib",
+            ("pufferlib==3.0.0", "numpy==1.26.4", "gymnasium==0.29.1", "gym==0.23.0"),
+            newest_python=(3, 12),
+            build=Build(
+                needs=("setuptools==80.9.0", "wheel==0.45.1", "ninja==1.13.0", "cython==3.1.4", "numpy==1.26.4"),
+                variables={"NO_OCEAN": "1", "PATH": os.defpath},
+                lists=("c_extension_paths",),
+            ),
+        ),
         Peer("torchrl", "torchrl", ("torchrl==0.14.1", "tensordict==0.14.3", "numpy==2.4.6", "gymnasium==1.4.0")),
     )
 }
@@ -77,7 +106,7 @@ def interpreter(name: str) -> Path:
 
 def plan(peer: Peer) -> dict[str, object]:
     """What the environment is to hold. As long as its stamp says the same, there is nothing to do."""
-    return {"packages": sorted((*COMMON, *peer.packages)), "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    return {"packages": sorted((*COMMON, *_needs(peer), *peer.packages)), "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
 
 def is_current(peer: Peer) -> bool:
@@ -117,10 +146,27 @@ def install(peer: Peer, run: Callable[..., object] = subprocess.run) -> bool:
     constraints = folder / "constraints.txt"
     without_extras = [re.sub(r"\[.*\]", "", package) for package in packages]  # a constraint may name none
     constraints.write_text("\n".join(without_extras) + "\n", encoding="utf-8")
-    command = [str(interpreter(peer.name)), "-m", "pip", "install", "--quiet", *packages]
-    run(command, check=True, env=pip_environment(os.environ, constraints))
+    environment = pip_environment(os.environ, constraints)
+    command = [str(interpreter(peer.name)), "-m", "pip", "install", "--quiet"]
+    if peer.build is not None:
+        run([*command, *COMMON, *peer.build.needs], check=True, env=environment)
+        _define(peer.build.lists, folder)
+        environment = {**environment, **peer.build.variables}
+        command.append("--no-build-isolation")
+    run([*command, *packages], check=True, env=environment)
     (folder / STAMP).write_text(json.dumps(plan(peer)), encoding="utf-8")
     return True
+
+
+def _needs(peer: Peer) -> tuple[str, ...]:
+    return () if peer.build is None else peer.build.needs
+
+
+def _define(lists: Sequence[str], folder: Path) -> None:
+    """Empty lists that every program of the environment in ``folder`` finds among its builtins."""
+    lines = ["import builtins", *(f"builtins.{name} = []" for name in lists)]
+    for place in folder.glob("lib/python*/site-packages"):
+        (place / "lists.pth").write_text("; ".join(lines) + "\n", encoding="utf-8")
 
 
 def versions(peer: Peer) -> dict[str, str]:
