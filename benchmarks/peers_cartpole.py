@@ -26,7 +26,7 @@ RIVALS = (
     Rival("CleanRL-style PPO", "cleanrl", "benchmarks.peers.cleanrl_ppo", "settings of ppo.py: 4 environments, 1 process, 64-64 tanh"),
     Rival("TorchRL PPO", "torchrl", "benchmarks.peers.torchrl_ppo", "RL Zoo's settings, 8 environments, 1 process, 64-64 tanh"),
 )
-PUFFER = "its defaults, 64 relu; environments and processes with which it was quickest among twelve settings"
+PUFFER = "its defaults, 64 relu; environments and processes with which it was quickest among sixteen settings"
 FASTEST = (
     Rival("PufferLib PPO, sustained", "pufferlib", "benchmarks.peers.puffer_ppo", f"{PUFFER}: 1,024, 1 process", ("envs=1024",)),
     Rival(
