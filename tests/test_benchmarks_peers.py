@@ -295,6 +295,44 @@ def test_a_peer_without_wheels_is_built_with_what_its_build_needs_and_what_its_s
     assert not install.install(peer, run)
 
 
+PUFFERLIB = {
+    "pufferlib-3.0.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: pufferlib\nVersion: 3.0.0\n",
+    "pufferlib/config/default.ini": "[train]\nseed = 42\noptimizer = muon\nbptt_horizon = 64\nadam_eps = 1e-12\n",
+    "pufferlib/__init__.py": "import pathlib\npathlib.Path('resources').touch()\n",
+    "pufferlib/models.py": "def Default(environment, hidden_size): return environment\n",
+    "pufferlib/vector.py": """
+from types import SimpleNamespace
+Serial = None
+def make(environment, **options): return SimpleNamespace(driver_env=None, close=lambda: None)
+""",
+    "pufferlib/pufferl.py": """
+from types import SimpleNamespace
+class PuffeRL:
+    def __init__(self, settings, environments, policy):
+        self.settings, self.stats, self.global_step, self.utilization = settings, {}, 0, SimpleNamespace(stop=lambda: None)
+    def evaluate(self): self.stats["episode_return"] = [float(self.settings["bptt_horizon"])]
+    def train(self): self.global_step += 10
+""",
+}
+"""As much of it as its script calls. Like the real one it leaves something where it is imported."""
+
+
+def test_pufferlib_gets_what_it_ships_with_and_what_it_leaves_behind_goes(tmp_path: Path) -> None:
+    for name, text in PUFFERLIB.items():
+        path = tmp_path / "installed" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    here = tmp_path / "here"
+    here.mkdir()
+    command = [sys.executable, "-m", "benchmarks.peers.puffer_ppo", "cartpole", "--seed", "7", "--seconds", "0", "horizon=32"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(machine.ROOT), str(tmp_path / "installed")))}
+    said = json.loads(subprocess.run(command, cwd=here, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    assert [] == list(here.iterdir())
+    assert (10, 32.0) == (said["env_steps"], said["mean_return"])
+    told = {name: said["settings"][name] for name in ("seed", "optimizer", "bptt_horizon", "adam_eps", "device")}
+    assert {"seed": 7, "optimizer": "muon", "bptt_horizon": 32, "adam_eps": 1e-12, "device": "cpu"} == told
+
+
 def test_a_python_without_packages_for_a_peer_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install.sys, "version_info", (3, 13, 0))
     with pytest.raises(RuntimeError, match=r"newer than 3\.12"):

@@ -1,12 +1,16 @@
 """PufferLib's own trainer with its own defaults, on CPU cores: CartPole-v1 for as many steps a second as it makes.
 
-Its settings for CartPole are for Gymnasium's CartPole-v0 and name nothing of the algorithm, so it gets those of ``config/default.ini``; how
-many environments there are, and in how many processes, are options. ``python -m benchmarks.peers.puffer_ppo cartpole ...``, with an
+Its settings for CartPole are for Gymnasium's CartPole-v0 and name nothing of the algorithm, so it gets those of its ``config/default.ini``;
+how many environments there are, and in how many processes, are options. ``python -m benchmarks.peers.puffer_ppo cartpole ...``, with an
 interpreter that has pufferlib. The clock starts with the first evaluation.
 """
 
 from __future__ import annotations
 
+import ast
+import configparser
+import contextlib
+import importlib.metadata
 import os
 import tempfile
 import warnings
@@ -17,38 +21,6 @@ import torch
 
 from benchmarks.peers.common import Progress, Speaker, Task, read_task
 
-DEFAULTS: dict[str, Any] = {
-    "torch_deterministic": True,
-    "cpu_offload": False,
-    "optimizer": "muon",
-    "anneal_lr": True,
-    "precision": "float32",
-    "total_timesteps": 10_000_000,
-    "learning_rate": 0.015,
-    "gamma": 0.995,
-    "gae_lambda": 0.90,
-    "update_epochs": 1,
-    "clip_coef": 0.2,
-    "vf_coef": 2.0,
-    "vf_clip_coef": 0.2,
-    "max_grad_norm": 1.5,
-    "ent_coef": 0.001,
-    "adam_beta1": 0.95,
-    "adam_beta2": 0.999,
-    "adam_eps": 1e-12,
-    "batch_size": "auto",
-    "minibatch_size": 8192,
-    "max_minibatch_size": 32768,
-    "bptt_horizon": 64,
-    "compile": False,
-    "compile_mode": "max-autotune-no-cudagraphs",
-    "compile_fullgraph": True,
-    "vtrace_rho_clip": 1.0,
-    "vtrace_c_clip": 1.0,
-    "prio_alpha": 0.8,
-    "prio_beta0": 0.2,
-}
-"""As shipped with version 3.0."""
 HIDDEN = 64
 NEVER = 10**9
 
@@ -88,20 +60,34 @@ def vector(task: Task) -> Any:
     return vector.make(environment, backend=vector.Multiprocessing, num_envs=count, seed=task.seed, **options)
 
 
-def settings_of(task: Task, scratch: str) -> dict[str, Any]:
-    """What the trainer is given."""
-    horizon = int(task.options.get("horizon", DEFAULTS["bptt_horizon"]))
-    own = {"name": "cartpole", "project": "cartpole", "env": "cartpole", "seed": task.seed, "device": "cpu", "use_rnn": False}
-    return {**DEFAULTS, **own, "bptt_horizon": horizon, "data_dir": scratch, "checkpoint_interval": NEVER}
+def defaults() -> dict[str, Any]:
+    """The trainer's settings, as they were installed."""
+    shipped = configparser.ConfigParser()
+    shipped.read(str(importlib.metadata.distribution("pufferlib").locate_file("pufferlib/config/default.ini")), encoding="utf-8")
+    return {name: _value(text) for name, text in shipped["train"].items()}
 
 
-def train(task: Task, progress: Progress, scratch: str) -> None:
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):  # a word
+        return text
+
+
+def settings_of(task: Task) -> dict[str, Any]:
+    """What the trainer is given. It writes into the working directory."""
+    own = {"env": "cartpole", "seed": task.seed, "device": "cpu", "use_rnn": False, "data_dir": ".", "checkpoint_interval": NEVER}
+    found = defaults() | own
+    return found | {"bptt_horizon": int(task.options.get("horizon", found["bptt_horizon"]))}
+
+
+def train(task: Task, progress: Progress, settings: dict[str, Any]) -> None:
     """Until ``progress`` says so."""
     from pufferlib import models, pufferl
 
     pufferl.PuffeRL.print_dashboard = lambda *_, **__: None  # drawn ten times a second, for nobody
     environments = vector(task)
-    trainer = pufferl.PuffeRL(settings_of(task, scratch), environments, models.Default(environments.driver_env, hidden_size=HIDDEN))
+    trainer = pufferl.PuffeRL(dict(settings), environments, models.Default(environments.driver_env, hidden_size=HIDDEN))
     progress.start()
     over = False
     while not over:
@@ -122,14 +108,15 @@ def main() -> None:
     torch.manual_seed(task.seed)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     progress = Progress(task)
-    with tempfile.TemporaryDirectory() as scratch:
-        train(task, progress, scratch)
+    settings = settings_of(task)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):  # its import leaves a link where it happens
+        train(task, progress, settings)
     speaker.tell(
         task,
         progress,
         peer="PufferLib PPO",
         clock_starts="the first evaluation",
-        settings={**DEFAULTS, **task.options, "hidden": HIDDEN},
+        settings={**settings, **task.options, "hidden": HIDDEN},
         packages=("pufferlib", "torch", "gymnasium", "numpy"),
     )
 
