@@ -9,7 +9,7 @@ from benchmarks import child, training, turns
 from benchmarks.harness import BenchmarkError, Values
 from tianflow import loops, open_run
 from tianflow.api import RunHandle
-from tianflow.statistics import Diagnosis
+from tianflow.core.statistics import Diagnosis
 
 ALONE = (
     "actors.count=1",

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tianflow.config import Config
+    from tianflow.core.payloads import EnvironmentSpec
     from tianflow.interfaces import Algorithm, AlgorithmFactory, ArrayStep, LearnerBatch, Policy
-    from tianflow.payloads import EnvironmentSpec
 
     Array = NDArray[Any]
 
@@ -146,8 +146,8 @@ def _batch(config: Config, spec: EnvironmentSpec) -> LearnerBatch:
     from tianflow.channels.memory import heap_arena
     from tianflow.components.rollout import Rollout
     from tianflow.components.stacking import BatchStacker
-    from tianflow.layout import make_layout
-    from tianflow.payloads import Grant, Version
+    from tianflow.core.layout import make_layout
+    from tianflow.core.payloads import Grant, Version
 
     count = config.algorithm.batch_trajectories
     layout = make_layout(spec, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=False)

@@ -19,8 +19,8 @@ from tianflow.algorithms.actor_critic import ActorCriticPolicy
 from tianflow.algorithms.impala import ImpalaLearner
 from tianflow.algorithms.update import never
 from tianflow.config import Config, ImpalaSettings
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import LearnerBatch, StepResult
-from tianflow.payloads import EnvironmentSpec
 
 SPIN_S = 1.5e-4
 """A sleeping thread wakes up so much late; for the last bit it stays awake."""

@@ -29,7 +29,7 @@ from benchmarks.relay import failing
 from tianflow import loops
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.shm import SharedMemory, SharedWeights
-from tianflow.payloads import Version
+from tianflow.core.payloads import Version
 
 PATIENCE_S = 20.0
 TURN = 100

@@ -26,9 +26,9 @@ from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
+from tianflow.core.payloads import Field, Settlement, Trajectory, TrajectoryLayout, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
 from tianflow.ledger import Ledger
-from tianflow.payloads import Field, Settlement, Trajectory, TrajectoryLayout, Version
 from tianflow.tickets import Limits
 
 STAMP = 8  # bytes at the start of a slot: when it was committed, in monotonic nanoseconds

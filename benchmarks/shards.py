@@ -32,8 +32,8 @@ def fragments(config: Config) -> Iterator[Fragment]:
     from tianflow import envs, plugins
     from tianflow.channels.memory import heap_arena
     from tianflow.components.rollout import Rollout
+    from tianflow.core.payloads import Grant, Version
     from tianflow.layouts import trajectory_layout
-    from tianflow.payloads import Grant, Version
     from tianflow.replay.fragments import Fragment, Stream
 
     spec, version = envs.probe(config), Version(1, 0)

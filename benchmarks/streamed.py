@@ -32,8 +32,8 @@ from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message
 from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.shm import SharedArena
+from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
-from tianflow.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.tickets import Limits
 
 SMALL = 1024

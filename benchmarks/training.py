@@ -15,7 +15,7 @@ from benchmarks.harness import Values
 from tianflow import loops, open_run
 from tianflow.api import RunHandle
 from tianflow.coordinator import ENDED
-from tianflow.statistics import RunStatistics
+from tianflow.core.statistics import RunStatistics
 from tianflow.tallies import waiting_seconds
 
 CONFIGS = Path(__file__).parent / "configs"

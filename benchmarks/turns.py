@@ -21,7 +21,7 @@ from benchmarks.harness import Values
 from tianflow import loops, open_run
 from tianflow.api import RunHandle
 from tianflow.coordinator import ENDED
-from tianflow.statistics import ComponentStatistics
+from tianflow.core.statistics import ComponentStatistics
 
 ASLEEP_S = 0.01
 """Lag is how much later than asked a sleep of so many seconds ends."""

@@ -14,10 +14,10 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.worlds import FIRST, NUM_ENVS, STEPS, WEIGHTS_NBYTES, EventsLink, WeightsLink, World, tickets, turns
+from tianflow.core.events import EnvironmentFailed, Event, SettingsChanged
+from tianflow.core.payloads import NO_VERSION, Batch, Episode, Settlement, Trajectory, Version
 from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel
-from tianflow.events import EnvironmentFailed, Event, SettingsChanged
 from tianflow.interfaces import BatchSource, TrajectorySender
-from tianflow.payloads import NO_VERSION, Batch, Episode, Settlement, Trajectory, Version
 from tianflow.tickets import State
 
 OpenWorld = Callable[..., World]

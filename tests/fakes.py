@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tianflow.core.layout import make_layout, views
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, Grant, Version
 from tianflow.interfaces import ActorStep
-from tianflow.layout import make_layout, views
-from tianflow.payloads import ActionSpec, EnvironmentSpec, Grant, Version
 
 Tree = Mapping[str, torch.Tensor]
 

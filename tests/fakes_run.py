@@ -12,11 +12,8 @@ from tianflow.audit import Page
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config import Config, EnvSettings, PPOSettings, RunSettings
 from tianflow.config_loading import with_changes
-from tianflow.errors import ConfigError, StateConflictError
-from tianflow.ledger import Ledger
-from tianflow.limiter import Limiter, RateLimits
-from tianflow.payloads import Batch, Holdings, Settlement, Trajectory, Version
-from tianflow.statistics import (
+from tianflow.core.payloads import Batch, Holdings, Settlement, Trajectory, Version
+from tianflow.core.statistics import (
     CheckpointStatistics,
     ComponentStatistics,
     Diagnosis,
@@ -27,6 +24,9 @@ from tianflow.statistics import (
     SinkStatistics,
     TimeShares,
 )
+from tianflow.errors import ConfigError, StateConflictError
+from tianflow.ledger import Ledger
+from tianflow.limiter import Limiter, RateLimits
 from tianflow.tallies import KEPT_RECORDS
 from tianflow.tickets import Limits, State
 

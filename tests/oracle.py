@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from tests.fakes import VersionPolicy
 from tianflow.config import AlgorithmSettings, Config
 from tianflow.coordinator import Run
+from tianflow.core.payloads import EnvironmentSpec, WeightsTable
 from tianflow.interfaces import LearnerBatch, StepResult
-from tianflow.payloads import EnvironmentSpec, WeightsTable
 
 T = TypeVar("T")
 NBYTES = 64

@@ -12,11 +12,8 @@ from numpy.typing import NDArray
 from tianflow.channels.memory import heap_arena
 from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.channels.shards import answers
-from tianflow.layout import make_draw_layout, make_layout
-from tianflow.ledger import Ledger
-from tianflow.limiter import Limiter, RateLimits
-from tianflow.memory import DRAW_SLOTS
-from tianflow.payloads import (
+from tianflow.core.layout import make_draw_layout, make_layout
+from tianflow.core.payloads import (
     ActionSpec,
     Batch,
     DrawPart,
@@ -33,6 +30,9 @@ from tianflow.payloads import (
     Trajectory,
     Version,
 )
+from tianflow.ledger import Ledger
+from tianflow.limiter import Limiter, RateLimits
+from tianflow.memory import DRAW_SLOTS
 from tianflow.tickets import Limits, State
 
 STEPS, NUM_ENVS, DRAWN = 4, 2, 6

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.payloads import LeafSpec
+from tianflow.core.payloads import LeafSpec
 from tianflow.replay import Drawn, Fragment, Shard, Stream
 
 Array = NDArray[Any]

@@ -16,8 +16,8 @@ from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message
 from tianflow.channels.linked import LinkTrajectorySender
 from tianflow.channels.shm import SharedMemory, SharedWeights
+from tianflow.core.payloads import Episode, Trajectory, Version
 from tianflow.errors import EndOfChannel
-from tianflow.payloads import Episode, Trajectory, Version
 
 
 def hammer(fd: int, nbytes: int) -> None:

@@ -32,10 +32,10 @@ from tianflow.config import (
     NormalisationSettings,
     PPOSettings,
 )
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import CheckpointError
 from tianflow.interfaces import LearnerBatch
 from tianflow.networks import Output, make_network
-from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "estimators.json").read_text())["cases"]}
 torch.set_num_threads(1)  # a second thread makes tensors of this size slower, by far so on a busy machine

@@ -9,12 +9,12 @@ from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
 from tianflow.components.balancer import Balancer, Wishes, make_laws, merge
-from tianflow.directives import SetAdmission, SetBound, SetCredits, SetOrder
+from tianflow.core.directives import SetAdmission, SetBound, SetCredits, SetOrder
+from tianflow.core.layout import make_layout
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec, Settlement, Trajectory, Version
 from tianflow.errors import ConfigError
 from tianflow.interfaces import LiveSettings
-from tianflow.layout import make_layout
 from tianflow.ledger import Ledger
-from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec, Settlement, Trajectory, Version
 from tianflow.tickets import Limits
 
 SPEC = EnvironmentSpec("x", (LeafSpec("", (2,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")

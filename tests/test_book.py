@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tianflow.book import LISTED, TicketBook
+from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.ledger import Ledger
-from tianflow.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.tickets import Limits, State, Ticket
 
 

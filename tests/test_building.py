@@ -16,10 +16,10 @@ from tianflow.building import Blueprint, Builder, life_of
 from tianflow.channels.latest import LatestCell
 from tianflow.components import shard_making
 from tianflow.config_loading import load_config
+from tianflow.core.payloads import Version
+from tianflow.core.program import ComponentSpec
 from tianflow.interfaces import LiveSettings
 from tianflow.layouts import trajectory_layout
-from tianflow.payloads import Version
-from tianflow.program import ComponentSpec
 
 
 class Weights:

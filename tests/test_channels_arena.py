@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.worlds import FIRST, small_layout
 from tianflow.channels.arena import Arena, arena_nbytes
 from tianflow.channels.memory import heap_arena
-from tianflow.payloads import ALIGNMENT, Field, Grant, TrajectoryLayout, aligned
+from tianflow.core.payloads import ALIGNMENT, Field, Grant, TrajectoryLayout, aligned
 
 DTYPES = ("uint8", "bool", "int8", "float32", "int64", "float64")
 

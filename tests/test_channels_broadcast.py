@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.worlds import turns
 from tianflow.channels.broadcast import Broadcast, GapCounter, Subscription
-from tianflow.events import Event, SettingsChanged
+from tianflow.core.events import Event, SettingsChanged
 
 
 def event(number: int) -> Event:

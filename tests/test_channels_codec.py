@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tianflow import events
 from tianflow.channels.codec import (
     decode_batch,
     decode_event,
@@ -23,9 +22,10 @@ from tianflow.channels.codec import (
     encode_statistics,
     encode_trajectory,
 )
+from tianflow.core import events
+from tianflow.core.payloads import Batch, Trajectory, Version
+from tianflow.core.statistics import ComponentStatistics, Distribution, Histogram, StateClock, TimeShares
 from tianflow.errors import BrokenChannelError
-from tianflow.payloads import Batch, Trajectory, Version
-from tianflow.statistics import ComponentStatistics, Distribution, Histogram, StateClock, TimeShares
 
 EVENTS = [cls for cls in vars(events).values() if isinstance(cls, type) and issubclass(cls, events.Event) and cls is not events.Event]
 counts = st.integers(0, 2**62)

@@ -6,7 +6,7 @@ import asyncio
 
 from tests.conformance import EventsConform, GrantsConform, OpenWorld, Soak, TrajectoriesConform, WeightsConform
 from tests.worlds import FIRST, MemoryEventsLink, MemoryWeightsLink, MemoryWorld, SharedEventsLink, SharedWeightsLink, SharedWorld, turns
-from tianflow.payloads import Version
+from tianflow.core.payloads import Version
 
 
 class TestGrantsInMemory(GrantsConform):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.worlds import turns
 from tianflow.channels.latest import LatestCell
-from tianflow.payloads import Version
+from tianflow.core.payloads import Version
 
 
 def test_a_newer_value_replaces_an_older_one() -> None:

@@ -19,8 +19,8 @@ from tianflow.channels.link import EVENT_BACKLOG, PACKET, Link, Message, socket_
 from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.memory import heap_arena
 from tianflow.channels.served import ServedExchange
+from tianflow.core.payloads import Settlement, Trajectory, Version
 from tianflow.ledger import Ledger
-from tianflow.payloads import Settlement, Trajectory, Version
 from tianflow.tickets import Limits
 
 

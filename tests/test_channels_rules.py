@@ -12,7 +12,7 @@ import pytest
 
 import tianflow
 from tests.worlds import FIRST, SharedWorld, tickets
-from tianflow.payloads import Version
+from tianflow.core.payloads import Version
 
 PACKAGE = Path(tianflow.__file__).parent
 MOVING = sorted([*(PACKAGE / "channels").glob("*.py"), *(PACKAGE / "launchers").glob("*.py"), PACKAGE / "host.py"])

@@ -29,9 +29,9 @@ from tianflow.channels.linked import LinkBatchSource
 from tianflow.channels.memory import MemoryBatchSource, heap_arena
 from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import BUFFERS, SharedArena, SharedMemory, SharedWeights, weights_checksum
+from tianflow.core.payloads import NO_VERSION, Episode, Settlement, Version, aligned
 from tianflow.errors import BrokenChannelError, TianflowError
 from tianflow.ledger import Ledger
-from tianflow.payloads import NO_VERSION, Episode, Settlement, Version, aligned
 from tianflow.tickets import Limits
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -17,9 +17,9 @@ from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.linked import LinkTrajectorySender
 from tianflow.channels.memory import heap_arena
 from tianflow.channels.served import ServedExchange
+from tianflow.core.payloads import Grant, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
 from tianflow.ledger import Ledger
-from tianflow.payloads import Grant, Trajectory, Version
 from tianflow.tickets import Limits
 
 SLOTS, BATCH = 16, 4

@@ -19,8 +19,8 @@ import pytest
 
 from tianflow import checkpoint
 from tianflow.checkpoint import MANIFEST, STATE, CheckpointStore, resolve, write_state
+from tianflow.core.payloads import StateFile, Version
 from tianflow.errors import CheckpointError
-from tianflow.payloads import StateFile, Version
 
 ARRAYS = {"policy/weight": np.arange(12, dtype=np.float32).reshape(3, 4), "updates": np.asarray(7, dtype=np.int64)}
 
@@ -291,7 +291,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from tianflow.checkpoint import CheckpointStore, write_state
-from tianflow.payloads import Version
+from tianflow.core.payloads import Version
 
 store = CheckpointStore(Path(sys.argv[1]), keep=2)
 store.sweep()

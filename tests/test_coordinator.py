@@ -22,12 +22,12 @@ from tianflow.components.balancer import make_laws
 from tianflow.config import Config
 from tianflow.config_loading import load_config
 from tianflow.coordinator import Run
+from tianflow.core.layout import make_layout
+from tianflow.core.payloads import Episode, Evaluation, SavedState, Settlement, Trajectory, Version
+from tianflow.core.program import HostSpec
+from tianflow.core.statistics import ComponentStatistics, StateClock, TimeShares
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError, StateConflictError
 from tianflow.launchers.inline import HeapSlots
-from tianflow.layout import make_layout
-from tianflow.payloads import Episode, Evaluation, SavedState, Settlement, Trajectory, Version
-from tianflow.program import HostSpec
-from tianflow.statistics import ComponentStatistics, StateClock, TimeShares
 from tianflow.validation import require_valid
 
 BASE = cartpole(

@@ -17,10 +17,10 @@ from dashboards import make, targets
 from tests.fakes_run import FakeRun
 from tianflow.control_file import NAME as NAME_OF_RUN
 from tianflow.control_file import SERVICE, ControlFile, process_start_time
+from tianflow.core.statistics import SinkStatistics
 from tianflow.metrics.prometheus import Exporter
 from tianflow.serving.child import Files
 from tianflow.serving.metrics import ServiceCollector, exposition
-from tianflow.statistics import SinkStatistics
 
 FOLDER = Path(make.__file__).parent
 BOARDS = {path.stem: json.loads(text) for path, text in make.files().items()}

@@ -17,8 +17,8 @@ from tianflow.checkpoint import CheckpointStore, resolve
 from tianflow.components.rollout import Rollout
 from tianflow.components.stacking import BatchStacker
 from tianflow.config import Config
-from tianflow.layout import make_layout
-from tianflow.payloads import Grant, Version
+from tianflow.core.layout import make_layout
+from tianflow.core.payloads import Grant, Version
 
 E2E = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ALGORITHMS: dict[str, dict[str, object]] = {

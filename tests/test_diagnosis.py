@@ -10,8 +10,8 @@ import pytest
 from tests.fakes_run import FakeReplay, FakeRun, make_config
 from tianflow.config import Config
 from tianflow.config_loading import with_changes
+from tianflow.core.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares
 from tianflow.diagnosis import Watch, diagnose
-from tianflow.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares
 from tianflow.windows import time_between
 
 WINDOW_S = 10.0

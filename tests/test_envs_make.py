@@ -10,12 +10,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests import environments
 from tianflow.config import Config, EnvSettings, PPOSettings
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.envs import probe
 from tianflow.envs.make import EXTRAS, environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
 from tianflow.envs.vector import VectorEnvironment, autoreset_of, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError
-from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 HERE = "tests.test_envs_make"
 

@@ -4,9 +4,9 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from tests import environments
+from tianflow.core.payloads import ActionSpec, LeafSpec
 from tianflow.envs.spec import ActionCodec, ObservationCodec, UnexpectedShapeError, action_spec
 from tianflow.errors import ConfigError
-from tianflow.payloads import ActionSpec, LeafSpec
 
 
 def destinations(codec: ObservationCodec, num_envs: int) -> dict[str, np.ndarray]:

@@ -13,12 +13,12 @@ import pytest
 from tests.settings import cartpole
 from tests.test_diagnosis import look
 from tianflow.config import Config
+from tianflow.core.moments import TIMED
+from tianflow.core.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares
 from tianflow.diagnosis import Memory, diagnose
 from tianflow.foretelling import Foretold, Side, foretell, sustained
-from tianflow.moments import TIMED
 from tianflow.simulation.rates import Rates
 from tianflow.simulation.world import Simulation
-from tianflow.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares
 
 STEPS = 32
 

@@ -14,13 +14,13 @@ import pytest
 from tests.settings import cartpole
 from tests.worlds import turns
 from tianflow.coordinator import Run
+from tianflow.core.payloads import Version
+from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import BrokenChannelError, TianflowError
 from tianflow.launchers.inline import HeapSlots, InlineHost, InlineLauncher
 from tianflow.launchers.nursery import Nursery
 from tianflow.launchers.processes import ProcessHost, SharedSlots
 from tianflow.layouts import trajectory_layout
-from tianflow.payloads import Version
-from tianflow.program import ComponentSpec, HostSpec
 from tianflow.validation import require_valid
 
 CONFIG = cartpole()

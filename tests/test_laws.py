@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.virtual_time import Settings, World
-from tianflow.directives import Directive, SetAdmission, SetBound, SetCredits, SetOrder
-from tianflow.events import Observed, UpdateFinished
+from tianflow.core.directives import Directive, SetAdmission, SetBound, SetCredits, SetOrder
+from tianflow.core.events import Observed, UpdateFinished
 from tianflow_controllers.consume_only import ConsumeOnly
 from tianflow_controllers.freshest import Freshest
 from tianflow_controllers.lockstep import Lockstep

@@ -19,11 +19,11 @@ from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import MemoryBatchSource, MemoryWeights, heap_arena
 from tianflow.components.learner import Learner, admissible
 from tianflow.config import Config
+from tianflow.core.layout import make_layout
+from tianflow.core.payloads import ActionSpec, Batch, EnvironmentSpec, LeafSpec, Trajectory, Version
 from tianflow.errors import RunError
 from tianflow.interfaces import LearnerBatch, LiveSettings, StepResult
-from tianflow.layout import make_layout
 from tianflow.ledger import Ledger
-from tianflow.payloads import ActionSpec, Batch, EnvironmentSpec, LeafSpec, Trajectory, Version
 from tianflow.tickets import Limits, State
 
 SPEC = EnvironmentSpec("Small-v0", (LeafSpec("", (3,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.virtual_time import broken_identity
+from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.ledger import Ledger, LedgerError
-from tianflow.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.tickets import Blocked, Limits, Share, State, coarse
 
 

@@ -14,11 +14,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.fakes_run import FakeRun
+from tianflow.core.payloads import Settlement, Version
+from tianflow.core.statistics import ComponentStatistics, SinkStatistics, TimeShares
 from tianflow.metrics.families import DROP_REASONS, FAMILIES, STATES, staleness_distribution
 from tianflow.metrics.prometheus import Exporter
 from tianflow.metrics.steady import steady
-from tianflow.payloads import Settlement, Version
-from tianflow.statistics import ComponentStatistics, SinkStatistics, TimeShares
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 

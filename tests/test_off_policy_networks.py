@@ -9,9 +9,9 @@ import torch
 
 from tests.test_networks import observations
 from tianflow.config import NetworkSettings
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
 from tianflow.networks.q_values import ActionRange, Critics, Deterministic, QNetwork, SquashedGaussian, make_torso, seeded
-from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 torch.set_num_threads(1)
 CHOICE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(0,))

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from tianflow.algorithms.dqn import DQN
 from tianflow.config import Config, EnvSettings, NetworkSettings, NormalisationSettings, PPOSettings
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.off_policy_settings import DQNSettings, OffPolicySettings, R2D2Settings, SACSettings, TD3Settings, check
-from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 SETTINGS: list[Any] = [DQNSettings, R2D2Settings, SACSettings, TD3Settings]
 DISCRETE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(0,))

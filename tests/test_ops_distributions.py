@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import distributions as reference
 
+from tianflow.core.payloads import ActionSpec
 from tianflow.ops.distributions import Categorical, DiagonalGaussian, distribution_for
-from tianflow.payloads import ActionSpec
 
 CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "estimators.json").read_text())["cases"]}
 ONE, SEVERAL, BOX = Categorical((4,), scalar=True), Categorical((2, 3), scalar=False), DiagonalGaussian((2, 2))

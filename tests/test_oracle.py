@@ -22,8 +22,8 @@ from tianflow.checkpoint import CheckpointStore, write_state
 from tianflow.components import learner
 from tianflow.components.weights import PolicyWeights
 from tianflow.coordinator import Run
+from tianflow.core.payloads import ActionSpec, Version
 from tianflow.ledger import Ledger
-from tianflow.payloads import ActionSpec, Version
 from tianflow.tickets import LedgerSnapshot
 
 Drive = Callable[[Run], Awaitable[None]]

@@ -18,11 +18,11 @@ from tianflow.algorithms import precision
 from tianflow.algorithms.flat import Adam
 from tianflow.algorithms.precision import InBfloat16, act_in, as_it_is, forward_in, raised, why_slow
 from tianflow.config import ActorSettings, Config, LearnerSettings
+from tianflow.core.payloads import LeafSpec
 from tianflow.errors import ConfigError
 from tianflow.interfaces import LearnerBatch
 from tianflow.networks import Output
 from tianflow.ops import distributions
-from tianflow.payloads import LeafSpec
 
 CPU = torch.device("cpu")
 IMAGE = LeafSpec("", (84, 84, 4), "uint8")

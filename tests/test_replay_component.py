@@ -19,14 +19,8 @@ from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.channels.shards import ShardEnd, answers
 from tianflow.components.replay_shard import ReplayShard
 from tianflow.compute import Compute
-from tianflow.drawing import importance_weights
-from tianflow.errors import WouldBlock
-from tianflow.interfaces import LiveSettings
-from tianflow.layout import make_draw_layout, make_layout
-from tianflow.ledger import Ledger
-from tianflow.limiter import Limiter, RateLimits
-from tianflow.memory import DRAW_SLOTS
-from tianflow.payloads import (
+from tianflow.core.layout import make_draw_layout, make_layout
+from tianflow.core.payloads import (
     ActionSpec,
     Batch,
     DrawPart,
@@ -41,6 +35,12 @@ from tianflow.payloads import (
     Trajectory,
     Version,
 )
+from tianflow.drawing import importance_weights
+from tianflow.errors import WouldBlock
+from tianflow.interfaces import LiveSettings
+from tianflow.ledger import Ledger
+from tianflow.limiter import Limiter, RateLimits
+from tianflow.memory import DRAW_SLOTS
 from tianflow.replay.selection import Prioritised, Uniform
 from tianflow.replay.settings import ShardSettings
 from tianflow.replay.shard import Shard

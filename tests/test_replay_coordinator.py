@@ -15,11 +15,11 @@ from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.config import Config
 from tianflow.config_loading import load_config
 from tianflow.coordinator import Run
+from tianflow.core.payloads import Drop, Holdings, ShardRequest, Store
+from tianflow.core.program import HostSpec
 from tianflow.errors import ConfigError
 from tianflow.launchers.inline import HeapSlots
 from tianflow.layouts import draw_layout, trajectory_layout
-from tianflow.payloads import Drop, Holdings, ShardRequest, Store
-from tianflow.program import HostSpec
 
 REPLAY: Mapping[str, Any] = {"shards": 2, "capacity": 4000, "min_size": 50, "samples_per_insert": 2.0}
 

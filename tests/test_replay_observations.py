@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.replay_worlds import LEAVES, STACKS, World, everything
-from tianflow.payloads import LeafSpec
+from tianflow.core.payloads import LeafSpec
 from tianflow.replay import Fifo, Fragment, Shard, ShardSettings, Stream, find_stacks
 from tianflow.replay.observations import LeafArrays, NewRows, PlainLeaf, StackedLeaf
 from tianflow.replay.rings import gather

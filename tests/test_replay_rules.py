@@ -13,10 +13,10 @@ from tianflow import replay_rules
 from tianflow.components.shard_making import make_shard
 from tianflow.config import Config
 from tianflow.config_loading import load_config, with_changes
+from tianflow.core.layout import views
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
-from tianflow.layout import views
 from tianflow.layouts import trajectory_layout
-from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.replay import Fragment, Stream
 
 DQN: dict[str, Any] = {"name": "dqn", "batch_size": 32}

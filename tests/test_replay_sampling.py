@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tianflow.core.payloads import LeafSpec
 from tianflow.drawing import importance_weights, shard_probabilities
 from tianflow.errors import WouldBlock
-from tianflow.payloads import LeafSpec
 from tianflow.replay import Fragment, Prioritised, Selector, Shard, ShardSettings, Stream, Uniform, draw_over, split
 
 CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "replay.json").read_text())["cases"]}

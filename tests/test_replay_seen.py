@@ -17,11 +17,11 @@ import tianflow.api  # at once: a lazy import inside a coroutine would block its
 from tests.fakes_run import FakeReplay, FakeRun
 from tianflow import config_loading
 from tianflow.config import Config
+from tianflow.core.statistics import RunStatistics
 from tianflow.metrics.prometheus import Exporter
 from tianflow.metrics.replay import DISCARD_REASONS, REPLAY_FAMILIES
 from tianflow.rates import Rates
 from tianflow.screen import drawing, plain_line, summary_text
-from tianflow.statistics import RunStatistics
 from tianflow.status import describe
 from tianflow.summary import summarise
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tianflow.payloads import LeafSpec
+from tianflow.core.payloads import LeafSpec
 from tianflow.replay import ActorError, Fragment, Prioritised, SequenceError, Shard, ShardSettings, Stream, sequence_priority
 from tianflow.replay.sequences import InitialPriority, WindowSteps, n_step_errors
 

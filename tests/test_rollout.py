@@ -12,10 +12,10 @@ from tests.fakes import CountingPolicy, FakePolicy, FakeSlot, VersionPolicy, gra
 from tianflow.algorithms.actor_critic import ActorCriticPolicy
 from tianflow.components.rollout import Rollout
 from tianflow.config import ActorSettings, Config, EnvSettings, PPOSettings, RunSettings
+from tianflow.core.payloads import Episode, Version
 from tianflow.envs import probe
 from tianflow.envs.vector import VectorEnvironment
 from tianflow.errors import EnvironmentFailedError, PoisonedTrajectoryError
-from tianflow.payloads import Episode, Version
 
 MODES = {"next_step": "NextStepVector", "same_step": "SameStepVector", "disabled": "DisabledVector"}
 

@@ -17,15 +17,15 @@ from rich.console import Console
 
 from tests.fakes_run import FakeRun
 from tianflow import logs
+from tianflow.core.formatting import duration, number
+from tianflow.core.payloads import Settlement, Version
+from tianflow.core.statistics import ComponentStatistics, TimeShares
 from tianflow.ledger import Ledger
-from tianflow.payloads import Settlement, Version
 from tianflow.rates import Rates
 from tianflow.screen import LastingConsole, PlainLines, Screen, drawing, make_screen, plain_line, summary_text
-from tianflow.statistics import ComponentStatistics, TimeShares
 from tianflow.status import describe, time_left
 from tianflow.summary import lost
 from tianflow.tickets import Limits
-from tianflow.words import duration, number
 
 
 def described(run: FakeRun, rates: Rates | None = None) -> dict[str, Any]:

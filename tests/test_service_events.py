@@ -21,7 +21,7 @@ from tests.fakes_run import FakeRun
 from tests.test_service import CONTROL, READ, RUN, TOKENS, problem
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config import HttpSettings
-from tianflow.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
+from tianflow.core.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
 from tianflow.rates import Rates
 from tianflow.service import fan, streams
 from tianflow.service import feed as feeding

@@ -15,7 +15,7 @@ from tests.test_service_events import Door
 from tests.test_serving import CONTROL, RUNS, World, until, with_a_run
 from tianflow.config import HttpSettings
 from tianflow.control_file import ControlFile
-from tianflow.events import HostExited
+from tianflow.core.events import HostExited
 from tianflow.service.auth import Guard, Tokens
 from tianflow.service.server import address, answering, bind, runner_of
 from tianflow.serving import asking

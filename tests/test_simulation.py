@@ -15,10 +15,10 @@ from tests.settings import cartpole
 from tests.virtual_time import broken_identity
 from tianflow import cli
 from tianflow.config import Config
-from tianflow.directives import Directive, SetBound, SetCredits
+from tianflow.core.directives import Directive, SetBound, SetCredits
+from tianflow.core.events import Event, Observed
+from tianflow.core.payloads import Batch
 from tianflow.errors import ConfigError
-from tianflow.events import Event, Observed
-from tianflow.payloads import Batch
 from tianflow.simulation import measuring
 from tianflow.simulation.clock import Clock
 from tianflow.simulation.outcome import Outcome

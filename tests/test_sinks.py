@@ -17,13 +17,13 @@ from tests.fakes_run import FakeRun
 from tests.settings import cartpole
 from tianflow.config import MetricsSettings
 from tianflow.config_loading import load_config
+from tianflow.core.statistics import SinkStatistics
 from tianflow.errors import ConfigError
 from tianflow.history import NAME, read_rows
 from tianflow.recording import recorded
 from tianflow.sinks import outlet as outlets
 from tianflow.sinks.base import Point, SinkRun, flat, points
 from tianflow.sinks.outlet import Outlet, require_sinks
-from tianflow.statistics import SinkStatistics
 
 IMPORTED = tianflow.api
 Row = dict[str, Any]

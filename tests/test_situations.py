@@ -32,14 +32,14 @@ from tianflow.components.learner import Learner
 from tianflow.config import Config, PPOSettings
 from tianflow.config_loading import load_config
 from tianflow.coordinator import Run
+from tianflow.core.events import Event
+from tianflow.core.layout import layout_to_wire, make_layout, spec_to_wire
+from tianflow.core.payloads import Batch, Settlement, Trajectory, Version
 from tianflow.errors import RunError
-from tianflow.events import Event
 from tianflow.host import FAILED, HostProcess
 from tianflow.interfaces import LearnerBatch, StepResult
-from tianflow.layout import layout_to_wire, make_layout, spec_to_wire
 from tianflow.ledger import Ledger
 from tianflow.metrics.families import DROP_REASONS
-from tianflow.payloads import Batch, Settlement, Trajectory, Version
 from tianflow.simulation.rates import Rates
 from tianflow.simulation.world import Simulation
 from tianflow.tickets import Blocked, Limits

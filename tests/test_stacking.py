@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from tianflow.components.stacking import NOT_LEARNED_FROM, BatchStacker, DrawStacker
-from tianflow.layout import make_draw_layout, make_layout, views
-from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec, TrajectoryLayout
+from tianflow.core.layout import make_draw_layout, make_layout, views
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec, TrajectoryLayout
 
 T, N, B = 5, 3, 4
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tianflow import supervisor as module
+from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import RunError
-from tianflow.program import ComponentSpec, HostSpec
 from tianflow.supervisor import Patience, Supervisor
 
 

@@ -8,8 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from tianflow import tallies
-from tianflow.payloads import Episode
-from tianflow.statistics import ComponentStatistics, TimeShares
+from tianflow.core.payloads import Episode
+from tianflow.core.statistics import ComponentStatistics, TimeShares
 from tianflow.tallies import ActiveClock, EpisodeTally, Journal, waiting_seconds
 
 

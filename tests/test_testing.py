@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tianflow.directives import Directive, SetBound, SetCredits
-from tianflow.events import Event, Observed
+from tianflow.core.directives import Directive, SetBound, SetCredits
+from tianflow.core.events import Event, Observed
 from tianflow.testing import LawConforms, play
 from tianflow_controllers.consume_only import ConsumeOnly
 from tianflow_controllers.freshest import Freshest

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tianflow.channels.memory import MemoryWeights
 from tianflow.components.weights import PolicyWeights, WeightPublisher, publish_due
-from tianflow.payloads import NO_VERSION, Version
+from tianflow.core.payloads import NO_VERSION, Version
 
 
 def flat(number: int) -> NDArray[np.uint8]:

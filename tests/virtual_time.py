@@ -17,10 +17,10 @@ from typing import Any
 
 from tianflow.components.balancer import Wishes, merge
 from tianflow.config import BalanceSettings, Config, EnvSettings, PPOSettings
-from tianflow.events import Observed
+from tianflow.core.events import Observed
+from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.interfaces import Controller
 from tianflow.ledger import Ledger
-from tianflow.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.tickets import Blocked, Limits, State
 
 Steps = tuple[Version, ...]

@@ -21,11 +21,9 @@ from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, MemoryWeights, heap_arena
 from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
-from tianflow.events import Event
-from tianflow.interfaces import BatchSource, EventPublisher, TrajectorySender, WeightsReader, WeightsWriter
-from tianflow.layout import make_layout
-from tianflow.ledger import Ledger
-from tianflow.payloads import (
+from tianflow.core.events import Event
+from tianflow.core.layout import make_layout
+from tianflow.core.payloads import (
     ActionSpec,
     Batch,
     EnvironmentSpec,
@@ -37,6 +35,8 @@ from tianflow.payloads import (
     TrajectoryLayout,
     Version,
 )
+from tianflow.interfaces import BatchSource, EventPublisher, TrajectorySender, WeightsReader, WeightsWriter
+from tianflow.ledger import Ledger
 from tianflow.tickets import LedgerSnapshot, Limits
 
 STEPS, NUM_ENVS = 4, 2

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tianflow.book import TicketBook
-from tianflow.payloads import Settlement, Trajectory, Version
+from tianflow.core.payloads import Settlement, Trajectory, Version
 from tianflow.slots import Slots
 from tianflow.tickets import LedgerSnapshot, Share, State, Ticket, coarse
 

@@ -31,8 +31,8 @@ from tianflow.summary import EOF
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
     from tianflow.interfaces import RunControl
-    from tianflow.payloads import EnvironmentSpec, TrajectoryLayout
     from tianflow.playing import LoadedPolicy
 
 Overrides = Sequence[str] | Mapping[str, object]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from operator import itemgetter
 
-from tianflow.payloads import Version
+from tianflow.core.payloads import Version
 from tianflow.tickets import State, Ticket
 
 LISTED = (State.BEGUN, State.COMMITTED)

@@ -14,8 +14,8 @@ from tianflow.checkpoint import CheckpointStore
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
 from tianflow.compute import Compute
+from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout, Version
 from tianflow.errors import PoisonedTrajectoryError, RunError
-from tianflow.payloads import EnvironmentSpec, TrajectoryLayout, Version
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tianflow.components.stacking import BatchStacker, DrawStacker
     from tianflow.components.weights import PolicyWeights
     from tianflow.config import Config
+    from tianflow.core.program import ComponentSpec
     from tianflow.interfaces import (
         Algorithm,
         AlgorithmFactory,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         WeightsReader,
         WeightsWriter,
     )
-    from tianflow.program import ComponentSpec
 
 
 AnyComponent: TypeAlias = "Actor | Learner | Evaluator | ReplayShard"

@@ -28,9 +28,9 @@ from safetensors import SafetensorError
 
 from tianflow import plugins
 from tianflow.config_loading import CONFIG_FILE
+from tianflow.core.payloads import StateFile, Version
 from tianflow.errors import CheckpointError
 from tianflow.logs import logger
-from tianflow.payloads import StateFile, Version
 
 FORMAT = 1
 """Number of the layout that is written, and the only one that is read."""

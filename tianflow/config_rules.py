@@ -8,8 +8,8 @@ from typing import Any
 
 from tianflow import plugins, replay_rules
 from tianflow.config import Config, PPOSettings
+from tianflow.core.formatting import number
 from tianflow.errors import ConfigError, Problem
-from tianflow.words import number
 
 
 def laws(config: Config) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tianflow.book import LISTED, TicketBook
-from tianflow.payloads import Version
+from tianflow.core.payloads import Version
 from tianflow.selection import must_wait_for
 from tianflow.tickets import Limits, State, Ticket
 

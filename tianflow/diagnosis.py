@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tianflow.config import Config
+from tianflow.core.statistics import ComponentStatistics, Diagnosis, RunStatistics
 from tianflow.foretelling import Foretold
 from tianflow.stalls import stalled
-from tianflow.statistics import ComponentStatistics, Diagnosis, RunStatistics
 from tianflow.windows import MOST, NOTICEABLE, Window
 
 WINDOW_S = 5.0

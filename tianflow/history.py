@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tianflow.moments import Moments
+from tianflow.core.moments import Moments
 from tianflow.status import json_ready
 
 NAME = "history.jsonl"
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 Over the span: ``steps_per_s``, ``updates_per_s``; ``staleness`` (``count`` trained, ``min``, ``mean``, ``p99``, ``max``, and the widest
 ``bound`` in force, None: unbounded; the p99 of merged lines is the largest of theirs; ``counts`` by staleness, from 16 on to three
 binary digits); ``shares`` of time by role and state, of the last five seconds where the span is shorter; ``durations`` of trajectories
-and updates by role (`tianflow.moments.durations`; runs of earlier versions have none).
+and updates by role (`tianflow.core.moments.durations`; runs of earlier versions have none).
 At ``t``: ``queue`` (trajectories), ``credits`` (``limit``, ``in_use``), ``state``, ``bottleneck``, ``generation``.
 Since this process began: ``dropped`` by reason, ``violations``, ``replay`` (None without).
 ``marks``: what happened in the span, each with its ``t`` and ``kind``: evaluation, change or resumed. ``marks_left_out``: how many more

@@ -27,16 +27,16 @@ from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner, LearnerState
 from tianflow.compute import Compute
 from tianflow.config import Config
+from tianflow.core.layout import layout_from_wire, spec_from_wire
+from tianflow.core.payloads import SavedState, Version
+from tianflow.core.program import ComponentSpec
 from tianflow.errors import CheckpointError, ConfigError, EnvironmentFailedError, PoisonedTrajectoryError, RunError
 from tianflow.interfaces import LiveSettings
-from tianflow.layout import layout_from_wire, spec_from_wire
 from tianflow.memory import DRAW_SLOTS
-from tianflow.payloads import SavedState, Version
-from tianflow.program import ComponentSpec
 
 if TYPE_CHECKING:
-    from tianflow.events import Event
-    from tianflow.payloads import TrajectoryLayout
+    from tianflow.core.events import Event
+    from tianflow.core.payloads import TrajectoryLayout
 
 FAILED = 1
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from tianflow.audit import Page
     from tianflow.channels.broadcast import Broadcast
     from tianflow.config import AlgorithmSettings, Config
-    from tianflow.directives import Directive
-    from tianflow.events import Event
-    from tianflow.payloads import (
+    from tianflow.core.directives import Directive
+    from tianflow.core.events import Event
+    from tianflow.core.payloads import (
         Batch,
         EnvironmentSpec,
         Episode,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         Version,
         WeightsTable,
     )
-    from tianflow.statistics import RunStatistics, SinkStatistics
+    from tianflow.core.statistics import RunStatistics, SinkStatistics
 
     Array = NDArray[Any]
     Tree = Mapping[str, torch.Tensor]

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from tianflow.core.payloads import Evaluation, Version
 from tianflow.errors import BrokenChannelError, EnvironmentFailedError
 from tianflow.keeper import LearnerPort
 from tianflow.logs import logger
-from tianflow.payloads import Evaluation, Version
 
 log = logger("judge")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tianflow.config import Config
-from tianflow.layout import make_draw_layout, make_layout
+from tianflow.core.layout import make_draw_layout, make_layout
+from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
 from tianflow.network_rules import state_spec
-from tianflow.payloads import EnvironmentSpec, TrajectoryLayout
 
 
 def trajectory_layout(config: Config, spec: EnvironmentSpec) -> TrajectoryLayout:

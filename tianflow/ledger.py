@@ -13,9 +13,9 @@ from operator import attrgetter
 
 from tianflow.accounts import Accounts
 from tianflow.book import TicketBook
+from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.deadlines import in_the_way, too_old
 from tianflow.errors import TianflowError
-from tianflow.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.slots import Slots
 from tianflow.tickets import Blocked, LedgerSnapshot, Limits, State, Ticket
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from tianflow import plugins
 from tianflow.config import Config, NetworkSettings
+from tianflow.core.payloads import EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError, Problem
-from tianflow.payloads import EnvironmentSpec, LeafSpec
 
 BUILT_IN = {
     "mlp": "tianflow.networks:Mlp",

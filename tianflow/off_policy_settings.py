@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from tianflow.algorithm_settings import AlgorithmSettings, Fraction
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import Problem
-from tianflow.payloads import EnvironmentSpec
 
 if TYPE_CHECKING:
     from tianflow.config import Config

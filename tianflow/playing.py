@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from tianflow import plugins
 from tianflow.components.evaluator import play
 from tianflow.config import Config
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import ActionCodec
 from tianflow.envs.using import used
 from tianflow.envs.vector import flat_mask
-from tianflow.payloads import EnvironmentSpec
 
 
 class LoadedPolicy:

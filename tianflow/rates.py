@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tianflow.statistics import RunStatistics
+from tianflow.core.statistics import RunStatistics
 
 WINDOWS = (10.0, 60.0, 300.0)
 SPACING = 1.0

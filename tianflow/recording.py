@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from tianflow.core.moments import durations
+from tianflow.core.statistics import ReplayStatistics, RunStatistics, quantile
 from tianflow.history import NAME, SPACING_S, HistoryFile, Row, merged, newest_marks
 from tianflow.logs import logger
-from tianflow.moments import durations
 from tianflow.rates import Rates
 from tianflow.sinks import outlet as sinks
 from tianflow.sinks.base import SinkRun
-from tianflow.statistics import ReplayStatistics, RunStatistics, quantile
 from tianflow.status import by_age, json_ready
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
     from tianflow.checkpoint import Checkpoint
     from tianflow.config import Config
-    from tianflow.payloads import TrajectoryLayout
+    from tianflow.core.payloads import TrajectoryLayout
 
 
 class SlotOwner(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from tianflow.statistics import ComponentStatistics
+from tianflow.core.statistics import ComponentStatistics
 from tianflow.tallies import waiting_seconds
 
 

@@ -13,11 +13,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tianflow.core.formatting import DASH, duration, number
 from tianflow.interfaces import RunControl
 from tianflow.rates import Rates
 from tianflow.status import ENDED, describe
 from tianflow.summary import lost
-from tianflow.words import DASH, duration, number
 
 BAR = 24
 WHO = {"insert": "actors", "draw": "learner"}

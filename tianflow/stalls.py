@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tianflow.config import Config
-from tianflow.statistics import ComponentStatistics, Diagnosis, RunStatistics
+from tianflow.core.statistics import ComponentStatistics, Diagnosis, RunStatistics
 
 STUCK_S = 3.0
 """Nobody is called stuck sooner."""

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tianflow.config import Config
-from tianflow.payloads import Version
+from tianflow.core.payloads import Version
+from tianflow.core.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics, quantile
 from tianflow.rates import WINDOWS, Rates
-from tianflow.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics, quantile
 from tianflow.tickets import LedgerSnapshot, coarse
 
 ENDED = ("done", "failed", "stopped")

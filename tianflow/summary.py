@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tianflow.statistics import ReplayStatistics, RunStatistics, quantile
+from tianflow.core.statistics import ReplayStatistics, RunStatistics, quantile
 
 SUMMARY = "summary.json"
 EOF = "standard input ended"

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import RunError
 from tianflow.logs import logger
-from tianflow.program import ComponentSpec, HostSpec
 
 TICK_S = 0.5
 """Between two looks at progress."""

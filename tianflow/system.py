@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tianflow.config import Config
-from tianflow.program import ComponentSpec, HostSpec, Placement, Program
+from tianflow.core.program import ComponentSpec, HostSpec, Placement, Program
 
 LEARNER = ComponentSpec("learner", "learner")
 EVALUATOR = ComponentSpec("evaluator", "evaluator")

@@ -12,9 +12,9 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 
 from tianflow.audit import Page, read_page
+from tianflow.core.payloads import Episode
+from tianflow.core.statistics import ComponentStatistics
 from tianflow.logs import logger
-from tianflow.payloads import Episode
-from tianflow.statistics import ComponentStatistics
 
 log = logger("tallies")
 

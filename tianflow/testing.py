@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from tianflow.components.balancer import Wishes, merge
 from tianflow.config import BalanceSettings, Config, EnvSettings, PPOSettings
-from tianflow.directives import Directive, SetBound, SetCredits
-from tianflow.events import EpisodesFinished, EvaluationFinished, Event, HostExited, Observed, SettingsChanged, UpdateFinished
+from tianflow.core.directives import Directive, SetBound, SetCredits
+from tianflow.core.events import EpisodesFinished, EvaluationFinished, Event, HostExited, Observed, SettingsChanged, UpdateFinished
+from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.interfaces import Controller
 from tianflow.ledger import Ledger
-from tianflow.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.tickets import LedgerSnapshot, Limits
 
 OTHERS: tuple[Event, ...] = (

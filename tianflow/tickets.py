@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Literal
 
-from tianflow.payloads import Trajectory, Version
+from tianflow.core.payloads import Trajectory, Version
 
 Order = Literal["version", "arrival"]
 Admission = Literal["paced", "open"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tianflow import config_rules
 from tianflow.config import Config
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import ConfigError, Problem
-from tianflow.payloads import EnvironmentSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tianflow.config import Config
+from tianflow.core.moments import Moments, moments
+from tianflow.core.statistics import ComponentStatistics, RunStatistics, TimeShares
 from tianflow.foretelling import Foretold, Side, foretell
-from tianflow.moments import Moments, moments
-from tianflow.statistics import ComponentStatistics, RunStatistics, TimeShares
 
 NOTICEABLE = 0.15
 """A share of waiting below this is noise of scheduling, not a bottleneck."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from tianflow.events import Observed
+from tianflow.core.events import Observed
 
 
 def feeding(credit_count: int, batch: int) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tianflow.directives import Directive, SetBound, SetCredits, SetOrder
-from tianflow.events import Event, Observed
+from tianflow.core.directives import Directive, SetBound, SetCredits, SetOrder
+from tianflow.core.events import Event, Observed
 from tianflow_controllers._limits import feeding
 
 

@@ -9,8 +9,8 @@ import torch
 
 from tests.oracle import Oracle, OracleLearner, OracleSettings
 from tianflow.config import Config
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import LearnerBatch, StepResult
-from tianflow.payloads import EnvironmentSpec
 
 
 class SteadyLearner(OracleLearner):

@@ -22,10 +22,10 @@ from dashboards import make, targets
 from tests.fakes_run import FakeRun
 from tests.test_serving import opened, until, up
 from tianflow.config import HttpSettings
+from tianflow.core.statistics import SinkStatistics
 from tianflow.service.auth import Tokens
 from tianflow.service.server import serve
 from tianflow.serving.child import Outcome
-from tianflow.statistics import SinkStatistics
 
 pytestmark = [
     pytest.mark.e2e,

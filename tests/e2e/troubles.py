@@ -18,8 +18,8 @@ import torch
 from tests.environments import Array, CounterEnv, EnvironmentBrokeError, Info
 from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.config import Config, PPOSettings
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import LearnerBatch, StepResult
-from tianflow.payloads import EnvironmentSpec
 
 
 def claim(folder: str, name: str) -> bool:

@@ -11,8 +11,8 @@ from torch import Tensor
 from tianflow.algorithms.actor_critic import ActorCriticPolicy, Samples
 from tianflow.algorithms.single_pass import SinglePassLearner
 from tianflow.config import A2CSettings, Config
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.ops.returns import Advantages, actor_critic_returns
-from tianflow.payloads import EnvironmentSpec
 
 
 class A2CLearner(SinglePassLearner):

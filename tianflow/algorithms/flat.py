@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tianflow.core.payloads import TableEntry, WeightsTable, aligned
 from tianflow.errors import CheckpointError
-from tianflow.payloads import TableEntry, WeightsTable, aligned
 
 
 class FlatBuffer:

@@ -10,8 +10,8 @@ from torch import Tensor
 from tianflow.algorithms.actor_critic import ActorCriticPolicy, Samples
 from tianflow.algorithms.single_pass import SinglePassLearner
 from tianflow.config import Config, ImpalaSettings
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.ops.returns import Advantages, vtrace
-from tianflow.payloads import EnvironmentSpec
 
 ROUNDING = 1e-4
 """An importance weight this close to its limit, relatively, differs from it by float32 rounding; it does not count as clipped."""

@@ -12,10 +12,10 @@ from tianflow.algorithms.normalisers import ObservationNormaliser, RewardNormali
 from tianflow.algorithms.precision import Forward, as_it_is
 from tianflow.algorithms.update import Tree
 from tianflow.config import Config
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.network_rules import state_spec
 from tianflow.networks import Output, make_network
 from tianflow.ops.distributions import distribution_for
-from tianflow.payloads import EnvironmentSpec
 
 
 class Model:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tianflow.algorithms.update import Tree
 from tianflow.config import NormalisationSettings
+from tianflow.core.payloads import EnvironmentSpec, LeafSpec
 from tianflow.network_rules import channels_first, is_image
 from tianflow.ops.transforms import Moments, as_float, batch_moments, channels_innermost, merged_moments, normalise
-from tianflow.payloads import EnvironmentSpec, LeafSpec
 
 EPSILON = 1e-8
 """Added to a variance before its root is divided by."""

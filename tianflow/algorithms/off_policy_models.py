@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tianflow.algorithms.flat import Adam, FlatBuffer
 from tianflow.algorithms.normalisers import ObservationNormaliser
 from tianflow.config import AlgorithmSettings, Config
-from tianflow.payloads import EnvironmentSpec
+from tianflow.core.payloads import EnvironmentSpec
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from tianflow.algorithms.actor_critic import ActorCriticLearner, ActorCriticPolicy, Samples, batch_statistics
 from tianflow.algorithms.model import Model
 from tianflow.config import Config, PPOSettings
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.networks import Output
 from tianflow.ops.losses import approximate_kl, decoupled_ppo_loss, masked_mean, normalised, value_loss
 from tianflow.ops.returns import gae
-from tianflow.payloads import EnvironmentSpec
 
 CHUNK_SAMPLES = 256
 """Images are looked at and learned from so many at a time on a CPU, so that what is computed of them stays in its caches."""

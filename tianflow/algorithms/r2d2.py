@@ -12,11 +12,11 @@ from tianflow.algorithms.dqn import QLearner, QPolicy
 from tianflow.algorithms.off_policy import Found, summed
 from tianflow.algorithms.update import Tree, subtree
 from tianflow.config import Config
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.networks.q_values import QOutput
 from tianflow.off_policy_settings import R2D2Settings
 from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import double_q_value, n_step_target, rows_after, sequence_priority, taken, weighted_loss
-from tianflow.payloads import EnvironmentSpec
 
 Unroll = Callable[[Tree, Tree, Tensor], QOutput]
 """A network on a sequence: {leaf: [T, C, ...]}, {leaf: [C, ...]}, start [T, C] -> values [T, C, A] and the states after each step."""

@@ -14,12 +14,12 @@ from tianflow.algorithms.off_policy_continuous import ActorAndCritics
 from tianflow.algorithms.off_policy_models import Model, Optimiser
 from tianflow.algorithms.update import Tree
 from tianflow.config import Config
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import ActorStep
 from tianflow.networks.q_values import ActionRange, SquashedGaussian, action_size, seeded
 from tianflow.off_policy_settings import SACSettings
 from tianflow.ops.losses import masked_mean
 from tianflow.ops.squashed_gaussian import squashed_sample
-from tianflow.payloads import EnvironmentSpec
 
 
 def _make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> Model[SquashedGaussian]:

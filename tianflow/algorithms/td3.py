@@ -13,11 +13,11 @@ from tianflow.algorithms.off_policy_continuous import ActorAndCritics
 from tianflow.algorithms.off_policy_models import Model, Target
 from tianflow.algorithms.update import Tree
 from tianflow.config import Config
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import ActorStep
 from tianflow.networks.q_values import ActionRange, Deterministic, action_size, seeded
 from tianflow.off_policy_settings import TD3Settings
 from tianflow.ops.losses import masked_mean
-from tianflow.payloads import EnvironmentSpec
 
 
 def _make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> Model[Deterministic]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.layout import views
-from tianflow.payloads import Grant, TrajectoryLayout, aligned
+from tianflow.core.layout import views
+from tianflow.core.payloads import Grant, TrajectoryLayout, aligned
 
 _WORDS = 8  # one cache line a slot, so that two writers never share one
 _PROGRESS_TICKET, _PROGRESS, _CUT_TICKET = 0, 1, 2

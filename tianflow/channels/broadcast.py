@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from tianflow.events import Event
+from tianflow.core.events import Event
 
 
 class Subscription:

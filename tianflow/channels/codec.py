@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from tianflow import events
+from tianflow.core import events
+from tianflow.core.payloads import Batch, Grant, Trajectory, Version
+from tianflow.core.statistics import ComponentStatistics, Distribution, TimeShares
 from tianflow.errors import BrokenChannelError
-from tianflow.payloads import Batch, Grant, Trajectory, Version
-from tianflow.statistics import ComponentStatistics, Distribution, TimeShares
 
 _EVENTS: dict[str, type[events.Event]] = {
     cls.__name__: cls

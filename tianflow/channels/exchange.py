@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from tianflow.channels.arena import Arena
+from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.errors import TianflowError
 from tianflow.ledger import Ledger
-from tianflow.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.tickets import Blocked, Limits
 
 DeliverGrant = Callable[[Grant | None], None]

@@ -14,8 +14,8 @@ from tianflow.channels.arena import Arena, ArenaSlot
 from tianflow.channels.codec import decode_batch, encode_trajectory
 from tianflow.channels.link import Link
 from tianflow.channels.waiting import Answered, Asked, uncollected
+from tianflow.core.payloads import Batch, Episode, Grant, Settlement, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
-from tianflow.payloads import Batch, Episode, Grant, Settlement, Trajectory, Version
 
 IN_HAND_S = 0.002
 """Seconds of work that an actor asks for ahead: more than an answer of the coordinator takes, too little to be noticed at a pause."""

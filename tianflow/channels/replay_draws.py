@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tianflow.channels.replay_records import ShardRecord, Shards
+from tianflow.core.payloads import Batch, DrawPart, Prioritise, Trajectory, Version
 from tianflow.drawing import importance_weights
-from tianflow.payloads import Batch, DrawPart, Prioritise, Trajectory, Version
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class Draws(Mapping[int, DrawRecord]):
     """The draws that are under way, by number. Each has a slot.
 
     Args:
-        arena: laid out by `tianflow.layout.make_draw_layout`.
+        arena: laid out by `tianflow.core.layout.make_draw_layout`.
         slots: draw slots there are.
         shards: that are drawn from.
         prioritised: whether the learner gives priorities back.

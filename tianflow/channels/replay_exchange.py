@@ -17,9 +17,9 @@ import numpy as np
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.replay_draws import Draws
 from tianflow.channels.replay_records import ShardPort, Shards, Stopwatch
+from tianflow.core.payloads import NO_VERSION, Drop, Holdings, Settlement, StateFile, Store, Trajectory, Version
+from tianflow.core.statistics import ReplayStatistics
 from tianflow.ledger import LedgerError
-from tianflow.payloads import NO_VERSION, Drop, Holdings, Settlement, StateFile, Store, Trajectory, Version
-from tianflow.statistics import ReplayStatistics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ class ReplayExchange(Exchange):
         ledger: of the actors' tickets.
         arena: of trajectories.
         clock: monotonic seconds, less the time the run was paused.
-        draws: arena of draws, laid out by `tianflow.layout.make_draw_layout`.
+        draws: arena of draws, laid out by `tianflow.core.layout.make_draw_layout`.
         slots: draw slots there are.
         limiter: says how far either side may run ahead.
         period: steps between the beginnings of two items of one environment.

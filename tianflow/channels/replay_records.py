@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from tianflow.core.payloads import Holdings, Keep, ShardRequest, StateFile, shard_file
 from tianflow.drawing import shard_probabilities
-from tianflow.payloads import Holdings, Keep, ShardRequest, StateFile, shard_file
 
 if TYPE_CHECKING:
     from pathlib import Path

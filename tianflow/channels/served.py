@@ -7,7 +7,7 @@ from typing import Any
 
 from tianflow.channels.codec import decode_trajectory, encode_batch, encode_grant
 from tianflow.channels.exchange import Exchange
-from tianflow.payloads import Batch, Episode, Grant, Settlement, Version
+from tianflow.core.payloads import Batch, Episode, Grant, Settlement, Version
 
 
 class ServedExchange:

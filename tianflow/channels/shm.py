@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from tianflow.channels.arena import Arena, arena_nbytes
 from tianflow.channels.latest import LatestCell
+from tianflow.core.payloads import NO_VERSION, TrajectoryLayout, Version, aligned
 from tianflow.errors import BrokenChannelError, TianflowError
-from tianflow.payloads import NO_VERSION, TrajectoryLayout, Version, aligned
 
 BUFFERS = 4
 """Copies of the weights: a reader that copies one is overtaken only by a writer that is three publishes ahead."""

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tianflow.core.events import EnvironmentFailed
+from tianflow.core.payloads import Grant, Trajectory, Version
+from tianflow.core.statistics import ComponentStatistics, Histogram, StateClock
 from tianflow.errors import EndOfChannel, EnvironmentFailedError, PoisonedTrajectoryError, RunError
-from tianflow.events import EnvironmentFailed
-from tianflow.payloads import Grant, Trajectory, Version
-from tianflow.statistics import ComponentStatistics, Histogram, StateClock
 
 if TYPE_CHECKING:
     from tianflow.components.rollout import Rollout, RolloutResult

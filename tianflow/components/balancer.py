@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tianflow import plugins
-from tianflow.directives import Directive, SetAdmission, SetBound, SetCredits, SetOrder
+from tianflow.core.directives import Directive, SetAdmission, SetBound, SetCredits, SetOrder
+from tianflow.core.events import Observed
+from tianflow.core.statistics import LawStatistics
 from tianflow.errors import ConfigError, Problem
-from tianflow.events import Observed
-from tianflow.statistics import LawStatistics
 from tianflow.tickets import Limits
 
 if TYPE_CHECKING:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tianflow.core.payloads import Evaluation, Version
+from tianflow.core.statistics import ComponentStatistics, StateClock
 from tianflow.envs.using import used
 from tianflow.envs.vector import StepRow, VectorEnvironment
 from tianflow.errors import EnvironmentFailedError
-from tianflow.payloads import Evaluation, Version
-from tianflow.statistics import ComponentStatistics, StateClock
 
 if TYPE_CHECKING:
     from tianflow.components.weights import PolicyWeights
     from tianflow.compute import Compute
+    from tianflow.core.payloads import EnvironmentSpec, Episode
     from tianflow.interfaces import Policy, SettingsReader
-    from tianflow.payloads import EnvironmentSpec, Episode
 
 
 def play(

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tianflow.components.weights import WeightPublisher
+from tianflow.core.events import UpdateFinished
+from tianflow.core.payloads import Batch, Settlement, Version
+from tianflow.core.statistics import ComponentStatistics, Histogram, StateClock
 from tianflow.errors import EndOfChannel, RunError
-from tianflow.events import UpdateFinished
-from tianflow.payloads import Batch, Settlement, Version
-from tianflow.statistics import ComponentStatistics, Histogram, StateClock
 
 if TYPE_CHECKING:
     import numpy as np

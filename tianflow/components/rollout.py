@@ -11,18 +11,18 @@ import torch
 
 from tianflow.components.acting import acting, zeroed
 from tianflow.components.rows import accumulate, blank, take_apart
+from tianflow.core.payloads import Episode, Version
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
 from tianflow.envs.vector import VectorEnvironment
 from tianflow.errors import EnvironmentFailedError, PoisonedTrajectoryError
-from tianflow.payloads import Episode, Version
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tianflow.config import Config
+    from tianflow.core.payloads import EnvironmentSpec, Grant
     from tianflow.interfaces import Policy, SlotView, Tree
-    from tianflow.payloads import EnvironmentSpec, Grant
 
     Arrays = Mapping[str, NDArray[Any]]
 

@@ -8,15 +8,15 @@ import numpy as np
 
 from tianflow.checkpoint import CheckpointStore, read_arrays
 from tianflow.components.rows import take_apart
+from tianflow.core.layout import make_layout, views
+from tianflow.core.payloads import shard_file
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError, allowed_at_random
 from tianflow.envs.using import used
 from tianflow.errors import CheckpointError, EnvironmentFailedError
-from tianflow.layout import make_layout, views
 from tianflow.logs import logger
 from tianflow.network_rules import is_image, state_spec
 from tianflow.off_policy_settings import R2D2Settings
-from tianflow.payloads import shard_file
 from tianflow.replay.observations import find_stacks
 from tianflow.replay.selection import Fifo, Lifo, Prioritised, Uniform
 from tianflow.replay.sequences import ActorError, InitialPriority, SequenceError
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tianflow.config import Config
+    from tianflow.core.payloads import EnvironmentSpec
     from tianflow.envs.vector import VectorEnvironment
-    from tianflow.payloads import EnvironmentSpec
     from tianflow.replay.selection import Selector
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tianflow.core.payloads import TrajectoryLayout
 from tianflow.interfaces import LearnerBatch
-from tianflow.payloads import TrajectoryLayout
 
 _ONE_LONGER = ("obs/", "start", "action_mask")
 
@@ -70,7 +70,7 @@ class DrawStacker:
     """The same for what replay draws: one slot that holds a whole batch.
 
     Args:
-        layout: of a draw, `tianflow.layout.make_draw_layout`.
+        layout: of a draw, `tianflow.core.layout.make_draw_layout`.
         device: where batches are wanted.
     """
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tianflow.payloads import NO_VERSION, Version
-from tianflow.statistics import Histogram
+from tianflow.core.payloads import NO_VERSION, Version
+from tianflow.core.statistics import Histogram
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,8 +17,8 @@ from tianflow.components.balancer import Balancer
 from tianflow.config import Config
 from tianflow.coordinator.life import ENDED, Life
 from tianflow.coordinator.staff import Staff
+from tianflow.core.events import Event, SettingsChanged
 from tianflow.errors import ConfigError, StateConflictError
-from tianflow.events import Event, SettingsChanged
 from tianflow.interfaces import LiveSettings
 from tianflow.keeper import Keeper
 from tianflow.logs import logger

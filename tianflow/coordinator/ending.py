@@ -11,9 +11,9 @@ from tianflow.coordinator.control import Control, InForce
 from tianflow.coordinator.goal import Goal
 from tianflow.coordinator.life import Life
 from tianflow.coordinator.staff import Staff
+from tianflow.core.payloads import NO_VERSION
 from tianflow.keeper import Keeper
 from tianflow.logs import logger
-from tianflow.payloads import NO_VERSION
 from tianflow.supervisor import Supervisor
 from tianflow.tickets import State
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tianflow.coordinator.life import Life
+from tianflow.core.payloads import Episode
 from tianflow.judge import Judge
-from tianflow.payloads import Episode
 from tianflow.tallies import EpisodeTally
 
 

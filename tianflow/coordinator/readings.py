@@ -19,13 +19,13 @@ from tianflow.coordinator.goal import Goal
 from tianflow.coordinator.life import Life
 from tianflow.coordinator.rounds import Rounds
 from tianflow.coordinator.staff import Staff
+from tianflow.core.payloads import EnvironmentSpec, SavedState
+from tianflow.core.statistics import Diagnosis, RunStatistics, SinkStatistics
 from tianflow.diagnosis import Watch
 from tianflow.judge import Judge
 from tianflow.keeper import Base, Keeper
 from tianflow.logs import logger
-from tianflow.payloads import EnvironmentSpec, SavedState
 from tianflow.roster import Roster
-from tianflow.statistics import Diagnosis, RunStatistics, SinkStatistics
 from tianflow.summary import SUMMARY, summarise
 from tianflow.tickets import LedgerSnapshot
 

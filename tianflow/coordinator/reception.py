@@ -12,14 +12,14 @@ from tianflow.channels.shards import answers
 from tianflow.coordinator.control import InForce
 from tianflow.coordinator.goal import Goal
 from tianflow.coordinator.life import Life
-from tianflow.events import EnvironmentFailed, EpisodesFinished, Event, HostExited
+from tianflow.core.events import EnvironmentFailed, EpisodesFinished, Event, HostExited
+from tianflow.core.payloads import Episode
+from tianflow.core.program import HostSpec
+from tianflow.core.statistics import ComponentStatistics
 from tianflow.judge import EvaluatorPort
 from tianflow.keeper import LearnerPort
 from tianflow.logs import logger
-from tianflow.payloads import Episode
-from tianflow.program import HostSpec
 from tianflow.roster import Roster
-from tianflow.statistics import ComponentStatistics
 
 log = logger("coordinator")
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from tianflow.coordinator.control import InForce
 from tianflow.coordinator.goal import Goal
 from tianflow.coordinator.life import Life
+from tianflow.core.statistics import Histogram
 from tianflow.keeper import Keeper
-from tianflow.statistics import Histogram
 
 TICK_S = 0.1
 STALE_TICK_S = 5.0

@@ -23,15 +23,15 @@ from tianflow.coordinator.readings import Readings
 from tianflow.coordinator.reception import Reception
 from tianflow.coordinator.rounds import Rounds
 from tianflow.coordinator.staff import Staff
+from tianflow.core.events import EvaluationFinished
+from tianflow.core.payloads import EnvironmentSpec, Evaluation, SavedState, TrajectoryLayout
+from tianflow.core.program import HostSpec
+from tianflow.core.statistics import RunStatistics, SinkStatistics
 from tianflow.errors import RunError
-from tianflow.events import EvaluationFinished
 from tianflow.judge import Judge
 from tianflow.keeper import Base, Keeper
-from tianflow.payloads import EnvironmentSpec, Evaluation, SavedState, TrajectoryLayout
-from tianflow.program import HostSpec
 from tianflow.room import Room, SlotOwner
 from tianflow.roster import Roster
-from tianflow.statistics import RunStatistics, SinkStatistics
 from tianflow.supervisor import HostHandle, Supervisor
 from tianflow.tallies import ActiveClock
 

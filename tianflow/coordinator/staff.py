@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from tianflow import system
 from tianflow.channels.exchange import Exchange
 from tianflow.config import Config
+from tianflow.core.program import HostSpec
 from tianflow.errors import RunError
-from tianflow.program import HostSpec
 from tianflow.roster import Roster
 from tianflow.supervisor import HostHandle, Patience, Supervisor
 from tianflow.tickets import State

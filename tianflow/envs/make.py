@@ -18,7 +18,7 @@ from tianflow.errors import ConfigError, EnvironmentFailedError, Problem
 
 if TYPE_CHECKING:
     from tianflow.config import Config, EnvSettings
-    from tianflow.payloads import EnvironmentSpec
+    from tianflow.core.payloads import EnvironmentSpec
 
 ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
 EXTRAS = {"ale_py": "atari", "mujoco": "mujoco"}

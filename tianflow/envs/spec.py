@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tianflow.core.payloads import ActionSpec, LeafSpec
 from tianflow.errors import ConfigError, Problem
-from tianflow.payloads import ActionSpec, LeafSpec
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tianflow.core.payloads import Autoreset, EnvironmentSpec, Episode
 from tianflow.envs.spec import ActionCodec, Array, Arrays, ObservationCodec, UnexpectedShapeError, action_spec
 from tianflow.errors import EnvironmentFailedError
-from tianflow.payloads import Autoreset, EnvironmentSpec, Episode
 
 _MEMORY = 32
 """Steps for which there is memory before the first time that more are taken between two calls of `VectorEnvironment.settle`."""

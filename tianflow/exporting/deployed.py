@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tianflow.core.payloads import LeafSpec
 from tianflow.interfaces import NamesParameters
-from tianflow.payloads import LeafSpec
 from tianflow.playing import LoadedPolicy
 
 Tree = Mapping[str, Tensor]

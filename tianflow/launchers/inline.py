@@ -15,19 +15,19 @@ from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
 from tianflow.components.replay_shard import ReplayShard
 from tianflow.compute import Compute
+from tianflow.core.payloads import Evaluation, SavedState, Version
 from tianflow.errors import BrokenChannelError, RunError
 from tianflow.host import describe, save
 from tianflow.memory import DRAW_SLOTS, slots_capacity, slots_wanted
-from tianflow.payloads import Evaluation, SavedState, Version
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
     from tianflow.config import Config
     from tianflow.coordinator import Run
-    from tianflow.events import Event
+    from tianflow.core.events import Event
+    from tianflow.core.payloads import TrajectoryLayout
+    from tianflow.core.program import ComponentSpec, HostSpec
     from tianflow.interfaces import SettingsReader
-    from tianflow.payloads import TrajectoryLayout
-    from tianflow.program import ComponentSpec, HostSpec
 
 
 T = TypeVar("T")

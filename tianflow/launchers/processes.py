@@ -21,19 +21,19 @@ from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.served import ServedExchange
 from tianflow.channels.shards import LinkShardPort
 from tianflow.channels.shm import SharedArena, SharedMemory
+from tianflow.core.layout import layout_to_wire, spec_to_wire
+from tianflow.core.payloads import Evaluation, SavedState, StateFile, Version
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError
 from tianflow.launchers.nursery import Child, Nursery
-from tianflow.layout import layout_to_wire, spec_to_wire
 from tianflow.memory import DRAW_SLOTS, slots_capacity
-from tianflow.payloads import Evaluation, SavedState, StateFile, Version
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
     from tianflow.config import Config
     from tianflow.coordinator import Run
+    from tianflow.core.payloads import TrajectoryLayout
+    from tianflow.core.program import HostSpec
     from tianflow.interfaces import LiveSettings
-    from tianflow.payloads import TrajectoryLayout
-    from tianflow.program import HostSpec
 
 T = TypeVar("T")
 TARGET = "tianflow.host:main"

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from tianflow.core.statistics import Distribution, RunStatistics
 from tianflow.metrics.family import Family, Reader, Rows, counter, each, gauge, histogram, of_components, one
 from tianflow.metrics.replay import REPLAY_FAMILIES
-from tianflow.statistics import Distribution, RunStatistics
 from tianflow.status import credits_target, staleness_summary
 
 STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384, 65536)

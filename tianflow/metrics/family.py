@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tianflow.statistics import Distribution, RunStatistics
+from tianflow.core.statistics import Distribution, RunStatistics
 
 Kind = Literal["counter", "gauge", "histogram"]
 Row = tuple[tuple[str, ...], float | Distribution]

@@ -16,10 +16,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from tianflow import __version__
+from tianflow.core.statistics import Distribution, RunStatistics
 from tianflow.metrics.families import FAMILIES
 from tianflow.metrics.family import Family
 from tianflow.metrics.steady import SteadyTimes
-from tianflow.statistics import Distribution, RunStatistics
 
 PREFIX = "tianflow_"
 Metric = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily

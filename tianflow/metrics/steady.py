@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tianflow.statistics import ComponentStatistics, RunStatistics, TimeShares
+from tianflow.core.statistics import ComponentStatistics, RunStatistics, TimeShares
 
 ROUNDING_S = 1e-6
 """A sum of seconds that is lower by less than this is the same sum in another order, not a new clock."""

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from tianflow.config import NetworkSettings
+from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import ConfigError, Problem
 from tianflow.network_rules import load_network
 from tianflow.networks.arrays import ArrayMlp
-from tianflow.payloads import EnvironmentSpec
 
 Tree = Mapping[str, Tensor]
 

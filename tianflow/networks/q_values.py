@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from tianflow.config import NetworkSettings
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError, Problem
 from tianflow.network_rules import image_size, is_image, resnet_channels, units
 from tianflow.networks.base import Tree
 from tianflow.networks.parts import SQRT_2, ImageTorso, MlpTorso, ResettingLstm, impala_trunk, linear, nature_trunk
-from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 Torso = MlpTorso | ImageTorso
 Made = TypeVar("Made", bound=nn.Module)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tianflow.payloads import ActionSpec
+from tianflow.core.payloads import ActionSpec
 
 MASKED_LOGIT = -1e9
 """Logit of a forbidden action: probability exactly 0 in float32, and still finite, so that no gradient or KL becomes NaN."""

@@ -30,7 +30,7 @@ class Stream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One trajectory: the arrays of `tianflow.payloads.TrajectoryLayout`, of which ``length`` rows are written.
+    """One trajectory: the arrays of `tianflow.core.payloads.TrajectoryLayout`, of which ``length`` rows are written.
 
     ``number`` counts the fragments of a stream: the one after goes on where this one ends, and any other number is a gap.
     ``state/<leaf>`` may also be [T, N, *leaf], the recurrent state before each observation.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.payloads import LeafSpec
+from tianflow.core.payloads import LeafSpec
 from tianflow.replay.rings import gather, pieces
 from tianflow.replay.sum_tree import Indices
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.payloads import LeafSpec
+from tianflow.core.payloads import LeafSpec
 from tianflow.replay.columns import Columns
 from tianflow.replay.fragments import Flow, Fragment, Placed, Windows, place
 from tianflow.replay.items import Items

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tianflow.events import EpisodesFinished, Event, UpdateFinished
+from tianflow.core.events import EpisodesFinished, Event, UpdateFinished
 from tianflow.service.kept import KEPT, Kept
 from tianflow.status import json_ready
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from tianflow import events
 from tianflow.config import Config, live_of
 from tianflow.config_loading import LARGEST
+from tianflow.core import events
+from tianflow.core.statistics import Diagnosis, LawStatistics
 from tianflow.service.docstrings import of_fields
 from tianflow.service.feed import LOST, kind_of
 from tianflow.service.settings import RESOURCES, live_values
-from tianflow.statistics import Diagnosis, LawStatistics
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from tianflow.payloads import Grant, Trajectory, Version
+from tianflow.core.payloads import Grant, Trajectory, Version
 
 if TYPE_CHECKING:
     import random

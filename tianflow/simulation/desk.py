@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.errors import TianflowError
 from tianflow.ledger import Ledger
-from tianflow.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.tickets import Blocked, Limits
 
 if TYPE_CHECKING:

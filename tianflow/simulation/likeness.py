@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tianflow.config_loading import CONFIG_FILE, load_config
+from tianflow.core.moments import Moments
 from tianflow.errors import ConfigError, Problem
 from tianflow.history import NAME, Row, read_rows
-from tianflow.moments import Moments
 from tianflow.system import hosts_wanted
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any
 
 from tianflow import plugins
-from tianflow.payloads import Grant, Version
+from tianflow.core.payloads import Grant, Version
 from tianflow.validation import require_valid
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from tianflow.statistics import quantile
+from tianflow.core.statistics import quantile
 from tianflow.tickets import LedgerSnapshot
 from tianflow.windows import NOTICEABLE
 

@@ -13,11 +13,11 @@ import numpy as np
 from tianflow.components.balancer import TICK_S, Balancer
 from tianflow.components.learner import admissible
 from tianflow.components.weights import publish_due
+from tianflow.core.payloads import NO_VERSION, Batch, Settlement, Version
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger import Ledger
 from tianflow.memory import MOST_SLOTS, slots_wanted
-from tianflow.payloads import NO_VERSION, Batch, Settlement, Version
 from tianflow.simulation.actors import Actor, Host, Surroundings
 from tianflow.simulation.clock import Clock, Times
 from tianflow.simulation.desk import Desk

@@ -14,11 +14,11 @@ from typing import Any
 
 from tianflow import plugins
 from tianflow.config import Config
+from tianflow.core.statistics import SinkStatistics
 from tianflow.errors import ConfigError, Problem
 from tianflow.history import Row
 from tianflow.logs import logger
 from tianflow.sinks.base import Sink, SinkRun
-from tianflow.statistics import SinkStatistics
 
 GROUP = "tianflow.sinks"
 CAPACITY = 300

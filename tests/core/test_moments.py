@@ -7,8 +7,8 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from tianflow.moments import Moments, durations, spread_between
-from tianflow.statistics import ComponentStatistics, Histogram, StateClock
+from tianflow.core.moments import Moments, durations, spread_between
+from tianflow.core.statistics import ComponentStatistics, Histogram, StateClock
 
 
 def of(*values: float) -> Moments:

@@ -2,8 +2,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from tianflow.layout import layout_from_wire, layout_to_wire, make_draw_layout, make_layout, spec_from_wire, spec_to_wire, views
-from tianflow.payloads import ActionSpec, EnvironmentSpec, LeafSpec
+from tianflow.core.layout import layout_from_wire, layout_to_wire, make_draw_layout, make_layout, spec_from_wire, spec_to_wire, views
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 DISCRETE = ActionSpec("discrete", (), "int64", (3,), (1,))
 BOX = ActionSpec("box", (2,), "float32", low=(-np.inf, -1.0), high=(np.inf, 1.0))

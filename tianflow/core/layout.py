@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.payloads import ActionSpec, EnvironmentSpec, Field, LeafSpec, TrajectoryLayout, aligned
+from tianflow.core.payloads import ActionSpec, EnvironmentSpec, Field, LeafSpec, TrajectoryLayout, aligned
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 

@@ -98,7 +98,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryLayout:
-    """Where the arrays of one trajectory lie in a slot. Made once per run, by `tianflow.layout`.
+    """Where the arrays of one trajectory lie in a slot. Made once per run, by `tianflow.core.layout`.
 
     With T steps, N environments, the fields are (time first):
 

@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import replace
 
 from tests.fakes_run import FakeRun
+from tianflow.core.statistics import quantile
 from tianflow.recording import staleness_between
-from tianflow.statistics import quantile
 from tianflow.status import staleness_summary
 from tianflow.summary import summarise
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tianflow.statistics import ComponentStatistics, Distribution
+from tianflow.core.statistics import ComponentStatistics, Distribution
 
 TIMED = {"actor": "trajectory_seconds", "learner": "update_seconds"}
 """What a component of each role does again and again, by the name of its distribution."""
