@@ -28,8 +28,8 @@ from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
 from tianflow.core.payloads import Field, Settlement, Trajectory, TrajectoryLayout, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
-from tianflow.ledger import Ledger
-from tianflow.tickets import Limits
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Limits
 
 STAMP = 8  # bytes at the start of a slot: when it was committed, in monotonic nanoseconds
 

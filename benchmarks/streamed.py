@@ -34,7 +34,7 @@ from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.shm import SharedArena
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
-from tianflow.tickets import Limits
+from tianflow.ledger.tickets import Limits
 
 SMALL = 1024
 SLOTS_ALONE = 4

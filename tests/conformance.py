@@ -18,7 +18,7 @@ from tianflow.core.events import EnvironmentFailed, Event, SettingsChanged
 from tianflow.core.payloads import NO_VERSION, Batch, Episode, Settlement, Trajectory, Version
 from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel
 from tianflow.interfaces import BatchSource, TrajectorySender
-from tianflow.tickets import State
+from tianflow.ledger.tickets import State
 
 OpenWorld = Callable[..., World]
 EVERY_AWAIT = range(12)

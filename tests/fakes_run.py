@@ -25,10 +25,10 @@ from tianflow.core.statistics import (
     TimeShares,
 )
 from tianflow.errors import ConfigError, StateConflictError
-from tianflow.ledger import Ledger
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Limits, State
 from tianflow.limiter import Limiter, RateLimits
 from tianflow.tallies import KEPT_RECORDS
-from tianflow.tickets import Limits, State
 
 ENDED = ("done", "failed", "stopped")
 BATCH = 2

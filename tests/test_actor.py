@@ -18,7 +18,7 @@ from tianflow.components.rollout import RolloutResult
 from tianflow.compute import Compute
 from tianflow.errors import EnvironmentFailedError, PoisonedTrajectoryError, RunError
 from tianflow.interfaces import LiveSettings
-from tianflow.tickets import State
+from tianflow.ledger.tickets import State
 
 STEPS = small_layout().steps
 CONFIG = cartpole(env={"max_failures": 2})

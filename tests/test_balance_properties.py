@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.virtual_time import Settings, World, broken_identity
-from tianflow.ledger import Ledger
-from tianflow.tickets import State
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import State
 from tianflow_controllers.freshest import Freshest
 from tianflow_controllers.lockstep import Lockstep
 from tianflow_controllers.open_loop import OpenLoop

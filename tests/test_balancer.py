@@ -14,8 +14,8 @@ from tianflow.core.layout import make_layout
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec, Settlement, Trajectory, Version
 from tianflow.errors import ConfigError
 from tianflow.interfaces import LiveSettings
-from tianflow.ledger import Ledger
-from tianflow.tickets import Limits
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Limits
 
 SPEC = EnvironmentSpec("x", (LeafSpec("", (2,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")
 

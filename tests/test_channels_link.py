@@ -20,8 +20,8 @@ from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.memory import heap_arena
 from tianflow.channels.served import ServedExchange
 from tianflow.core.payloads import Settlement, Trajectory, Version
-from tianflow.ledger import Ledger
-from tianflow.tickets import Limits
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Limits
 
 
 class End:

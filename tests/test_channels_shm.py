@@ -31,8 +31,8 @@ from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import BUFFERS, SharedArena, SharedMemory, SharedWeights, weights_checksum
 from tianflow.core.payloads import NO_VERSION, Episode, Settlement, Version, aligned
 from tianflow.errors import BrokenChannelError, TianflowError
-from tianflow.ledger import Ledger
-from tianflow.tickets import Limits
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Limits
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SMALL = 4096

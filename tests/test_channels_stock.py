@@ -19,8 +19,8 @@ from tianflow.channels.memory import heap_arena
 from tianflow.channels.served import ServedExchange
 from tianflow.core.payloads import Grant, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
-from tianflow.ledger import Ledger
-from tianflow.tickets import Limits
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Limits
 
 SLOTS, BATCH = 16, 4
 

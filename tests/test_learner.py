@@ -23,8 +23,8 @@ from tianflow.core.layout import make_layout
 from tianflow.core.payloads import ActionSpec, Batch, EnvironmentSpec, LeafSpec, Trajectory, Version
 from tianflow.errors import RunError
 from tianflow.interfaces import LearnerBatch, LiveSettings, StepResult
-from tianflow.ledger import Ledger
-from tianflow.tickets import Limits, State
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Limits, State
 
 SPEC = EnvironmentSpec("Small-v0", (LeafSpec("", (3,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")
 STEPS, FIRST = 4, Version(1, 0)

@@ -23,8 +23,8 @@ from tianflow.components import learner
 from tianflow.components.weights import PolicyWeights
 from tianflow.coordinator import Run
 from tianflow.core.payloads import ActionSpec, Version
-from tianflow.ledger import Ledger
-from tianflow.tickets import LedgerSnapshot
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import LedgerSnapshot
 
 Drive = Callable[[Run], Awaitable[None]]
 

@@ -20,12 +20,12 @@ from tianflow import logs
 from tianflow.core.formatting import duration, number
 from tianflow.core.payloads import Settlement, Version
 from tianflow.core.statistics import ComponentStatistics, TimeShares
-from tianflow.ledger import Ledger
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Limits
 from tianflow.rates import Rates
 from tianflow.screen import LastingConsole, PlainLines, Screen, drawing, make_screen, plain_line, summary_text
 from tianflow.status import describe, time_left
 from tianflow.summary import lost
-from tianflow.tickets import Limits
 
 
 def described(run: FakeRun, rates: Rates | None = None) -> dict[str, Any]:

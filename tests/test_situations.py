@@ -38,11 +38,11 @@ from tianflow.core.payloads import Batch, Settlement, Trajectory, Version
 from tianflow.errors import RunError
 from tianflow.host import FAILED, HostProcess
 from tianflow.interfaces import LearnerBatch, StepResult
-from tianflow.ledger import Ledger
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Blocked, Limits
 from tianflow.metrics.families import DROP_REASONS
 from tianflow.simulation.rates import Rates
 from tianflow.simulation.world import Simulation
-from tianflow.tickets import Blocked, Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 

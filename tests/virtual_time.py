@@ -20,8 +20,8 @@ from tianflow.config import BalanceSettings, Config, EnvSettings, PPOSettings
 from tianflow.core.events import Observed
 from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.interfaces import Controller
-from tianflow.ledger import Ledger
-from tianflow.tickets import Blocked, Limits, State
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Blocked, Limits, State
 
 Steps = tuple[Version, ...]
 """For each step of a trajectory, the version whose policy truly took it (runs of equal ones are stored once)."""

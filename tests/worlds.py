@@ -36,8 +36,8 @@ from tianflow.core.payloads import (
     Version,
 )
 from tianflow.interfaces import BatchSource, EventPublisher, TrajectorySender, WeightsReader, WeightsWriter
-from tianflow.ledger import Ledger
-from tianflow.tickets import LedgerSnapshot, Limits
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import LedgerSnapshot, Limits
 
 STEPS, NUM_ENVS = 4, 2
 FIRST = Version(1, 0)

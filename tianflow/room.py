@@ -9,11 +9,11 @@ from tianflow.channels.exchange import Exchange
 from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.components.balancer import make_laws
 from tianflow.errors import ConfigError, Problem, TianflowError
-from tianflow.ledger import Ledger
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Limits
 from tianflow.limiter import Limiter
 from tianflow.memory import DRAW_SLOTS, slots_capacity, slots_wanted
 from tianflow.replay_rules import rate_limits
-from tianflow.tickets import Limits
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena

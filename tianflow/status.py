@@ -14,8 +14,8 @@ from typing import Any
 from tianflow.config import Config
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics, quantile
+from tianflow.ledger.tickets import LedgerSnapshot, coarse
 from tianflow.rates import WINDOWS, Rates
-from tianflow.tickets import LedgerSnapshot, coarse
 
 ENDED = ("done", "failed", "stopped")
 TRAJECTORIES = ("granted", "begun", "committed", "trained", "inserted", "open", "dropped", "late_commits", "cuts")

@@ -16,8 +16,8 @@ from tianflow.core.directives import Directive, SetBound, SetCredits
 from tianflow.core.events import EpisodesFinished, EvaluationFinished, Event, HostExited, Observed, SettingsChanged, UpdateFinished
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.interfaces import Controller
-from tianflow.ledger import Ledger
-from tianflow.tickets import LedgerSnapshot, Limits
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import LedgerSnapshot, Limits
 
 OTHERS: tuple[Event, ...] = (
     UpdateFinished(version=1, seconds=1.0, samples=8),

@@ -18,7 +18,7 @@ from tianflow import api, system
 from tianflow.control_file import ControlFile
 from tianflow.coordinator import Run
 from tianflow.launchers.processes import ProcessHost
-from tianflow.tickets import State
+from tianflow.ledger.tickets import State
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -13,7 +13,7 @@ from tests.oracle import oracle_config, until_true
 from tianflow import api
 from tianflow.coordinator import Run
 from tianflow.envs.make import environment_seed
-from tianflow.tickets import LedgerSnapshot
+from tianflow.ledger.tickets import LedgerSnapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 STEPS, SEED = 32, 1

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from tianflow.channels.arena import Arena
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.errors import TianflowError
-from tianflow.ledger import Ledger
-from tianflow.tickets import Blocked, Limits
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Blocked, Limits
 
 DeliverGrant = Callable[[Grant | None], None]
 DeliverBatch = Callable[[Batch | None], None]

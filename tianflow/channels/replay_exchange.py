@@ -19,15 +19,15 @@ from tianflow.channels.replay_draws import Draws
 from tianflow.channels.replay_records import ShardPort, Shards, Stopwatch
 from tianflow.core.payloads import NO_VERSION, Drop, Holdings, Settlement, StateFile, Store, Trajectory, Version
 from tianflow.core.statistics import ReplayStatistics
-from tianflow.ledger import LedgerError
+from tianflow.ledger.ledger import LedgerError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tianflow.channels.arena import Arena
-    from tianflow.ledger import Ledger
+    from tianflow.ledger.ledger import Ledger
+    from tianflow.ledger.tickets import Limits, Ticket
     from tianflow.limiter import Limiter, RateLimits
-    from tianflow.tickets import Limits, Ticket
 
 NO_BOUND = -(2**62)
 """`DrawPart.oldest` when any version may be drawn."""

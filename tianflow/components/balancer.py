@@ -13,7 +13,7 @@ from tianflow.core.directives import Directive, SetAdmission, SetBound, SetCredi
 from tianflow.core.events import Observed
 from tianflow.core.statistics import LawStatistics
 from tianflow.errors import ConfigError, Problem
-from tianflow.tickets import Limits
+from tianflow.ledger.tickets import Limits
 
 if TYPE_CHECKING:
     from tianflow.channels.exchange import Exchange

@@ -13,9 +13,9 @@ from tianflow.coordinator.life import Life
 from tianflow.coordinator.staff import Staff
 from tianflow.core.payloads import NO_VERSION
 from tianflow.keeper import Keeper
+from tianflow.ledger.tickets import State
 from tianflow.logs import logger
 from tianflow.supervisor import Supervisor
-from tianflow.tickets import State
 
 TICK_S = 0.1
 EVALUATION = "evaluation"

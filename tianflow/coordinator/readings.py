@@ -24,10 +24,10 @@ from tianflow.core.statistics import Diagnosis, RunStatistics, SinkStatistics
 from tianflow.diagnosis import Watch
 from tianflow.judge import Judge
 from tianflow.keeper import Base, Keeper
+from tianflow.ledger.tickets import LedgerSnapshot
 from tianflow.logs import logger
 from tianflow.roster import Roster
 from tianflow.summary import SUMMARY, summarise
-from tianflow.tickets import LedgerSnapshot
 
 log = logger("coordinator")
 

@@ -9,9 +9,9 @@ from tianflow.channels.exchange import Exchange
 from tianflow.config import Config
 from tianflow.core.program import HostSpec
 from tianflow.errors import RunError
+from tianflow.ledger.tickets import State
 from tianflow.roster import Roster
 from tianflow.supervisor import HostHandle, Patience, Supervisor
-from tianflow.tickets import State
 
 
 class Staff:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.errors import TianflowError
-from tianflow.ledger import Ledger
-from tianflow.tickets import Blocked, Limits
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Blocked, Limits
 
 if TYPE_CHECKING:
     from tianflow.simulation.clock import Clock

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tianflow.core.statistics import quantile
-from tianflow.tickets import LedgerSnapshot
+from tianflow.ledger.tickets import LedgerSnapshot
 from tianflow.windows import NOTICEABLE
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from tianflow.components.weights import publish_due
 from tianflow.core.payloads import NO_VERSION, Batch, Settlement, Version
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import LiveSettings
-from tianflow.ledger import Ledger
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Limits
 from tianflow.memory import MOST_SLOTS, slots_wanted
 from tianflow.simulation.actors import Actor, Host, Surroundings
 from tianflow.simulation.clock import Clock, Times
@@ -25,7 +26,6 @@ from tianflow.simulation.durations import Durations
 from tianflow.simulation.outcome import Mark, Outcome, between
 from tianflow.simulation.patience import Patience, require_an_end
 from tianflow.simulation.progress import Standing
-from tianflow.tickets import Limits
 
 if TYPE_CHECKING:
     from tianflow.config import Config

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from tianflow.accounts import Accounts
-from tianflow.book import TicketBook
 from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
-from tianflow.deadlines import in_the_way, too_old
 from tianflow.errors import TianflowError
-from tianflow.slots import Slots
-from tianflow.tickets import Blocked, LedgerSnapshot, Limits, State, Ticket
+from tianflow.ledger.counters import Accounts
+from tianflow.ledger.deadlines import in_the_way, too_old
+from tianflow.ledger.index import TicketBook
+from tianflow.ledger.slots import Slots
+from tianflow.ledger.tickets import Blocked, LedgerSnapshot, Limits, State, Ticket
 
 
 class LedgerError(TianflowError):

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from operator import itemgetter
 
 from tianflow.core.payloads import Version
-from tianflow.tickets import State, Ticket
+from tianflow.ledger.tickets import State, Ticket
 
 LISTED = (State.BEGUN, State.COMMITTED)
 """States that are asked for by version; the others only by number."""

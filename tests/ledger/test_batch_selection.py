@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tianflow.selection import must_wait_for
+from tianflow.ledger.batch_selection import must_wait_for
 
 
 def waited_for(committed: list[int], open_: list[int], batch: int) -> int:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tianflow.book import LISTED, TicketBook
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
-from tianflow.ledger import Ledger
-from tianflow.tickets import Limits, State, Ticket
+from tianflow.ledger.index import LISTED, TicketBook
+from tianflow.ledger.ledger import Ledger
+from tianflow.ledger.tickets import Limits, State, Ticket
 
 
 def sound(book: TicketBook) -> None:

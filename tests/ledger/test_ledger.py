@@ -9,8 +9,8 @@ import pytest
 
 from tests.virtual_time import broken_identity
 from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
-from tianflow.ledger import Ledger, LedgerError
-from tianflow.tickets import Blocked, Limits, Share, State, coarse
+from tianflow.ledger.ledger import Ledger, LedgerError
+from tianflow.ledger.tickets import Blocked, Limits, Share, State, coarse
 
 
 class Bench:

@@ -6,10 +6,10 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tianflow.book import TicketBook
 from tianflow.core.payloads import Settlement, Trajectory, Version
-from tianflow.slots import Slots
-from tianflow.tickets import LedgerSnapshot, Share, State, Ticket, coarse
+from tianflow.ledger.index import TicketBook
+from tianflow.ledger.slots import Slots
+from tianflow.ledger.tickets import LedgerSnapshot, Share, State, Ticket, coarse
 
 RECENT = 1000
 """Trained trajectories over which the recent maximum and percentiles of staleness are taken."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tianflow.book import LISTED, TicketBook
 from tianflow.core.payloads import Version
-from tianflow.selection import must_wait_for
-from tianflow.tickets import Limits, State, Ticket
+from tianflow.ledger.batch_selection import must_wait_for
+from tianflow.ledger.index import LISTED, TicketBook
+from tianflow.ledger.tickets import Limits, State, Ticket
 
 
 def too_old(tickets: TicketBook, *, bound: int | None, at: Version) -> list[tuple[int, str]]:
