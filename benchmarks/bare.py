@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.core.payloads import EnvironmentSpec
     from tianflow.interfaces import Algorithm, AlgorithmFactory, ArrayStep, LearnerBatch, Policy
 
@@ -286,7 +286,7 @@ def main() -> None:
         os.sched_setaffinity(0, {given.core})
     import torch
 
-    from tianflow.config_loading import load_config
+    from tianflow.config.loading import load_config
 
     torch.set_num_threads(1)
     work = LOOPS[given.loop](load_config(given.config, given.overrides))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from benchmarks import bare, child
 
 if TYPE_CHECKING:
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.interfaces import AlgorithmFactory
 
 TURN_S = 0.1
@@ -206,7 +206,7 @@ def main() -> None:
         os.sched_setaffinity(0, {given.core})
     import torch
 
-    from tianflow.config_loading import load_config
+    from tianflow.config.loading import load_config
 
     torch.set_num_threads(1)
     child.say(take_turns(HALVES[given.half](load_config(given.config, given.overrides)), given.seconds))

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.results import RESULTS
 from tianflow import history
-from tianflow.config_loading import load_config, to_toml, toml_value
+from tianflow.config.loading import load_config, to_toml, toml_value
 
 BOUNDS = (0, 1, 4, 16)
 SLOWED: Mapping[str, object] = {"learner.slowdown": 3.0, "actors.count": 2}

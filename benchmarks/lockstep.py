@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("warm_s", type=float)
     parser.add_argument("seconds", type=float)
     given = parser.parse_args()
-    from tianflow.config_loading import load_config
+    from tianflow.config.loading import load_config
 
     config = load_config(given.config)
     ours, theirs = socket.socketpair()

@@ -18,7 +18,7 @@ from pydantic import PositiveFloat
 from tianflow.algorithms.actor_critic import ActorCriticPolicy
 from tianflow.algorithms.impala import ImpalaLearner
 from tianflow.algorithms.update import never
-from tianflow.config import Config, ImpalaSettings
+from tianflow.config.model import Config, ImpalaSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import LearnerBatch, StepResult
 

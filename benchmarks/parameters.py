@@ -199,7 +199,7 @@ def _update(config: Path, memory: SharedMemory, nbytes: int) -> Callable[[], NDA
     """The shipped learner's step on a resident batch, and its flat weights."""
     import torch
 
-    from tianflow.config_loading import load_config
+    from tianflow.config.loading import load_config
 
     assert memory.nbytes >= SharedWeights.nbytes_for(nbytes)
     torch.set_num_threads(1)
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("numbers", type=int, nargs="*")
     given = parser.parse_args()
     if given.what == "bytes":
-        from tianflow.config_loading import load_config
+        from tianflow.config.loading import load_config
 
         child.say({"nbytes": bare.learning(load_config(Path(given.of)))[0].flat().nbytes})
     elif given.what == "spread":

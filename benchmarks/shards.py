@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import bare, child, halves
 
 if TYPE_CHECKING:
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.interfaces import AlgorithmFactory, ReplayAlgorithm
     from tianflow.replay.fragments import Fragment
     from tianflow.replay.shard import Shard
@@ -151,7 +151,7 @@ def main() -> None:
         os.sched_setaffinity(0, {given.core})
     import torch
 
-    from tianflow.config_loading import load_config
+    from tianflow.config.loading import load_config
 
     torch.set_num_threads(1)
     works: Any = rates if given.what == "rates" else limits

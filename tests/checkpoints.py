@@ -10,7 +10,7 @@ import torch
 
 from tianflow import plugins, validation
 from tianflow.checkpoint import CheckpointStore, write_state
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
 from tianflow.core.payloads import Version
 
 Sections = dict[str, dict[str, Any]]

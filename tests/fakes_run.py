@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tianflow.audit import Page
 from tianflow.channels.broadcast import Broadcast
-from tianflow.config import Config, EnvSettings, PPOSettings, RunSettings
-from tianflow.config_loading import with_changes
+from tianflow.config.loading import with_changes
+from tianflow.config.model import Config, EnvSettings, PPOSettings, RunSettings
 from tianflow.core.payloads import Batch, Holdings, Settlement, Trajectory, Version
 from tianflow.core.statistics import (
     CheckpointStatistics,

@@ -23,7 +23,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from tests.fakes import VersionPolicy
-from tianflow.config import AlgorithmSettings, Config
+from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.coordinator import Run
 from tianflow.core.payloads import EnvironmentSpec, WeightsTable
 from tianflow.interfaces import LearnerBatch, StepResult

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tianflow.config import Config
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
+from tianflow.config.model import Config
 
 SMALL: dict[str, dict[str, Any]] = {
     "env": {"id": "CartPole-v1", "num_envs": 4},

@@ -22,7 +22,7 @@ from tianflow.algorithms.impala import Impala
 from tianflow.algorithms.model import Model
 from tianflow.algorithms.normalisers import IMAGE_EPSILON, ObservationNormaliser
 from tianflow.algorithms.ppo import PPO, PPOLearner
-from tianflow.config import (
+from tianflow.config.model import (
     A2CSettings,
     Config,
     EnvSettings,

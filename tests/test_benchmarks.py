@@ -46,7 +46,7 @@ from benchmarks import (
 from benchmarks.harness import Benchmark, BenchmarkError, Outcome, Plan, Ratio, Side, Together, Values, alternate, part, quotient, spread
 from benchmarks.machine import Load, Reading
 from benchmarks.paced import Pace
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
 from tianflow.simulation.likeness import _work
 
 MACHINE = {

@@ -19,7 +19,7 @@ from benchmarks.beside import Rival
 from benchmarks.harness import BenchmarkError, Plan, alternate
 from benchmarks.peers import common, factory_appo, install, rllib_algorithms
 from benchmarks.peers.common import Lag, Progress, Task, read_task
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
 
 CARTPOLE = Task("cartpole", 1, 475.0, 60.0, 0.0, {})
 RIVAL = Rival("the other", "cleanrl", "some_child", "as it comes")

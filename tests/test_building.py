@@ -15,7 +15,7 @@ from tianflow.algorithms.ppo import PPO
 from tianflow.building import Blueprint, Builder, life_of
 from tianflow.channels.latest import LatestCell
 from tianflow.components import shard_making
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
 from tianflow.core.payloads import Version
 from tianflow.core.program import ComponentSpec
 from tianflow.interfaces import LiveSettings

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tianflow import client
-from tianflow.config import LIVE
+from tianflow.config.model import LIVE
 from tianflow.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.errors import ConfigError
 

@@ -19,8 +19,8 @@ from tests.worlds import turns
 from tianflow import supervisor as supervising
 from tianflow.checkpoint import CheckpointStore, write_state
 from tianflow.components.balancer import make_laws
-from tianflow.config import Config
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
+from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import Episode, Evaluation, SavedState, Settlement, Trajectory, Version

@@ -12,11 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from tests.fakes import FakeSlot
-from tianflow import api, config_loading, network_rules, plugins, validation
+from tianflow import api, plugins, validation
 from tianflow.checkpoint import CheckpointStore, resolve
 from tianflow.components.rollout import Rollout
 from tianflow.components.stacking import BatchStacker
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.model import loading as config_loading
+from tianflow.config.model import networks as network_rules
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import Grant, Version
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.fakes_run import FakeReplay, FakeRun, make_config
-from tianflow.config import Config
-from tianflow.config_loading import with_changes
+from tianflow.config.loading import with_changes
+from tianflow.config.model import Config
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares
 from tianflow.diagnosis import Watch, diagnose
 from tianflow.windows import time_between

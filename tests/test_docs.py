@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from tests.pages import DOCS, LANGUAGES, PAGES, ROOT, Block, PageError, Reader, blocks, rows, unseen
 from tianflow.cli import app
-from tianflow.config import BUILT_IN_ALGORITHMS, Config
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
+from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
 
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 TICKS = re.compile(r"`([^`]+)`")
@@ -89,7 +89,7 @@ def test_the_map_names_a_setting_or_a_dash_in_every_row() -> None:
 
 def test_a_setting_that_does_not_exist_is_noticed() -> None:
     assert {"balance.max_stale", "algorithm.epochs"} == settings(
-        "`balance.max_stale=3` and `algorithm.epochs`, not `tianflow.config.Config`"
+        "`balance.max_stale=3` and `algorithm.epochs`, not `tianflow.config.model.Config`"
     )
     assert [False, False, True, True] == [
         exists(path) for path in ("balance.max_stale", "env.normalisation.reward", "env.normalisation.returns", "algorithm.burn_in")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.environments import CounterEnv
 from tianflow import cli
-from tianflow.config import EnvSettings
+from tianflow.config.model import EnvSettings
 from tianflow.envs import using
 from tianflow.envs.checking import Report, check
 

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests import environments
-from tianflow.config import Config, EnvSettings, PPOSettings
+from tianflow.config.model import Config, EnvSettings, PPOSettings
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.envs import probe
 from tianflow.envs.make import EXTRAS, environment_seed, make

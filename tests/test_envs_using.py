@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from tests.environments import CounterEnv, EnvironmentBrokeError
-from tianflow.config import EnvSettings
+from tianflow.config.model import EnvSettings
 from tianflow.envs.make import make
 from tianflow.envs.using import used
 from tianflow.envs.vector import VectorEnvironment

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tianflow import cli
-from tianflow.config import BUILT_IN_ALGORITHMS, Config
-from tianflow.config_loading import shipped
+from tianflow.config.loading import shipped
+from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
 from tianflow.explaining import find, takes
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.settings import cartpole
 from tests.test_diagnosis import look
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.moments import TIMED
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares
 from tianflow.diagnosis import Memory, diagnose

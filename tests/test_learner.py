@@ -18,7 +18,7 @@ from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import MemoryBatchSource, MemoryWeights, heap_arena
 from tianflow.components.learner import Learner, admissible
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import ActionSpec, Batch, EnvironmentSpec, LeafSpec, Trajectory, Version
 from tianflow.errors import RunError

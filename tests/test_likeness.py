@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from tests.settings import cartpole
 from tianflow import cli
-from tianflow.config import Config
-from tianflow.config_loading import CONFIG_FILE, to_toml
+from tianflow.config.loading import CONFIG_FILE, to_toml
+from tianflow.config.model import Config
 from tianflow.errors import ConfigError
 from tianflow.history import NAME, Row
 from tianflow.simulation.likeness import LEAST_S, SHARES_S, rates_of, read_like

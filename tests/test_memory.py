@@ -9,7 +9,7 @@ import pytest
 from tests.settings import cartpole
 from tianflow import memory
 from tianflow.channels.arena import arena_nbytes
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tianflow.config import Config, EnvSettings, NetworkSettings, PPOSettings
+from tianflow.config.model import Config, EnvSettings, NetworkSettings, PPOSettings
+from tianflow.config.networks import channels_first, check_network, image_size, state_spec, torso_parameters
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
-from tianflow.network_rules import channels_first, check_network, image_size, state_spec, torso_parameters
 from tianflow.networks import Mlp, Network, Output, convolutions, make_network
 from tianflow.networks.convolutions import RectifiedConv2d
 from tianflow.networks.parts import ResettingLstm, Vector
@@ -364,7 +364,7 @@ def test_mlp_with_memory_shares_its_torso() -> None:
 def test_checking_a_built_in_network_does_not_import_torch() -> None:
     code = (
         "import sys; from tianflow import network_rules; from tianflow.core.payloads import *;"
-        "from tianflow.config import Config, EnvSettings, NetworkSettings, PPOSettings;"
+        "from tianflow.config.model import Config, EnvSettings, NetworkSettings, PPOSettings;"
         "leaf = LeafSpec('', (5,), 'float32'); action = ActionSpec('discrete', (), 'int64', (2,), (0,));"
         "config = Config(env=EnvSettings(id='x'), algorithm=PPOSettings(), network=NetworkSettings(lstm=3));"
         "assert not network_rules.check_network(config, EnvironmentSpec('x', (leaf,), action, 1, 'next_step'));"

@@ -20,12 +20,12 @@ from tianflow.algorithms.dqn import DQN
 from tianflow.algorithms.r2d2 import R2D2, harmless, learned_rows, only_first, unrolled
 from tianflow.algorithms.sac import SAC
 from tianflow.algorithms.td3 import TD3
-from tianflow.config import Config, EnvSettings, NetworkSettings, NormalisationSettings
+from tianflow.config.model import Config, EnvSettings, NetworkSettings, NormalisationSettings
+from tianflow.config.off_policy import DQNSettings, OffPolicySettings, R2D2Settings, SACSettings, TD3Settings
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import CheckpointError
 from tianflow.interfaces import LearnerBatch
 from tianflow.networks.q_values import QOutput
-from tianflow.off_policy_settings import DQNSettings, OffPolicySettings, R2D2Settings, SACSettings, TD3Settings
 from tianflow.ops.q_values import n_step_target, rows_after, sequence_priority
 from tianflow.ops.returns import n_step
 

@@ -12,10 +12,10 @@ from tianflow.algorithms.dqn import DQN
 from tianflow.algorithms.r2d2 import R2D2
 from tianflow.algorithms.sac import SAC
 from tianflow.algorithms.td3 import TD3
-from tianflow.config import Config, EnvSettings, NetworkSettings
+from tianflow.config.model import Config, EnvSettings, NetworkSettings
+from tianflow.config.off_policy import DQNSettings, OffPolicySettings, R2D2Settings, SACSettings, TD3Settings
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.interfaces import LearnerBatch
-from tianflow.off_policy_settings import DQNSettings, OffPolicySettings, R2D2Settings, SACSettings, TD3Settings
 
 torch.set_num_threads(1)  # a second thread makes tensors of this size slower, by far so on a busy machine
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.test_networks import observations
-from tianflow.config import NetworkSettings
+from tianflow.config.model import NetworkSettings
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
 from tianflow.networks.q_values import ActionRange, Critics, Deterministic, QNetwork, SquashedGaussian, make_torso, seeded

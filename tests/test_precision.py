@@ -17,7 +17,7 @@ from tests import test_off_policy_algorithms as off_policy
 from tianflow.algorithms import precision
 from tianflow.algorithms.flat import Adam
 from tianflow.algorithms.precision import InBfloat16, act_in, as_it_is, forward_in, raised, why_slow
-from tianflow.config import ActorSettings, Config, LearnerSettings
+from tianflow.config.model import ActorSettings, Config, LearnerSettings
 from tianflow.core.payloads import LeafSpec
 from tianflow.errors import ConfigError
 from tianflow.interfaces import LearnerBatch

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import learning
 from benchmarks.learning import POINTS, Record
 from benchmarks.precision import SECONDS, at, cases, table
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
 
 CURVE = [(10.0, 1000, None), (170.0, 20_000, -20.5), (350.0, 40_000, -18.0), (539.0, 60_000, -9.0)]
 

@@ -12,8 +12,8 @@ from tests.test_coordinator import SPEC, FakeEvaluator, FakeHost, FakeLearner, c
 from tests.test_coordinator import World as PlainWorld
 from tianflow import supervisor as supervising
 from tianflow.channels.replay_exchange import ReplayExchange
-from tianflow.config import Config
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
+from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.core.payloads import Drop, Holdings, ShardRequest, Store
 from tianflow.core.program import HostSpec

@@ -15,8 +15,8 @@ from rich.console import Console
 
 import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
 from tests.fakes_run import FakeReplay, FakeRun
-from tianflow import config_loading
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.model import loading as config_loading
 from tianflow.core.statistics import RunStatistics
 from tianflow.metrics.prometheus import Exporter
 from tianflow.metrics.replay import DISCARD_REASONS, REPLAY_FAMILIES

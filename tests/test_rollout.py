@@ -11,7 +11,7 @@ from tests import environments
 from tests.fakes import CountingPolicy, FakePolicy, FakeSlot, VersionPolicy, granted, versions
 from tianflow.algorithms.actor_critic import ActorCriticPolicy
 from tianflow.components.rollout import Rollout
-from tianflow.config import ActorSettings, Config, EnvSettings, PPOSettings, RunSettings
+from tianflow.config.model import ActorSettings, Config, EnvSettings, PPOSettings, RunSettings
 from tianflow.core.payloads import Episode, Version
 from tianflow.envs import probe
 from tianflow.envs.vector import VectorEnvironment

@@ -20,7 +20,7 @@ from multidict import CIMultiDict
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.fakes_run import FakeRun
-from tianflow.config import HttpSettings
+from tianflow.config.model import HttpSettings
 from tianflow.control_file import ControlFile, process_start_time
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import Diagnosis

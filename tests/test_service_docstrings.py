@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import Field, create_model
 
-from tianflow.config import BUILT_IN_ALGORITHMS, Config, EnvSettings, live_of
-from tianflow.off_policy_settings import DQNSettings
+from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, EnvSettings, live_of
+from tianflow.config.off_policy import DQNSettings
 from tianflow.service.docstrings import of_fields
 from tianflow.service.schemas import settings_patch, settings_read
 from tianflow.service.settings import RESOURCES

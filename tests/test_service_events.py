@@ -20,7 +20,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.fakes_run import FakeRun
 from tests.test_service import CONTROL, READ, RUN, TOKENS, problem
 from tianflow.channels.broadcast import Broadcast
-from tianflow.config import HttpSettings
+from tianflow.config.model import HttpSettings
 from tianflow.core.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
 from tianflow.rates import Rates
 from tianflow.service import fan, streams

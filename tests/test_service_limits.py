@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from tests.fakes_run import FakeRun
-from tianflow.config import HttpSettings
+from tianflow.config.model import HttpSettings
 from tianflow.service import bodies, connections, server
 from tianflow.service.app import MAX_BODY
 from tianflow.service.auth import Tokens

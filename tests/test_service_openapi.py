@@ -13,7 +13,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from tests.fakes_run import FakeRun
 from tests.test_service import CONTROL, READ, RUN, Client, client_of, patch
-from tianflow.config import BUILT_IN_ALGORITHMS, Config, EnvSettings
+from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, EnvSettings
 from tianflow.core.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
 from tianflow.service import console
 from tianflow.service.app import ACTIONS, LOOKS

@@ -17,7 +17,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.fakes_run import FakeRun
-from tianflow.config import HttpSettings
+from tianflow.config.model import HttpSettings
 from tianflow.control_file import SERVICE, ControlFile
 from tianflow.errors import ConfigError
 from tianflow.service import console

@@ -13,7 +13,7 @@ import pytest
 
 from tests.test_service_events import Door
 from tests.test_serving import CONTROL, RUNS, World, until, with_a_run
-from tianflow.config import HttpSettings
+from tianflow.config.model import HttpSettings
 from tianflow.control_file import ControlFile
 from tianflow.core.events import HostExited
 from tianflow.service.auth import Guard, Tokens

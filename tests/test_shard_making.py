@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 from tianflow import envs
 from tianflow.components.shard_making import make_shard, stacks_of
-from tianflow.config import Config
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
+from tianflow.config.model import Config
 
 
 class Images(gymnasium.Env[Any, Any]):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.settings import cartpole
 from tests.virtual_time import broken_identity
 from tianflow import cli
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.directives import Directive, SetBound, SetCredits
 from tianflow.core.events import Event, Observed
 from tianflow.core.payloads import Batch

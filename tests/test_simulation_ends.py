@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.settings import cartpole
 from tianflow import cli
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.errors import ConfigError
 from tianflow.simulation.clock import AT_MOST, Clock
 from tianflow.simulation.durations import Durations

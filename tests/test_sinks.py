@@ -15,8 +15,8 @@ import pytest
 import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
 from tests.fakes_run import FakeRun
 from tests.settings import cartpole
-from tianflow.config import MetricsSettings
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
+from tianflow.config.model import MetricsSettings
 from tianflow.core.statistics import SinkStatistics
 from tianflow.errors import ConfigError
 from tianflow.history import NAME, read_rows

@@ -29,8 +29,8 @@ from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.shm import SharedArena, SharedMemory
 from tianflow.checkpoint import CheckpointStore, resolve
 from tianflow.components.learner import Learner
-from tianflow.config import Config, PPOSettings
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
+from tianflow.config.model import Config, PPOSettings
 from tianflow.coordinator import Run
 from tianflow.core.events import Event
 from tianflow.core.layout import layout_to_wire, make_layout, spec_to_wire

@@ -6,7 +6,7 @@ import pytest
 
 from tests.settings import cartpole
 from tianflow import system
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tianflow import envs
-from tianflow.config import Config
-from tianflow.config_loading import load_config
+from tianflow.config.loading import load_config
+from tianflow.config.model import Config
 from tianflow.errors import ConfigError
 from tianflow.validation import require_valid, validate
 

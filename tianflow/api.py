@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tianflow import config_loading, loops, plugins, validation
+from tianflow import loops, plugins, validation
 from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.model import loading as config_loading
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.holding import hold

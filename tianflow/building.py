@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tianflow.components.rollout import Rollout
     from tianflow.components.stacking import BatchStacker, DrawStacker
     from tianflow.components.weights import PolicyWeights
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.core.program import ComponentSpec
     from tianflow.interfaces import (
         Algorithm,

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from tianflow import plugins
-from tianflow.config_loading import CONFIG_FILE
+from tianflow.config.loading import CONFIG_FILE
 from tianflow.core.payloads import StateFile, Version
 from tianflow.errors import CheckpointError
 from tianflow.logs import logger

@@ -38,7 +38,7 @@ from tianflow.serving.command import serve, submit
 from tianflow.simulation.command import simulate
 
 if TYPE_CHECKING:
-    from tianflow.config import Config
+    from tianflow.config.model import Config
 
 app = typer.Typer(
     name="tianflow",
@@ -84,7 +84,7 @@ def _show_warnings() -> None:
 
 
 def _load(source: str, overrides: list[str] | None) -> Config:
-    from tianflow.config_loading import load_config
+    from tianflow.config.loading import load_config
 
     return load_config(source, overrides or ())
 
@@ -112,7 +112,8 @@ def train(
     with exit_codes():
         _show_warnings()
         settings = _training_config(config, overrides or [], resume, runs_dir)
-        from tianflow import api, config_rules
+        from tianflow import api
+        from tianflow.config.model import rules as config_rules
 
         for sentence in [*config_rules.advice(settings), *_used_up(settings, resume, runs_dir)]:
             complain(f"note: {sentence}")
@@ -133,7 +134,7 @@ def train(
 def _used_up(config: Config, resume: str | None, runs_dir: Path) -> list[str]:
     """What a run that is resumed has reached already."""
     from tianflow.checkpoint import CheckpointStore, resolve
-    from tianflow.config_rules import used_up
+    from tianflow.config.rules import used_up
     from tianflow.errors import CheckpointError
 
     if resume is None:
@@ -153,7 +154,7 @@ def _training_config(config: str | None, overrides: list[str], resume: str | Non
     if resume is None:
         raise typer.BadParameter("is required, unless --resume names a run", param_hint="CONFIG")
     from tianflow.checkpoint import CheckpointStore, resolve
-    from tianflow.config_loading import load_config, settings_in_force
+    from tianflow.config.loading import load_config, settings_in_force
 
     # A run goes on with what was in force last, also when no checkpoint has seen it; a checkpoint with what was in force then.
     checkpoint, last = resolve(resume, runs_dir), settings_in_force(resume, runs_dir)
@@ -198,8 +199,8 @@ def check_env(
     if (env is None) == (config is None):
         raise typer.BadParameter("either ENV or --config", param_hint="ENV")
     with exit_codes():
-        from tianflow.config import EnvSettings
-        from tianflow.config_loading import parse_overrides
+        from tianflow.config.loading import parse_overrides
+        from tianflow.config.model import EnvSettings
         from tianflow.envs import checking
 
         settings = EnvSettings(id=env, kwargs=parse_overrides(kwargs or ())) if env is not None else _load(config or "", None).env
@@ -236,7 +237,7 @@ def config_show(
 ) -> None:
     """Print CONFIG as TOML, overrides included."""
     with exit_codes():
-        from tianflow.config_loading import to_toml
+        from tianflow.config.loading import to_toml
 
         typer.echo(to_toml(_load(config, overrides), only_changed=not resolved), nl=False)
 
@@ -288,7 +289,7 @@ def get_settings(
 ) -> None:
     """Print live settings of RUN."""
     from tianflow import client
-    from tianflow.config_loading import toml_value
+    from tianflow.config.loading import toml_value
 
     if len(wish or ()) > 2:
         raise typer.BadParameter("at most a run and a section", param_hint="[RUN] [SECTION[.KEY]]")
@@ -315,7 +316,7 @@ def set_settings(
     All of them, or none when one is refused.
     """
     from tianflow import client
-    from tianflow.config_loading import nested, parse_overrides
+    from tianflow.config.loading import nested, parse_overrides
 
     run, assignments = (None, wish) if "=" in wish[0] else (wish[0], wish[1:])
     with exit_codes():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tianflow import plugins
-from tianflow.config import LIVE
+from tianflow.config.model import LIVE
 from tianflow.control_file import NAME, SERVICE, ControlFile
 from tianflow.errors import ConfigError, Problem, TianflowError
 

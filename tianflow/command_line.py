@@ -23,7 +23,7 @@ RUNS = Path("runs")
 
 def complete_config(incomplete: str) -> list[str]:
     """Names of shipped configs, and TOML files and folders, that begin so: for the shell."""
-    from tianflow.config_loading import shipped
+    from tianflow.config.loading import shipped
 
     begun = glob.escape(incomplete)
     files = [name for end in (".toml", "/") for name in sorted(glob.glob(f"{begun}*{end}"))]  # noqa: PTH207 - text that the shell goes on with

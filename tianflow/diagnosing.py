@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tianflow import client
-from tianflow.config import LIVE
+from tianflow.config.model import LIVE
 
 
 def ask(runs_dir: Path, run: str | None, *, as_json: bool = False) -> str:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, RunStatistics
 from tianflow.foretelling import Foretold
 from tianflow.stalls import stalled

@@ -32,7 +32,7 @@ class Setting:
 
 def list_configs() -> None:
     """Print the configs that come with tianflow: their names, and what they train."""
-    from tianflow.config_loading import shipped
+    from tianflow.config.loading import shipped
 
     found = shipped()
     width = max(map(len, found))
@@ -52,7 +52,7 @@ def explain(
 
 
 def _sections() -> Iterator[str]:
-    from tianflow.config import BUILT_IN_ALGORITHMS, Config
+    from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
 
     for section, field in Config.model_fields.items():
         if section == "algorithm":
@@ -67,7 +67,7 @@ def find(name: str) -> list[Setting]:
     Raises:
         ConfigError: there is none; the nearest name is in it.
     """
-    from tianflow.config import BUILT_IN_ALGORITHMS, LIVE, AlgorithmSettings, Config, algorithm_settings
+    from tianflow.config.model import BUILT_IN_ALGORITHMS, LIVE, AlgorithmSettings, Config, algorithm_settings
 
     parts = {
         section: list(settings_of(AlgorithmSettings if section == "algorithm" else field.annotation, section, LIVE.get(section, ())))
@@ -103,8 +103,8 @@ def _named(name: str, parts: Mapping[str, list[Setting]]) -> list[Setting]:
 
 def settings_of(model: Any, section: str, live: tuple[str, ...]) -> Iterator[Setting]:
     """Every setting of the model of ``section``, those of tables inside it with their own paths."""
-    from tianflow.algorithm_settings import Section
-    from tianflow.config_loading import toml_value
+    from tianflow.config.loading import toml_value
+    from tianflow.config.on_policy import Section
     from tianflow.service.docstrings import of_fields
 
     texts, properties = of_fields(model), model.model_json_schema()["properties"]

@@ -26,7 +26,7 @@ from tianflow.channels.shm import SharedMemory, SharedWeights
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner, LearnerState
 from tianflow.compute import Compute
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.layout import layout_from_wire, spec_from_wire
 from tianflow.core.payloads import SavedState, Version
 from tianflow.core.program import ComponentSpec

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tianflow.audit import Page
     from tianflow.channels.broadcast import Broadcast
-    from tianflow.config import AlgorithmSettings, Config
+    from tianflow.config.model import AlgorithmSettings, Config
     from tianflow.core.directives import Directive
     from tianflow.core.events import Event
     from tianflow.core.payloads import (

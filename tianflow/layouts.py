@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.networks import state_spec
 from tianflow.core.layout import make_draw_layout, make_layout
 from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
-from tianflow.network_rules import state_spec
 
 
 def trajectory_layout(config: Config, spec: EnvironmentSpec) -> TrajectoryLayout:

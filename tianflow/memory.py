@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from tianflow.channels.arena import arena_nbytes
-from tianflow.config import Config
-from tianflow.config_rules import is_paced
+from tianflow.config.model import Config
+from tianflow.config.networks import torso_parameters
+from tianflow.config.rules import is_paced
 from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
 from tianflow.errors import ConfigError, Problem
-from tianflow.network_rules import torso_parameters
 
 MOST_SLOTS = 65536
 CGROUP = Path("/sys/fs/cgroup")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tianflow import plugins
 from tianflow.components.evaluator import play
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import ActionCodec

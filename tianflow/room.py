@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.components.balancer import make_laws
+from tianflow.config.replay_rules import rate_limits
 from tianflow.errors import ConfigError, Problem, TianflowError
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
 from tianflow.limiter import Limiter
 from tianflow.memory import DRAW_SLOTS, slots_capacity, slots_wanted
-from tianflow.replay_rules import rate_limits
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
     from tianflow.checkpoint import Checkpoint
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.core.payloads import TrajectoryLayout
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, RunStatistics
 
 STUCK_S = 3.0

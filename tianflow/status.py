@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics, quantile
 from tianflow.ledger.tickets import LedgerSnapshot, coarse

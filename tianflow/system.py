@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.program import ComponentSpec, HostSpec, Placement, Program
 
 LEARNER = ComponentSpec("learner", "learner")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tianflow import config_rules
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.model import rules as config_rules
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import ConfigError, Problem
 
@@ -50,10 +50,10 @@ def _probe(config: Config) -> EnvironmentSpec:
 
 
 def _check_against(config: Config, spec: EnvironmentSpec) -> list[Problem]:
-    from tianflow import off_policy_settings
+    from tianflow.config.model import off_policy as off_policy_settings
+    from tianflow.config.networks import check_network
     from tianflow.layouts import trajectory_layout
     from tianflow.memory import check_memory, check_network_memory
-    from tianflow.network_rules import check_network
 
     problems = [*check_network(config, spec), *off_policy_settings.check(config, spec)]
     if problems:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.moments import Moments, moments
 from tianflow.core.statistics import ComponentStatistics, RunStatistics, TimeShares
 from tianflow.foretelling import Foretold, Side, foretell

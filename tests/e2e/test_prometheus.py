@@ -21,7 +21,7 @@ import pytest
 from dashboards import make, targets
 from tests.fakes_run import FakeRun
 from tests.test_serving import opened, until, up
-from tianflow.config import HttpSettings
+from tianflow.config.model import HttpSettings
 from tianflow.core.statistics import SinkStatistics
 from tianflow.service.auth import Tokens
 from tianflow.service.server import serve

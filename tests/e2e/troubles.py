@@ -17,7 +17,7 @@ import torch
 
 from tests.environments import Array, CounterEnv, EnvironmentBrokeError, Info
 from tianflow.algorithms.ppo import PPO, PPOLearner
-from tianflow.config import Config, PPOSettings
+from tianflow.config.model import Config, PPOSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import LearnerBatch, StepResult
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tianflow.algorithms.actor_critic import ActorCriticPolicy, Samples
 from tianflow.algorithms.single_pass import SinglePassLearner
-from tianflow.config import A2CSettings, Config
+from tianflow.config.model import A2CSettings, Config
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.ops.returns import Advantages, actor_critic_returns
 

@@ -20,10 +20,10 @@ from tianflow.algorithms.model import Model
 from tianflow.algorithms.on_arrays import ActOnArrays
 from tianflow.algorithms.precision import Acting, forward_in, full_precision
 from tianflow.algorithms.update import Tree, never, subtree
-from tianflow.config import AlgorithmSettings, Config
+from tianflow.config.model import AlgorithmSettings, Config
+from tianflow.config.networks import is_image
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import ActorStep, LearnerBatch, StepResult
-from tianflow.network_rules import is_image
 from tianflow.networks import Network, Output
 from tianflow.ops.losses import approximate_kl, effective_sample_ratio, explained_variance
 

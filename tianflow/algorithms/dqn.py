@@ -12,12 +12,12 @@ from torch import Tensor
 from tianflow.algorithms.off_policy import Found, OffPolicyLearner, OffPolicyPolicy, read_transitions
 from tianflow.algorithms.off_policy_models import Model, Target
 from tianflow.algorithms.update import Tree
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.networks import state_spec
+from tianflow.config.off_policy import DQNSettings, QSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import ActorStep
-from tianflow.network_rules import state_spec
 from tianflow.networks.q_values import QNetwork, seeded
-from tianflow.off_policy_settings import DQNSettings, QSettings
 from tianflow.ops.exploration import apex_epsilons, epsilon_noise, scores_of
 from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import double_q_value, masked_values, n_step_target, taken, weighted_loss

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tianflow.algorithms.actor_critic import ActorCriticPolicy, Samples
 from tianflow.algorithms.single_pass import SinglePassLearner
-from tianflow.config import Config, ImpalaSettings
+from tianflow.config.model import Config, ImpalaSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.ops.returns import Advantages, vtrace
 

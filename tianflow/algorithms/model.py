@@ -11,9 +11,9 @@ from tianflow.algorithms.flat import FlatBuffer
 from tianflow.algorithms.normalisers import ObservationNormaliser, RewardNormaliser
 from tianflow.algorithms.precision import Forward, as_it_is
 from tianflow.algorithms.update import Tree
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.networks import state_spec
 from tianflow.core.payloads import EnvironmentSpec
-from tianflow.network_rules import state_spec
 from tianflow.networks import Output, make_network
 from tianflow.ops.distributions import distribution_for
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tianflow.algorithms.update import Tree
-from tianflow.config import NormalisationSettings
+from tianflow.config.model import NormalisationSettings
+from tianflow.config.networks import channels_first, is_image
 from tianflow.core.payloads import EnvironmentSpec, LeafSpec
-from tianflow.network_rules import channels_first, is_image
 from tianflow.ops.transforms import Moments, as_float, batch_moments, channels_innermost, merged_moments, normalise
 
 EPSILON = 1e-8

@@ -17,9 +17,9 @@ from tianflow.algorithms.flat import require_alike
 from tianflow.algorithms.off_policy_models import Model, Module, Optimiser
 from tianflow.algorithms.precision import Acting, forward_in, full_precision
 from tianflow.algorithms.update import Tree, never, subtree
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.off_policy import OffPolicySettings
 from tianflow.interfaces import LearnerBatch, StepResult
-from tianflow.off_policy_settings import OffPolicySettings
 from tianflow.ops.returns import NStep, n_step
 
 Settings = TypeVar("Settings", bound=OffPolicySettings)

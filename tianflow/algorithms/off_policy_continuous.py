@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tianflow.algorithms.off_policy import OffPolicyLearner, Transitions
 from tianflow.algorithms.off_policy_models import Model, Module, Optimiser, Target, Trained
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.off_policy import ContinuousSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.networks.q_values import ActionRange, Critics, seeded
-from tianflow.off_policy_settings import ContinuousSettings
 from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import n_step_target, weighted_loss
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tianflow.algorithms.flat import Adam, FlatBuffer
 from tianflow.algorithms.normalisers import ObservationNormaliser
-from tianflow.config import AlgorithmSettings, Config
+from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.core.payloads import EnvironmentSpec
 
 Module = TypeVar("Module", bound=nn.Module)

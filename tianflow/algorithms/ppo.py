@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tianflow.algorithms.actor_critic import ActorCriticLearner, ActorCriticPolicy, Samples, batch_statistics
 from tianflow.algorithms.model import Model
-from tianflow.config import Config, PPOSettings
+from tianflow.config.model import Config, PPOSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.networks import Output
 from tianflow.ops.losses import approximate_kl, decoupled_ppo_loss, masked_mean, normalised, value_loss

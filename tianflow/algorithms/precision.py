@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import ActsInBfloat16, Policy
 from tianflow.logs import logger

@@ -11,10 +11,10 @@ from torch import Tensor
 from tianflow.algorithms.dqn import QLearner, QPolicy
 from tianflow.algorithms.off_policy import Found, summed
 from tianflow.algorithms.update import Tree, subtree
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.off_policy import R2D2Settings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.networks.q_values import QOutput
-from tianflow.off_policy_settings import R2D2Settings
 from tianflow.ops.losses import masked_mean
 from tianflow.ops.q_values import double_q_value, n_step_target, rows_after, sequence_priority, taken, weighted_loss
 

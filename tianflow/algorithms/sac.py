@@ -13,11 +13,11 @@ from tianflow.algorithms.off_policy import Found, OffPolicyPolicy, Transitions, 
 from tianflow.algorithms.off_policy_continuous import ActorAndCritics
 from tianflow.algorithms.off_policy_models import Model, Optimiser
 from tianflow.algorithms.update import Tree
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.off_policy import SACSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import ActorStep
 from tianflow.networks.q_values import ActionRange, SquashedGaussian, action_size, seeded
-from tianflow.off_policy_settings import SACSettings
 from tianflow.ops.losses import masked_mean
 from tianflow.ops.squashed_gaussian import squashed_sample
 

@@ -12,11 +12,11 @@ from tianflow.algorithms.off_policy import Found, OffPolicyPolicy, Transitions, 
 from tianflow.algorithms.off_policy_continuous import ActorAndCritics
 from tianflow.algorithms.off_policy_models import Model, Target
 from tianflow.algorithms.update import Tree
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.off_policy import TD3Settings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import ActorStep
 from tianflow.networks.q_values import ActionRange, Deterministic, action_size, seeded
-from tianflow.off_policy_settings import TD3Settings
 from tianflow.ops.losses import masked_mean
 
 

@@ -17,7 +17,7 @@ from tianflow.ledger.tickets import Limits
 
 if TYPE_CHECKING:
     from tianflow.channels.exchange import Exchange
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.interfaces import Controller, SettingsReader
 
 TICK_S = 0.25

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tianflow.components.stacking import BatchStacker, DrawStacker
     from tianflow.compute import Compute
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.interfaces import Algorithm, BatchSource, EventPublisher, ReplayAlgorithm, SettingsReader, StepResult, WeightsWriter
 
 

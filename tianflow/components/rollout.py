@@ -20,7 +20,7 @@ from tianflow.errors import EnvironmentFailedError, PoisonedTrajectoryError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.core.payloads import EnvironmentSpec, Grant
     from tianflow.interfaces import Policy, SlotView, Tree
 

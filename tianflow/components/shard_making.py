@@ -8,6 +8,8 @@ import numpy as np
 
 from tianflow.checkpoint import CheckpointStore, read_arrays
 from tianflow.components.rows import take_apart
+from tianflow.config.networks import is_image, state_spec
+from tianflow.config.off_policy import R2D2Settings
 from tianflow.core.layout import make_layout, views
 from tianflow.core.payloads import shard_file
 from tianflow.envs.make import environment_seed, make
@@ -15,8 +17,6 @@ from tianflow.envs.spec import UnexpectedShapeError, allowed_at_random
 from tianflow.envs.using import used
 from tianflow.errors import CheckpointError, EnvironmentFailedError
 from tianflow.logs import logger
-from tianflow.network_rules import is_image, state_spec
-from tianflow.off_policy_settings import R2D2Settings
 from tianflow.replay.observations import find_stacks
 from tianflow.replay.selection import Fifo, Lifo, Prioritised, Uniform
 from tianflow.replay.sequences import ActorError, InitialPriority, SequenceError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.core.payloads import EnvironmentSpec
     from tianflow.envs.vector import VectorEnvironment
     from tianflow.replay.selection import Selector

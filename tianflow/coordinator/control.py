@@ -8,13 +8,14 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
-from tianflow import config_loading
 from tianflow.audit import NAME, Page
 from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.components.balancer import Balancer
-from tianflow.config import Config
+from tianflow.config.model import Config
+from tianflow.config.model import loading as config_loading
+from tianflow.config.replay_rules import rate_limits
 from tianflow.coordinator.life import ENDED, Life
 from tianflow.coordinator.staff import Staff
 from tianflow.core.events import Event, SettingsChanged
@@ -22,7 +23,6 @@ from tianflow.errors import ConfigError, StateConflictError
 from tianflow.interfaces import LiveSettings
 from tianflow.keeper import Keeper
 from tianflow.logs import logger
-from tianflow.replay_rules import rate_limits
 from tianflow.room import Room
 from tianflow.tallies import ActiveClock, Journal
 

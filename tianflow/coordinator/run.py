@@ -14,7 +14,7 @@ from tianflow.channels.broadcast import Broadcast
 from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.checkpoint import Checkpoint
 from tianflow.components.balancer import Balancer
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.coordinator.control import Control, InForce
 from tianflow.coordinator.ending import Ending
 from tianflow.coordinator.goal import Goal

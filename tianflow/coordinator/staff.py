@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from tianflow import system
 from tianflow.channels.exchange import Exchange
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.program import HostSpec
 from tianflow.errors import RunError
 from tianflow.ledger.tickets import State

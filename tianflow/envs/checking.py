@@ -17,7 +17,7 @@ from tianflow.envs.vector import VectorEnvironment, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError
 
 if TYPE_CHECKING:
-    from tianflow.config import EnvSettings
+    from tianflow.config.model import EnvSettings
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Gymnasium paints its warnings, whoever reads them."""

@@ -17,7 +17,7 @@ from tianflow.envs.vector import VectorEnvironment, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError, Problem
 
 if TYPE_CHECKING:
-    from tianflow.config import Config, EnvSettings
+    from tianflow.config.model import Config, EnvSettings
     from tianflow.core.payloads import EnvironmentSpec
 
 ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"

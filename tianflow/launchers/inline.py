@@ -22,7 +22,7 @@ from tianflow.memory import DRAW_SLOTS, slots_capacity, slots_wanted
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.coordinator import Run
     from tianflow.core.events import Event
     from tianflow.core.payloads import TrajectoryLayout

@@ -29,7 +29,7 @@ from tianflow.memory import DRAW_SLOTS, slots_capacity
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.coordinator import Run
     from tianflow.core.payloads import TrajectoryLayout
     from tianflow.core.program import HostSpec

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tianflow.config import NetworkSettings
+from tianflow.config.model import NetworkSettings
+from tianflow.config.networks import load_network
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import ConfigError, Problem
-from tianflow.network_rules import load_network
 from tianflow.networks.arrays import ArrayMlp
 
 Tree = Mapping[str, Tensor]

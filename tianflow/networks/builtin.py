@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tianflow.config import NetworkSettings
+from tianflow.config.model import NetworkSettings
+from tianflow.config.networks import image_size, is_image, resnet_channels, units
 from tianflow.core.payloads import EnvironmentSpec
-from tianflow.network_rules import image_size, is_image, resnet_channels, units
 from tianflow.networks.arrays import ArrayMlp
 from tianflow.networks.base import Network, Output, Tree
 from tianflow.networks.parts import ImageTorso, MlpTorso, ResettingLstm, impala_trunk, linear, nature_trunk

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tianflow.config.networks import NATURE, channels_first, image_size, is_image
 from tianflow.core.payloads import LeafSpec
-from tianflow.network_rules import NATURE, channels_first, image_size, is_image
 from tianflow.networks.base import Tree
 from tianflow.networks.convolutions import RectifiedConv2d
 from tianflow.ops.transforms import as_float, channels_innermost, one_hot

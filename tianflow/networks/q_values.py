@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tianflow.config import NetworkSettings
+from tianflow.config.model import NetworkSettings
+from tianflow.config.networks import image_size, is_image, resnet_channels, units
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError, Problem
-from tianflow.network_rules import image_size, is_image, resnet_channels, units
 from tianflow.networks.base import Tree
 from tianflow.networks.parts import SQRT_2, ImageTorso, MlpTorso, ResettingLstm, impala_trunk, linear, nature_trunk
 

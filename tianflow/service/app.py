@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from tianflow.config import HttpSettings
+from tianflow.config.model import HttpSettings
 from tianflow.interfaces import RunControl
 from tianflow.metrics.prometheus import Exporter
 from tianflow.rates import Rates

@@ -8,7 +8,7 @@ from typing import Any
 
 from tianflow import __version__
 from tianflow.audit import MOST
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.history import LIMIT
 from tianflow.service import pages, past, schemas
 from tianflow.service.auth import OPEN, OPEN_ON_LOOPBACK

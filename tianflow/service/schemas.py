@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from tianflow.config import Config, live_of
-from tianflow.config_loading import LARGEST
+from tianflow.config.loading import LARGEST
+from tianflow.config.model import Config, live_of
 from tianflow.core import events
 from tianflow.core.statistics import Diagnosis, LawStatistics
 from tianflow.service.docstrings import of_fields

@@ -17,7 +17,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from tianflow.config import HttpSettings
+from tianflow.config.model import HttpSettings
 from tianflow.control_file import ControlFile, process_start_time
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import RunControl

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tianflow.config import Config, live_of
+from tianflow.config.model import Config, live_of
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import RunControl
 from tianflow.plugins import nearest

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tianflow import config_loading
 from tianflow.audit import NAME
+from tianflow.config.model import loading as config_loading
 from tianflow.control_file import ControlFile
 from tianflow.summary import EOF, SUMMARY, read_summary
 

@@ -50,7 +50,7 @@ def serve(
     """
     with exit_codes():
         from tianflow import logs
-        from tianflow.config import HttpSettings
+        from tianflow.config.model import HttpSettings
         from tianflow.serving.service import ServiceSettings, run
 
         logs.configure()
@@ -134,12 +134,12 @@ def _service(runs_dir: Path, address: str | None) -> ControlFile:
 
 def _tables(config: str) -> Any:
     """The config as it stands in its file, or its name. Checked where it is to run: plug-ins may be installed only there."""
-    from tianflow.config_loading import read_tables, shipped
+    from tianflow.config.loading import read_tables, shipped
 
     return config if not Path(config).is_file() and config in shipped() else read_tables(config)
 
 
 def _paths(overrides: list[str]) -> dict[str, object]:
-    from tianflow.config_loading import parse_overrides
+    from tianflow.config.loading import parse_overrides
 
     return parse_overrides(overrides)

@@ -6,8 +6,8 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any
 
-from tianflow.config import BUILT_IN_ALGORITHMS, Config, EnvSettings
-from tianflow.config_loading import shipped
+from tianflow.config.loading import shipped
+from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, EnvSettings
 from tianflow.service import openapi
 from tianflow.service.openapi import JSON, RUN, answered, operation, reading
 from tianflow.service.schemas import COUNT, NUMBER, TEXT, TRUTH, Schema, listing, nullable, reference, struct

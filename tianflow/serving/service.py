@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tianflow import loops
-from tianflow.config import HttpSettings
+from tianflow.config.model import HttpSettings
 from tianflow.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger

@@ -10,7 +10,7 @@ from tianflow.core.payloads import Grant, Trajectory, Version
 if TYPE_CHECKING:
     import random
 
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.simulation.clock import Clock, Times
     from tianflow.simulation.desk import Desk
     from tianflow.simulation.rates import Rates

@@ -17,7 +17,7 @@ from tianflow.command_line import RUNS, AsJson, ConfigArgument, RunsDir, complai
 from tianflow.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.simulation.outcome import Outcome
     from tianflow.simulation.rates import Rates
 
@@ -146,7 +146,7 @@ def prepare(source: str, changes: Sequence[str], *, sources: Sources) -> Prepare
         ConfigError: config or rates cannot be used, or a rate is missing.
         ReportError: there is no such run.
     """
-    from tianflow.config_loading import load_config, parse_overrides
+    from tianflow.config.loading import load_config, parse_overrides
     from tianflow.simulation.rates import make_rates
     from tianflow.simulation.world import refuse
     from tianflow.system import hosts_wanted

@@ -12,14 +12,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tianflow.config_loading import CONFIG_FILE, load_config
+from tianflow.config.loading import CONFIG_FILE, load_config
 from tianflow.core.moments import Moments
 from tianflow.errors import ConfigError, Problem
 from tianflow.history import NAME, Row, read_rows
 from tianflow.system import hosts_wanted
 
 if TYPE_CHECKING:
-    from tianflow.config import Config
+    from tianflow.config.model import Config
 
 LEAST_COUNT = 8
 """Fewer trajectories or updates than this say nothing of how much they vary."""

@@ -12,7 +12,7 @@ from tianflow.core.payloads import Grant, Version
 from tianflow.validation import require_valid
 
 if TYPE_CHECKING:
-    from tianflow.config import Config
+    from tianflow.config.model import Config
 
 SECONDS = 1.0
 """For trajectories, and as long again for updates."""

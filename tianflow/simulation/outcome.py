@@ -11,7 +11,7 @@ from tianflow.ledger.tickets import LedgerSnapshot
 from tianflow.windows import NOTICEABLE
 
 if TYPE_CHECKING:
-    from tianflow.config import Config
+    from tianflow.config.model import Config
 
 K = TypeVar("K")
 

@@ -8,7 +8,7 @@ from tianflow.errors import ConfigError, Problem
 from tianflow.memory import MOST_SLOTS
 
 if TYPE_CHECKING:
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.simulation.rates import Rates
 
 MOST_S = 1e7

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from tianflow.config import Fraction, Section
+from tianflow.config.model import Fraction, Section
 from tianflow.errors import ConfigError, Problem
 
 SHORTEST_S, LONGEST_S = 1e-6, 1e6

@@ -28,7 +28,7 @@ from tianflow.simulation.patience import Patience, require_an_end
 from tianflow.simulation.progress import Standing
 
 if TYPE_CHECKING:
-    from tianflow.config import Config
+    from tianflow.config.model import Config
     from tianflow.simulation.rates import Rates
 
 Ts = TypeVarTuple("Ts")

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tianflow import plugins
-from tianflow.config import Config
+from tianflow.config.model import Config
 from tianflow.core.statistics import SinkStatistics
 from tianflow.errors import ConfigError, Problem
 from tianflow.history import Row

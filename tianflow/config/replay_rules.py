@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, inf
 
-from tianflow.config import Config, ReplaySettings
+from tianflow.config.model import Config, ReplaySettings
 from tianflow.errors import Problem
 from tianflow.limiter import RateLimits
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from tianflow.algorithm_settings import AlgorithmSettings, Fraction
+from tianflow.config.on_policy import AlgorithmSettings, Fraction
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import Problem
 
 if TYPE_CHECKING:
-    from tianflow.config import Config
+    from tianflow.config.model import Config
 
 NETWORKS = ("mlp", "nature_cnn", "impala_resnet")
 """Networks whose torsos these algorithms build their own networks on."""

@@ -13,9 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError, create_model
 
-from tianflow import config_rules, plugins
-from tianflow.config import BUILT_IN_ALGORITHMS, AlgorithmSettings, Config, algorithm_settings, live_of
-from tianflow.config_problems import innermost, problems_of, unknown_key
+from tianflow import plugins
+from tianflow.config.model import BUILT_IN_ALGORITHMS, AlgorithmSettings, Config, algorithm_settings, live_of
+from tianflow.config.model import rules as config_rules
+from tianflow.config.problems import innermost, problems_of, unknown_key
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tianflow.config import Config
-from tianflow.config_loading import load_config
-from tianflow.config_rules import advice, bound_in_force, check, credits_ceiling, samples_per_update, used_up
+from tianflow.config.loading import load_config
+from tianflow.config.model import Config
+from tianflow.config.rules import advice, bound_in_force, check, credits_ceiling, samples_per_update, used_up
 from tianflow.errors import ConfigError, Problem
 
 TABLES = {"env": {"id": "CartPole-v1", "num_envs": 2}, "algorithm": {"name": "ppo"}, "actors": {"count": 1, "rollout_steps": 16}}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from tianflow import plugins
-from tianflow.config import Config, NetworkSettings
+from tianflow.config.model import Config, NetworkSettings
 from tianflow.core.payloads import EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError, Problem
 

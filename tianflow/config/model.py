@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny
 
 from tianflow import plugins
-from tianflow.algorithm_settings import A2CSettings, AlgorithmSettings, Fraction, ImpalaSettings, PPOSettings, Section
+from tianflow.config.off_policy import DQNSettings, R2D2Settings, SACSettings, TD3Settings
+from tianflow.config.on_policy import A2CSettings, AlgorithmSettings, Fraction, ImpalaSettings, PPOSettings, Section
 from tianflow.errors import ConfigError, Problem
-from tianflow.off_policy_settings import DQNSettings, R2D2Settings, SACSettings, TD3Settings
 
 __all__ = ["A2CSettings", "AlgorithmSettings", "Fraction", "ImpalaSettings", "PPOSettings", "Section"]
 
@@ -102,7 +102,7 @@ def algorithm_settings(name: str) -> type[AlgorithmSettings]:
         return BUILT_IN_ALGORITHMS[name]
     settings = getattr(plugins.load("tianflow.algorithms", name, path="algorithm.name"), "settings", None)
     if not (isinstance(settings, type) and issubclass(settings, AlgorithmSettings)):
-        message = "is not an algorithm: its `settings` must be a model derived from tianflow.config.AlgorithmSettings"
+        message = "is not an algorithm: its `settings` must be a model derived from tianflow.config.model.AlgorithmSettings"
         raise ConfigError([Problem("algorithm.name", name, message)])
     return settings
 

@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from tianflow.algorithms.dqn import DQN
-from tianflow.config import Config, EnvSettings, NetworkSettings, NormalisationSettings, PPOSettings
+from tianflow.config.model import Config, EnvSettings, NetworkSettings, NormalisationSettings, PPOSettings
+from tianflow.config.off_policy import DQNSettings, OffPolicySettings, R2D2Settings, SACSettings, TD3Settings, check
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
-from tianflow.off_policy_settings import DQNSettings, OffPolicySettings, R2D2Settings, SACSettings, TD3Settings, check
 
 SETTINGS: list[Any] = [DQNSettings, R2D2Settings, SACSettings, TD3Settings]
 DISCRETE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(0,))
@@ -141,7 +141,7 @@ def test_returns_are_not_normalised_when_rewards_are_replayed() -> None:
 
 
 def test_settings_are_known_without_pytorch() -> None:
-    code = "import sys, tianflow.off_policy_settings; assert not {'torch', 'numpy', 'gymnasium'} & set(sys.modules)"
+    code = "import sys, tianflow.config.off_policy; assert not {'torch', 'numpy', 'gymnasium'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from tests.settings import cartpole
-from tianflow import replay_rules
 from tianflow.components.shard_making import make_shard
-from tianflow.config import Config
-from tianflow.config_loading import load_config, with_changes
+from tianflow.config.loading import load_config, with_changes
+from tianflow.config.model import Config, replay_rules
 from tianflow.core.layout import views
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import model_validator
 
 from tests.refusing import full_disk
-from tianflow.config import LIVE, AlgorithmSettings, Config, ImpalaSettings, PPOSettings
-from tianflow.config_loading import load_config, nested, parse_overrides, parse_value, shipped, to_toml, with_changes, write_config
+from tianflow.config.loading import load_config, nested, parse_overrides, parse_value, shipped, to_toml, with_changes, write_config
+from tianflow.config.model import LIVE, AlgorithmSettings, Config, ImpalaSettings, PPOSettings
 from tianflow.errors import ConfigError, Problem
 
 TABLES: dict[str, Any] = {

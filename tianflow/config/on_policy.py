@@ -1,6 +1,6 @@
 """Settings of the algorithms that use each trajectory once, and what all settings share. No PyTorch.
 
-Those that learn from replay are in `tianflow.off_policy_settings`.
+Those that learn from replay are in `tianflow.config.off_policy`.
 """
 
 from __future__ import annotations

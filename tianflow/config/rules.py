@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from tianflow import plugins, replay_rules
-from tianflow.config import Config, PPOSettings
+from tianflow import plugins
+from tianflow.config.model import Config, PPOSettings, replay_rules
 from tianflow.core.formatting import number
 from tianflow.errors import ConfigError, Problem
 
