@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from benchmarks import child
 from tianflow import loops
 from tianflow.channels.codec import decode_grant
-from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
-from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
 from tianflow.core.payloads import Field, Settlement, Trajectory, TrajectoryLayout, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
+from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
+from tianflow.exchange.remote import ServedExchange
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
 

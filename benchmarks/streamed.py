@@ -30,10 +30,10 @@ from benchmarks import carriers, child
 from benchmarks.relay import through
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message
-from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.shm import SharedArena
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
+from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.ledger.tickets import Limits
 
 SMALL = 1024

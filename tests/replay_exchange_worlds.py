@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.channels.memory import heap_arena
-from tianflow.channels.replay_exchange import ReplayExchange
-from tianflow.channels.shards import answers
 from tianflow.core.layout import make_draw_layout, make_layout
 from tianflow.core.payloads import (
     ActionSpec,
@@ -30,6 +28,8 @@ from tianflow.core.payloads import (
     Trajectory,
     Version,
 )
+from tianflow.exchange.replay_exchange import ReplayExchange
+from tianflow.exchange.shards import answers
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits, State
 from tianflow.limiter import Limiter, RateLimits

@@ -14,10 +14,10 @@ from tests.worlds import NUM_ENVS, STEPS, small_layout
 from tianflow.channels.arena import Arena
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message
-from tianflow.channels.linked import LinkTrajectorySender
 from tianflow.channels.shm import SharedMemory, SharedWeights
 from tianflow.core.payloads import Episode, Trajectory, Version
 from tianflow.errors import EndOfChannel
+from tianflow.exchange.linked import LinkTrajectorySender
 
 
 def hammer(fd: int, nbytes: int) -> None:

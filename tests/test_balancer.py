@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.settings import cartpole
-from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
 from tianflow.components.balancer import Balancer, Wishes, make_laws, merge
@@ -13,6 +12,7 @@ from tianflow.core.directives import SetAdmission, SetBound, SetCredits, SetOrde
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec, Settlement, Trajectory, Version
 from tianflow.errors import ConfigError
+from tianflow.exchange.exchange import Exchange
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits

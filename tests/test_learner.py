@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from tests.settings import cartpole
 from tianflow.channels.broadcast import Broadcast
-from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import MemoryBatchSource, MemoryWeights, heap_arena
 from tianflow.components.learner import Learner, admissible
@@ -22,6 +21,7 @@ from tianflow.config.model import Config
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import ActionSpec, Batch, EnvironmentSpec, LeafSpec, Trajectory, Version
 from tianflow.errors import RunError
+from tianflow.exchange.exchange import Exchange
 from tianflow.interfaces import LearnerBatch, LiveSettings, StepResult
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits, State

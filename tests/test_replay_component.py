@@ -15,8 +15,6 @@ from tests.settings import cartpole
 from tianflow.channels.arena import Arena
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
-from tianflow.channels.replay_exchange import ReplayExchange
-from tianflow.channels.shards import ShardEnd, answers
 from tianflow.components.replay_shard import ReplayShard
 from tianflow.compute import Compute
 from tianflow.core.layout import make_draw_layout, make_layout
@@ -37,6 +35,8 @@ from tianflow.core.payloads import (
 )
 from tianflow.drawing import importance_weights
 from tianflow.errors import WouldBlock
+from tianflow.exchange.replay_exchange import ReplayExchange
+from tianflow.exchange.shards import ShardEnd, answers
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits

@@ -11,13 +11,13 @@ import pytest
 from tests.test_coordinator import SPEC, FakeEvaluator, FakeHost, FakeLearner, config, going, soon, until
 from tests.test_coordinator import World as PlainWorld
 from tianflow import supervisor as supervising
-from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.core.payloads import Drop, Holdings, ShardRequest, Store
 from tianflow.core.program import HostSpec
 from tianflow.errors import ConfigError
+from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.launchers.inline import HeapSlots
 from tianflow.layouts import draw_layout, trajectory_layout
 

@@ -15,11 +15,8 @@ from tests.virtual_time import broken_identity
 from tianflow.channels.arena import Arena
 from tianflow.channels.broadcast import Broadcast, GapCounter, Subscription
 from tianflow.channels.codec import decode_event, decode_grant, encode_event
-from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, MemoryWeights, heap_arena
-from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
 from tianflow.core.events import Event
 from tianflow.core.layout import make_layout
@@ -35,6 +32,9 @@ from tianflow.core.payloads import (
     TrajectoryLayout,
     Version,
 )
+from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
+from tianflow.exchange.remote import ServedExchange
 from tianflow.interfaces import BatchSource, EventPublisher, TrajectorySender, WeightsReader, WeightsWriter
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import LedgerSnapshot, Limits

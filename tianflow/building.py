@@ -20,7 +20,6 @@ from tianflow.errors import PoisonedTrajectoryError, RunError
 if TYPE_CHECKING:
     import torch
 
-    from tianflow.channels.shards import ShardEnd
     from tianflow.components.evaluator import Evaluator
     from tianflow.components.replay_shard import ReplayShard
     from tianflow.components.rollout import Rollout
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from tianflow.components.weights import PolicyWeights
     from tianflow.config.model import Config
     from tianflow.core.program import ComponentSpec
+    from tianflow.exchange.shards import ShardEnd
     from tianflow.interfaces import (
         Algorithm,
         AlgorithmFactory,

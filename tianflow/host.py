@@ -20,8 +20,6 @@ from tianflow.channels.arena import Arena
 from tianflow.channels.codec import decode_grant, encode_event, encode_statistics
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.link import Link, Message
-from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
-from tianflow.channels.shards import ShardEnd, decode_request
 from tianflow.channels.shm import SharedMemory, SharedWeights
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner, LearnerState
@@ -31,6 +29,8 @@ from tianflow.core.layout import layout_from_wire, spec_from_wire
 from tianflow.core.payloads import SavedState, Version
 from tianflow.core.program import ComponentSpec
 from tianflow.errors import CheckpointError, ConfigError, EnvironmentFailedError, PoisonedTrajectoryError, RunError
+from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
+from tianflow.exchange.shards import ShardEnd, decode_request
 from tianflow.interfaces import LiveSettings
 from tianflow.memory import DRAW_SLOTS
 

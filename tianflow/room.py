@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from tianflow.channels.exchange import Exchange
-from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.components.balancer import make_laws
 from tianflow.config.replay_rules import rate_limits
 from tianflow.errors import ConfigError, Problem, TianflowError
+from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
 from tianflow.limiter import Limiter

@@ -14,12 +14,12 @@ import uvloop
 
 from tests.worlds import small_layout
 from tianflow.channels.broadcast import GapCounter
-from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import EVENT_BACKLOG, PACKET, Link, Message, socket_pair
-from tianflow.channels.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.channels.memory import heap_arena
-from tianflow.channels.served import ServedExchange
 from tianflow.core.payloads import Settlement, Trajectory, Version
+from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
+from tianflow.exchange.remote import ServedExchange
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
 

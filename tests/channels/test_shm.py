@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from tests.worlds import FIRST, small_layout, tickets
 from tianflow.channels import shm
 from tianflow.channels.arena import arena_nbytes
-from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.linked import LinkBatchSource
 from tianflow.channels.memory import MemoryBatchSource, heap_arena
-from tianflow.channels.served import ServedExchange
 from tianflow.channels.shm import BUFFERS, SharedArena, SharedMemory, SharedWeights, weights_checksum
 from tianflow.core.payloads import NO_VERSION, Episode, Settlement, Version, aligned
 from tianflow.errors import BrokenChannelError, TianflowError
+from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.linked import LinkBatchSource
+from tianflow.exchange.remote import ServedExchange
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
 

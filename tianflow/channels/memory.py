@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.channels.arena import Arena, ArenaSlot, arena_nbytes
-from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.waiting import uncollected
 from tianflow.core.payloads import NO_VERSION, Batch, Episode, Grant, Settlement, Trajectory, TrajectoryLayout, Version
 from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel
+from tianflow.exchange.exchange import Exchange
 
 
 def heap_arena(layout: TrajectoryLayout, slots: int) -> Arena:

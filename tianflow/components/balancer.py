@@ -16,8 +16,8 @@ from tianflow.errors import ConfigError, Problem
 from tianflow.ledger.tickets import Limits
 
 if TYPE_CHECKING:
-    from tianflow.channels.exchange import Exchange
     from tianflow.config.model import Config
+    from tianflow.exchange.exchange import Exchange
     from tianflow.interfaces import Controller, SettingsReader
 
 TICK_S = 0.25

@@ -18,8 +18,8 @@ from tianflow.logs import logger
 from tianflow.replay.fragments import Fragment, Stream
 
 if TYPE_CHECKING:
-    from tianflow.channels.shards import ShardEnd
     from tianflow.compute import Compute
+    from tianflow.exchange.shards import ShardEnd
     from tianflow.interfaces import SettingsReader
     from tianflow.replay.shard import Shard
 

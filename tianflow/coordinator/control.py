@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tianflow.audit import NAME, Page
-from tianflow.channels.exchange import Exchange
 from tianflow.channels.latest import LatestCell
-from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.components.balancer import Balancer
 from tianflow.config.model import Config
 from tianflow.config.model import loading as config_loading
@@ -20,6 +18,8 @@ from tianflow.coordinator.life import ENDED, Life
 from tianflow.coordinator.staff import Staff
 from tianflow.core.events import Event, SettingsChanged
 from tianflow.errors import ConfigError, StateConflictError
+from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.interfaces import LiveSettings
 from tianflow.keeper import Keeper
 from tianflow.logs import logger

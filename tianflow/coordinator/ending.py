@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 
-from tianflow.channels.exchange import Exchange
 from tianflow.coordinator.control import Control, InForce
 from tianflow.coordinator.goal import Goal
 from tianflow.coordinator.life import Life
 from tianflow.coordinator.staff import Staff
 from tianflow.core.payloads import NO_VERSION
+from tianflow.exchange.exchange import Exchange
 from tianflow.keeper import Keeper
 from tianflow.ledger.tickets import State
 from tianflow.logs import logger

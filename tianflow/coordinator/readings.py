@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tianflow.channels.broadcast import Broadcast
-from tianflow.channels.exchange import Exchange
-from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.components.balancer import Balancer
 from tianflow.coordinator.control import Control, InForce
 from tianflow.coordinator.goal import Goal
@@ -22,6 +20,8 @@ from tianflow.coordinator.staff import Staff
 from tianflow.core.payloads import EnvironmentSpec, SavedState
 from tianflow.core.statistics import Diagnosis, RunStatistics, SinkStatistics
 from tianflow.diagnosis import Watch
+from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.judge import Judge
 from tianflow.keeper import Base, Keeper
 from tianflow.ledger.tickets import LedgerSnapshot

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tianflow.channels.broadcast import Broadcast
-from tianflow.channels.exchange import Exchange
-from tianflow.channels.replay_exchange import ReplayExchange
-from tianflow.channels.replay_records import ShardPort
-from tianflow.channels.shards import answers
 from tianflow.coordinator.control import InForce
 from tianflow.coordinator.goal import Goal
 from tianflow.coordinator.life import Life
@@ -16,6 +12,10 @@ from tianflow.core.events import EnvironmentFailed, EpisodesFinished, Event, Hos
 from tianflow.core.payloads import Episode
 from tianflow.core.program import HostSpec
 from tianflow.core.statistics import ComponentStatistics
+from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.replay_exchange import ReplayExchange
+from tianflow.exchange.shard_records import ShardPort
+from tianflow.exchange.shards import answers
 from tianflow.judge import EvaluatorPort
 from tianflow.keeper import LearnerPort
 from tianflow.logs import logger

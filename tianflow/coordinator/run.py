@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tianflow.audit import Page
 from tianflow.channels.broadcast import Broadcast
-from tianflow.channels.replay_exchange import ReplayExchange
 from tianflow.checkpoint import Checkpoint
 from tianflow.components.balancer import Balancer
 from tianflow.config.model import Config
@@ -28,6 +27,7 @@ from tianflow.core.payloads import EnvironmentSpec, Evaluation, SavedState, Traj
 from tianflow.core.program import HostSpec
 from tianflow.core.statistics import RunStatistics, SinkStatistics
 from tianflow.errors import RunError
+from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.judge import Judge
 from tianflow.keeper import Base, Keeper
 from tianflow.room import Room, SlotOwner

@@ -18,12 +18,12 @@ import msgpack
 from tianflow.channels.broadcast import GapCounter
 from tianflow.channels.codec import decode_event, decode_statistics
 from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.served import ServedExchange
-from tianflow.channels.shards import LinkShardPort
 from tianflow.channels.shm import SharedArena, SharedMemory
 from tianflow.core.layout import layout_to_wire, spec_to_wire
 from tianflow.core.payloads import Evaluation, SavedState, StateFile, Version
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError
+from tianflow.exchange.remote import ServedExchange
+from tianflow.exchange.shards import LinkShardPort
 from tianflow.launchers.nursery import Child, Nursery
 from tianflow.memory import DRAW_SLOTS, slots_capacity
 

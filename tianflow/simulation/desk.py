@@ -26,7 +26,7 @@ class Asker(Protocol):
 
 
 class Desk:
-    """`tianflow.channels.exchange.Exchange` without loop and memory; the balancer takes one for the other.
+    """`tianflow.exchange.exchange.Exchange` without loop and memory; the balancer takes one for the other.
 
     Args:
         ledger: decides.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tianflow.channels.arena import Arena
-    from tianflow.channels.replay_exchange import ReplayExchange
+    from tianflow.exchange.replay_exchange import ReplayExchange
 
 _REQUESTS: dict[str, type[ShardRequest]] = {"store": Store, "draw": DrawPart, "prioritise": Prioritise, "drop": Drop, "keep": Keep}
 _NAMES = {cls: name for name, cls in _REQUESTS.items()}
@@ -26,7 +26,7 @@ class ShardEnd:
 
     Draws and priorities go before trajectories, which stay in order, as do draws and priorities; but nothing goes before what
     is about everything that is there, `Drop` and `Keep`. `ask` is called by whoever brings requests; it is
-    `tianflow.channels.replay_records.ShardPort` in memory.
+    `tianflow.exchange.shard_records.ShardPort` in memory.
 
     Waits: for a request. Unblocked by: `ask`.
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tianflow.channels.exchange import Exchange
-from tianflow.channels.replay_draws import Draws
-from tianflow.channels.replay_records import ShardPort, Shards, Stopwatch
 from tianflow.core.payloads import NO_VERSION, Drop, Holdings, Settlement, StateFile, Store, Trajectory, Version
 from tianflow.core.statistics import ReplayStatistics
+from tianflow.exchange.draws import Draws
+from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.shard_records import ShardPort, Shards, Stopwatch
 from tianflow.ledger.ledger import LedgerError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The draws of a `tianflow.channels.replay_exchange.ReplayExchange`, from when they begin until their slots are free again."""
+"""The draws of a `tianflow.exchange.replay_exchange.ReplayExchange`, from when they begin until their slots are free again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tianflow.channels.replay_records import ShardRecord, Shards
 from tianflow.core.payloads import Batch, DrawPart, Prioritise, Trajectory, Version
 from tianflow.drawing import importance_weights
+from tianflow.exchange.shard_records import ShardRecord, Shards
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.replay_exchange_worlds import DRAWS, LAYOUT, World
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.memory import heap_arena
-from tianflow.channels.shards import LinkShardPort, ShardEnd, answers, decode_request, encode_request
 from tianflow.core.payloads import DrawPart, Drop, Holdings, Keep, Prioritise, ShardRequest, StateFile, Store
 from tianflow.errors import BrokenChannelError, WouldBlock
+from tianflow.exchange.shards import LinkShardPort, ShardEnd, answers, decode_request, encode_request
 
 whole = st.integers(0, 2**62)
 REQUESTS: list[st.SearchStrategy[ShardRequest]] = [

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.replay_exchange_worlds import DRAWN, NUM_ENVS, OPEN, STEPS, FakeShard, World
-from tianflow.channels.replay_records import STAY
 from tianflow.core.payloads import Batch, DrawPart, Drop, Grant, Holdings, Keep, Prioritise, StateFile, Store, Version
+from tianflow.exchange.shard_records import STAY
 from tianflow.ledger.ledger import LedgerError
 from tianflow.ledger.tickets import State, Ticket
 from tianflow.limiter import RateLimits

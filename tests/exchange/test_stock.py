@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from tests.worlds import small_layout, turns
-from tianflow.channels import linked
 from tianflow.channels.codec import decode_grant
-from tianflow.channels.exchange import Exchange
 from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.linked import LinkTrajectorySender
 from tianflow.channels.memory import heap_arena
-from tianflow.channels.served import ServedExchange
 from tianflow.core.payloads import Grant, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
+from tianflow.exchange import linked
+from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.linked import LinkTrajectorySender
+from tianflow.exchange.remote import ServedExchange
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
 

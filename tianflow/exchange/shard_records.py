@@ -1,4 +1,4 @@
-"""What a `tianflow.channels.replay_exchange.ReplayExchange` knows of its shards."""
+"""What a `tianflow.exchange.replay_exchange.ReplayExchange` knows of its shards."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tianflow.channels.codec import decode_trajectory, encode_batch, encode_grant
-from tianflow.channels.exchange import Exchange
 from tianflow.core.payloads import Batch, Episode, Grant, Settlement, Version
+from tianflow.exchange.exchange import Exchange
 
 
 class ServedExchange:
