@@ -27,7 +27,7 @@ from tianflow.core.statistics import (
 from tianflow.errors import ConfigError, StateConflictError
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits, State
-from tianflow.limiter import Limiter, RateLimits
+from tianflow.replay.rate_limiter import Limiter, RateLimits
 from tianflow.tallies import KEPT_RECORDS
 
 ENDED = ("done", "failed", "stopped")

@@ -32,8 +32,8 @@ from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.exchange.shards import answers
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits, State
-from tianflow.limiter import Limiter, RateLimits
 from tianflow.memory import DRAW_SLOTS
+from tianflow.replay.rate_limiter import Limiter, RateLimits
 
 STEPS, NUM_ENVS, DRAWN = 4, 2, 6
 SPEC = EnvironmentSpec("Small-v0", (LeafSpec("", (1,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), NUM_ENVS, "next_step")

@@ -33,18 +33,18 @@ from tianflow.core.payloads import (
     Trajectory,
     Version,
 )
-from tianflow.drawing import importance_weights
 from tianflow.errors import WouldBlock
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.exchange.shards import ShardEnd, answers
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
-from tianflow.limiter import Limiter, RateLimits
 from tianflow.memory import DRAW_SLOTS
+from tianflow.replay.rate_limiter import Limiter, RateLimits
 from tianflow.replay.selection import Prioritised, Uniform
 from tianflow.replay.settings import ShardSettings
 from tianflow.replay.shard import Shard
+from tianflow.replay.sharding import importance_weights
 
 T, N, DRAWN, LENGTH, ALPHA, BETA = 5, 2, 8, 2, 0.7, 0.4
 SPEC = EnvironmentSpec("Small-v0", (LeafSpec("", (1,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), N, "next_step")

@@ -12,8 +12,8 @@ from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
-from tianflow.limiter import Limiter
 from tianflow.memory import DRAW_SLOTS, slots_capacity, slots_wanted
+from tianflow.replay.rate_limiter import Limiter
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena

@@ -16,7 +16,7 @@ from tianflow.core.payloads import Batch, DrawPart, Drop, Grant, Holdings, Keep,
 from tianflow.exchange.shard_records import STAY
 from tianflow.ledger.ledger import LedgerError
 from tianflow.ledger.tickets import State, Ticket
-from tianflow.limiter import RateLimits
+from tianflow.replay.rate_limiter import RateLimits
 
 ITEMS = STEPS * NUM_ENVS
 """That one trajectory brings."""

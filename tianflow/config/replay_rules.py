@@ -6,7 +6,7 @@ from math import ceil, inf
 
 from tianflow.config.model import Config, ReplaySettings
 from tianflow.errors import Problem
-from tianflow.limiter import RateLimits
+from tianflow.replay.rate_limiter import RateLimits
 
 
 def insert_size(config: Config) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tianflow.core.payloads import Holdings
 from tianflow.ledger.tickets import LedgerSnapshot
-from tianflow.limiter import RateLimits
+from tianflow.replay.rate_limiter import RateLimits
 
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 

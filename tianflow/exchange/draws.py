@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tianflow.core.payloads import Batch, DrawPart, Prioritise, Trajectory, Version
-from tianflow.drawing import importance_weights
 from tianflow.exchange.shard_records import ShardRecord, Shards
+from tianflow.replay.sharding import importance_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
     from tianflow.ledger.ledger import Ledger
     from tianflow.ledger.tickets import Limits, Ticket
-    from tianflow.limiter import Limiter, RateLimits
+    from tianflow.replay.rate_limiter import Limiter, RateLimits
 
 NO_BOUND = -(2**62)
 """`DrawPart.oldest` when any version may be drawn."""

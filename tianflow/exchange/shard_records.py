@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from tianflow.core.payloads import Holdings, Keep, ShardRequest, StateFile, shard_file
-from tianflow.drawing import shard_probabilities
+from tianflow.replay.sharding import shard_probabilities
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tianflow.limiter import Limiter
+    from tianflow.replay.rate_limiter import Limiter
 
 STAY = 64
 """Trajectories that an actor sends to one shard before it goes on to the next, where there are more shards than actors."""

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.drawing import shard_probabilities
 from tianflow.errors import WouldBlock
 from tianflow.replay.settings import Drawn
+from tianflow.replay.sharding import shard_probabilities
 from tianflow.replay.sum_tree import Floats, Indices
 
 

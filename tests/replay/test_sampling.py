@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tianflow.core.payloads import LeafSpec
-from tianflow.drawing import importance_weights, shard_probabilities
 from tianflow.errors import WouldBlock
 from tianflow.replay import Fragment, Prioritised, Selector, Shard, ShardSettings, Stream, Uniform, draw_over, split
+from tianflow.replay.sharding import importance_weights, shard_probabilities
 
 CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "replay.json").read_text())["cases"]}
 ALPHA = 0.6

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tianflow.limiter import Limiter, RateLimits
+from tianflow.replay.rate_limiter import Limiter, RateLimits
 
 CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "replay.json").read_text())["cases"]}
 TRACES = [name for name, case in CASES.items() if case["group"] == "rate_limiter" and "trace" in case["expected"]]
