@@ -112,7 +112,7 @@ def _rolling(config: Config) -> bare.Work:
     from tianflow.channels.memory import heap_arena
     from tianflow.components.rollout import Rollout
     from tianflow.core.payloads import Grant, Version
-    from tianflow.layouts import trajectory_layout
+    from tianflow.planning.layouts import trajectory_layout
 
     spec, version = envs.probe(config), Version(1, 0)
     arena = heap_arena(trajectory_layout(config, spec), 2)
@@ -137,7 +137,7 @@ def learner(config: Config) -> dict[str, bare.Work]:
     from tianflow.components.rollout import Rollout
     from tianflow.components.stacking import BatchStacker
     from tianflow.core.payloads import Grant, Version
-    from tianflow.layouts import trajectory_layout
+    from tianflow.planning.layouts import trajectory_layout
 
     spec, version, count = envs.probe(config), Version(1, 0), config.algorithm.batch_trajectories
     layout, device = trajectory_layout(config, spec), torch.device("cpu")

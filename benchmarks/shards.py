@@ -33,7 +33,7 @@ def fragments(config: Config) -> Iterator[Fragment]:
     from tianflow.channels.memory import heap_arena
     from tianflow.components.rollout import Rollout
     from tianflow.core.payloads import Grant, Version
-    from tianflow.layouts import trajectory_layout
+    from tianflow.planning.layouts import trajectory_layout
     from tianflow.replay.fragments import Fragment, Stream
 
     spec, version = envs.probe(config), Version(1, 0)
@@ -101,7 +101,7 @@ def limits(config: Config) -> dict[str, bare.Work]:
     from tianflow import envs, plugins
     from tianflow.channels.memory import heap_arena
     from tianflow.components.stacking import DrawStacker
-    from tianflow.layouts import draw_layout
+    from tianflow.planning.layouts import draw_layout
 
     spec, generator = envs.probe(config), np.random.default_rng(config.run.seed)
     shard, layout = filled(config, fragments(config)), draw_layout(config, spec)

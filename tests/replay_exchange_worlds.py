@@ -32,7 +32,7 @@ from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.exchange.shards import answers
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits, State
-from tianflow.memory import DRAW_SLOTS
+from tianflow.planning.memory import DRAW_SLOTS
 from tianflow.replay.rate_limiter import Limiter, RateLimits
 
 STEPS, NUM_ENVS, DRAWN = 4, 2, 6

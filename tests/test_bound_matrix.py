@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.bound import ACTORS, ALGORITHMS, HOLDERS, SECONDS, SLOTS, SLOWDOWNS, cases, seconds_to_target, table
 from benchmarks.learning import Record
 from tianflow.config.loading import load_config
-from tianflow.memory import slots_wanted
+from tianflow.planning.memory import slots_wanted
 
 
 def summary(**changes: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tianflow.config.loading import load_config
 from tianflow.core.payloads import Version
 from tianflow.core.program import ComponentSpec
 from tianflow.interfaces import LiveSettings
-from tianflow.layouts import trajectory_layout
+from tianflow.planning.layouts import trajectory_layout
 
 
 class Weights:

@@ -28,7 +28,7 @@ from tianflow.core.program import HostSpec
 from tianflow.core.statistics import ComponentStatistics, StateClock, TimeShares
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError, StateConflictError
 from tianflow.launchers.inline import HeapSlots
-from tianflow.validation import require_valid
+from tianflow.planning.validation import require_valid
 
 BASE = cartpole(
     run={"max_updates": None, "grace_s": 0.2},

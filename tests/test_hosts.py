@@ -20,8 +20,8 @@ from tianflow.errors import BrokenChannelError, TianflowError
 from tianflow.launchers.inline import HeapSlots, InlineHost, InlineLauncher
 from tianflow.launchers.nursery import Nursery
 from tianflow.launchers.processes import ProcessHost, SharedSlots
-from tianflow.layouts import trajectory_layout
-from tianflow.validation import require_valid
+from tianflow.planning.layouts import trajectory_layout
+from tianflow.planning.validation import require_valid
 
 CONFIG = cartpole()
 SPEC = require_valid(CONFIG).spec

@@ -39,7 +39,7 @@ from tianflow.exchange.shards import ShardEnd, answers
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
-from tianflow.memory import DRAW_SLOTS
+from tianflow.planning.memory import DRAW_SLOTS
 from tianflow.replay.rate_limiter import Limiter, RateLimits
 from tianflow.replay.selection import Prioritised, Uniform
 from tianflow.replay.settings import ShardSettings

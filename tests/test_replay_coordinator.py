@@ -19,7 +19,7 @@ from tianflow.core.program import HostSpec
 from tianflow.errors import ConfigError
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.launchers.inline import HeapSlots
-from tianflow.layouts import draw_layout, trajectory_layout
+from tianflow.planning.layouts import draw_layout, trajectory_layout
 
 REPLAY: Mapping[str, Any] = {"shards": 2, "capacity": 4000, "min_size": 50, "samples_per_insert": 2.0}
 

@@ -21,7 +21,7 @@ import tianflow
 import tianflow.service.server  # reads files on import, which no loop may
 from tests import environments
 from tests.settings import cartpole
-from tianflow import supervisor, validation
+from tianflow import supervisor
 from tianflow.algorithms.actor_critic import read_batch
 from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.api import RunHandle
@@ -41,6 +41,7 @@ from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Blocked, Limits
 from tianflow.metrics.families import DROP_REASONS
+from tianflow.planning import validation
 from tianflow.simulation.rates import Rates
 from tianflow.simulation.world import Simulation
 

@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tianflow import loops, plugins, validation
+from tianflow import loops, plugins
 from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
 from tianflow.config.model import Config
 from tianflow.config.model import loading as config_loading
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.holding import hold
-from tianflow.layouts import draw_layout, trajectory_layout
 from tianflow.logs import configure
+from tianflow.planning import validation
+from tianflow.planning.layouts import draw_layout, trajectory_layout
 from tianflow.recording import recorded
 from tianflow.sinks.outlet import require_sinks
 from tianflow.summary import EOF

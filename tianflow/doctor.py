@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from tianflow.control_file import NAME, ControlFile
-from tianflow.memory import machine_memory, usable_memory
+from tianflow.planning.memory import machine_memory, usable_memory
 
 REQUIRED = ("torch", "numpy", "gymnasium", "aiohttp", "msgpack", "pydantic", "safetensors")
 EXTRAS = {

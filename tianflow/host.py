@@ -32,7 +32,7 @@ from tianflow.errors import CheckpointError, ConfigError, EnvironmentFailedError
 from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.exchange.shards import ShardEnd, decode_request
 from tianflow.interfaces import LiveSettings
-from tianflow.memory import DRAW_SLOTS
+from tianflow.planning.memory import DRAW_SLOTS
 
 if TYPE_CHECKING:
     from tianflow.core.events import Event

@@ -12,7 +12,7 @@ from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
-from tianflow.memory import DRAW_SLOTS, slots_capacity, slots_wanted
+from tianflow.planning.memory import DRAW_SLOTS, slots_capacity, slots_wanted
 from tianflow.replay.rate_limiter import Limiter
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tianflow.config.model import Config, replay_rules
 from tianflow.core.layout import views
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
-from tianflow.layouts import trajectory_layout
+from tianflow.planning.layouts import trajectory_layout
 from tianflow.replay import Fragment, Stream
 
 DQN: dict[str, Any] = {"name": "dqn", "batch_size": 32}

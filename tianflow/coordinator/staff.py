@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from tianflow import system
 from tianflow.config.model import Config
 from tianflow.core.program import HostSpec
 from tianflow.errors import RunError
 from tianflow.exchange.exchange import Exchange
 from tianflow.ledger.tickets import State
+from tianflow.planning import placement as system
 from tianflow.roster import Roster
 from tianflow.supervisor import HostHandle, Patience, Supervisor
 

@@ -41,7 +41,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What `tianflow.system.build` makes from a config: components, and where they go."""
+    """What `tianflow.planning.placement.build` makes from a config: components, and where they go."""
 
     components: tuple[ComponentSpec, ...]
     placement: Placement

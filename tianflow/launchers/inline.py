@@ -18,7 +18,7 @@ from tianflow.core.payloads import Evaluation, SavedState, Version
 from tianflow.errors import BrokenChannelError, RunError
 from tianflow.exchange.shards import ShardEnd
 from tianflow.host import describe, save
-from tianflow.memory import DRAW_SLOTS, slots_capacity, slots_wanted
+from tianflow.planning.memory import DRAW_SLOTS, slots_capacity, slots_wanted
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena

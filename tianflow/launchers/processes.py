@@ -25,7 +25,7 @@ from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFail
 from tianflow.exchange.remote import ServedExchange
 from tianflow.exchange.shards import LinkShardPort
 from tianflow.launchers.nursery import Child, Nursery
-from tianflow.memory import DRAW_SLOTS, slots_capacity
+from tianflow.planning.memory import DRAW_SLOTS, slots_capacity
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena

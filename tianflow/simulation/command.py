@@ -147,9 +147,9 @@ def prepare(source: str, changes: Sequence[str], *, sources: Sources) -> Prepare
         ReportError: there is no such run.
     """
     from tianflow.config.loading import load_config, parse_overrides
+    from tianflow.planning.placement import hosts_wanted
     from tianflow.simulation.rates import make_rates
     from tianflow.simulation.world import refuse
-    from tianflow.system import hosts_wanted
 
     given = [text for text in changes if text.startswith(RATES)]
     counts = [text for text in changes if text.startswith(ACTORS)]

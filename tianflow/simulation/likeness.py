@@ -16,7 +16,7 @@ from tianflow.config.loading import CONFIG_FILE, load_config
 from tianflow.core.moments import Moments
 from tianflow.errors import ConfigError, Problem
 from tianflow.history import NAME, Row, read_rows
-from tianflow.system import hosts_wanted
+from tianflow.planning.placement import hosts_wanted
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config

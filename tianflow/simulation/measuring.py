@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tianflow import plugins
 from tianflow.core.payloads import Grant, Version
-from tianflow.validation import require_valid
+from tianflow.planning.validation import require_valid
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config
@@ -34,7 +34,7 @@ def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
     from tianflow.algorithms.precision import act_in
     from tianflow.channels.memory import heap_arena
     from tianflow.components.rollout import Rollout
-    from tianflow.layouts import trajectory_layout
+    from tianflow.planning.layouts import trajectory_layout
 
     spec = require_valid(config).spec
     assert spec is not None  # a valid config has one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tianflow.errors import ConfigError, Problem
-from tianflow.memory import MOST_SLOTS
+from tianflow.planning.memory import MOST_SLOTS
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config

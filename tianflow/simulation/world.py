@@ -18,7 +18,7 @@ from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
-from tianflow.memory import MOST_SLOTS, slots_wanted
+from tianflow.planning.memory import MOST_SLOTS, slots_wanted
 from tianflow.simulation.actors import Actor, Host, Surroundings
 from tianflow.simulation.clock import Clock, Times
 from tianflow.simulation.desk import Desk

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.settings import cartpole
-from tianflow import system
 from tianflow.config.loading import load_config
+from tianflow.planning import placement as system
 
 
 @pytest.fixture

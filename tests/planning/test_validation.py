@@ -6,7 +6,7 @@ from tianflow import envs
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.errors import ConfigError
-from tianflow.validation import require_valid, validate
+from tianflow.planning.validation import require_valid, validate
 
 TABLES = {"env": {"id": "CartPole-v1", "num_envs": 2}, "algorithm": {"name": "ppo"}, "actors": {"count": 1, "rollout_steps": 16}}
 

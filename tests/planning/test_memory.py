@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.settings import cartpole
-from tianflow import memory
 from tianflow.channels.arena import arena_nbytes
 from tianflow.config.loading import load_config
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
-from tianflow.memory import check_memory, check_network_memory, slots_capacity, slots_wanted, usable_memory
+from tianflow.planning import memory
+from tianflow.planning.memory import check_memory, check_network_memory, slots_capacity, slots_wanted, usable_memory
 
 SPEC = EnvironmentSpec("x", (LeafSpec("", (2,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")
 LAYOUT = make_layout(SPEC, steps=4, state_spec={}, return_accumulator=False)

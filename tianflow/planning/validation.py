@@ -52,8 +52,8 @@ def _probe(config: Config) -> EnvironmentSpec:
 def _check_against(config: Config, spec: EnvironmentSpec) -> list[Problem]:
     from tianflow.config.model import off_policy as off_policy_settings
     from tianflow.config.networks import check_network
-    from tianflow.layouts import trajectory_layout
-    from tianflow.memory import check_memory, check_network_memory
+    from tianflow.planning.layouts import trajectory_layout
+    from tianflow.planning.memory import check_memory, check_network_memory
 
     problems = [*check_network(config, spec), *off_policy_settings.check(config, spec)]
     if problems:

@@ -1,0 +1,1 @@
+"""From settings to a program: placement, memory and validation, before anything starts."""
