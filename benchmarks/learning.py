@@ -24,8 +24,8 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.results import RESULTS
-from tianflow import history
 from tianflow.config.loading import load_config, to_toml, toml_value
+from tianflow.rundir import history
 
 BOUNDS = (0, 1, 4, 16)
 SLOWED: Mapping[str, object] = {"learner.slowdown": 3.0, "actors.count": 2}

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import child, training, turns
 from tianflow import client, loops, open_run
-from tianflow.control_file import ControlFile
+from tianflow.rundir.control_file import ControlFile
 
 
 async def watch(config: Path, window: training.Window, runs: Path, windows: int, readers: int) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from typing import Any
 
 from dashboards import make
 from dashboards.panels import Json
-from tianflow.control_file import ControlFile
 from tianflow.report.charts import Line, line_chart, share_chart
 from tianflow.report.markup import Markup, element
 from tianflow.report.style import CSS
+from tianflow.rundir.control_file import ControlFile
 
 HERE = Path(__file__).parent
 SHOWN = (

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from tianflow.control_file import NAME, SERVICE, ControlFile
+from tianflow.rundir.control_file import NAME, SERVICE, ControlFile
 from tianflow.serving.child import Files
 
 TARGETS = Path(__file__).parent / "prometheus" / "targets" / "runs.json"

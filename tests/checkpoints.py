@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from tianflow import plugins
-from tianflow.checkpoint import CheckpointStore, write_state
 from tianflow.config.loading import load_config
 from tianflow.core.payloads import Version
 from tianflow.planning import validation
+from tianflow.rundir.checkpoints import CheckpointStore, write_state
 
 Sections = dict[str, dict[str, Any]]
 

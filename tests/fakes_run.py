@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tianflow.audit import Page
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config.loading import with_changes
 from tianflow.config.model import Config, EnvSettings, PPOSettings, RunSettings
@@ -28,6 +27,7 @@ from tianflow.errors import ConfigError, StateConflictError
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits, State
 from tianflow.replay.rate_limiter import Limiter, RateLimits
+from tianflow.rundir.audit_log import Page
 from tianflow.tallies import KEPT_RECORDS
 
 ENDED = ("done", "failed", "stopped")

@@ -249,7 +249,7 @@ def test_a_run_whose_policy_could_not_be_kept_says_so_and_has_not_succeeded(tmp_
     def full(*_args, **_kwargs):
         raise CheckpointError("No space left on device")
 
-    monkeypatch.setattr("tianflow.checkpoint.CheckpointStore.stage", full)
+    monkeypatch.setattr("tianflow.rundir.checkpoints.CheckpointStore.stage", full)
     assert trained(tmp_path) == 1
     told = capsys.readouterr().out
     assert "  no checkpoint was written, so 4 updates are lost\n" in told

@@ -18,12 +18,12 @@ from typer.testing import CliRunner, Result
 
 import tianflow
 from tianflow import __main__, cli, client
-from tianflow.checkpoint import CheckpointStore, write_state
 from tianflow.command_line import complete_config, complete_run
 from tianflow.config.loading import load_config, settings_in_force, with_changes, write_config
 from tianflow.core.payloads import Version
 from tianflow.errors import CheckpointError, RunError, StateConflictError
 from tianflow.logs import configure
+from tianflow.rundir.checkpoints import CheckpointStore, write_state
 
 
 def run(*arguments: str) -> Result:

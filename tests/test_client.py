@@ -15,8 +15,8 @@ import pytest
 
 from tianflow import client
 from tianflow.config.model import LIVE
-from tianflow.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.errors import ConfigError
+from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from blockbuster import BlockingError
 
-from tianflow.control_file import process_start_time
+from tianflow.rundir.control_file import process_start_time
 
 ROOT = Path(__file__).parent.parent
 SKIPS = """

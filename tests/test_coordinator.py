@@ -17,7 +17,6 @@ import pytest
 from tests.settings import cartpole
 from tests.worlds import turns
 from tianflow import supervisor as supervising
-from tianflow.checkpoint import CheckpointStore, write_state
 from tianflow.components.balancer import make_laws
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
@@ -29,6 +28,7 @@ from tianflow.core.statistics import ComponentStatistics, StateClock, TimeShares
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError, StateConflictError
 from tianflow.launchers.inline import HeapSlots
 from tianflow.planning.validation import require_valid
+from tianflow.rundir.checkpoints import CheckpointStore, write_state
 
 BASE = cartpole(
     run={"max_updates": None, "grace_s": 0.2},

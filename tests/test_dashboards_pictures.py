@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dashboards import pictures
-from tianflow.control_file import ControlFile, process_start_time
 from tianflow.report.markup import Markup
+from tianflow.rundir.control_file import ControlFile, process_start_time
 
 Series = tuple[Mapping[str, str], list[tuple[float, str]]]
 START = 1000.0

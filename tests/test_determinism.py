@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from tests.fakes import FakeSlot
 from tianflow import api, plugins
-from tianflow.checkpoint import CheckpointStore, resolve
 from tianflow.components.rollout import Rollout
 from tianflow.components.stacking import BatchStacker
 from tianflow.config.model import Config
@@ -22,6 +21,7 @@ from tianflow.config.model import networks as network_rules
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import Grant, Version
 from tianflow.planning import validation
+from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
 E2E = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ALGORITHMS: dict[str, dict[str, object]] = {

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tianflow import cli, doctor
-from tianflow.control_file import ControlFile, process_start_time
+from tianflow.rundir.control_file import ControlFile, process_start_time
 
 
 def control_file(directory: Path, start_time: int | None) -> None:

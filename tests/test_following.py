@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from tests.test_client import announce
 from tianflow import client, following
 from tianflow.cli import app
-from tianflow.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.core.events import EpisodesFinished, UpdateFinished
 from tianflow.following import Told, listen, parse
+from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.service.feed import kind_of
 
 

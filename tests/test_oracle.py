@@ -18,13 +18,13 @@ from tests.fakes import VersionPolicy
 from tests.oracle import NBYTES, Witness, oracle_config, until, uses
 from tianflow import api
 from tianflow.channels.memory import MemoryWeights
-from tianflow.checkpoint import CheckpointStore, write_state
 from tianflow.components import learner
 from tianflow.components.weights import PolicyWeights
 from tianflow.coordinator import Run
 from tianflow.core.payloads import ActionSpec, Version
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import LedgerSnapshot
+from tianflow.rundir.checkpoints import CheckpointStore, write_state
 
 Drive = Callable[[Run], Awaitable[None]]
 

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tianflow import cli, client, overview
-from tianflow.control_file import ControlFile, process_start_time
 from tianflow.errors import Problem
+from tianflow.rundir.control_file import ControlFile, process_start_time
 
 ENDED = {"state": "done", "ended": 5.0}
 

@@ -21,9 +21,9 @@ from tianflow.core.statistics import RunStatistics
 from tianflow.metrics.prometheus import Exporter
 from tianflow.metrics.replay import DISCARD_REASONS, REPLAY_FAMILIES
 from tianflow.rates import Rates
+from tianflow.rundir.summary import summarise
 from tianflow.screen import drawing, plain_line, summary_text
 from tianflow.status import describe
-from tianflow.summary import summarise
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 

@@ -20,13 +20,13 @@ from typer.testing import CliRunner, Result
 import tianflow
 from tests.settings import cartpole
 from tianflow import cli
-from tianflow.history import LIMIT, NAME, read_rows
 from tianflow.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Band, Dot, Line, Mark, line_chart, share_chart
 from tianflow.report.command import write_report
 from tianflow.report.markup import Markup, element
 from tianflow.report.page import facts, page
 from tianflow.report.records import Records, ReportError, find, read
 from tianflow.report.scales import Axis, time_axis, value_axis
+from tianflow.rundir.history import LIMIT, NAME, read_rows
 
 NOW = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 EVIL = '</script><script>alert("1")</script>&\x00\ud800'

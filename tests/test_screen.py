@@ -23,9 +23,9 @@ from tianflow.core.statistics import ComponentStatistics, TimeShares
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
 from tianflow.rates import Rates
+from tianflow.rundir.summary import lost
 from tianflow.screen import LastingConsole, PlainLines, Screen, drawing, make_screen, plain_line, summary_text
 from tianflow.status import describe, time_left
-from tianflow.summary import lost
 
 
 def described(run: FakeRun, rates: Rates | None = None) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
-from tianflow.control_file import ControlFile, process_start_time
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import Diagnosis
 from tianflow.errors import ConfigError
 from tianflow.rates import Rates
+from tianflow.rundir.control_file import ControlFile, process_start_time
 from tianflow.service.app import Served, make_app
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens
 from tianflow.service.feed import Feed

@@ -15,8 +15,8 @@ from yarl import URL
 
 from tests.fakes_run import FakeRun
 from tests.test_service import READ, RUN, Client, client_of, problem
-from tianflow.history import LIMIT, NAME, HistoryFile, read_rows, thinned
 from tianflow.recording import Recorder
+from tianflow.rundir.history import LIMIT, NAME, HistoryFile, read_rows, thinned
 from tianflow.service import console, past
 
 FOLDER = Path(console.__file__).parent

@@ -18,8 +18,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from tests.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
-from tianflow.control_file import SERVICE, ControlFile
 from tianflow.errors import ConfigError
+from tianflow.rundir.control_file import SERVICE, ControlFile
 from tianflow.service import console
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens
 from tianflow.service.server import serve

@@ -14,8 +14,8 @@ import pytest
 from tests.test_service_events import Door
 from tests.test_serving import CONTROL, RUNS, World, until, with_a_run
 from tianflow.config.model import HttpSettings
-from tianflow.control_file import ControlFile
 from tianflow.core.events import HostExited
+from tianflow.rundir.control_file import ControlFile
 from tianflow.service.auth import Guard, Tokens
 from tianflow.service.server import address, answering, bind, runner_of
 from tianflow.serving import asking

@@ -19,8 +19,8 @@ from tianflow.config.loading import load_config
 from tianflow.config.model import MetricsSettings
 from tianflow.core.statistics import SinkStatistics
 from tianflow.errors import ConfigError
-from tianflow.history import NAME, read_rows
 from tianflow.recording import recorded
+from tianflow.rundir.history import NAME, read_rows
 from tianflow.sinks import outlet as outlets
 from tianflow.sinks.base import Point, SinkRun, flat, points
 from tianflow.sinks.outlet import Outlet, require_sinks

@@ -27,7 +27,6 @@ from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.api import RunHandle
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.shm import SharedArena, SharedMemory
-from tianflow.checkpoint import CheckpointStore, resolve
 from tianflow.components.learner import Learner
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config, PPOSettings
@@ -42,6 +41,7 @@ from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Blocked, Limits
 from tianflow.metrics.families import DROP_REASONS
 from tianflow.planning import validation
+from tianflow.rundir.checkpoints import CheckpointStore, resolve
 from tianflow.simulation.rates import Rates
 from tianflow.simulation.world import Simulation
 

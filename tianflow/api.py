@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tianflow import loops, plugins
-from tianflow.checkpoint import Checkpoint, CheckpointStore, resolve
 from tianflow.config.model import Config
 from tianflow.config.model import loading as config_loading
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
-from tianflow.holding import hold
 from tianflow.logs import configure
 from tianflow.planning import validation
 from tianflow.planning.layouts import draw_layout, trajectory_layout
 from tianflow.recording import recorded
+from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
+from tianflow.rundir.lock import hold
+from tianflow.rundir.summary import EOF
 from tianflow.sinks.outlet import require_sinks
-from tianflow.summary import EOF
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -167,8 +167,8 @@ def train_cli(
     until_eof: bool = False,
 ) -> int:
     """``tianflow train``: everything a person sees, and the exit code."""
+    from tianflow.rundir.summary import lost
     from tianflow.screen import LastingConsole, summary_text
-    from tianflow.summary import lost
 
     console = LastingConsole(stderr=json_line)  # the result line has standard output to itself
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")

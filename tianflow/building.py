@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tianflow import plugins
-from tianflow.checkpoint import CheckpointStore
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
 from tianflow.compute import Compute
 from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout, Version
 from tianflow.errors import PoisonedTrajectoryError, RunError
+from tianflow.rundir.checkpoints import CheckpointStore
 
 if TYPE_CHECKING:
     import torch

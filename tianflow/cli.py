@@ -133,9 +133,9 @@ def train(
 
 def _used_up(config: Config, resume: str | None, runs_dir: Path) -> list[str]:
     """What a run that is resumed has reached already."""
-    from tianflow.checkpoint import CheckpointStore, resolve
     from tianflow.config.rules import used_up
     from tianflow.errors import CheckpointError
+    from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
     if resume is None:
         return []
@@ -153,8 +153,8 @@ def _training_config(config: str | None, overrides: list[str], resume: str | Non
         return _load(config, overrides)
     if resume is None:
         raise typer.BadParameter("is required, unless --resume names a run", param_hint="CONFIG")
-    from tianflow.checkpoint import CheckpointStore, resolve
     from tianflow.config.loading import load_config, settings_in_force
+    from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
     # A run goes on with what was in force last, also when no checkpoint has seen it; a checkpoint with what was in force then.
     checkpoint, last = resolve(resume, runs_dir), settings_in_force(resume, runs_dir)

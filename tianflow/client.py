@@ -14,8 +14,8 @@ from typing import Any
 
 from tianflow import plugins
 from tianflow.config.model import LIVE
-from tianflow.control_file import NAME, SERVICE, ControlFile
 from tianflow.errors import ConfigError, Problem, TianflowError
+from tianflow.rundir.control_file import NAME, SERVICE, ControlFile
 
 RESOURCES = {section: section for section in ("actors", "balance", "evaluation", "learner", "replay", "weights")} | {"algorithm": "learner"}
 """Where the live settings of each section are read and changed."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tianflow.control_file import NAME, ControlFile
 from tianflow.planning.memory import machine_memory, usable_memory
+from tianflow.rundir.control_file import NAME, ControlFile
 
 REQUIRED = ("torch", "numpy", "gymnasium", "aiohttp", "msgpack", "pydantic", "safetensors")
 EXTRAS = {

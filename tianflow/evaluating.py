@@ -26,8 +26,8 @@ def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | N
 
         filming.require_possible(video)
     from tianflow import api
-    from tianflow.checkpoint import resolve
     from tianflow.playing import evaluate as play
+    from tianflow.rundir.checkpoints import resolve
 
     path = resolve(checkpoint, runs_dir)
     policy = api.load_policy(path, runs_dir=runs_dir)

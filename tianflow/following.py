@@ -17,7 +17,7 @@ from tianflow.command_line import RUNS, RunArgument, RunsDir, exit_codes
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
-    from tianflow.control_file import ControlFile
+    from tianflow.rundir.control_file import ControlFile
 
 SILENCE_S = 45.0
 """Three heartbeats of the server that did not come: the connection is dead."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from tianflow import checkpoint, loops
+from tianflow import loops
 from tianflow.building import AnyComponent, Blueprint, Builder
 from tianflow.channels.arena import Arena
 from tianflow.channels.codec import decode_grant, encode_event, encode_statistics
@@ -33,6 +33,7 @@ from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.exchange.shards import ShardEnd, decode_request
 from tianflow.interfaces import LiveSettings
 from tianflow.planning.memory import DRAW_SLOTS
+from tianflow.rundir import checkpoints as checkpoint
 
 if TYPE_CHECKING:
     from tianflow.core.events import Event

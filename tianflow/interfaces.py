@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from tianflow.audit import Page
     from tianflow.channels.broadcast import Broadcast
     from tianflow.config.model import AlgorithmSettings, Config
     from tianflow.core.directives import Directive
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
         WeightsTable,
     )
     from tianflow.core.statistics import RunStatistics, SinkStatistics
+    from tianflow.rundir.audit_log import Page
 
     Array = NDArray[Any]
     Tree = Mapping[str, torch.Tensor]
@@ -347,7 +347,7 @@ class RunControl(Protocol):
         """The newest changes and actions, oldest first: time (ISO 8601), source, action, old, new. The file has all of them."""
 
     async def read_audit(self, *, before: int | None, limit: int) -> Page:
-        """A page of all changes and actions, those before a resume included. See `tianflow.audit.read_page`."""
+        """A page of all changes and actions, those before a resume included. See `tianflow.rundir.audit_log.read_page`."""
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
         """Checkpoints on disk, newest first: name, version, env_steps, bytes, created."""

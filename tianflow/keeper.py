@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self, cast
 
-from tianflow.checkpoint import Checkpoint, CheckpointStore
 from tianflow.core.payloads import NO_VERSION, SavedState, StateFile, Version
 from tianflow.core.statistics import CheckpointStatistics, Histogram
 from tianflow.errors import BrokenChannelError, CheckpointError
 from tianflow.logs import logger
+from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore
 
 log = logger("keeper")
 

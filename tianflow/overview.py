@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.command_line import RUNS, AsJson, RunArgument, RunsDir, exit_codes
-from tianflow.summary import SUMMARY, as_told, read_summary
+from tianflow.rundir.summary import SUMMARY, as_told, read_summary
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from tianflow.core.moments import durations
 from tianflow.core.statistics import ReplayStatistics, RunStatistics, quantile
-from tianflow.history import NAME, SPACING_S, HistoryFile, Row, merged, newest_marks
 from tianflow.logs import logger
 from tianflow.rates import Rates
+from tianflow.rundir.history import NAME, SPACING_S, HistoryFile, Row, merged, newest_marks
 from tianflow.sinks import outlet as sinks
 from tianflow.sinks.base import SinkRun
 from tianflow.status import by_age, json_ready

@@ -17,9 +17,9 @@ from tianflow.replay.rate_limiter import Limiter
 
 if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
-    from tianflow.checkpoint import Checkpoint
     from tianflow.config.model import Config
     from tianflow.core.payloads import TrajectoryLayout
+    from tianflow.rundir.checkpoints import Checkpoint
 
 
 class SlotOwner(Protocol):

@@ -16,8 +16,8 @@ from rich.text import Text
 from tianflow.core.formatting import DASH, duration, number
 from tianflow.interfaces import RunControl
 from tianflow.rates import Rates
+from tianflow.rundir.summary import lost
 from tianflow.status import ENDED, describe
-from tianflow.summary import lost
 
 BAR = 24
 WHO = {"insert": "actors", "draw": "learner"}

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
-from tianflow.audit import Page, read_page
 from tianflow.core.payloads import Episode
 from tianflow.core.statistics import ComponentStatistics
 from tianflow.logs import logger
+from tianflow.rundir.audit_log import Page, read_page
 
 log = logger("tallies")
 

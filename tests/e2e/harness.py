@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tianflow.control_file import NAME, ControlFile
 from tianflow.launchers.fork_server import carries, processes
+from tianflow.rundir.control_file import NAME, ControlFile
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]

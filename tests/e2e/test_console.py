@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, e
 from tests.e2e import harness
 from tests.e2e.harness import LiveRun
 from tests.e2e.test_serve import service
-from tianflow.history import NAME, read_rows
+from tianflow.rundir.history import NAME, read_rows
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [

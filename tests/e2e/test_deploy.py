@@ -19,8 +19,8 @@ import pytest
 
 from tests.e2e.harness import PATIENCE_S, ROOT, SMALL, assignment, until
 from tests.test_deploy import STARTED, health_check, unit
-from tianflow.checkpoint import CheckpointStore, resolve
 from tianflow.launchers.fork_server import carries, processes
+from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 T = TypeVar("T")

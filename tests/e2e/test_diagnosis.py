@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.harness import LiveRun, run
 from tests.e2e.test_live import tianflow
-from tianflow.history import NAME, read_rows
+from tianflow.rundir.history import NAME, read_rows
 
 log = logging.getLogger(__name__)
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e import harness
 from tests.e2e.harness import LiveRun, until
-from tianflow.checkpoint import CheckpointStore
+from tianflow.rundir.checkpoints import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 ENVIRONMENTS, TROUBLES = "tests.environments", "tests.e2e.troubles"

@@ -24,9 +24,9 @@ from tests.e2e import harness
 from tests.e2e.harness import LiveRun, until
 from tests.e2e.test_signals import SLOW_TO_SAVE
 from tests.settings import cartpole
-from tianflow.checkpoint import STATE, CheckpointStore
 from tianflow.errors import ConfigError
-from tianflow.history import NAME, read_rows
+from tianflow.rundir.checkpoints import STATE, CheckpointStore
+from tianflow.rundir.history import NAME, read_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 CYCLES = int(os.environ.get("TIANFLOW_CYCLES", "4"))

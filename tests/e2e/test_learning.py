@@ -15,8 +15,8 @@ import tianflow
 from tests.e2e.harness import LiveRun
 from tianflow import plugins
 from tianflow.algorithms import actor_critic, ppo, single_pass
-from tianflow.checkpoint import CheckpointStore, resolve
 from tianflow.playing import evaluate
+from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
 PATIENCE_S = 900.0

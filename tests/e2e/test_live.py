@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.harness import ROOT, START_S, LiveRun, run
 from tests.oracle import Use, uses
-from tianflow.history import NAME, read_rows
+from tianflow.rundir.history import NAME, read_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 STANDSTILL_ROWS = 10

@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.oracle import Witness, oracle_config, until, until_true, uses
 from tianflow import api
-from tianflow.control_file import ControlFile
 from tianflow.coordinator import Run
 from tianflow.launchers.processes import ProcessHost
 from tianflow.ledger.tickets import State
 from tianflow.planning import placement as system
+from tianflow.rundir.control_file import ControlFile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

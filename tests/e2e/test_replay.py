@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e import harness
 from tests.e2e.harness import LiveRun
-from tianflow.checkpoint import CheckpointStore
+from tianflow.rundir.checkpoints import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 KILLS = int(os.environ.get("TIANFLOW_KILLS", "6"))

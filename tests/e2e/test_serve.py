@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.e2e.harness import ROOT, SMALL, START_S, assignment, until
-from tianflow.control_file import SERVICE, ControlFile
 from tianflow.launchers.fork_server import carries, processes
+from tianflow.rundir.control_file import SERVICE, ControlFile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(720)]
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e import harness
 from tests.e2e.harness import LiveRun
-from tianflow.checkpoint import CheckpointStore
+from tianflow.rundir.checkpoints import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(360)]
 SLOW_TO_SAVE = {"algorithm__name": "tests.e2e.troubles:TroubledPPO", "algorithm__trouble": "slow to save"}

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tianflow.checkpoint import write_arrays
 from tianflow.core.payloads import DrawPart, Drop, Holdings, Keep, Prioritise, ShardRequest, StateFile, Store
 from tianflow.core.statistics import ComponentStatistics, Histogram, StateClock
 from tianflow.errors import CheckpointError, WouldBlock
 from tianflow.logs import logger
 from tianflow.replay.fragments import Fragment, Stream
+from tianflow.rundir.checkpoints import write_arrays
 
 if TYPE_CHECKING:
     from tianflow.compute import Compute

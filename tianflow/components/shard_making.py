@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tianflow.checkpoint import CheckpointStore, read_arrays
 from tianflow.components.rows import take_apart
 from tianflow.config.networks import is_image, state_spec
 from tianflow.config.off_policy import R2D2Settings
@@ -22,6 +21,7 @@ from tianflow.replay.selection import Fifo, Lifo, Prioritised, Uniform
 from tianflow.replay.sequences import ActorError, InitialPriority, SequenceError
 from tianflow.replay.settings import ShardSettings
 from tianflow.replay.shard import Shard
+from tianflow.rundir.checkpoints import CheckpointStore, read_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable

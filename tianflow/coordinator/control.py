@@ -8,7 +8,6 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
-from tianflow.audit import NAME, Page
 from tianflow.channels.latest import LatestCell
 from tianflow.components.balancer import Balancer
 from tianflow.config.model import Config
@@ -24,6 +23,7 @@ from tianflow.interfaces import LiveSettings
 from tianflow.keeper import Keeper
 from tianflow.logs import logger
 from tianflow.room import Room
+from tianflow.rundir.audit_log import NAME, Page
 from tianflow.tallies import ActiveClock, Journal
 
 log = logger("coordinator")

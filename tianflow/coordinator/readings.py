@@ -27,7 +27,7 @@ from tianflow.keeper import Base, Keeper
 from tianflow.ledger.tickets import LedgerSnapshot
 from tianflow.logs import logger
 from tianflow.roster import Roster
-from tianflow.summary import SUMMARY, summarise
+from tianflow.rundir.summary import SUMMARY, summarise
 
 log = logger("coordinator")
 

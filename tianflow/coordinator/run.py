@@ -9,9 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tianflow.audit import Page
 from tianflow.channels.broadcast import Broadcast
-from tianflow.checkpoint import Checkpoint
 from tianflow.components.balancer import Balancer
 from tianflow.config.model import Config
 from tianflow.coordinator.control import Control, InForce
@@ -32,6 +30,8 @@ from tianflow.judge import Judge
 from tianflow.keeper import Base, Keeper
 from tianflow.room import Room, SlotOwner
 from tianflow.roster import Roster
+from tianflow.rundir.audit_log import Page
+from tianflow.rundir.checkpoints import Checkpoint
 from tianflow.supervisor import HostHandle, Supervisor
 from tianflow.tallies import ActiveClock
 

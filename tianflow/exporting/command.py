@@ -14,8 +14,8 @@ from tianflow.command_line import RUNS, KeptArgument, RunsDir, exit_codes
 from tianflow.exporting import ExportError
 
 if TYPE_CHECKING:
-    from tianflow.checkpoint import Checkpoint
     from tianflow.playing import LoadedPolicy
+    from tianflow.rundir.checkpoints import Checkpoint
 
 FORMAT = 1
 """Number of the layout of the metadata."""
@@ -31,9 +31,9 @@ def write_export(checkpoint: str | Path, output: Path, *, runs_dir: Path) -> Non
     """
     _require_writable(output)
     from tianflow import api
-    from tianflow.checkpoint import CheckpointStore, resolve
     from tianflow.exporting import formats
     from tianflow.exporting.deployed import Deployed
+    from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
     found = CheckpointStore.load(resolve(str(checkpoint), runs_dir))
     loaded = api.load_policy(found.path, runs_dir=runs_dir)

@@ -7,9 +7,9 @@ from http import HTTPStatus
 from typing import Any
 
 from tianflow import __version__
-from tianflow.audit import MOST
 from tianflow.config.model import Config
-from tianflow.history import LIMIT
+from tianflow.rundir.audit_log import MOST
+from tianflow.rundir.history import LIMIT
 from tianflow.service import pages, past, schemas
 from tianflow.service.auth import OPEN, OPEN_ON_LOOPBACK
 from tianflow.service.schemas import Schema, reference

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from tianflow.audit import MOST
+from tianflow.rundir.audit_log import MOST
 from tianflow.service.problems import ProblemError
 
 FURTHEST = 2**62

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from tianflow.history import LIMIT, NAME, read_rows, thinned
+from tianflow.rundir.history import LIMIT, NAME, read_rows, thinned
 from tianflow.service.pages import whole
 from tianflow.service.problems import ProblemError
 from tianflow.status import json_ready

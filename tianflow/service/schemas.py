@@ -172,7 +172,7 @@ def named() -> dict[str, Schema]:
 
 
 def _history_row() -> Schema:
-    """A line of ``history.jsonl``; see `tianflow.history.Row`. Those of older versions of tianflow lack some members."""
+    """A line of ``history.jsonl``; see `tianflow.rundir.history.Row`. Those of older versions of tianflow lack some members."""
     numbers = ("t", "span_s", "time", "mean_return", "steps_per_s", "updates_per_s", "queue")
     staleness = {**dict.fromkeys(("count", "min", "mean", "p99", "max", "bound"), NUMBER), "counts": table(COUNT)}
     members: dict[str, Schema] = {

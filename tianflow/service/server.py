@@ -18,10 +18,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from tianflow.config.model import HttpSettings
-from tianflow.control_file import ControlFile, process_start_time
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import RunControl
 from tianflow.rates import Rates
+from tianflow.rundir.control_file import ControlFile, process_start_time
 from tianflow.service.app import Served, make_app
 from tianflow.service.auth import Guard, Tokens
 from tianflow.service.connections import Entrance

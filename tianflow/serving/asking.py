@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 from aiohttp import web
 
-from tianflow.control_file import ControlFile
 from tianflow.errors import TianflowError
+from tianflow.rundir.control_file import ControlFile
 from tianflow.service.problems import ProblemError
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tianflow.audit import NAME
 from tianflow.config.model import loading as config_loading
-from tianflow.control_file import ControlFile
-from tianflow.summary import EOF, SUMMARY, read_summary
+from tianflow.rundir.audit_log import NAME
+from tianflow.rundir.control_file import ControlFile
+from tianflow.rundir.summary import EOF, SUMMARY, read_summary
 
 TAIL = 4096
 """Bytes of a log that say why a process ended."""

@@ -14,8 +14,8 @@ from tianflow.command_line import RUNS, AsJson, ConfigArgument, Overrides, RunsD
 
 if TYPE_CHECKING:
     from tianflow.client import RequestError
-    from tianflow.control_file import ControlFile
     from tianflow.errors import TianflowError
+    from tianflow.rundir.control_file import ControlFile
     from tianflow.service.auth import Tokens
     from tianflow.service.server import Server
 
@@ -116,7 +116,7 @@ def _as_written(error: RequestError) -> TianflowError:
 
 def _service(runs_dir: Path, address: str | None) -> ControlFile:
     from tianflow import client
-    from tianflow.control_file import ControlFile
+    from tianflow.rundir.control_file import ControlFile
 
     if address is not None:
         from tianflow.errors import ConfigError, Problem

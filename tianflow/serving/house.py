@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
-from tianflow.control_file import ControlFile
 from tianflow.errors import StateConflictError
 from tianflow.logs import logger
+from tianflow.rundir.control_file import ControlFile
 from tianflow.serving.asking import Asker, NoAnswerError
 from tianflow.serving.child import Child, Files, Outcome
 from tianflow.serving.store import Record, Store, StoreError

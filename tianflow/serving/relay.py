@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tianflow.control_file import ControlFile
+from tianflow.rundir.control_file import ControlFile
 from tianflow.service.kept import Kept
 from tianflow.serving import asking
 from tianflow.serving.asking import Asker, NoAnswerError

@@ -15,11 +15,11 @@ from typing import Any
 
 from aiohttp import web
 
-from tianflow.audit import NAME, read_page
-from tianflow.checkpoint import CheckpointStore
 from tianflow.config.model import HttpSettings
 from tianflow.config.model import loading as config_loading
 from tianflow.errors import ConfigError, Problem, StateConflictError
+from tianflow.rundir.audit_log import NAME, read_page
+from tianflow.rundir.checkpoints import CheckpointStore
 from tianflow.service import console, pages, past, settings
 from tianflow.service.app import ACTIONS, LOOKS, MAX_BODY, href
 from tianflow.service.auth import Guard, guarded

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tianflow.rundir.summary import as_told
 from tianflow.service.app import href
 from tianflow.serving.house import Life
 from tianflow.serving.store import Record
-from tianflow.summary import as_told
 
 SHOWN = ("environment", "algorithm", "elapsed_s", "bottleneck", "progress", "throughput", "returns", "target", "staleness", "actors")
 """What a list shows of a run that goes on, as the run itself tells it."""

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tianflow import loops
 from tianflow.config.model import HttpSettings
-from tianflow.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
+from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens
 from tianflow.service.server import Server, address, answering, bind, connections_of, going, runner_of
 from tianflow.serving.asking import Asker

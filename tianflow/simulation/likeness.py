@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 from tianflow.config.loading import CONFIG_FILE, load_config
 from tianflow.core.moments import Moments
 from tianflow.errors import ConfigError, Problem
-from tianflow.history import NAME, Row, read_rows
 from tianflow.planning.placement import hosts_wanted
+from tianflow.rundir.history import NAME, Row, read_rows
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config
@@ -39,7 +39,7 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
     Those of the newest settings: what came before the last change is left out. Rests and stops are left out, too.
 
     Args:
-        rows: of the history; see `tianflow.history.Row`.
+        rows: of the history; see `tianflow.rundir.history.Row`.
         config: that the run had.
 
     Raises:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tianflow.history import Row, is_number
+from tianflow.rundir.history import Row, is_number
 
 _ABOUT = frozenset({"t", "time", "span_s", "marks", "env_steps", "generation"})
 """What says when a row was, and nothing of how the run did."""
@@ -30,7 +30,7 @@ class Sink(Protocol):
     """
 
     def write(self, row: Row) -> None:
-        """One row, as `tianflow.history.Row` describes it; no two are of one time, but a resumed run may go back in steps."""
+        """One row, as `tianflow.rundir.history.Row` describes it; no two are of one time, but a resumed run may go back in steps."""
 
     def close(self) -> None:
         """Nothing more will come."""

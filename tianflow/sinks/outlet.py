@@ -16,8 +16,8 @@ from tianflow import plugins
 from tianflow.config.model import Config
 from tianflow.core.statistics import SinkStatistics
 from tianflow.errors import ConfigError, Problem
-from tianflow.history import Row
 from tianflow.logs import logger
+from tianflow.rundir.history import Row
 from tianflow.sinks.base import Sink, SinkRun
 
 GROUP = "tianflow.sinks"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tianflow.history import Row
+from tianflow.rundir.history import Row
 from tianflow.sinks.base import SinkRun, points
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tianflow.history import Row
+from tianflow.rundir.history import Row
 from tianflow.sinks.base import SinkRun, points
 
 

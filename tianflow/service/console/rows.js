@@ -143,7 +143,7 @@ export function recentCounts(rows) {
   return counts;
 }
 
-// Merging: as `tianflow.history` does ---------------------------------------------------------------------------------
+// Merging: as `tianflow.rundir.history` does ---------------------------------------------------------------------------------
 
 function halved(rows) {
   const found = [];

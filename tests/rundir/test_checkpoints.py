@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from tianflow import checkpoint
-from tianflow.checkpoint import MANIFEST, STATE, CheckpointStore, resolve, write_state
 from tianflow.core.payloads import StateFile, Version
 from tianflow.errors import CheckpointError
+from tianflow.rundir import checkpoints as checkpoint
+from tianflow.rundir.checkpoints import MANIFEST, STATE, CheckpointStore, resolve, write_state
 
 ARRAYS = {"policy/weight": np.arange(12, dtype=np.float32).reshape(3, 4), "updates": np.asarray(7, dtype=np.int64)}
 
@@ -290,7 +290,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from tianflow.checkpoint import CheckpointStore, write_state
+from tianflow.rundir.checkpoints import CheckpointStore, write_state
 from tianflow.core.payloads import Version
 
 store = CheckpointStore(Path(sys.argv[1]), keep=2)
@@ -446,7 +446,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so(store: CheckpointStore,
 
 
 def test_the_module_needs_no_pytorch() -> None:
-    command = "import sys, tianflow.checkpoint; raise SystemExit('torch' in sys.modules)"
+    command = "import sys, tianflow.rundir.checkpoints; raise SystemExit('torch' in sys.modules)"
     root = Path(__file__).parent.parent
     assert 0 == subprocess.run([sys.executable, "-c", command], check=False, cwd=root).returncode
 

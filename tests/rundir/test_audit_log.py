@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tianflow import audit
-from tianflow.audit import Page, read_page
+from tianflow.rundir import audit_log as audit
+from tianflow.rundir.audit_log import Page, read_page
 from tianflow.tallies import Journal
 
 

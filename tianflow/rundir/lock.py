@@ -6,8 +6,8 @@ import fcntl
 import os
 from pathlib import Path
 
-from tianflow.control_file import ControlFile
 from tianflow.errors import CheckpointError
+from tianflow.rundir.control_file import ControlFile
 
 
 def hold(directory: Path) -> int:

@@ -19,10 +19,10 @@ from tests.fakes_run import FakeRun
 from tests.settings import cartpole
 from tianflow import recording
 from tianflow.core.statistics import RunStatistics, SinkStatistics
-from tianflow.history import MARKS, NAME, HistoryFile, merged, read_rows, thinned
 from tianflow.recording import Recorder, recorded, staleness_between
 from tianflow.report.page import page
 from tianflow.report.records import read
+from tianflow.rundir.history import MARKS, NAME, HistoryFile, merged, read_rows, thinned
 from tianflow.tallies import KEPT_RECORDS
 
 IMPORTED = tianflow.api
