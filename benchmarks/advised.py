@@ -7,9 +7,10 @@ from pathlib import Path
 
 from benchmarks import child, training, turns
 from benchmarks.harness import BenchmarkError, Values
-from tianflow import loops, open_run
+from tianflow import open_run
 from tianflow.api import RunHandle
 from tianflow.core.statistics import Diagnosis
+from tianflow.hosts import event_loop as loops
 
 ALONE = (
     "actors.count=1",

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from benchmarks import child, resting, training
 from benchmarks.harness import Values
-from tianflow import loops, open_run
+from tianflow import open_run
+from tianflow.hosts import event_loop as loops
 
 SETTLE_S = 10.0
 

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from benchmarks import bare, child
 from benchmarks.relay import failing
-from tianflow import loops
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.shm import SharedMemory, SharedWeights
 from tianflow.core.payloads import Version
+from tianflow.hosts import event_loop as loops
 
 PATIENCE_S = 20.0
 TURN = 100

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import child
-from tianflow import loops
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
@@ -28,6 +27,7 @@ from tianflow.errors import ClosedChannelError, EndOfChannel
 from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.exchange.remote import ServedExchange
+from tianflow.hosts import event_loop as loops
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
 

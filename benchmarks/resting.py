@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks import child
 from benchmarks.harness import Values
-from tianflow import loops
+from tianflow.hosts import event_loop as loops
 
 SETTLE_S = 1.0
 

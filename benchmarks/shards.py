@@ -54,7 +54,7 @@ def fragments(config: Config) -> Iterator[Fragment]:
 def filled(config: Config, source: Iterator[Fragment]) -> Shard:
     """A shard that has begun to let go of its oldest steps."""
     from tianflow import envs
-    from tianflow.components.shard_making import make_shard
+    from tianflow.hosts.shard_factory import make_shard
 
     shard = make_shard(config, envs.probe(config))
     while not sum(shard.statistics().steps.removed.values()):

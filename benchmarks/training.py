@@ -12,10 +12,11 @@ from pathlib import Path
 
 from benchmarks import child
 from benchmarks.harness import Values
-from tianflow import loops, open_run
+from tianflow import open_run
 from tianflow.api import RunHandle
 from tianflow.coordinator import ENDED
 from tianflow.core.statistics import RunStatistics
+from tianflow.hosts import event_loop as loops
 from tianflow.tallies import waiting_seconds
 
 CONFIGS = Path(__file__).parent / "configs"

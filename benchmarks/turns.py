@@ -18,10 +18,11 @@ from typing import Any
 
 from benchmarks import child, training
 from benchmarks.harness import Values
-from tianflow import loops, open_run
+from tianflow import open_run
 from tianflow.api import RunHandle
 from tianflow.coordinator import ENDED
 from tianflow.core.statistics import ComponentStatistics
+from tianflow.hosts import event_loop as loops
 
 ASLEEP_S = 0.01
 """Lag is how much later than asked a sleep of so many seconds ends."""

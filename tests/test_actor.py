@@ -15,8 +15,8 @@ from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import MemoryTrajectorySender
 from tianflow.components.actor import Actor
 from tianflow.components.rollout import RolloutResult
-from tianflow.compute import Compute
 from tianflow.errors import EnvironmentFailedError, PoisonedTrajectoryError, RunError
+from tianflow.hosts.compute import Compute
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.tickets import State
 

@@ -15,7 +15,7 @@ COMPUTES = (
     "tianflow.networks",
     "tianflow.algorithms",
     "tianflow.components",
-    "tianflow.building",
+    "tianflow.hosts.factory",
     "tianflow.playing",
     "tianflow.filming",
     "tianflow.exporting.deployed",

@@ -13,10 +13,10 @@ from tests.test_networks import observations
 from tianflow.algorithms.dqn import DQN
 from tianflow.algorithms.r2d2 import R2D2
 from tianflow.algorithms.sac import SAC
-from tianflow.components.shard_making import make_shard
 from tianflow.config.model import Config, EnvSettings, NetworkSettings
 from tianflow.config.off_policy import DQNSettings, OffPolicySettings, R2D2Settings, SACSettings
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
+from tianflow.hosts.shard_factory import make_shard
 from tianflow.interfaces import LearnerBatch
 from tianflow.replay import Fragment, Shard, Stream
 

@@ -16,7 +16,6 @@ from tianflow.channels.arena import Arena
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
 from tianflow.components.replay_shard import ReplayShard
-from tianflow.compute import Compute
 from tianflow.core.layout import make_draw_layout, make_layout
 from tianflow.core.payloads import (
     ActionSpec,
@@ -36,6 +35,7 @@ from tianflow.core.payloads import (
 from tianflow.errors import WouldBlock
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.exchange.shards import ShardEnd, answers
+from tianflow.hosts.compute import Compute
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits

@@ -35,7 +35,7 @@ from tianflow.core.events import Event
 from tianflow.core.layout import layout_to_wire, make_layout, spec_to_wire
 from tianflow.core.payloads import Batch, Settlement, Trajectory, Version
 from tianflow.errors import RunError
-from tianflow.host import FAILED, HostProcess
+from tianflow.hosts.main import FAILED, HostProcess
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Blocked, Limits

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tianflow import loops, plugins
+from tianflow import plugins
 from tianflow.config.model import Config
 from tianflow.config.model import loading as config_loading
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
+from tianflow.hosts import event_loop as loops
 from tianflow.logs import configure
 from tianflow.planning import validation
 from tianflow.planning.layouts import draw_layout, trajectory_layout

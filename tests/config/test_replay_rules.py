@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.settings import cartpole
-from tianflow.components.shard_making import make_shard
 from tianflow.config.loading import load_config, with_changes
 from tianflow.config.model import Config, replay_rules
 from tianflow.core.layout import views
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
+from tianflow.hosts.shard_factory import make_shard
 from tianflow.planning.layouts import trajectory_layout
 from tianflow.replay import Fragment, Stream
 

@@ -16,7 +16,7 @@ from tianflow.errors import EndOfChannel, EnvironmentFailedError, PoisonedTrajec
 
 if TYPE_CHECKING:
     from tianflow.components.rollout import Rollout, RolloutResult
-    from tianflow.compute import Compute
+    from tianflow.hosts.compute import Compute
     from tianflow.interfaces import EventPublisher, SettingsReader, TrajectorySender
 
 

@@ -18,8 +18,8 @@ from tianflow.errors import EnvironmentFailedError
 
 if TYPE_CHECKING:
     from tianflow.components.weights import PolicyWeights
-    from tianflow.compute import Compute
     from tianflow.core.payloads import EnvironmentSpec, Episode
+    from tianflow.hosts.compute import Compute
     from tianflow.interfaces import Policy, SettingsReader
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tianflow.components.stacking import BatchStacker, DrawStacker
-    from tianflow.compute import Compute
     from tianflow.config.model import Config
+    from tianflow.hosts.compute import Compute
     from tianflow.interfaces import Algorithm, BatchSource, EventPublisher, ReplayAlgorithm, SettingsReader, StepResult, WeightsWriter
 
 

@@ -18,8 +18,8 @@ from tianflow.replay.fragments import Fragment, Stream
 from tianflow.rundir.checkpoints import write_arrays
 
 if TYPE_CHECKING:
-    from tianflow.compute import Compute
     from tianflow.exchange.shards import ShardEnd
+    from tianflow.hosts.compute import Compute
     from tianflow.interfaces import SettingsReader
     from tianflow.replay.shard import Shard
 

@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tianflow.building import AnyComponent, Blueprint, Builder
 from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, MemoryWeights, heap_arena
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
 from tianflow.components.replay_shard import ReplayShard
-from tianflow.compute import Compute
 from tianflow.core.payloads import Evaluation, SavedState, Version
 from tianflow.errors import BrokenChannelError, RunError
 from tianflow.exchange.shards import ShardEnd
-from tianflow.host import describe, save
+from tianflow.hosts.compute import Compute
+from tianflow.hosts.factory import AnyComponent, Blueprint, Builder
+from tianflow.hosts.main import describe, save
 from tianflow.planning.memory import DRAW_SLOTS, slots_capacity, slots_wanted
 
 if TYPE_CHECKING:

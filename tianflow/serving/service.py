@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tianflow import loops
 from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError, Problem
+from tianflow.hosts import event_loop as loops
 from tianflow.logs import logger
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens

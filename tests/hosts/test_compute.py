@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.worlds import turns
-from tianflow.compute import Compute
+from tianflow.hosts.compute import Compute
 
 Opened = tuple[Compute, list[BaseException]]
 

@@ -79,7 +79,7 @@ async def inline(run: Run) -> InlineHost:
 def _a_learner_that_is_being_built(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """It answers nobody, and an evaluator has no weights."""
     wanted = threading.Event()
-    monkeypatch.setattr("tianflow.building.Builder._algorithm", lambda _: wanted.wait())
+    monkeypatch.setattr("tianflow.hosts.factory.Builder._algorithm", lambda _: wanted.wait())
     yield
     wanted.set()
 

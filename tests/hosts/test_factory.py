@@ -12,12 +12,12 @@ import torch
 from tests.settings import cartpole
 from tianflow import envs
 from tianflow.algorithms.ppo import PPO
-from tianflow.building import Blueprint, Builder, life_of
 from tianflow.channels.latest import LatestCell
-from tianflow.components import shard_making
 from tianflow.config.loading import load_config
 from tianflow.core.payloads import Version
 from tianflow.core.program import ComponentSpec
+from tianflow.hosts import shard_factory as shard_making
+from tianflow.hosts.factory import Blueprint, Builder, life_of
 from tianflow.interfaces import LiveSettings
 from tianflow.planning.layouts import trajectory_layout
 

@@ -10,9 +10,9 @@ import pytest
 from gymnasium import spaces
 
 from tianflow import envs
-from tianflow.components.shard_making import make_shard, stacks_of
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
+from tianflow.hosts.shard_factory import make_shard, stacks_of
 
 
 class Images(gymnasium.Env[Any, Any]):
@@ -49,7 +49,7 @@ class MaskedImages(Images):
 
 
 def config(**kwargs: object) -> Config:
-    env = {"id": "tests.test_shard_making:Images", "num_envs": 2, "kwargs": kwargs}
+    env = {"id": "tests.hosts.test_shard_factory:Images", "num_envs": 2, "kwargs": kwargs}
     return load_config({"env": env, "algorithm": {"name": "dqn"}, "replay": {"capacity": 2000}})
 
 
@@ -71,5 +71,5 @@ def test_an_image_is_a_stack_if_its_frames_move_on(kwargs: dict[str, object], st
 
 def test_stacks_are_seen_where_actions_are_masked() -> None:
     wanted = config()
-    wanted = wanted.model_copy(update={"env": wanted.env.model_copy(update={"id": "tests.test_shard_making:MaskedImages"})})
+    wanted = wanted.model_copy(update={"env": wanted.env.model_copy(update={"id": "tests.hosts.test_shard_factory:MaskedImages"})})
     assert {""} == stacks_of(wanted, envs.probe(wanted))

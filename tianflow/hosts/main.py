@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from tianflow import loops
-from tianflow.building import AnyComponent, Blueprint, Builder
 from tianflow.channels.arena import Arena
 from tianflow.channels.codec import decode_grant, encode_event, encode_statistics
 from tianflow.channels.latest import LatestCell
@@ -23,7 +21,6 @@ from tianflow.channels.link import Link, Message
 from tianflow.channels.shm import SharedMemory, SharedWeights
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner, LearnerState
-from tianflow.compute import Compute
 from tianflow.config.model import Config
 from tianflow.core.layout import layout_from_wire, spec_from_wire
 from tianflow.core.payloads import SavedState, Version
@@ -31,6 +28,9 @@ from tianflow.core.program import ComponentSpec
 from tianflow.errors import CheckpointError, ConfigError, EnvironmentFailedError, PoisonedTrajectoryError, RunError
 from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.exchange.shards import ShardEnd, decode_request
+from tianflow.hosts import event_loop as loops
+from tianflow.hosts.compute import Compute
+from tianflow.hosts.factory import AnyComponent, Blueprint, Builder
 from tianflow.interfaces import LiveSettings
 from tianflow.planning.memory import DRAW_SLOTS
 from tianflow.rundir import checkpoints as checkpoint
@@ -73,7 +73,7 @@ class _LinkEvents:
 
 
 class HostProcess:
-    """Joins the components of one child process to the coordinator's link. `tianflow.building.Ends` in shared memory."""
+    """Joins the components of one child process to the coordinator's link. `tianflow.hosts.factory.Ends` in shared memory."""
 
     def __init__(
         self, order: Mapping[str, Any], end: socket.socket, slots: SharedMemory, weights_fd: int, draws: SharedMemory | None

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from tianflow import plugins
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
-from tianflow.compute import Compute
 from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout, Version
 from tianflow.errors import PoisonedTrajectoryError, RunError
+from tianflow.hosts.compute import Compute
 from tianflow.rundir.checkpoints import CheckpointStore
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Builder:
 
     def _replay_shard(self, component: ComponentSpec) -> ReplayShard:
         from tianflow.components.replay_shard import ReplayShard
-        from tianflow.components.shard_making import restored_shard
+        from tianflow.hosts.shard_factory import restored_shard
 
         config, spec = self._config, self._plan.spec
         kept = self._plan.checkpoint if self._plan.incarnation == 0 else None  # one that was lost begins empty: so the run has counted it

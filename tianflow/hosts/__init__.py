@@ -1,0 +1,1 @@
+"""Inside a host process: its main loop, its compute thread, and the factory of its components."""
