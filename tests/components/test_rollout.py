@@ -239,7 +239,7 @@ class WrongShape(SyncVectorEnv):
 
 @pytest.mark.parametrize("what", ["observation", "reward", "terminated"])
 def test_wrong_shapes_are_refused_and_not_broadcast(what):
-    harness = Harness(make_config("tests.test_rollout:WrongShape", what=what))
+    harness = Harness(make_config("tests.components.test_rollout:WrongShape", what=what))
     with pytest.raises(PoisonedTrajectoryError, match=rf"{what}.* shapes? .*instead of \(2,.* after step 3"):
         harness.run()
 
