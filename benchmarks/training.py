@@ -15,9 +15,9 @@ from benchmarks.harness import Values
 from tianflow import open_run
 from tianflow.api import RunHandle
 from tianflow.coordinator import ENDED
+from tianflow.coordinator.counters import waiting_seconds
 from tianflow.core.statistics import RunStatistics
 from tianflow.hosts import event_loop as loops
-from tianflow.tallies import waiting_seconds
 
 CONFIGS = Path(__file__).parent / "configs"
 UNITS = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config.loading import with_changes
 from tianflow.config.model import Config, EnvSettings, PPOSettings, RunSettings
+from tianflow.coordinator.counters import KEPT_RECORDS
 from tianflow.core.payloads import Batch, Holdings, Settlement, Trajectory, Version
 from tianflow.core.statistics import (
     CheckpointStatistics,
@@ -28,7 +29,6 @@ from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits, State
 from tianflow.replay.rate_limiter import Limiter, RateLimits
 from tianflow.rundir.audit_log import Page
-from tianflow.tallies import KEPT_RECORDS
 
 ENDED = ("done", "failed", "stopped")
 BATCH = 2

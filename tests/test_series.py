@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_coordinator import World, config, going, until
-from tianflow import supervisor as supervising
+from tests.coordinator.test_run import World, config, going, until
+from tianflow.coordinator import supervisor as supervising
 from tianflow.metrics.prometheus import Exporter
 
 RESTARTS = 200

@@ -21,7 +21,6 @@ import tianflow
 import tianflow.service.server  # reads files on import, which no loop may
 from tests import environments
 from tests.settings import cartpole
-from tianflow import supervisor
 from tianflow.algorithms.actor_critic import read_batch
 from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.api import RunHandle
@@ -30,7 +29,7 @@ from tianflow.channels.shm import SharedArena, SharedMemory
 from tianflow.components.learner import Learner
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config, PPOSettings
-from tianflow.coordinator import Run
+from tianflow.coordinator import Run, supervisor
 from tianflow.core.events import Event
 from tianflow.core.layout import layout_to_wire, make_layout, spec_to_wire
 from tianflow.core.payloads import Batch, Settlement, Trajectory, Version

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from operator import mul
 from typing import Any
 
-from tianflow.components.balancer import Wishes, merge
 from tianflow.config.model import BalanceSettings, Config, EnvSettings, PPOSettings
+from tianflow.coordinator.balancer import Wishes, merge
 from tianflow.core.events import Observed
 from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.interfaces import Controller

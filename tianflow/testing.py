@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import product
 from typing import ClassVar
 
-from tianflow.components.balancer import Wishes, merge
 from tianflow.config.model import BalanceSettings, Config, EnvSettings, PPOSettings
+from tianflow.coordinator.balancer import Wishes, merge
 from tianflow.core.directives import Directive, SetBound, SetCredits
 from tianflow.core.events import EpisodesFinished, EvaluationFinished, Event, HostExited, Observed, SettingsChanged, UpdateFinished
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version

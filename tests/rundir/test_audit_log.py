@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tianflow.coordinator.counters import Journal
 from tianflow.rundir import audit_log as audit
 from tianflow.rundir.audit_log import Page, read_page
-from tianflow.tallies import Journal
 
 
 def written(path: Path, count: int, *, length: int = 0) -> list[dict[str, object]]:

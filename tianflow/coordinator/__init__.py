@@ -7,7 +7,7 @@ due now and then, `Ending` the last things, `Readings` what can be seen.
 
 from __future__ import annotations
 
-from tianflow.coordinator.life import ENDED
+from tianflow.coordinator.lifecycle import ENDED
 from tianflow.coordinator.run import Run
 
 __all__ = ["ENDED", "Run"]

@@ -9,22 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from tianflow.channels.latest import LatestCell
-from tianflow.components.balancer import Balancer
 from tianflow.config.model import Config
 from tianflow.config.model import loading as config_loading
 from tianflow.config.replay_rules import rate_limits
-from tianflow.coordinator.life import ENDED, Life
-from tianflow.coordinator.staff import Staff
+from tianflow.coordinator.balancer import Balancer
+from tianflow.coordinator.checkpointing import Keeper
+from tianflow.coordinator.counters import ActiveClock, Journal
+from tianflow.coordinator.hosts import Staff
+from tianflow.coordinator.lifecycle import ENDED, Life
+from tianflow.coordinator.slot_manager import Room
 from tianflow.core.events import Event, SettingsChanged
 from tianflow.errors import ConfigError, StateConflictError
 from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.interfaces import LiveSettings
-from tianflow.keeper import Keeper
 from tianflow.logs import logger
-from tianflow.room import Room
 from tianflow.rundir.audit_log import NAME, Page
-from tianflow.tallies import ActiveClock, Journal
 
 log = logger("coordinator")
 

@@ -6,16 +6,16 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 
+from tianflow.coordinator.checkpointing import Keeper
 from tianflow.coordinator.control import Control, InForce
-from tianflow.coordinator.goal import Goal
-from tianflow.coordinator.life import Life
-from tianflow.coordinator.staff import Staff
+from tianflow.coordinator.evaluation import Goal
+from tianflow.coordinator.hosts import Staff
+from tianflow.coordinator.lifecycle import Life
+from tianflow.coordinator.supervisor import Supervisor
 from tianflow.core.payloads import NO_VERSION
 from tianflow.exchange.exchange import Exchange
-from tianflow.keeper import Keeper
 from tianflow.ledger.tickets import State
 from tianflow.logs import logger
-from tianflow.supervisor import Supervisor
 
 TICK_S = 0.1
 EVALUATION = "evaluation"

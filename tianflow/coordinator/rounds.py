@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from tianflow.coordinator.checkpointing import Keeper
 from tianflow.coordinator.control import InForce
-from tianflow.coordinator.goal import Goal
-from tianflow.coordinator.life import Life
+from tianflow.coordinator.evaluation import Goal
+from tianflow.coordinator.lifecycle import Life
 from tianflow.core.statistics import Histogram
-from tianflow.keeper import Keeper
 
 TICK_S = 0.1
 STALE_TICK_S = 5.0

@@ -10,30 +10,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tianflow.channels.broadcast import Broadcast
-from tianflow.components.balancer import Balancer
 from tianflow.config.model import Config
+from tianflow.coordinator.balancer import Balancer
+from tianflow.coordinator.checkpointing import Base, Keeper
 from tianflow.coordinator.control import Control, InForce
+from tianflow.coordinator.counters import ActiveClock
 from tianflow.coordinator.ending import Ending
-from tianflow.coordinator.goal import Goal
-from tianflow.coordinator.life import Life
-from tianflow.coordinator.readings import Readings
-from tianflow.coordinator.reception import Reception
+from tianflow.coordinator.evaluation import Goal
+from tianflow.coordinator.hosts import Staff
+from tianflow.coordinator.inbox import Reception
+from tianflow.coordinator.judge import Judge
+from tianflow.coordinator.lifecycle import Life
+from tianflow.coordinator.registry import Roster
 from tianflow.coordinator.rounds import Rounds
-from tianflow.coordinator.staff import Staff
+from tianflow.coordinator.slot_manager import Room, SlotOwner
+from tianflow.coordinator.snapshot import Readings
+from tianflow.coordinator.supervisor import HostHandle, Supervisor
 from tianflow.core.events import EvaluationFinished
 from tianflow.core.payloads import EnvironmentSpec, Evaluation, SavedState, TrajectoryLayout
 from tianflow.core.program import HostSpec
 from tianflow.core.statistics import RunStatistics, SinkStatistics
 from tianflow.errors import RunError
 from tianflow.exchange.replay_exchange import ReplayExchange
-from tianflow.judge import Judge
-from tianflow.keeper import Base, Keeper
-from tianflow.room import Room, SlotOwner
-from tianflow.roster import Roster
 from tianflow.rundir.audit_log import Page
 from tianflow.rundir.checkpoints import Checkpoint
-from tianflow.supervisor import HostHandle, Supervisor
-from tianflow.tallies import ActiveClock
 
 
 class Run:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeVarTuple
 
 import numpy as np
 
-from tianflow.components.balancer import TICK_S, Balancer
 from tianflow.components.learner import admissible
 from tianflow.components.weights import publish_due
+from tianflow.coordinator.balancer import TICK_S, Balancer
 from tianflow.core.payloads import NO_VERSION, Batch, Settlement, Version
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import LiveSettings

@@ -7,10 +7,10 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from tianflow import tallies
+from tianflow.coordinator import counters as tallies
+from tianflow.coordinator.counters import ActiveClock, EpisodeTally, Journal, waiting_seconds
 from tianflow.core.payloads import Episode
 from tianflow.core.statistics import ComponentStatistics, TimeShares
-from tianflow.tallies import ActiveClock, EpisodeTally, Journal, waiting_seconds
 
 
 class Clock:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.test_coordinator import SPEC, FakeEvaluator, FakeHost, FakeLearner, config, going, soon, until
-from tests.test_coordinator import World as PlainWorld
-from tianflow import supervisor as supervising
+from tests.coordinator.test_run import SPEC, FakeEvaluator, FakeHost, FakeLearner, config, going, soon, until
+from tests.coordinator.test_run import World as PlainWorld
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.coordinator import Run
+from tianflow.coordinator import supervisor as supervising
 from tianflow.core.payloads import Drop, Holdings, ShardRequest, Store
 from tianflow.core.program import HostSpec
 from tianflow.errors import ConfigError
@@ -25,7 +25,7 @@ REPLAY: Mapping[str, Any] = {"shards": 2, "capacity": 4000, "min_size": 50, "sam
 
 
 def apex(**replay: Any) -> Config:
-    """The run of `tests.test_coordinator`, with DQN."""
+    """The run of `tests.coordinator.test_run`, with DQN."""
     from_plain = {name: getattr(config(), name).model_dump(exclude_defaults=True) for name in ("env", "actors", "evaluation", "placement")}
     given = {"algorithm": {"name": "dqn", "batch_size": 8}, "network": {"hidden": [16]}, "replay": {**REPLAY, **replay}}
     return load_config({**from_plain, **given, "run": {"max_updates": None, "grace_s": 0.2, "seed": 1} | {"max_env_steps": None}})

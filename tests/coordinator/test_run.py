@@ -16,11 +16,11 @@ import pytest
 
 from tests.settings import cartpole
 from tests.worlds import turns
-from tianflow import supervisor as supervising
-from tianflow.components.balancer import make_laws
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.coordinator import Run
+from tianflow.coordinator import supervisor as supervising
+from tianflow.coordinator.balancer import make_laws
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import Episode, Evaluation, SavedState, Settlement, Trajectory, Version
 from tianflow.core.program import HostSpec

@@ -7,7 +7,7 @@ import pytest
 from tests.settings import cartpole
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
-from tianflow.components.balancer import Balancer, Wishes, make_laws, merge
+from tianflow.coordinator.balancer import Balancer, Wishes, make_laws, merge
 from tianflow.core.directives import SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec, Settlement, Trajectory, Version

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tianflow.channels.broadcast import Broadcast
+from tianflow.coordinator.checkpointing import LearnerPort
 from tianflow.coordinator.control import InForce
-from tianflow.coordinator.goal import Goal
-from tianflow.coordinator.life import Life
+from tianflow.coordinator.evaluation import Goal
+from tianflow.coordinator.judge import EvaluatorPort
+from tianflow.coordinator.lifecycle import Life
+from tianflow.coordinator.registry import Roster
 from tianflow.core.events import EnvironmentFailed, EpisodesFinished, Event, HostExited
 from tianflow.core.payloads import Episode
 from tianflow.core.program import HostSpec
@@ -16,10 +19,7 @@ from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.exchange.shard_records import ShardPort
 from tianflow.exchange.shards import answers
-from tianflow.judge import EvaluatorPort
-from tianflow.keeper import LearnerPort
 from tianflow.logs import logger
-from tianflow.roster import Roster
 
 log = logger("coordinator")
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from tianflow.coordinator.checkpointing import LearnerPort
 from tianflow.core.payloads import Evaluation, Version
 from tianflow.errors import BrokenChannelError, EnvironmentFailedError
-from tianflow.keeper import LearnerPort
 from tianflow.logs import logger
 
 log = logger("judge")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from tianflow.config.model import Config
+from tianflow.coordinator.registry import Roster
+from tianflow.coordinator.supervisor import HostHandle, Patience, Supervisor
 from tianflow.core.program import HostSpec
 from tianflow.errors import RunError
 from tianflow.exchange.exchange import Exchange
 from tianflow.ledger.tickets import State
 from tianflow.planning import placement as system
-from tianflow.roster import Roster
-from tianflow.supervisor import HostHandle, Patience, Supervisor
 
 
 class Staff:

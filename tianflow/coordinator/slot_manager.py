@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from tianflow.components.balancer import make_laws
 from tianflow.config.replay_rules import rate_limits
+from tianflow.coordinator.balancer import make_laws
 from tianflow.errors import ConfigError, Problem, TianflowError
 from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tianflow import supervisor as module
+from tianflow.coordinator import supervisor as module
+from tianflow.coordinator.supervisor import Patience, Supervisor
 from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import RunError
-from tianflow.supervisor import Patience, Supervisor
 
 
 def host(name: str, *components: str) -> HostSpec:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
+from tianflow.coordinator.counters import waiting_seconds
 from tianflow.core.statistics import ComponentStatistics
-from tianflow.tallies import waiting_seconds
 
 
 class Roster:

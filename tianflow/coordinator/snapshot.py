@@ -11,22 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from tianflow.channels.broadcast import Broadcast
-from tianflow.components.balancer import Balancer
+from tianflow.coordinator.balancer import Balancer
+from tianflow.coordinator.checkpointing import Base, Keeper
 from tianflow.coordinator.control import Control, InForce
-from tianflow.coordinator.goal import Goal
-from tianflow.coordinator.life import Life
+from tianflow.coordinator.evaluation import Goal
+from tianflow.coordinator.hosts import Staff
+from tianflow.coordinator.judge import Judge
+from tianflow.coordinator.lifecycle import Life
+from tianflow.coordinator.registry import Roster
 from tianflow.coordinator.rounds import Rounds
-from tianflow.coordinator.staff import Staff
 from tianflow.core.payloads import EnvironmentSpec, SavedState
 from tianflow.core.statistics import Diagnosis, RunStatistics, SinkStatistics
 from tianflow.diagnosis import Watch
 from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
-from tianflow.judge import Judge
-from tianflow.keeper import Base, Keeper
 from tianflow.ledger.tickets import LedgerSnapshot
 from tianflow.logs import logger
-from tianflow.roster import Roster
 from tianflow.rundir.summary import SUMMARY, summarise
 
 log = logger("coordinator")

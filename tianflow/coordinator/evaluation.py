@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tianflow.coordinator.life import Life
+from tianflow.coordinator.counters import EpisodeTally
+from tianflow.coordinator.judge import Judge
+from tianflow.coordinator.lifecycle import Life
 from tianflow.core.payloads import Episode
-from tianflow.judge import Judge
-from tianflow.tallies import EpisodeTally
 
 
 class Goal:

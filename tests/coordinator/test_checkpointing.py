@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tianflow.coordinator.checkpointing import Keeper
 from tianflow.errors import CheckpointError
-from tianflow.keeper import Keeper
 
 
 def staged_in(folder: Path) -> list[Path]:
