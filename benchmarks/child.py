@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from benchmarks.harness import BenchmarkError
 from benchmarks.machine import ROOT, THREADS, clean_environment
-from tianflow.launchers.nursery import HOST_ENVIRONMENT
+from tianflow.launchers.host_forker import HOST_ENVIRONMENT
 
 READY = "ready"
 MEMORY_LOOK_S = 0.25

@@ -17,8 +17,8 @@ from tianflow.coordinator import Run
 from tianflow.core.payloads import Version
 from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import BrokenChannelError, TianflowError
+from tianflow.launchers.host_forker import Nursery
 from tianflow.launchers.inline import HeapSlots, InlineHost, InlineLauncher
-from tianflow.launchers.nursery import Nursery
 from tianflow.launchers.processes import ProcessHost, SharedSlots
 from tianflow.planning.layouts import trajectory_layout
 from tianflow.planning.validation import require_valid

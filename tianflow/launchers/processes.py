@@ -24,7 +24,7 @@ from tianflow.core.payloads import Evaluation, SavedState, StateFile, Version
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError
 from tianflow.exchange.remote import ServedExchange
 from tianflow.exchange.shards import LinkShardPort
-from tianflow.launchers.nursery import Child, Nursery
+from tianflow.launchers.host_forker import Child, Nursery
 from tianflow.planning.memory import DRAW_SLOTS, slots_capacity
 
 if TYPE_CHECKING:

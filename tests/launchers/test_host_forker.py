@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from tianflow.errors import RunError
-from tianflow.launchers import nursery as nursery_module
+from tianflow.launchers import host_forker as nursery_module
 from tianflow.launchers.fork_server import carries, processes
-from tianflow.launchers.nursery import Child, Nursery
+from tianflow.launchers.host_forker import Child, Nursery
 
 ECHO, END, SLEEP, LOOK, FAMILY = (f"tests.nursery_targets:{name}" for name in ("echo", "end", "sleep", "look_around", "with_descendants"))
 DAEMON = "tests.nursery_targets:with_daemon"
@@ -366,8 +366,8 @@ async def test_a_coordinator_that_does_not_read_stops_nobody(nursery: Nursery) -
 
 COORDINATOR = """
 import asyncio, json, sys
-from tianflow.launchers.nursery import Nursery
-from tests.test_nursery import FAMILY, SLEEP, told_by
+from tianflow.launchers.host_forker import Nursery
+from tests.launchers.test_host_forker import FAMILY, SLEEP, told_by
 
 async def main():
     async with Nursery(run_id=sys.argv[1]) as nursery:
