@@ -217,7 +217,7 @@ def test_eval_plays_the_episodes_wished_for(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_validate_looks_for_what_a_sink_needs() -> None:
-    done = run("validate", "cartpole_ppo", 'metrics.sinks=["tests.test_sinks:Needy"]')
+    done = run("validate", "cartpole_ppo", 'metrics.sinks=["tests.observability.test_sinks:Needy"]')
     assert 2 == done.exit_code
     assert "no_such_package_at_all is not installed; accepted: pip install 'tianflow[needy]' first" in done.stderr
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dashboards import make, targets
 from tests.fakes_run import FakeRun
 from tianflow.core.statistics import SinkStatistics
-from tianflow.metrics.prometheus import Exporter
+from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.rundir.control_file import NAME as NAME_OF_RUN
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.serving.child import Files

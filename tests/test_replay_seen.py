@@ -18,12 +18,12 @@ from tests.fakes_run import FakeReplay, FakeRun
 from tianflow.config.model import Config
 from tianflow.config.model import loading as config_loading
 from tianflow.core.statistics import RunStatistics
-from tianflow.metrics.prometheus import Exporter
-from tianflow.metrics.replay import DISCARD_REASONS, REPLAY_FAMILIES
-from tianflow.rates import Rates
+from tianflow.observability.prometheus.prometheus import Exporter
+from tianflow.observability.prometheus.replay import DISCARD_REASONS, REPLAY_FAMILIES
+from tianflow.observability.rates import Rates
+from tianflow.observability.run_document import describe
 from tianflow.rundir.summary import summarise
 from tianflow.screen import drawing, plain_line, summary_text
-from tianflow.status import describe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 

@@ -22,10 +22,10 @@ from tianflow.core.payloads import Settlement, Version
 from tianflow.core.statistics import ComponentStatistics, TimeShares
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
-from tianflow.rates import Rates
+from tianflow.observability.rates import Rates
+from tianflow.observability.run_document import describe, time_left
 from tianflow.rundir.summary import lost
 from tianflow.screen import LastingConsole, PlainLines, Screen, drawing, make_screen, plain_line, summary_text
-from tianflow.status import describe, time_left
 
 
 def described(run: FakeRun, rates: Rates | None = None) -> dict[str, Any]:

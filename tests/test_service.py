@@ -24,7 +24,7 @@ from tianflow.config.model import HttpSettings
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import Diagnosis
 from tianflow.errors import ConfigError
-from tianflow.rates import Rates
+from tianflow.observability.rates import Rates
 from tianflow.rundir.control_file import ControlFile, process_start_time
 from tianflow.service.app import Served, make_app
 from tianflow.service.auth import NO_TOKENS, Guard, Tokens

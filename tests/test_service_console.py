@@ -15,7 +15,7 @@ from yarl import URL
 
 from tests.fakes_run import FakeRun
 from tests.test_service import READ, RUN, Client, client_of, problem
-from tianflow.recording import Recorder
+from tianflow.observability.recorder import Recorder
 from tianflow.rundir.history import LIMIT, NAME, HistoryFile, read_rows, thinned
 from tianflow.service import console, past
 

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.fakes_run import FakeRun
 from tests.test_serving import Client, opened, until, up
 from tianflow.config.model import HttpSettings
-from tianflow.rates import Rates
+from tianflow.observability.rates import Rates
 from tianflow.service.app import Served, make_app
 from tianflow.service.auth import Guard, Tokens
 from tianflow.service.feed import Feed

@@ -22,7 +22,7 @@ from tests.test_service import CONTROL, READ, RUN, TOKENS, problem
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config.model import HttpSettings
 from tianflow.core.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
-from tianflow.rates import Rates
+from tianflow.observability.rates import Rates
 from tianflow.service import fan, streams
 from tianflow.service import feed as feeding
 from tianflow.service.app import Served, make_app

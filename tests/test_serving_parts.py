@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes_run import FakeRun
 from tests.refusing import full_disk
 from tianflow.errors import ConfigError
-from tianflow.metrics.prometheus import Exporter
+from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.serving import child
 from tianflow.serving.child import Files
 from tianflow.serving.metrics import ServiceCollector, exposition

@@ -38,7 +38,7 @@ from tianflow.hosts.main import FAILED, HostProcess
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Blocked, Limits
-from tianflow.metrics.families import DROP_REASONS
+from tianflow.observability.prometheus.families import DROP_REASONS
 from tianflow.planning import validation
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
 from tianflow.simulation.rates import Rates

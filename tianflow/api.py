@@ -23,13 +23,13 @@ from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.hosts import event_loop as loops
 from tianflow.logs import configure
+from tianflow.observability.recorder import recorded
+from tianflow.observability.sinks.outlet import require_sinks
 from tianflow.planning import validation
 from tianflow.planning.layouts import draw_layout, trajectory_layout
-from tianflow.recording import recorded
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
 from tianflow.rundir.lock import hold
 from tianflow.rundir.summary import EOF
-from tianflow.sinks.outlet import require_sinks
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -168,8 +168,8 @@ def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
     And what it will cost. Nothing is started.
     """
     with exit_codes():
+        from tianflow.observability.sinks.outlet import require_sinks
         from tianflow.planning.validation import require_valid
-        from tianflow.sinks.outlet import require_sinks
 
         settings = _load(config, overrides)
         require_sinks(settings)

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from tianflow.core.formatting import DASH, duration, number
 from tianflow.interfaces import RunControl
-from tianflow.rates import Rates
+from tianflow.observability.rates import Rates
+from tianflow.observability.run_document import ENDED, describe
 from tianflow.rundir.summary import lost
-from tianflow.status import ENDED, describe
 
 BAR = 24
 WHO = {"insert": "actors", "draw": "learner"}

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from tests.fakes_run import FakeRun
 from tianflow.core.statistics import quantile
-from tianflow.recording import staleness_between
+from tianflow.observability.recorder import staleness_between
+from tianflow.observability.run_document import staleness_summary
 from tianflow.rundir.summary import summarise
-from tianflow.status import staleness_summary
 
 
 def test_a_quantile_is_the_value_of_the_nearest_rank() -> None:

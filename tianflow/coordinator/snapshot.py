@@ -22,11 +22,11 @@ from tianflow.coordinator.registry import Roster
 from tianflow.coordinator.rounds import Rounds
 from tianflow.core.payloads import EnvironmentSpec, SavedState
 from tianflow.core.statistics import Diagnosis, RunStatistics, SinkStatistics
-from tianflow.diagnosis import Watch
 from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.ledger.tickets import LedgerSnapshot
 from tianflow.logs import logger
+from tianflow.observability.diagnosis import Watch
 from tianflow.rundir.summary import SUMMARY, summarise
 
 log = logger("coordinator")

@@ -186,7 +186,7 @@ class SinkStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What holds a run back. `tianflow.diagnosis` makes it."""
+    """What holds a run back. `tianflow.observability.diagnosis` makes it."""
 
     verdict: str
     """sampling-bound, learning-bound, transport-bound, balance-bound, stalled, balanced or starting; or the state of a run that does

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tianflow.core.formatting import DASH, duration, number
+from tianflow.observability.run_document import ENDED
 from tianflow.report.figures import figures
 from tianflow.report.markup import Markup, element, joined
 from tianflow.report.records import Records, number_at
 from tianflow.report.style import CSS
-from tianflow.status import ENDED
 
 CHANGES = 500
 """More lines of the audit than this nobody reads; the file has them all."""

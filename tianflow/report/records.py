@@ -11,8 +11,8 @@ from typing import Any
 
 from tianflow import plugins
 from tianflow.errors import TianflowError
+from tianflow.observability.run_document import ENDED
 from tianflow.rundir.history import LIMIT, NAME, Row, is_number, read_rows, thinned
-from tianflow.status import ENDED
 
 FILES = (NAME, "summary.json", "audit.jsonl", "config.toml")
 

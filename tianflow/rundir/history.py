@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tianflow.core.moments import Moments
-from tianflow.status import json_ready
+from tianflow.observability.run_document import json_ready
 
 NAME = "history.jsonl"
 LIMIT = 2000

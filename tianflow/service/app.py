@@ -12,8 +12,9 @@ from aiohttp import web
 
 from tianflow.config.model import HttpSettings
 from tianflow.interfaces import RunControl
-from tianflow.metrics.prometheus import Exporter
-from tianflow.rates import Rates
+from tianflow.observability.prometheus.prometheus import Exporter
+from tianflow.observability.rates import Rates
+from tianflow.observability.run_document import describe, describe_components, describe_diagnosis
 from tianflow.service import console, openapi, pages, past, settings
 from tianflow.service.auth import Guard, guarded
 from tianflow.service.bodies import read_in_time
@@ -22,7 +23,6 @@ from tianflow.service.openapi import RUN
 from tianflow.service.problems import ProblemError, add_safe_headers, answers, json_response
 from tianflow.service.streams import Streams
 from tianflow.service.throttle import Throttle, throttled
-from tianflow.status import describe, describe_components, describe_diagnosis
 
 MAX_BODY = 64 * 1024
 """Bytes of a request's body. Every patch fits many times over; more would only cost memory."""

@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tianflow.core.events import EpisodesFinished, Event, UpdateFinished
+from tianflow.observability.run_document import json_ready
 from tianflow.service.kept import KEPT, Kept
-from tianflow.status import json_ready
 
 if TYPE_CHECKING:
     from tianflow.channels.broadcast import Broadcast

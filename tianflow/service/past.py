@@ -10,10 +10,10 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tianflow.observability.run_document import json_ready
 from tianflow.rundir.history import LIMIT, NAME, read_rows, thinned
 from tianflow.service.pages import whole
 from tianflow.service.problems import ProblemError
-from tianflow.status import json_ready
 
 FEWEST, USUAL = 2, 500
 """Lines of an answer: the least that can be asked for, and how many there are at most when nobody asks."""

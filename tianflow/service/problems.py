@@ -13,7 +13,7 @@ from aiohttp import web
 
 from tianflow.errors import ConfigError, Problem, StateConflictError
 from tianflow.logs import logger
-from tianflow.status import json_ready
+from tianflow.observability.run_document import json_ready
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SAFE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

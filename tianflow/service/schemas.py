@@ -1,4 +1,4 @@
-"""JSON schemas (2020-12) of what the service answers and takes: of the models themselves, and of what `tianflow.status` makes."""
+"""JSON schemas (2020-12) of what the service answers and takes: of the models themselves, and of what `tianflow.observability.run_document` makes."""
 
 from __future__ import annotations
 

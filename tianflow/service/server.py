@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import RunControl
-from tianflow.rates import Rates
+from tianflow.observability.rates import Rates
 from tianflow.rundir.control_file import ControlFile, process_start_time
 from tianflow.service.app import Served, make_app
 from tianflow.service.auth import Guard, Tokens

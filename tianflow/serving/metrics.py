@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tianflow.metrics.prometheus import PREFIX, encoded, own_families
+from tianflow.observability.prometheus.prometheus import PREFIX, encoded, own_families
 from tianflow.serving.store import STATES
 
 END = "# EOF"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tianflow.core.statistics import quantile
 from tianflow.ledger.tickets import LedgerSnapshot
-from tianflow.windows import NOTICEABLE
+from tianflow.observability.window import NOTICEABLE
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config
@@ -121,7 +121,7 @@ def between(before: Mark, after: Mark, *, config: Config, stalled: bool) -> Outc
 
 
 def _diagnosis(learner: Mapping[str, float], actors: Mapping[str, float], *, refused: float) -> tuple[str, str]:
-    """The same verdict as of a run (`tianflow.diagnosis`), and what would change it.
+    """The same verdict as of a run (`tianflow.observability.diagnosis`), and what would change it.
 
     ``refused``: part of the requests for a grant that had to wait.
     """

@@ -1,6 +1,6 @@
 """The table of metric families: what of a run is shown, under which name. A new metric is one line of `FAMILIES`.
 
-Names, kinds and readers only; `tianflow.metrics.prometheus` writes them out.
+Names, kinds and readers only; `tianflow.observability.prometheus.prometheus` writes them out.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Mapping
 
 from tianflow.core.statistics import Distribution, RunStatistics
-from tianflow.metrics.family import Family, Reader, Rows, counter, each, gauge, histogram, of_components, one
-from tianflow.metrics.replay import REPLAY_FAMILIES
-from tianflow.status import credits_target, staleness_summary
+from tianflow.observability.prometheus.family import Family, Reader, Rows, counter, each, gauge, histogram, of_components, one
+from tianflow.observability.prometheus.replay import REPLAY_FAMILIES
+from tianflow.observability.run_document import credits_target, staleness_summary
 
 STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384, 65536)
 """To 256 for what is used once; beyond for what lies in replay."""

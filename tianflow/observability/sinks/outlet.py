@@ -17,8 +17,8 @@ from tianflow.config.model import Config
 from tianflow.core.statistics import SinkStatistics
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
+from tianflow.observability.sinks.base import Sink, SinkRun
 from tianflow.rundir.history import Row
-from tianflow.sinks.base import Sink, SinkRun
 
 GROUP = "tianflow.sinks"
 CAPACITY = 300

@@ -8,7 +8,7 @@ import pytest
 
 from tests.coordinator.test_run import World, config, going, until
 from tianflow.coordinator import supervisor as supervising
-from tianflow.metrics.prometheus import Exporter
+from tianflow.observability.prometheus.prometheus import Exporter
 
 RESTARTS = 200
 

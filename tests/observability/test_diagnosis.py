@@ -11,8 +11,8 @@ from tests.fakes_run import FakeReplay, FakeRun, make_config
 from tianflow.config.loading import with_changes
 from tianflow.config.model import Config
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares
-from tianflow.diagnosis import Watch, diagnose
-from tianflow.windows import time_between
+from tianflow.observability.diagnosis import Watch, diagnose
+from tianflow.observability.window import time_between
 
 WINDOW_S = 10.0
 STEPS = 1000.0

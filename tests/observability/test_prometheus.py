@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.fakes_run import FakeRun
 from tianflow.core.payloads import Settlement, Version
 from tianflow.core.statistics import ComponentStatistics, SinkStatistics, TimeShares
-from tianflow.metrics.families import DROP_REASONS, FAMILIES, STATES, staleness_distribution
-from tianflow.metrics.prometheus import Exporter
-from tianflow.metrics.steady import steady
+from tianflow.observability.prometheus.families import DROP_REASONS, FAMILIES, STATES, staleness_distribution
+from tianflow.observability.prometheus.prometheus import Exporter
+from tianflow.observability.prometheus.steady import steady
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 

@@ -15,7 +15,7 @@ from tianflow.config.model import Config
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics, quantile
 from tianflow.ledger.tickets import LedgerSnapshot, coarse
-from tianflow.rates import WINDOWS, Rates
+from tianflow.observability.rates import WINDOWS, Rates
 
 ENDED = ("done", "failed", "stopped")
 TRAJECTORIES = ("granted", "begun", "committed", "trained", "inserted", "open", "dropped", "late_commits", "cuts")

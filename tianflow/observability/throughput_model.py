@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 MODEL = 0.1
-"""What the model may be too high by: see ``tests/test_foretelling.py``."""
+"""What the model may be too high by: see ``tests/observability/test_throughput_model.py``."""
 DEVIATIONS = 2.0
 """Standard errors to either side."""
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from tianflow.config.model import Config
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, RunStatistics
-from tianflow.foretelling import Foretold
-from tianflow.stalls import stalled
-from tianflow.windows import MOST, NOTICEABLE, Window
+from tianflow.observability.stalls import stalled
+from tianflow.observability.throughput_model import Foretold
+from tianflow.observability.window import MOST, NOTICEABLE, Window
 
 WINDOW_S = 5.0
 SPACING_S = 0.5

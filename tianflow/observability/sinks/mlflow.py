@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tianflow.observability.sinks.base import SinkRun, flat, points
 from tianflow.rundir.history import Row
-from tianflow.sinks.base import SinkRun, flat, points
 
 TAG = "tianflow.run"
 """Says which run of ours a run of MLflow's is, so that a resumed one goes on in it."""
@@ -16,7 +16,7 @@ AT_ONCE = 100
 
 
 class MLflow:
-    """Entry point ``mlflow``; a `tianflow.sinks.base.Sink`. A resumed run goes on in its own.
+    """Entry point ``mlflow``; a `tianflow.observability.sinks.base.Sink`. A resumed run goes on in its own.
 
     Args:
         run: its id is the name of the run there.

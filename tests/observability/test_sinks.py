@@ -19,11 +19,11 @@ from tianflow.config.loading import load_config
 from tianflow.config.model import MetricsSettings
 from tianflow.core.statistics import SinkStatistics
 from tianflow.errors import ConfigError
-from tianflow.recording import recorded
+from tianflow.observability.recorder import recorded
+from tianflow.observability.sinks import outlet as outlets
+from tianflow.observability.sinks.base import Point, SinkRun, flat, points
+from tianflow.observability.sinks.outlet import Outlet, require_sinks
 from tianflow.rundir.history import NAME, read_rows
-from tianflow.sinks import outlet as outlets
-from tianflow.sinks.base import Point, SinkRun, flat, points
-from tianflow.sinks.outlet import Outlet, require_sinks
 
 IMPORTED = tianflow.api
 Row = dict[str, Any]
@@ -94,7 +94,7 @@ def row(t: float, **fields: Any) -> Row:
 
 
 def name_of(sink: type) -> str:
-    return f"tests.test_sinks:{sink.__name__}"
+    return f"tests.observability.test_sinks:{sink.__name__}"
 
 
 def outlet(sink: type[Kept], *, capacity: int = 300) -> Outlet:
@@ -232,7 +232,7 @@ def test_settings_that_name_no_sink_are_refused(metrics: dict[str, Any], said: s
     [
         (config(name_of(Needy)), "no_such_package_at_all is not installed; accepted: pip install 'tianflow[needy]' first"),
         (config(name_of(Kept), **{name_of(Kept): {"sise": 2}}), "no such argument; accepted: one of size; did you mean 'size'?"),
-        (config("tests.test_sinks:IMPORTED"), "cannot be called"),
+        (config("tests.observability.test_sinks:IMPORTED"), "cannot be called"),
     ],
 )
 def test_a_sink_that_could_not_be_made_is_known_before_anything_starts(tmp_path: Path, metrics: dict[str, Any], said: str) -> None:
@@ -313,7 +313,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="the extra tensorboard is not installed"
     )
-    from tianflow.sinks.tensorboard import TensorBoard
+    from tianflow.observability.sinks.tensorboard import TensorBoard
 
     fed(tmp_path, lambda run: TensorBoard(run=run))
     found = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
@@ -345,7 +345,7 @@ def test_a_run_leaves_files_for_tensorboard_in_its_directory(tmp_path: Path) -> 
 def test_mlflow_finds_what_was_written_and_a_resumed_run_goes_on_in_its_own(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    from tianflow.sinks.mlflow import MLflow
+    from tianflow.observability.sinks.mlflow import MLflow
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     for _ in range(2):
@@ -362,7 +362,7 @@ def test_mlflow_finds_what_was_written_and_a_resumed_run_goes_on_in_its_own(tmp_
 @pytest.mark.timeout(180)  # it starts a process of its own
 @pytest.mark.filterwarnings("ignore")  # its own, of the libraries under it
 def test_wandb_keeps_a_run_that_is_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tianflow.sinks.wandb import WandB
+    from tianflow.observability.sinks.wandb import WandB
 
     monkeypatch.setenv("WANDB_SILENT", "true")
     fed(tmp_path, lambda run: WandB(run=run, mode="offline"))

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from tianflow.core.moments import durations
 from tianflow.core.statistics import ReplayStatistics, RunStatistics, quantile
 from tianflow.logs import logger
-from tianflow.rates import Rates
+from tianflow.observability.rates import Rates
+from tianflow.observability.run_document import by_age, json_ready
+from tianflow.observability.sinks import outlet as sinks
+from tianflow.observability.sinks.base import SinkRun
 from tianflow.rundir.history import NAME, SPACING_S, HistoryFile, Row, merged, newest_marks
-from tianflow.sinks import outlet as sinks
-from tianflow.sinks.base import SinkRun
-from tianflow.status import by_age, json_ready
 
 if TYPE_CHECKING:
     from tianflow.interfaces import RunControl

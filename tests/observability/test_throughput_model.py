@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.observability.test_diagnosis import look
 from tests.settings import cartpole
-from tests.test_diagnosis import look
 from tianflow.config.model import Config
 from tianflow.core.moments import TIMED
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares
-from tianflow.diagnosis import Memory, diagnose
-from tianflow.foretelling import Foretold, Side, foretell, sustained
+from tianflow.observability.diagnosis import Memory, diagnose
+from tianflow.observability.throughput_model import Foretold, Side, foretell, sustained
 from tianflow.simulation.rates import Rates
 from tianflow.simulation.world import Simulation
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tianflow.observability.sinks.base import SinkRun, points
 from tianflow.rundir.history import Row
-from tianflow.sinks.base import SinkRun, points
 
 
 class TensorBoard:
-    """Entry point ``tensorboard``; a `tianflow.sinks.base.Sink`. Scalars over environment steps, and the config as a text.
+    """Entry point ``tensorboard``; a `tianflow.observability.sinks.base.Sink`. Scalars over environment steps, and the config as a text.
 
     Args:
         run: its files lie in ``tensorboard`` in its directory, so that ``tensorboard --logdir runs`` shows every run.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tianflow.observability.sinks.base import SinkRun, points
 from tianflow.rundir.history import Row
-from tianflow.sinks.base import SinkRun, points
 
 
 class WandB:
-    """Entry point ``wandb``; a `tianflow.sinks.base.Sink`. A resumed run goes on in its own.
+    """Entry point ``wandb``; a `tianflow.observability.sinks.base.Sink`. A resumed run goes on in its own.
 
     Args:
         run: its id is that of the run there.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tianflow.core.payloads import Holdings
 from tianflow.core.statistics import ReplayStatistics, RunStatistics
-from tianflow.metrics.family import Family, Reader, Rows, counter, gauge, histogram, of_components
+from tianflow.observability.prometheus.family import Family, Reader, Rows, counter, gauge, histogram, of_components
 
 DISCARD_REASONS = ("expired", "learner_lost", "shard_lost", "unwanted", "stopped")
 """Reasons shown at 0 before they first occur, so that the first increase is seen; others appear when they do."""

@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from tianflow import __version__
 from tianflow.core.statistics import Distribution, RunStatistics
-from tianflow.metrics.families import FAMILIES
-from tianflow.metrics.family import Family
-from tianflow.metrics.steady import SteadyTimes
+from tianflow.observability.prometheus.families import FAMILIES
+from tianflow.observability.prometheus.family import Family
+from tianflow.observability.prometheus.steady import SteadyTimes
 
 PREFIX = "tianflow_"
 Metric = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily

@@ -11,7 +11,7 @@ from functools import cached_property
 from tianflow.config.model import Config
 from tianflow.core.moments import Moments, moments
 from tianflow.core.statistics import ComponentStatistics, RunStatistics, TimeShares
-from tianflow.foretelling import Foretold, Side, foretell
+from tianflow.observability.throughput_model import Foretold, Side, foretell
 
 NOTICEABLE = 0.15
 """A share of waiting below this is noise of scheduling, not a bottleneck."""

@@ -1,0 +1,1 @@
+"""What can be seen of a run: rates, diagnosis, the run document, Prometheus metrics, sinks."""
