@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tianflow.rundir.control_file import NAME, SERVICE, ControlFile
-from tianflow.serving.child import Files
+from tianflow.server.service.run_process import Files
 
 TARGETS = Path(__file__).parent / "prometheus" / "targets" / "runs.json"
 

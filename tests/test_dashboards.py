@@ -19,8 +19,8 @@ from tianflow.core.statistics import SinkStatistics
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.rundir.control_file import NAME as NAME_OF_RUN
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
-from tianflow.serving.child import Files
-from tianflow.serving.metrics import ServiceCollector, exposition
+from tianflow.server.service.metrics import ServiceCollector, exposition
+from tianflow.server.service.run_process import Files
 
 FOLDER = Path(make.__file__).parent
 BOARDS = {path.stem: json.loads(text) for path, text in make.files().items()}

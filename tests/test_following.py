@@ -21,7 +21,7 @@ from tianflow.cli import app
 from tianflow.core.events import EpisodesFinished, UpdateFinished
 from tianflow.following import Told, listen, parse
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
-from tianflow.service.feed import kind_of
+from tianflow.server.run.feed import kind_of
 
 
 @dataclass

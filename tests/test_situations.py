@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import tianflow
-import tianflow.service.server  # reads files on import, which no loop may
+import tianflow.server.run.server  # reads files on import, which no loop may
 from tests import environments
 from tests.settings import cartpole
 from tianflow.algorithms.actor_critic import read_batch

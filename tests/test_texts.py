@@ -14,8 +14,8 @@ from tests.pages import PAGES, ROOT
 from tests.test_dashboards import labels_emitted
 from tests.test_docs import SETTING, TICKS, exists
 from tianflow.cli import app
-from tianflow.service.app import ACTIONS, LOOKS
-from tianflow.serving import openapi
+from tianflow.server.run.app import ACTIONS, LOOKS
+from tianflow.server.service import openapi
 
 TEXTS = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "deploy/README.md", "dashboards/README.md")]
 RESULTS = ROOT / "benchmarks" / "results"

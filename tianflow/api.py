@@ -261,8 +261,8 @@ async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]
         )
         address = token = ""
         if http:
-            from tianflow.service.auth import Tokens
-            from tianflow.service.server import serve
+            from tianflow.server.common.auth import Tokens
+            from tianflow.server.run.server import serve
 
             tokens = Tokens.make()
             address = (await stack.enter_async_context(serve(run, config.http, tokens, run.directory))).address

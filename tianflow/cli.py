@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tianflow.cli.serve import serve, submit
 from tianflow.command_line import (
     RUNS,
     AsJson,
@@ -34,7 +35,6 @@ from tianflow.exporting.command import export
 from tianflow.following import events
 from tianflow.overview import console, status, top
 from tianflow.report.command import report
-from tianflow.serving.command import serve, submit
 from tianflow.simulation.command import simulate
 
 if TYPE_CHECKING:

@@ -105,7 +105,7 @@ def settings_of(model: Any, section: str, live: tuple[str, ...]) -> Iterator[Set
     """Every setting of the model of ``section``, those of tables inside it with their own paths."""
     from tianflow.config.loading import toml_value
     from tianflow.config.on_policy import Section
-    from tianflow.service.docstrings import of_fields
+    from tianflow.server.common.docstrings import of_fields
 
     texts, properties = of_fields(model), model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():

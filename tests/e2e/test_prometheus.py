@@ -20,12 +20,12 @@ import pytest
 
 from dashboards import make, targets
 from tests.fakes_run import FakeRun
-from tests.test_serving import opened, until, up
+from tests.server.test_service import opened, until, up
 from tianflow.config.model import HttpSettings
 from tianflow.core.statistics import SinkStatistics
-from tianflow.service.auth import Tokens
-from tianflow.service.server import serve
-from tianflow.serving.child import Outcome
+from tianflow.server.common.auth import Tokens
+from tianflow.server.run.server import serve
+from tianflow.server.service.run_process import Outcome
 
 pytestmark = [
     pytest.mark.e2e,

@@ -1,0 +1,185 @@
+"""The console's files as the server gives them: to everyone, with a policy under which no text becomes script; and the past it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from yarl import URL
+
+from tests.fakes_run import FakeRun
+from tests.server.test_run_server import READ, RUN, Client, client_of, problem
+from tianflow.observability.recorder import Recorder
+from tianflow.rundir.history import LIMIT, NAME, HistoryFile, read_rows, thinned
+from tianflow.server.common import console
+from tianflow.server.run import past
+
+FOLDER = Path(console.__file__).parent
+SOURCES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir() if path.is_file() and path.suffix in console.TYPES}
+TYPES = {"index.html": "text/html", "console.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    run = FakeRun(directory=tmp_path)
+    run.train(5)
+    return run
+
+
+@pytest.fixture
+async def client(run: FakeRun) -> AsyncIterator[Client]:
+    client = await client_of(run)
+    yield client
+    await client.close()
+
+
+# The files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loopback", [True, False])
+async def test_the_page_and_its_files_need_no_token_from_anywhere(run: FakeRun, loopback: bool) -> None:
+    client = await client_of(run, loopback=loopback)
+    try:
+        for path in sorted(console.PATHS):
+            response = await client.get(path)
+            name = path.removeprefix(console.FOLDER).strip("/") or console.PAGE
+            assert (200, SOURCES[name]) == (response.status, await response.text())
+            assert TYPES.get(name, "text/javascript") == response.content_type
+            assert "utf-8" == response.charset
+    finally:
+        await client.close()
+
+
+async def test_what_the_page_shows_needs_one(client: Client) -> None:
+    assert run_names_in_the_page() == []
+    await problem(await client.get("/api/v1/runs"), 401)
+    await problem(await client.get(f"{RUN}/history"), 401)
+    await problem(await client.post("/"), 401)
+
+
+def run_names_in_the_page() -> list[str]:
+    return [name for name, text in SOURCES.items() if "fake" in text]
+
+
+async def test_the_policy_lets_only_the_servers_own_files_run(client: Client) -> None:
+    for path in console.PATHS:
+        headers = (await client.get(path)).headers
+        policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
+        assert "'none'" == policy["default-src"]
+        assert {"'self'"} == {policy[kind] for kind in ("script-src", "style-src", "connect-src")}
+        assert {"'none'"} == {policy[kind] for kind in ("base-uri", "form-action", "frame-ancestors", "trusted-types")}
+        assert ("nosniff", "no-store", "no-referrer") == tuple(
+            headers[name] for name in ("X-Content-Type-Options", "Cache-Control", "Referrer-Policy")
+        )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/console/",
+        "/console/index.html",
+        "/console/__init__.py",
+        "/console/nothing.js",
+        "/console/../app.py",
+        "/console/..%2fapp.py",
+        "/console/%2e%2e/app.py",
+        "/console/app.js/",
+        "/console//app.js",
+        "/console/app.js%00.css",
+    ],
+)
+async def test_nothing_else_is_there(client: Client, path: str) -> None:
+    await problem(await client.get(URL(path, encoded=True), headers=READ), 404)
+
+
+def test_every_file_beside_the_page_is_given_and_no_other() -> None:
+    assert {console.PAGE, *console.FILES} == set(SOURCES)
+
+
+def test_every_file_that_is_asked_for_is_there_and_every_file_is_asked_for() -> None:
+    asked = {name for text in SOURCES.values() for name in re.findall(r'(?:from "\./|"/console/)([\w.]+)"', text)}
+    assert set(console.FILES) == asked
+
+
+def test_the_page_brings_nothing_that_the_policy_forbids() -> None:
+    page = SOURCES["index.html"]
+    assert [] == re.findall(r"<style|style=|\son\w+=|javascript:|<script(?! type=\"module\" src=\"/console/)", page)
+    for name, text in SOURCES.items():
+        assert [] == re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), name
+        addresses = set(re.findall(r"https?://[\w./]+", text)) - {"http://www.w3.org/2000/svg"}
+        assert set() == addresses, f"{name} names another server"
+
+
+def test_modules_stay_small() -> None:
+    assert [] == [name for name, text in SOURCES.items() if len(text.splitlines()) > 300]
+
+
+# The past -------------------------------------------------------------------------------------------------------------
+
+
+def record(run: FakeRun, lines: int) -> None:
+    """So many lines of one second each, as a recorder writes them."""
+    file = HistoryFile(run.directory / NAME)
+    file.open()
+    recorder = Recorder(run=run, file=file)
+    for _ in range(lines):
+        recorder._pending = None
+        run.train(1)
+        file.append(recorder.sample())
+
+
+async def history(client: Client, query: str = "") -> dict[str, Any]:
+    response = await client.get(f"{RUN}/history{query}", headers=READ)
+    assert (200, "application/json") == (response.status, response.content_type)
+    found: dict[str, Any] = json.loads(await response.text())
+    return found
+
+
+async def test_a_run_without_a_past_has_none(client: Client) -> None:
+    found = await history(client)
+    assert [] == found["history"]
+    assert found["time"] > 1.7e9
+
+
+async def test_the_past_is_told_as_it_was_recorded_and_as_it_is_described(client: Client, run: FakeRun) -> None:
+    await asyncio.to_thread(record, run, 20)
+    found = (await history(client))["history"]
+    assert await asyncio.to_thread(read_rows, run.directory / NAME) == found
+    whole = await (await client.get("/openapi.json", headers=READ)).json()
+    row = {**whole["components"]["schemas"]["HistoryRow"], "components": whole["components"]}
+    for line in found:
+        Draft202012Validator(row).validate(line)
+    assert set(row["properties"]) == set(found[-1])
+
+
+@pytest.mark.parametrize("points", [2, 7, 20, 100])
+async def test_it_is_told_in_as_few_lines_as_are_asked_for(client: Client, run: FakeRun, points: int) -> None:
+    await asyncio.to_thread(record, run, 20)
+    found = (await history(client, f"?points={points}"))["history"]
+    assert points / 2 < len(found) <= points or len(found) == 20
+    lines = await asyncio.to_thread(read_rows, run.directory / NAME)
+    assert lines[-1]["t"] == found[-1]["t"]
+    assert sum(line["staleness"]["count"] for line in lines) == sum(sum(line["staleness"]["counts"].values()) for line in found)
+
+
+@pytest.mark.parametrize("points", ["1", "0", "-3", "2.5", "x", "", "²", str(LIMIT + 1), "9" * 30])
+async def test_a_number_of_lines_that_is_none_is_refused(client: Client, points: str) -> None:
+    response = await client.get(f"{RUN}/history?points={points}", headers=READ)
+    assert f"from {past.FEWEST} to {LIMIT}" in (await problem(response, 400))["detail"]
+
+
+async def test_a_past_that_cannot_be_read_is_503(client: Client, run: FakeRun) -> None:
+    await asyncio.to_thread((run.directory / NAME).mkdir)
+    assert "history" in (await problem(await client.get(f"{RUN}/history", headers=READ), 503))["detail"]
+
+
+def test_thinning_keeps_what_is_few() -> None:
+    rows: list[dict[str, Any]] = [{"t": float(t)} for t in range(5)]
+    assert rows == thinned(rows, 5)
+    assert [1.0, 3.0, 4.0] == [row["t"] for row in thinned(rows, 4)]

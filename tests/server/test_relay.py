@@ -1,0 +1,178 @@
+"""Events of a run, read through a service by any number: one stream of the run, its own numbers, and nobody's place kept in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.server.test_events import Door
+from tests.server.test_service import CONTROL, RUNS, World, until, with_a_run
+from tianflow.config.model import HttpSettings
+from tianflow.core.events import HostExited
+from tianflow.rundir.control_file import ControlFile
+from tianflow.server.common.auth import Guard, Tokens
+from tianflow.server.run.server import address, answering, bind, runner_of
+from tianflow.server.service import run_client as asking
+from tianflow.server.service.relay import Relay, Relays
+from tianflow.server.service.routes import make_app
+from tianflow.server.service.run_client import NoAnswerError
+
+EVENTS = f"{RUNS}/a/events"
+EXITED = HostExited("actors-0", "killed")
+MANY = 40
+"""More than a run allows streams."""
+
+
+world = pytest.fixture(with_a_run)
+
+
+@asynccontextmanager
+async def front(world: World, **http: Any) -> AsyncIterator[Door]:
+    """The same service behind a server as `tianflow serve` has it, which hears of connections that end."""
+    settings = HttpSettings(max_requests_per_s=10_000.0, **http)
+    app = make_app(
+        house=world.house,
+        store=world.house._store,
+        asker=world.house._asker,
+        guard=Guard(tokens=Tokens("c", "r"), loopback=True),
+        http=settings,
+        allowed=(),
+    )
+    bound = await bind(settings)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        answering(runner_of(app), bound, limit=100),
+        aiohttp.ClientSession(address(bound), headers=CONTROL, connector=connector) as session,
+    ):
+        with ExitStack() as stack:
+            yield Door(session, stack)
+
+
+async def numbers(response: aiohttp.ClientResponse, count: int) -> list[int]:
+    """Of the next events."""
+    seen: list[int] = []
+    async with asyncio.timeout(10.0):
+        while len(seen) < count:
+            line = await response.content.readline()
+            assert line, seen
+            if line.startswith(b"id: "):
+                seen.append(int(line[4:]))
+    return seen
+
+
+async def told(world: World, count: int) -> None:
+    """The run tells so many events, and its server keeps them."""
+    run = world.child("a").run
+    async with aiohttp.ClientSession() as session:
+        contact = await asyncio.to_thread(lambda: world.child("a").control)
+        assert contact is not None
+        headers = {"Authorization": f"Bearer {contact.token}"}
+        async with session.get(f"{contact.address}{EVENTS}", headers=headers) as response:
+            for _ in range(count):
+                run.events.publish(EXITED)
+            await numbers(response, count)
+
+
+async def test_a_run_tells_its_events_once_however_many_read_them(world: World) -> None:
+    async with front(world, max_streams=MANY) as session:
+        responses = [await session.get(EVENTS) for _ in range(MANY)]
+        assert {200} == {response.status for response in responses}
+        world.child("a").run.events.publish(EXITED)
+        assert [[1]] * MANY == [await numbers(response, 1) for response in responses]
+        assert 1 == sum(task.get_name() == "relay a" for task in asyncio.all_tasks())
+        for response in responses:
+            response.close()
+
+        async def nobody() -> bool:
+            return "relay a" not in {task.get_name() for task in asyncio.all_tasks()}
+
+        await until(nobody)
+
+
+async def test_numbers_are_the_runs_own_and_a_reader_goes_on_where_it_left_off(world: World) -> None:
+    await told(world, 5)
+    async with front(world) as session:
+        assert [4, 5] == await numbers(await session.get(EVENTS, headers={"Last-Event-ID": "3"}), 2)
+        fresh = await session.get(EVENTS)
+        world.child("a").run.events.publish(EXITED)
+        assert [6] == await numbers(fresh, 1), "without a number, only what is to come"
+        whole = await (await session.get(f"{EVENTS}?follow=false")).text()
+        assert [1, 2, 3, 4, 5, 6] == [int(line[4:]) for line in whole.splitlines() if line.startswith("id: ")]
+        assert 400 == (await session.get(f"{EVENTS}?follow=yes")).status
+
+
+async def test_what_the_run_no_longer_keeps_is_told_as_lost_with_the_count(world: World) -> None:
+    await told(world, 600)
+    await told(world, 600)
+    async with front(world) as session:
+        for _ in range(2):  # with a new relay each time
+            text = await (await session.get(f"{EVENTS}?follow=false", headers={"Last-Event-ID": "100"})).text()
+            first, second, *_ = text.split("\n\n")[1:]
+            assert ("id: 176", "event: lost", 76) == (*first.splitlines()[:2], json.loads(first.splitlines()[2][6:])["count"])
+            assert second.startswith("id: 177\n")
+
+
+async def test_the_place_of_who_leaves_a_quiet_stream_is_free_before_anything_is_written(world: World) -> None:
+    async with front(world, max_streams=1) as session:
+        first = await session.get(EVENTS)
+        assert 503 == (await session.get(EVENTS)).status
+        first.close()
+
+        async def free() -> bool:
+            response = await session.get(EVENTS)
+            response.close()
+            return response.status == 200
+
+        await until(free)  # within less than a heartbeat
+
+
+async def test_a_run_that_does_not_tell_is_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "ANSWER_S", 0.2)
+    async with asking.Asker() as asker:
+        relays = Relays(asker=asker)
+        nobody = ControlFile(run="a", pid=1, start_time=0, address="http://127.0.0.1:9", token="t", read_token="r")
+        with pytest.raises(NoAnswerError):
+            async with relays.reading(nobody):
+                pytest.fail("it has told nothing")
+
+
+class Telling:
+    """A run of which each connection, one after another, is told one of ``texts``, byte by byte."""
+
+    def __init__(self, *texts: bytes) -> None:
+        self.texts = list(texts)
+
+    @asynccontextmanager
+    async def events(self, contact: Any, number: int, *, follow: bool) -> AsyncIterator[AsyncIterator[bytes]]:
+        text = self.texts.pop(0)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for byte in text:
+                yield bytes([byte])
+
+        yield pieces()
+
+    async def frames(self) -> tuple[int, list[bytes]]:
+        """What a relay keeps of it, and how many before that it does not."""
+        relay = Relay(asker=self, contact=ControlFile(run="a", pid=1, start_time=0, address="", token="", read_token=""))  # type: ignore[arg-type]  # all it asks for
+        await relay.ready
+        await relay.task
+        assert relay.closed
+        lost, frames = relay.since(0, 10)
+        return lost, [frame.text for frame in frames]
+
+
+async def test_what_comes_in_pieces_is_whole_and_comments_are_left_out() -> None:
+    text = b"retry: 1\n\n:\n\nid: 7\nevent: x\ndata: {}\n\nid: 9\nevent: y\ndata: {}\n\n"
+    assert (6, [b"id: 7\nevent: x\ndata: {}\n\n", b"id: 9\nevent: y\ndata: {}\n\n"]) == await Telling(text, text).frames()
+
+
+async def test_an_event_that_a_broken_connection_cut_off_is_that_of_the_next_connection() -> None:
+    torn, whole = b"retry: 1\n\nid: 1\nevent: x\ndata: {", b"retry: 1\n\nid: 1\nevent: x\ndata: {}\n\n"
+    assert (0, [b"id: 1\nevent: x\ndata: {}\n\n"]) == await Telling(torn, whole).frames()

@@ -1,0 +1,383 @@
+"""What a service is made of, each part alone: its store, what configs may name, its tokens, metrics put together."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes_run import FakeRun
+from tests.refusing import full_disk
+from tianflow.errors import ConfigError
+from tianflow.observability.prometheus.prometheus import Exporter
+from tianflow.server.service import run_process as child
+from tianflow.server.service.import_allowlist import require_allowed
+from tianflow.server.service.metrics import ServiceCollector, exposition
+from tianflow.server.service.run_process import Files
+from tianflow.server.service.store import ReusedKeyError, Store, StoreError, TakenError
+from tianflow.server.service.tokens import read_or_make
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "runs.sqlite")
+
+
+def add(store: Store, name: str, **more: Any) -> None:
+    store.add(name, config={"env": {"id": name}}, source="test", now=1.0, **more)
+
+
+# Store ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_is_there_after_the_store_was_opened_again(store: Store, tmp_path: Path) -> None:
+    add(store, "a")
+    store.begin("a", now=2.0)
+    record = Store(tmp_path / "runs.sqlite").get("a")  # the first one was never closed: its process may have been killed
+    assert record is not None
+    assert ("a", "running", '{"env": {"id": "a"}}', "test", 1.0, 2.0, None, "") == (
+        record.id,
+        record.state,
+        record.config,
+        record.source,
+        record.submitted,
+        record.started,
+        record.ended,
+        record.reason,
+    )
+
+
+def test_what_was_going_comes_before_what_waits(store: Store) -> None:
+    for name in "abcd":
+        add(store, name)
+    store.begin("c", now=2.0)
+    store.end("b", state="done", reason="target", now=3.0)
+    assert ["c", "a", "d"] == [record.id for record in store.wanted(9)]
+    assert ["c", "a"] == [record.id for record in store.wanted(2)]
+    assert {"running": 1, "pending": 2, "done": 1} == store.counts()
+
+
+def test_an_end_is_remembered_and_a_queued_run_has_none(store: Store) -> None:
+    add(store, "a")
+    store.begin("a", now=2.0)
+    store.end("a", state="failed", reason="it broke", now=3.0)
+    ended = store.get("a")
+    assert ended is not None
+    assert ("failed", "it broke", 3.0) == (ended.state, ended.reason, ended.ended)
+    store.queue("a")
+    queued = store.get("a")
+    assert queued is not None
+    assert ("pending", "", None, 2.0) == (queued.state, queued.reason, queued.ended, queued.started)
+
+
+def test_a_second_beginning_keeps_the_first_start(store: Store) -> None:
+    add(store, "a")
+    store.begin("a", now=2.0)
+    store.begin("a", now=9.0)
+    record = store.get("a")
+    assert record is not None
+    assert 2.0 == record.started
+
+
+def test_what_was_stopped_meanwhile_does_not_begin(store: Store) -> None:
+    add(store, "a")
+    assert store.begin("a", now=2.0)
+    store.end("a", state="stopped", reason="somebody", now=3.0)
+    assert not store.begin("a", now=4.0)
+    record = store.get("a")
+    assert record is not None
+    assert ("stopped", "somebody", 3.0) == (record.state, record.reason, record.ended)
+
+
+def test_a_name_is_taken_once(store: Store) -> None:
+    add(store, "a")
+    with pytest.raises(TakenError, match="'a'"):
+        add(store, "a")
+
+
+def test_a_key_gives_the_same_run_again_and_nothing_else(store: Store) -> None:
+    first, new = store.add("a", config={}, source="s", now=1.0, key="k", body="digest")
+    again, newer = store.add("b", config={}, source="s", now=2.0, key="k", body="digest")
+    assert (True, False) == (new, newer)
+    assert first == again
+    assert store.get("b") is None
+    with pytest.raises(ReusedKeyError):
+        store.add("b", config={}, source="s", now=2.0, key="k", body="another")
+
+
+def test_pages_go_from_the_newest_to_the_oldest(store: Store) -> None:
+    for name in "abcde":
+        add(store, name)
+    first = store.page(before=None, limit=2)
+    second = store.page(before=first[-1].number, limit=2)
+    third = store.page(before=second[-1].number, limit=2)
+    assert [["e", "d"], ["c", "b"], ["a"]] == [[record.id for record in page] for page in (first, second, third)]
+
+
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.sqlite"
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA user_version = 99")
+    other.close()
+    with pytest.raises(StoreError, match="format 99"):
+        Store(path)
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "runs.sqlite"
+    path.write_bytes(b"not a database, and long enough to be looked at" * 10)
+    with pytest.raises(StoreError, match="runs.sqlite"):
+        Store(path)
+
+
+def test_a_store_whose_bits_have_changed_is_refused_or_read_and_nothing_else(store: Store, tmp_path: Path) -> None:
+    for number in range(40):
+        add(store, f"run-{number}", key=f"key-{number}")
+    store.close()
+    good, dice, seen = (tmp_path / "runs.sqlite").read_bytes(), random.Random(2), Counter[str]()
+    for number in range(24):
+        bits = bytearray(good)
+        for _ in range(dice.choice((1, 5, 40))):
+            bits[dice.randrange(len(bits))] = dice.randrange(256)
+        path = tmp_path / f"{number}.sqlite"
+        path.write_bytes(bits[: dice.randrange(len(bits)) if number % 4 == 0 else None])
+        seen[asked_everything(path)] += 1
+    assert {"refused", "read"} == set(seen)
+
+
+def asked_everything(path: Path) -> str:
+    try:
+        store = Store(path)
+    except StoreError:
+        return "refused"
+    try:
+        store.page(before=None, limit=500)
+        store.wanted(500)
+        store.counts()
+        store.begin("run-1", now=1.0)
+        store.end("run-2", state="done", reason="", now=1.0)
+        add(store, "another", key="another")
+    except StoreError:
+        return "refused"
+    finally:
+        store.close()
+    return "read"
+
+
+def test_a_record_that_is_no_text_any_more_costs_no_other(store: Store, tmp_path: Path) -> None:
+    add(store, "whole")
+    add(store, "damaged")
+    store.close()
+    path = tmp_path / "runs.sqlite"
+    bits = path.read_bytes()
+    path.write_bytes(bits.replace(b'{"id": "damaged"}', b'{"id": "\xff\xfe\xfdaged"}'))
+    assert bits != path.read_bytes()
+    assert ["damaged", "whole"] == [record.id for record in Store(path).page(before=None, limit=10)]
+
+
+def test_a_disk_that_refuses_is_an_error_of_ours(store: Store) -> None:
+    store.close()
+    with pytest.raises(StoreError):
+        store.wanted(1)
+
+
+# Files ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "paused"),
+    [
+        (None, False),
+        ("", False),
+        ('{"action": "pause"}\n', True),
+        ('{"action": "pause"}\n{"action": "change"}\n', True),
+        ('{"action": "pause"}\n{"action": "resume"}\n', False),
+        ('{"action": "resume"}\n{"action": "pause"}\n{"acti', True),
+        ('{"action": "pause"}\n\udcff\udcfe\n' + "[" * 100_000 + '\n5\n"resume"\n[]\n{"action": {}}\n{"action": ["resume"]}\n', True),
+    ],
+)
+def test_who_was_told_to_rest_is_known_from_the_audit(tmp_path: Path, lines: str | None, paused: bool) -> None:
+    files = Files(tmp_path)
+    files.run("a").mkdir()
+    if lines is not None:
+        (files.run("a") / "audit.jsonl").write_text(lines, errors="surrogateescape")
+    assert paused == files.paused("a")
+
+
+def test_a_log_keeps_its_newest_lines_while_its_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "LONGEST_LOG", 100)
+    files = Files(tmp_path)
+    files.own.mkdir()
+    files.trim("a")  # there is none yet
+    with files.log("a").open("ab", buffering=0) as log:
+        for number in range(25):
+            log.write(b"%03d\n" % number)
+        files.trim("a")
+        assert 100 == files.log("a").stat().st_size, "it is not too long yet"
+        log.write(b"025\n")
+        files.trim("a")
+        log.write(b"026\n")
+    assert [*range(14, 27)] == [int(line) for line in files.log("a").read_text().split()]
+
+
+@pytest.mark.parametrize("text", [b"", b'{"state": "do', b"\xff", b"[" * 100_000, b"[]", b"5"])
+def test_a_summary_that_is_spoiled_is_none(tmp_path: Path, text: bytes) -> None:
+    files = Files(tmp_path)
+    files.run("a").mkdir()
+    (files.run("a") / "summary.json").write_bytes(text)
+    assert files.summary("a") is None
+
+
+@pytest.mark.parametrize("name", ["tokens", "tokens.toml", "lock", "runs.sqlite", "x", "x.config", "x.log"])
+def test_no_name_of_a_run_is_that_of_a_file_of_the_service_or_of_another_run(tmp_path: Path, name: str) -> None:
+    files = Files(tmp_path)
+    taken = {files.tokens, *(files.own / own for own in ("lock", "runs.sqlite", "runs.sqlite-wal", "runs.sqlite-shm"))}
+    others = {path for other in {"x", "y", "x.log", "x.config"} - {name} for path in (files.config(other), files.log(other))}
+    assert not {files.config(name), files.log(name)} & (taken | others)
+
+
+# What a config may name -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("env", "id", "os:system"),
+        ("env", "id", "my_module:Env-v0"),
+        ("env", "id", " os:system"),
+        ("env", "wrappers", ["gymnasium.wrappers:TimeLimit", "os:system"]),
+        ("network", "name", "torch.nn:Linear"),
+        ("algorithm", "name", "os:system"),
+        ("balance", "controller", ["staleness", "os:system"]),
+        ("balance", "controller", ":"),
+        ("placement", "launcher", "subprocess:Popen"),
+        ("metrics", "sinks", ["tensorboard", "os:1"]),
+        ("env", "kwargs", {"inner": {"factory": "os:system"}}),
+        ("env", "kwargs", {"list": [["os:system"]]}),
+        ("env", "kwargs", {"os:system": 1}),
+        ("not", "known", "os:system"),
+    ],
+)
+def test_objects_of_modules_that_are_not_allowed_are_refused(section: str, key: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_allowed({section: {key: value}}, ["tests.environments", "gymnasium.wrappers"])
+    (problem,) = caught.value.problems
+    assert problem.path.startswith(f"{section}.{key}")
+    assert "gymnasium.wrappers" in problem.accepted
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("env", "id", "CartPole-v1"),
+        ("env", "id", "ALE/Pong-v5"),
+        ("env", "id", "tests.environments:CounterEnv"),
+        ("env", "id", "tests.environments.deeper:Env"),
+        ("learner", "device", "cuda:0"),
+        ("env", "kwargs", {"url": "http://127.0.0.1:80/", "when": "12:30", "path": "C:\\x"}),
+        ("run", "name", "anything"),
+    ],
+)
+def test_names_of_what_is_installed_or_allowed_pass(section: str, key: str, value: object) -> None:
+    require_allowed({section: {key: value}}, ["tests.environments"])
+
+
+def test_a_module_that_only_begins_like_an_allowed_one_is_another() -> None:
+    with pytest.raises(ConfigError):
+        require_allowed({"env": {"id": "tests.environments_of_others:Env"}}, ["tests.environments"])
+
+
+# Tokens ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_made_once_and_for_the_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    made = read_or_make(path)
+    assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+    assert made == read_or_make(path)
+    assert len({made.control, made.read, ""}) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["", "control = 1\nread = 2\n", 'control = "a"\n', 'control = "a"\nread = "a"\n', 'control = ""\nread = ""\n', "]"]
+)
+def test_a_token_file_that_guards_nothing_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="token-file"):
+        read_or_make(path)
+
+
+def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    read_or_make(path)
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_or_make(path)
+
+
+def test_a_token_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        read_or_make(tmp_path / "missing" / "tokens.toml")
+
+
+def test_tokens_for_which_there_was_no_room_are_made_at_the_next_start(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(ConfigError, match="cannot be used"):
+        read_or_make(tmp_path / "tokens.toml")
+    assert [] == list(tmp_path.iterdir())
+    assert read_or_make(tmp_path / "tokens.toml") == read_or_make(tmp_path / "tokens.toml")
+
+
+# Metrics -----------------------------------------------------------------------------------------------------------------------
+
+
+def page_of(name: str, accept: str = "") -> str:
+    run = FakeRun(name=name)
+    run.train(3)
+    return Exporter(runs=lambda: [run.statistics()], requests={200: 7}).exposition(accept)[0].decode()
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_metrics_of_all_runs_are_one_page_that_parses(accept: str) -> None:
+    collector = ServiceCollector(counts={"running": 2}, restarts=3, requests={200: 5})
+    body, content_type = exposition(collector, [page_of("a", accept), page_of("b", accept), ""], accept)
+    assert ("openmetrics" in content_type) == bool(accept)
+    parse = parse_openmetrics if accept else text_string_to_metric_families
+    samples = [sample for family in parse(body.decode()) for sample in family.samples]
+    names = [family.name for family in parse(body.decode())]
+    assert len(set(names)) == len(names)
+    runs = {sample.labels["run"] for sample in samples if sample.name == "tianflow_env_steps_total"}
+    assert {"a", "b"} == runs
+    assert [5.0] == [sample.value for sample in samples if sample.name == "tianflow_http_requests_total"]  # the service's own only
+    assert 1 == sum(sample.name == "tianflow_build_info" for sample in samples)
+    states = {sample.labels["state"]: sample.value for sample in samples if sample.name == "tianflow_service_runs"}
+    assert {"pending": 0.0, "running": 2.0, "done": 0.0, "failed": 0.0, "stopped": 0.0} == states
+    assert [3.0] == [sample.value for sample in samples if sample.name == "tianflow_service_run_restarts_total"]
+
+
+def test_metrics_say_of_each_run_what_it_says_itself() -> None:
+    def told(page: str) -> dict[tuple[Any, ...], float]:
+        samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+        return {(s.name, *sorted(s.labels.items())): s.value for s in samples if s.labels.get("run") == "a"}
+
+    page = page_of("a")
+    body, _ = exposition(ServiceCollector(counts={}, restarts=0, requests={}), [page, page_of("b")], "")
+    assert len(told(page)) > 50
+    assert told(page) == told(body.decode())
+
+
+def test_a_label_may_hold_what_ends_a_line_elsewhere() -> None:
+    name = "a\u2028b\x85c"
+    body, _ = exposition(ServiceCollector(counts={}, restarts=0, requests={}), [page_of(name)], "")
+    samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
+    assert {name} == {sample.labels["run"] for sample in samples if "run" in sample.labels}

@@ -1,0 +1,145 @@
+"""``tianflow serve`` and ``tianflow submit``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tianflow.command_line import RUNS, AsJson, ConfigArgument, Overrides, RunsDir, exit_codes
+
+if TYPE_CHECKING:
+    from tianflow.client import RequestError
+    from tianflow.errors import TianflowError
+    from tianflow.rundir.control_file import ControlFile
+    from tianflow.server.common.auth import Tokens
+    from tianflow.server.run.server import Server
+
+PORT = 8080
+TOKEN = "TIANFLOW_TOKEN"  # noqa: S105 - the name of a variable
+
+
+def serve(
+    *,
+    runs_dir: RunsDir = RUNS,
+    host: Annotated[str, typer.Option(help="Address to answer at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free one.")] = PORT,
+    limit: Annotated[
+        int | None, typer.Option("--max-runs", min=1, help="Runs that go on at once; others wait. Default: one for every two cores.")
+    ] = None,
+    allowed_imports: Annotated[
+        list[str] | None, typer.Option("--allow-import", metavar="MODULE", help="A module whose objects a submitted config may name.")
+    ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None, typer.Option("--allow-host", metavar="NAME", help="A name that the service is known by, besides localhost.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="Where its tokens lie; made when it is not there.")
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--token/--no-token", help="Ask for a token; without, on this machine only.")] = True,
+    max_streams: Annotated[int, typer.Option(min=0, help="Open streams of events; more are refused.")] = 128,
+    max_connections: Annotated[int, typer.Option(min=1, help="Open connections, besides one for every stream; more are refused.")] = 256,
+) -> None:
+    """Hold many runs, and take them over HTTP.
+
+    It starts as many as there is room for, and goes on with them after a restart.
+    """
+    with exit_codes():
+        from tianflow import logs
+        from tianflow.config.model import HttpSettings
+        from tianflow.server.service.service import ServiceSettings, run
+
+        logs.configure()
+        settings = ServiceSettings(
+            runs_dir=runs_dir,
+            http=HttpSettings(
+                host=host,
+                port=port,
+                allowed_hosts=tuple(allowed_hosts or ()),
+                max_streams=max_streams,
+                max_connections=max_connections,
+            ),
+            limit=limit or max(1, (os.cpu_count() or 1) // 2),
+            allowed=tuple(allowed_imports or ()),
+            token_file=token_file,
+            tokens=tokens,
+        )
+        code = run(settings, lambda server, made: _announce(server, made, settings.limit))
+    raise typer.Exit(code)
+
+
+def _announce(server: Server, tokens: Tokens, limit: int) -> None:
+    # What comes after # stays in the browser. A log, which others may read, is told no token.
+    page = f"{server.address}/#token={tokens.control}" if tokens.control and sys.stderr.isatty() else f"{server.address}/"
+    typer.echo(f"serving at {server.address}, {limit} runs at once; console: {page}", err=True)
+
+
+def submit(
+    config: ConfigArgument,
+    overrides: Overrides = None,
+    *,
+    runs_dir: RunsDir = RUNS,
+    address: Annotated[str | None, typer.Option(metavar="URL", help="A service elsewhere; its token in $TIANFLOW_TOKEN.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give CONFIG to the service that holds the runs.
+
+    It trains when there is room.
+    """
+    import secrets
+
+    with exit_codes():
+        from tianflow import client
+
+        body = {"config": _tables(config), "overrides": _paths(overrides or [])}
+        # a key of its own: a request that is sent again by something on its way starts nothing twice
+        headers = {"Idempotency-Key": secrets.token_hex(16)}
+        service = _service(runs_dir, address)
+        try:
+            answer = client.ask(service, "POST", "/api/v1/runs", body, content_type="application/json", headers=headers)
+        except client.RequestError as error:
+            raise _as_written(error) from error
+    typer.echo(json.dumps(answer) if as_json else f"{answer['id']}: {answer['state']}")
+
+
+def _as_written(error: RequestError) -> TianflowError:
+    """``error``, its settings by the paths that a person writes: the service names them by where they stand in what it was sent."""
+    from tianflow.errors import ConfigError, Problem
+
+    found = [Problem(p.path.removeprefix("config."), p.value, p.message, p.accepted, p.nearest) for p in error.problems]
+    return ConfigError(found) if found else error
+
+
+def _service(runs_dir: Path, address: str | None) -> ControlFile:
+    from tianflow import client
+    from tianflow.rundir.control_file import ControlFile
+
+    if address is not None:
+        from tianflow.errors import ConfigError, Problem
+
+        if not address.startswith(("http://", "https://")):
+            raise ConfigError([Problem("--address", address, "is no address of a service", "one like http://127.0.0.1:8080")])
+        token = os.environ.get(TOKEN, "")
+        return ControlFile(run="", pid=0, start_time=None, address=address.rstrip("/"), token=token, read_token=token)
+    found = client.service(runs_dir)
+    if found is None:
+        wish = "start one with `tianflow serve`, or name one by --address"
+        raise client.RunNotFoundError(f"no service holds runs in {str(runs_dir)!r}: {wish}")
+    return found
+
+
+def _tables(config: str) -> Any:
+    """The config as it stands in its file, or its name. Checked where it is to run: plug-ins may be installed only there."""
+    from tianflow.config.loading import read_tables, shipped
+
+    return config if not Path(config).is_file() and config in shipped() else read_tables(config)
+
+
+def _paths(overrides: list[str]) -> dict[str, object]:
+    from tianflow.config.loading import parse_overrides
+
+    return parse_overrides(overrides)

@@ -1,0 +1,154 @@
+"""`Kept` → `Streams` → readers: server-sent events (HTML standard, section 9.2), to as many readers as are allowed.
+
+A reader that is slow, or was away, goes on where it was; what is no longer kept by then is told as an event ``lost`` with the count.
+Those that have all so far are written to together (`Fan`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
+
+from aiohttp import web
+
+from tianflow.server.common.connections import told_of_the_end
+from tianflow.server.common.fan import AT_ONCE, Fan, Reader, joined
+from tianflow.server.common.kept import Kept
+from tianflow.server.common.problems import ProblemError
+from tianflow.server.run.feed import LOST, Told
+
+WRITE_S = 30.0
+"""Seconds in which a reader must take what was written; otherwise it is gone."""
+END_S = 0.5
+"""Seconds in which a reader must take what was told last: the server waits for nobody who does not read."""
+RETRY_MS = 1000
+HEADERS = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+
+
+class Streams:
+    """The open streams of all runs.
+
+    Args:
+        limit: how many there may be; each costs a task and at most a few hundred kilobytes.
+    """
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._fans: dict[Kept, Fan] = {}
+        self.open = 0
+
+    async def answer(self, kept: Kept, request: web.Request) -> web.StreamResponse:
+        """Write events until the reader leaves or nothing more will come.
+
+        Raises:
+            ProblemError: 400 Last-Event-ID or ``follow`` cannot be read, 503 too many streams are open.
+        """
+        with self.place():
+            return await self.write(kept, request)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one stream, while the context is open. Raises ProblemError, 503, if there is none."""
+        if self.open >= self._limit:
+            detail = f"{self.open} streams are open, and http.max_streams allows no more."
+            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="too-many-streams", headers={"Retry-After": "5"})
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+    async def write(self, kept: Kept, request: web.Request) -> web.StreamResponse:
+        """As `answer`, for who has a place."""
+        follow = _follow(request)
+        number = _number(request, newest=kept.newest if follow else 0)
+        fan = self._fans.setdefault(kept, Fan(kept))
+        try:
+            return await _stream(kept, fan, request, number, follow=follow)
+        finally:
+            if fan.idle:
+                self._fans.pop(kept, None)
+
+
+async def _stream(kept: Kept, fan: Fan, request: web.Request, number: int, *, follow: bool) -> web.StreamResponse:
+    response, transport = web.StreamResponse(headers=HEADERS), request.transport
+    reader = Reader(response=response, transport=transport, number=number)
+    try:
+        await response.prepare(request)  # whose connection may be gone by now
+        async with _ending(kept):
+            with told_of_the_end(request, reader.leave):
+                await _write(response, f"retry: {RETRY_MS}\n\n".encode())
+                await _copy(kept, fan, reader, follow=follow)
+    except (TimeoutError, ConnectionError):
+        # A connection that is merely closed would wait for its reader to take what was written.
+        if transport is not None:
+            transport.abort()
+    return response
+
+
+@asynccontextmanager
+async def _ending(kept: Kept) -> AsyncIterator[None]:
+    """What is inside has `END_S` once nothing more will come; TimeoutError then."""
+    async with asyncio.timeout(None) as end:
+
+        def limit() -> None:
+            end.reschedule(asyncio.get_running_loop().time() + END_S)
+
+        if kept.closed:
+            limit()
+        kept.at_end.add(limit)
+        try:
+            yield
+        finally:
+            kept.at_end.discard(limit)
+
+
+async def _copy(kept: Kept, fan: Fan, reader: Reader, *, follow: bool) -> None:
+    """Everything after ``reader.number``: what is there by this task, what comes by the fan while the reader is fast enough."""
+    text = b""
+    if reader.number > kept.newest:
+        # never told: one of an earlier server of this run, and nobody knows what came in between
+        text, reader.number = _lost(0, None, "told by an earlier server of this run"), 0
+    while True:
+        lost, frames = kept.since(reader.number, AT_ONCE)
+        if lost:
+            reader.number += lost
+            text += _lost(reader.number, lost, "no longer kept")
+        if frames:
+            reader.number = frames[-1].number
+            text += joined(frames)
+        if text:
+            await _write(reader.response, text)
+            text = b""
+        elif reader.gone or kept.closed or not follow:
+            return
+        else:
+            await fan.follow(reader)
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(WRITE_S):
+        await response.write(data)
+
+
+def _lost(number: int, count: int | None, reason: str) -> bytes:
+    return Told(number, LOST, {"count": count, "reason": reason}).text
+
+
+def _number(request: web.Request, *, newest: int) -> int:
+    given = request.headers.get("Last-Event-ID", "").strip()
+    if not given:
+        return newest
+    if re.fullmatch(r"[0-9]{1,18}", given) is None:
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "Last-Event-ID is the number of an event, as in its id.")
+    return int(given)
+
+
+def _follow(request: web.Request) -> bool:
+    given = request.query.get("follow", "true")
+    if given not in {"true", "false"}:
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "follow is true or false.")
+    return given == "true"

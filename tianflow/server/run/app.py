@@ -1,0 +1,171 @@
+"""The HTTP application: state, control and settings of runs. It reads `RunControl` and knows nothing beneath it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from aiohttp import web
+
+from tianflow.config.model import HttpSettings
+from tianflow.interfaces import RunControl
+from tianflow.observability.prometheus.prometheus import Exporter
+from tianflow.observability.rates import Rates
+from tianflow.observability.run_document import describe, describe_components, describe_diagnosis
+from tianflow.server.common import console, openapi, pages
+from tianflow.server.common.auth import Guard, guarded
+from tianflow.server.common.bodies import read_in_time
+from tianflow.server.common.openapi import RUN
+from tianflow.server.common.problems import ProblemError, add_safe_headers, answers, json_response
+from tianflow.server.common.sse import Streams
+from tianflow.server.common.throttle import Throttle, throttled
+from tianflow.server.run import past, settings
+from tianflow.server.run.feed import Feed
+
+MAX_BODY = 64 * 1024
+"""Bytes of a request's body. Every patch fits many times over; more would only cost memory."""
+LOOKS = ("components", "diagnosis", "audit", "checkpoints", "history")
+ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A run, its speeds and its events."""
+
+    run: RunControl
+    rates: Rates
+    feed: Feed
+
+
+def make_app(*, runs: Mapping[str, Served], guard: Guard, http: HttpSettings) -> web.Application:
+    """The application for ``runs``, by id; the mapping is looked at again for each request."""
+    requests: Counter[int] = Counter()
+    exporter = Exporter(runs=lambda: [served.run.statistics() for served in runs.values()], requests=requests)
+    throttle = Throttle(per_s=http.max_requests_per_s)
+    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY), read_in_time]
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
+    app.on_response_prepare.append(add_safe_headers)
+    app.add_routes(Handlers(runs=runs, exporter=exporter, streams=Streams(limit=http.max_streams)).routes())
+    return app
+
+
+class Handlers:
+    """What each route does.
+
+    Args:
+        runs: the runs there are, by id.
+        exporter: gives their metrics.
+        streams: gives their events.
+    """
+
+    def __init__(self, *, runs: Mapping[str, Served], exporter: Exporter, streams: Streams) -> None:
+        self._runs, self._exporter, self._streams = runs, exporter, streams
+
+    def routes(self) -> list[web.RouteDef]:
+        """All of them."""
+        return [
+            *console.routes(),
+            web.get("/livez", self.livez),
+            web.get("/readyz", self.readyz),
+            web.get("/metrics", self.metrics),
+            web.get("/openapi.json", self.openapi),
+            web.get("/api/v1/runs", self.list_runs),
+            web.get(RUN, self.show_run),
+            web.get(f"{RUN}/events", self.events, allow_head=False),
+            web.get(f"{RUN}/{{look:{'|'.join(LOOKS)}}}", self.look),
+            web.post(f"{RUN}/{{action:{'|'.join(ACTIONS)}}}", self.act),
+            web.get(f"{RUN}/{{resource:{'|'.join(settings.RESOURCES)}}}", self.show_settings),
+            web.patch(f"{RUN}/{{resource:{'|'.join(settings.RESOURCES)}}}", self.patch_settings),
+        ]
+
+    async def livez(self, _request: web.Request) -> web.Response:
+        """200 while the coordinator's last tick is young."""
+        stuck = [name for name, served in self._runs.items() if not served.run.alive]
+        if stuck:
+            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"No sign of life: {', '.join(stuck)}.", headers={"Retry-After": "1"})
+        return json_response({"alive": True})
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """200 when training can proceed, else 503 and why."""
+        statistics = [served.run.statistics() for served in self._runs.values()]
+        reasons = [reason for run in statistics if not run.ready for reason in run.reasons or (run.state,)]
+        if reasons:
+            detail = f"Training cannot proceed: {'; '.join(reasons)}."
+            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="not-ready", headers={"Retry-After": "1"}, reasons=reasons)
+        return json_response({"ready": True})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus text or OpenMetrics."""
+        body, content_type = self._exporter.exposition(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def openapi(self, _request: web.Request) -> web.Response:
+        """What can be asked, and what is answered: an OpenAPI document."""
+        configs = {name: served.run.config for name, served in self._runs.items()}
+        return json_response(await asyncio.to_thread(openapi.document, configs, looks=LOOKS, actions=ACTIONS))
+
+    async def list_runs(self, _request: web.Request) -> web.Response:
+        """Every run in short."""
+        statistics = {name: served.run.statistics() for name, served in self._runs.items()}
+        runs = [{"id": name, "state": run.state, "ready": run.ready, "href": href(name)} for name, run in statistics.items()]
+        return json_response({"runs": runs})
+
+    async def show_run(self, request: web.Request) -> web.Response:
+        """Everything a status screen needs."""
+        served = self._served(request)
+        return json_response(describe(served.rates.sample(), served.run.config, served.rates))
+
+    async def look(self, request: web.Request) -> web.Response:
+        """Components, what holds the run back, audit log, checkpoints or history."""
+        run, look = self._served(request).run, request.match_info["look"]
+        if look == "history":
+            return await past.answer(run.directory, request)
+        if look == "components":
+            return json_response({"components": describe_components(run.statistics())})
+        if look == "diagnosis":
+            return json_response({"id": run.id, **describe_diagnosis(run.statistics())})
+        if look == "audit":
+            before, limit = pages.asked(request)
+            page = await run.read_audit(before=before, limit=limit)
+            return json_response({"audit": page.records, "next": page.next})
+        return json_response({"checkpoints": run.checkpoints()})
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """What happens, as it happens: server-sent events."""
+        return await self._streams.answer(self._served(request).feed, request)
+
+    async def act(self, request: web.Request) -> web.Response:
+        """Do it: 202 with the state it leads to. Repeating one is not an error."""
+        run, action = self._served(request).run, request.match_info["action"]
+        does = {
+            "pause": run.pause,
+            "resume": run.resume,
+            "drain": run.drain,
+            "checkpoint": run.request_checkpoint,
+            "stop": run.stop,
+        }
+        state = does[action](source=f"http:{request.remote}")
+        return json_response({"id": run.id, "action": action, "state": state}, HTTPStatus.ACCEPTED, headers={"Location": href(run.id)})
+
+    async def show_settings(self, request: web.Request) -> web.Response:
+        """Live settings of one part of the run."""
+        return settings.show(self._served(request).run, request.match_info["resource"])
+
+    async def patch_settings(self, request: web.Request) -> web.Response:
+        """Change them by a merge patch."""
+        return await settings.patch(self._served(request).run, request.match_info["resource"], request)
+
+    def _served(self, request: web.Request) -> Served:
+        name = request.match_info["run"]
+        served = self._runs.get(name)
+        if served is None:
+            raise ProblemError(HTTPStatus.NOT_FOUND, f"There is no run {name!r} here; there is: {', '.join(self._runs) or 'none'}.")
+        return served
+
+
+def href(name: str) -> str:
+    """Where a run is."""
+    return f"/api/v1/runs/{name}"

@@ -1,0 +1,188 @@
+"""The server beside a run: binds, tells where it is in ``control.json``, and is gone within two seconds at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from tianflow.config.model import HttpSettings
+from tianflow.errors import ConfigError, Problem
+from tianflow.interfaces import RunControl
+from tianflow.observability.rates import Rates
+from tianflow.rundir.control_file import ControlFile, process_start_time
+from tianflow.server.common.auth import Guard, Tokens
+from tianflow.server.common.connections import Entrance
+from tianflow.server.run.app import Served, make_app
+from tianflow.server.run.feed import Feed
+
+GRACE_S = 1.0
+"""Seconds that requests still being answered get at the end."""
+IDLE_S = 75.0
+"""Seconds in which a connection must ask for something, whole headers included; more than most scrapers wait between two scrapes."""
+LINGER_S = 5.0
+"""Seconds in which what is left of a refused body is taken, and thrown away, so that whoever sends it comes to read why."""
+BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers at ``address`` (``http://host:port``)."""
+
+    address: str
+    port: int
+
+
+@asynccontextmanager
+async def serve(run: RunControl, http: HttpSettings, tokens: Tokens, directory: Path) -> AsyncIterator[Server]:
+    """Answer for ``run`` while the context is open, with ``control.json`` in ``directory`` telling where.
+
+    Raises:
+        ConfigError: the port is taken, the host is not of this machine, or no tokens although others can connect.
+    """
+    rates = Rates(read=run.statistics)
+    bound = await bind(http)
+    try:
+        loopback = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
+        guard = Guard(tokens=tokens, loopback=loopback, allowed_hosts=http.allowed_hosts)
+        server = Server(address(bound), bound.getsockname()[1])
+        feed = Feed(events=run.events, clock=time.time)
+        app = make_app(runs={run.id: Served(run, rates, feed)}, guard=guard, http=http)
+        runner = runner_of(app)
+        # the feed closes first: every stream is then written to its end while the server is still there
+        async with (
+            answering(runner, bound, limit=connections_of(http)),
+            _announced(run, server, tokens, directory),
+            going(rates.run),
+            going(feed.run),
+        ):
+            yield server
+    finally:
+        bound.close()
+
+
+async def bind(http: HttpSettings) -> socket.socket:
+    """A listening socket. One address only, so that port 0 is one port also where a name has several addresses."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError([Problem("http.host", http.host, f"cannot be used: {error.strerror}", "an address of this machine")]) from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError([Problem("http.host", http.host, "is no address of this machine", "127.0.0.1")]) from error
+        reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        raise ConfigError([Problem("http.port", http.port, f"{reason} on {http.host}", "another port, or 0 for any free one")]) from error
+    return bound
+
+
+def address(bound: socket.socket) -> str:
+    """As a client writes it; where every address is listened at, the one of this machine itself."""
+    host, port = bound.getsockname()[:2]
+    parsed = ipaddress.ip_address(host)
+    if parsed.is_unspecified:
+        host = "127.0.0.1" if parsed.version == 4 else "::1"
+    return f"http://[{host}]:{port}" if parsed.version == 6 else f"http://{host}:{port}"
+
+
+def runner_of(app: web.Application) -> web.AppRunner:
+    """What runs ``app``: it closes connections that ask for nothing, and waits for nobody at the end."""
+    return web.AppRunner(
+        app,
+        access_log=None,
+        logger=_logger(),
+        handle_signals=False,
+        shutdown_timeout=GRACE_S,
+        keepalive_timeout=IDLE_S,
+        lingering_time=LINGER_S,
+    )
+
+
+def _logger() -> logging.Logger:
+    """aiohttp's, without tracebacks of requests that are none: whoever connects could fill a disk with them."""
+    logger = logging.getLogger("aiohttp.server")
+    logger.addFilter(_is_our_mistake)  # once, however often it is given
+    return logger
+
+
+def _is_our_mistake(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
+def connections_of(http: HttpSettings) -> int:
+    """How many connections a server with these settings has at most."""
+    return http.max_connections + http.max_streams
+
+
+@asynccontextmanager
+async def answering(runner: web.AppRunner, bound: socket.socket, *, limit: int) -> AsyncIterator[None]:
+    """``runner`` answers at ``bound`` while the context is open, to ``limit`` connections at most."""
+    async with AsyncExitStack() as leaving:
+        await runner.setup()
+        assert runner.server is not None
+        entrance = Entrance(server=runner.server, limit=limit)
+        leaving.callback(entrance.close)
+        leaving.push_async_callback(runner.cleanup)
+        listening = await asyncio.get_running_loop().create_server(entrance, sock=bound, backlog=BACKLOG)
+        leaving.push_async_callback(_listen_no_more, listening, bound)
+        yield
+
+
+async def _listen_no_more(listening: asyncio.Server, bound: socket.socket) -> None:
+    """Close. A server of asyncio drops, unclosed, what it accepted in the very turn of the loop in which it closes: so, a turn before."""
+    try:
+        asyncio.get_running_loop().remove_reader(bound)
+        await asyncio.sleep(0)
+    finally:
+        listening.close()
+
+
+@asynccontextmanager
+async def _announced(run: RunControl, server: Server, tokens: Tokens, directory: Path) -> AsyncIterator[None]:
+    pid = os.getpid()
+    file = ControlFile(
+        run=run.id,
+        pid=pid,
+        start_time=await asyncio.to_thread(process_start_time, pid),
+        address=server.address,
+        token=tokens.control,
+        read_token=tokens.read,
+    )
+    await asyncio.to_thread(file.write, directory)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(file.remove, directory)
+
+
+@asynccontextmanager
+async def going(component: Callable[[Callable[[], None]], Coroutine[None, None, None]]) -> AsyncIterator[None]:
+    """``component`` works while the context is open."""
+    task = asyncio.create_task(component(lambda: None))
+    try:
+        await asyncio.sleep(0)  # its first step: cancelled before that, it would not clean up
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()

@@ -1,0 +1,19 @@
+"""Refusals that only a service has: what it remembers lies on a disk, and a disk may be full or away."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from aiohttp import web
+
+from tianflow.server.common.problems import Handler, ProblemError
+from tianflow.server.service.store import StoreError
+
+
+@web.middleware
+async def store_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The middleware that answers 503 while the store cannot be used."""
+    try:
+        return await handler(request)
+    except StoreError as error:
+        raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"Not now: {error}.", kind="store", headers={"Retry-After": "5"}) from error

@@ -1,0 +1,315 @@
+"""The HTTP application of a service: takes submissions, lists runs, and passes on what is asked of one to its own coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import hashlib
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from tianflow.config.model import HttpSettings
+from tianflow.config.model import loading as config_loading
+from tianflow.errors import ConfigError, Problem, StateConflictError
+from tianflow.rundir.audit_log import NAME, read_page
+from tianflow.rundir.checkpoints import CheckpointStore
+from tianflow.server.common import console, pages
+from tianflow.server.common.auth import Guard, guarded
+from tianflow.server.common.bodies import read_in_time
+from tianflow.server.common.openapi import RUN
+from tianflow.server.common.problems import ProblemError, add_safe_headers, answers, json_response
+from tianflow.server.common.sse import Streams
+from tianflow.server.common.throttle import Throttle, throttled
+from tianflow.server.run import past, settings
+from tianflow.server.run.app import ACTIONS, LOOKS, MAX_BODY, href
+from tianflow.server.service import metrics, openapi, rows
+from tianflow.server.service.import_allowlist import require_allowed
+from tianflow.server.service.refusals import store_answers
+from tianflow.server.service.relay import Relays
+from tianflow.server.service.run_client import Asker, NoAnswerError, silent
+from tianflow.server.service.run_manager import House, Life
+from tianflow.server.service.run_process import Files
+from tianflow.server.service.store import Record, ReusedKeyError, Store, StoreError, TakenError
+
+PAGE, LARGEST_PAGE = 50, 500
+"""Runs in one answer: without ``limit``, and at most."""
+DEEPEST = 32
+"""Levels of what is submitted: arguments of an environment may have some of their own."""
+KEY = "Idempotency-Key"
+RUNS = "/api/v1/runs"
+CONFIGS = "an object of sections, or the name of a config that comes with tianflow"
+
+
+def make_app(*, house: House, store: Store, asker: Asker, guard: Guard, http: HttpSettings, allowed: Collection[str]) -> web.Application:
+    """The application of a service. ``allowed``: modules whose objects a config that is submitted may name."""
+    requests: Counter[int] = Counter()
+    throttle = Throttle(per_s=http.max_requests_per_s)
+    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY), read_in_time, store_answers]
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
+    app.on_response_prepare.append(add_safe_headers)
+    handlers = Handlers(house=house, store=store, asker=asker, requests=requests, allowed=allowed, max_streams=http.max_streams)
+    app.add_routes(handlers.routes())
+    return app
+
+
+class Handlers:
+    """What each route does.
+
+    Args:
+        house: holds the runs.
+        store: what is remembered of them.
+        asker: asks them.
+        requests: answered requests by status.
+        allowed: modules that a config may name.
+        max_streams: how many streams of events may be open.
+    """
+
+    def __init__(
+        self, *, house: House, store: Store, asker: Asker, requests: Mapping[int, int], allowed: Collection[str], max_streams: int
+    ) -> None:
+        self._house, self._store, self._asker, self._requests, self._allowed = house, store, asker, requests, allowed
+        self._streams, self._relays = Streams(limit=max_streams), Relays(asker=asker)
+
+    def routes(self) -> list[web.RouteDef]:
+        """All of them."""
+        parts = "|".join((*LOOKS, *settings.RESOURCES))
+        return [
+            *console.routes(),
+            web.get("/livez", self.livez),
+            web.get("/readyz", self.readyz),
+            web.get("/metrics", self.metrics),
+            web.get("/openapi.json", self.openapi),
+            web.get(RUNS, self.list_runs),
+            web.post(RUNS, self.submit),
+            web.get(RUN, self.show_run),
+            web.get(f"{RUN}/log", self.log),
+            web.get(f"{RUN}/events", self.events, allow_head=False),
+            web.get(f"{RUN}/{{part:{parts}}}", self.look),
+            web.patch(f"{RUN}/{{part:{'|'.join(settings.RESOURCES)}}}", self.change),
+            web.post(f"{RUN}/{{action:{'|'.join(ACTIONS)}}}", self.act),
+        ]
+
+    async def livez(self, _request: web.Request) -> web.Response:
+        """200: it answers, so its loop goes round."""
+        return json_response({"alive": True})
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """200 while it accepts work, else 503 and why."""
+        try:
+            await self._house.remember(self._store.counts)
+            reason = "the service is ending" if self._house.leaving.is_set() else ""
+        except StoreError as error:
+            reason = str(error)
+        if reason:
+            retry = {"Retry-After": "1"}
+            raise ProblemError(
+                HTTPStatus.SERVICE_UNAVAILABLE, f"No work is accepted: {reason}.", kind="not-ready", headers=retry, reasons=[reason]
+            )
+        return json_response({"ready": True})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus text or OpenMetrics, of all runs that go on."""
+        accept = request.headers.get("Accept", "")
+        contacts = [life.contact for life in self._house.lives.values() if life.contact is not None]
+        exposed = await asyncio.gather(*(self._asker.metrics(contact, accept) for contact in contacts))
+        counts = await self._house.remember(self._store.counts)
+        collector = metrics.ServiceCollector(counts=counts, restarts=self._house.restarts, requests=self._requests)
+        body, content_type = await asyncio.to_thread(metrics.exposition, collector, exposed, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def openapi(self, _request: web.Request) -> web.Response:
+        """What can be asked, and what is answered: an OpenAPI document."""
+        return json_response(await asyncio.to_thread(openapi.document, looks=LOOKS, actions=ACTIONS))
+
+    async def list_runs(self, request: web.Request) -> web.Response:
+        """Runs in short, newest first, a page at a time."""
+        limit = pages.whole(request, "limit", PAGE, least=1, most=LARGEST_PAGE)
+        before = pages.whole(request, "before", None, least=1, most=pages.FURTHEST)
+        records = await self._house.remember(self._store.page, before=before, limit=limit + 1)
+        shown = records[:limit]
+        following = f"{RUNS}?limit={limit}&before={shown[-1].number}" if len(records) > limit else None
+        ended = [record.id for record in shown if record.ended is not None]
+        left = await asyncio.to_thread(lambda: {name: self._house.files.summary(name) for name in ended})
+        runs = [rows.short(record, self._house.lives.get(record.id), left.get(record.id)) for record in shown]
+        return json_response({"runs": runs, "next": following, "can_submit": True})
+
+    async def submit(self, request: web.Request) -> web.Response:
+        """Take a run: 201 with where it is. The same `Idempotency-Key` with the same body gives the same run again."""
+        key, body = _key(request), await request.read()
+        if self._house.leaving.is_set():
+            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "The service is ending.", headers={"Retry-After": "5"})
+        config = await asyncio.to_thread(self._checked, request, body)
+        name = config.run.name or _new_name(config.algorithm.name)
+        tables = config.model_dump(mode="json")
+        tables["run"]["name"] = name
+        digest = hashlib.sha256(body).hexdigest()
+        if await asyncio.to_thread(self._house.files.run(name).exists):
+            known = await self._house.remember(self._store.get, name)
+            if known is None or key is None:
+                raise StateConflictError(f"there is a run {name!r} already; choose another run.name")
+        try:
+            record, new = await self._house.remember(
+                self._store.add, name, config=tables, source=f"http:{request.remote}", now=time.time(), key=key, body=digest
+            )
+        except TakenError as error:
+            raise StateConflictError(str(error)) from error
+        except ReusedKeyError as error:
+            raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{str(error).capitalize()}.", kind="reused-key") from error
+        if new:
+            self._house.wake()
+        answer = rows.short(record, self._house.lives.get(record.id))
+        return json_response(answer, HTTPStatus.CREATED, headers={"Location": href(record.id)})
+
+    async def show_run(self, request: web.Request) -> web.StreamResponse:
+        """Everything a status screen needs; of a run that does not go on, what is remembered of it."""
+        record, life = await self._known(request)
+        if life is not None and life.contact is not None:
+            return await self._asker.forward(life.contact, request, "")
+        summary = await asyncio.to_thread(self._house.files.summary, record.id)
+        return json_response(rows.full(record, life, summary))
+
+    async def log(self, request: web.Request) -> web.Response:
+        """The last lines that the run's process printed."""
+        record, _ = await self._known(request)
+        return web.Response(text=await asyncio.to_thread(self._house.files.tail, record.id))
+
+    async def look(self, request: web.Request) -> web.StreamResponse:
+        """One part of a run. Its audit, checkpoints and history are there when it has ended, too."""
+        record, life = await self._known(request)
+        part = request.match_info["part"]
+        if life is not None and life.contact is not None:
+            return await self._asker.forward(life.contact, request, f"/{part}")
+        if part == "history":
+            return await past.answer(self._house.files.run(record.id), request)
+        if part == "audit":
+            before, limit = pages.asked(request)
+            page = await asyncio.to_thread(read_page, self._house.files.run(record.id) / NAME, before=before, limit=limit)
+            return json_response({"audit": page.records, "next": page.next})
+        if part != "checkpoints":
+            raise _not_there(record, life)
+        return json_response({part: await asyncio.to_thread(_checkpoints, self._house.files, record.id)})
+
+    async def change(self, request: web.Request) -> web.StreamResponse:
+        """Live settings of a run that goes on."""
+        record, life = await self._known(request)
+        if life is None or life.contact is None:
+            raise _not_there(record, life)
+        part = request.match_info["part"]
+        if request.content_type == settings.MERGE_PATCH:  # the run refuses every other type itself
+            patch = settings.parse(await request.read())
+            settings.check_depth(part, patch)
+            require_allowed({part: patch}, self._allowed)
+        return await self._asker.forward(life.contact, request, f"/{part}")
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """What happens in a run, as it happens."""
+        record, life = await self._known(request)
+        if life is None or life.contact is None:
+            raise _not_there(record, life)
+        with self._streams.place():
+            try:
+                async with self._relays.reading(life.contact) as relay:
+                    return await self._streams.write(relay, request)
+            except NoAnswerError as error:
+                raise silent(life.contact, error) from error
+
+    async def act(self, request: web.Request) -> web.StreamResponse:
+        """Do it: 202 with the state it leads to. Repeating one is not an error."""
+        record, life = await self._known(request)
+        action = request.match_info["action"]
+        if life is not None and life.contact is not None:
+            try:
+                return await self._asker.forward(life.contact, request, f"/{action}")
+            except ProblemError:
+                if action != "stop":
+                    raise
+                record, life = await self._known(request)  # it may have ended meanwhile
+        if action == "stop":
+            state = await self._house.stop(record, f"http:{request.remote}")
+        elif action == "resume" and life is None:
+            state = await self._house.resume(record)
+        else:
+            raise _not_there(record, life)
+        answer = {"id": record.id, "action": action, "state": state}
+        return json_response(answer, HTTPStatus.ACCEPTED, headers={"Location": href(record.id)})
+
+    async def _known(self, request: web.Request) -> tuple[Record, Life | None]:
+        """The run that is meant, and its life if it has a place. Raises 404."""
+        name = request.match_info["run"]
+        record = await self._house.remember(self._store.get, name)
+        if record is None:
+            raise ProblemError(HTTPStatus.NOT_FOUND, f"There is no run {name!r} here.")
+        return record, self._house.lives.get(name)
+
+    def _checked(self, request: web.Request, body: bytes) -> Any:
+        """The config that was submitted. Waits for files. Raises ConfigError with paths below ``config``."""
+        if request.content_type != "application/json":
+            raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "A run is submitted as application/json.")
+        document = settings.parse(body)
+        settings.check_depth("config", document, DEEPEST)
+        problems = list(_shape(document))
+        if problems:
+            raise ConfigError(problems)
+        assert isinstance(document, dict)
+        source, overrides = document["config"], document.get("overrides", {})
+        try:
+            require_allowed(overrides, self._allowed)
+            if isinstance(source, str):
+                return config_loading.load_shipped(source, overrides)
+            require_allowed(source, self._allowed)
+            return config_loading.load_config(source, overrides)
+        except ConfigError as error:
+            raise ConfigError([_below_config(problem) for problem in error.problems]) from error
+
+
+def _shape(document: object) -> Any:
+    if not isinstance(document, dict) or "config" not in document:
+        yield Problem("config", None, "is required", CONFIGS)
+        return
+    for key in sorted(set(document) - {"config", "overrides"}):
+        yield Problem(key, document[key], "is not known", "config, overrides")
+    if not isinstance(document["config"], dict | str):
+        yield Problem("config", document["config"], "is no config", CONFIGS)
+    overrides = document.get("overrides", {})
+    if not isinstance(overrides, dict):
+        yield Problem("overrides", overrides, "are no overrides", 'an object such as {"balance.max_staleness": 2}')
+        return
+    for path in overrides:
+        if "." not in path:
+            yield Problem(f"config.{path}", overrides[path], "is no path of a setting", "section.key")
+
+
+def _below_config(problem: Problem) -> Problem:
+    return Problem(f"config.{problem.path}", problem.value, problem.message, problem.accepted, problem.nearest)
+
+
+def _not_there(record: Record, life: Life | None) -> Exception:
+    """Why a run cannot be asked that now."""
+    if life is not None or record.state == "running":
+        why = life.silence if life is not None else "it waits for a place"
+        return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"Run {record.id!r}: {why}.", headers={"Retry-After": "1"})
+    why = f": {record.reason}" if record.state == "failed" and record.reason else ""
+    return StateConflictError(f"run {record.id!r} is {record.state}{why}")
+
+
+def _checkpoints(files: Files, name: str) -> list[Any]:
+    return list(CheckpointStore(files.run(name) / "checkpoints", keep=1).list())
+
+
+def _new_name(algorithm: str) -> str:
+    stem = re.sub(r"[^A-Za-z0-9_-]", "-", algorithm.rpartition(":")[2])
+    return f"{stem}-{dt.datetime.now(dt.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _key(request: web.Request) -> str | None:
+    key = request.headers.get(KEY)
+    if key is not None and re.fullmatch(openapi.A_KEY, key) is None:
+        raise ProblemError(HTTPStatus.BAD_REQUEST, f"{KEY} has 1 to 255 characters of ASCII.")
+    return key

@@ -1,0 +1,53 @@
+"""The tokens of a service, in a file that only its owner reads: bookmarks and scrapers outlive a restart."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from contextlib import suppress
+from pathlib import Path
+
+from tianflow.errors import ConfigError, Problem
+from tianflow.server.common.auth import Tokens
+
+
+def read_or_make(path: Path) -> Tokens:
+    """The tokens in ``path`` (TOML: ``control = "..."``, ``read = "..."``); new ones are written there if there is no such file.
+
+    Raises:
+        ConfigError: others can read the file, or it does not hold two different tokens.
+    """
+    try:
+        if path.exists():
+            return _read(path)
+        made = Tokens.make()
+        _write(path, f'# control: everything; read: looking\ncontrol = "{made.control}"\nread = "{made.read}"\n')
+    except OSError as error:
+        raise ConfigError([Problem("--token-file", str(path), f"cannot be used: {error.strerror}")]) from error
+    return made
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole file or none: a half one, which a full disk leaves, would be refused at every later start."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
+
+
+def _read(path: Path) -> Tokens:
+    if path.stat().st_mode & 0o077:
+        raise ConfigError([Problem("--token-file", str(path), "can be read by others", f"chmod 600 {path}")])
+    accepted = 'two lines, control = "..." and read = "...", each with a token of its own'
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        control, read = tables["control"], tables["read"]
+        if not (isinstance(control, str) and isinstance(read, str) and control and read):
+            raise ConfigError([Problem("--token-file", str(path), "holds a token that is none", accepted)])
+        return Tokens(control, read)
+    except (ValueError, KeyError) as error:
+        raise ConfigError([Problem("--token-file", str(path), "does not hold the tokens", accepted)]) from error
