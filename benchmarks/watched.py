@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import child, training, turns
-from tianflow import client, open_run
+from tianflow import open_run
+from tianflow.cli.main import client
 from tianflow.hosts import event_loop as loops
 from tianflow.rundir.control_file import ControlFile
 

@@ -155,7 +155,7 @@ class Reader:
     def _start(self, command: Command) -> subprocess.Popen[bytes]:
         """Start a run, and wait until it has something to tell: a person would read on meanwhile."""
         from tests.e2e.harness import until
-        from tianflow import client
+        from tianflow.cli.main import client
 
         before = set(client.running(self.folder / "runs"))
         with (self.folder / "run.log").open("ab") as log:

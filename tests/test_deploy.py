@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from tests.pages import ROOT
-from tianflow.cli import app
+from tianflow.cli.main import app
 
 UNIT, CONTAINER = ROOT / "deploy" / "tianflow.service", ROOT / "deploy" / "Containerfile"
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze (Debian: systemd) is not installed")

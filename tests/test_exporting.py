@@ -18,10 +18,10 @@ from typer.testing import CliRunner, Result
 
 import tianflow
 from tests.checkpoints import Sections, checkpoint
-from tianflow import cli
+from tianflow.cli.export import write_export
+from tianflow.cli.main import main as cli
 from tianflow.errors import CheckpointError
 from tianflow.exporting import ExportError, formats
-from tianflow.exporting.command import write_export
 from tianflow.networks import Mlp
 from tianflow.playing import LoadedPolicy
 
@@ -343,7 +343,7 @@ def test_a_disk_that_refuses_leaves_what_was_there(tmp_path: Path, monkeypatch: 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tianflow.exporting.command.os.fsync", full)
+    monkeypatch.setattr("tianflow.cli.export.os.fsync", full)
     with pytest.raises(ExportError, match="cannot be written: .*No space left"):
         write_export(path, output, runs_dir=tmp_path)
     assert "an older one" == output.read_text()

@@ -17,7 +17,7 @@ COMPUTES = (
     "tianflow.components",
     "tianflow.hosts.factory",
     "tianflow.playing",
-    "tianflow.filming",
+    "tianflow.cli.video",
     "tianflow.exporting.deployed",
     "tianflow.exporting.formats",
 )
@@ -29,7 +29,7 @@ WRAPS = ("tianflow.envs.pooled",)
 COMMAND = """
 import sys
 sys.argv = ["tianflow", *{arguments!r}]
-from tianflow.cli import main
+from tianflow.cli.main import main
 try:
     main()
 except SystemExit as end:

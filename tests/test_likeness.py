@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.settings import cartpole
-from tianflow import cli
+from tianflow.cli.main import main as cli
 from tianflow.config.loading import CONFIG_FILE, to_toml
 from tianflow.config.model import Config
 from tianflow.errors import ConfigError

@@ -15,6 +15,7 @@ from rich.console import Console
 
 import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
 from tests.fakes_run import FakeReplay, FakeRun
+from tianflow.cli.screen import drawing, plain_line, summary_text
 from tianflow.config.model import Config
 from tianflow.config.model import loading as config_loading
 from tianflow.core.statistics import RunStatistics
@@ -23,7 +24,6 @@ from tianflow.observability.prometheus.replay import DISCARD_REASONS, REPLAY_FAM
 from tianflow.observability.rates import Rates
 from tianflow.observability.run_document import describe
 from tianflow.rundir.summary import summarise
-from tianflow.screen import drawing, plain_line, summary_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 

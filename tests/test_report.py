@@ -19,9 +19,9 @@ from typer.testing import CliRunner, Result
 
 import tianflow
 from tests.settings import cartpole
-from tianflow import cli
+from tianflow.cli.main import main as cli
+from tianflow.cli.report import write_report
 from tianflow.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Band, Dot, Line, Mark, line_chart, share_chart
-from tianflow.report.command import write_report
 from tianflow.report.markup import Markup, element
 from tianflow.report.page import facts, page
 from tianflow.report.records import Records, ReportError, find, read

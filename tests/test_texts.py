@@ -13,7 +13,7 @@ import typer
 from tests.pages import PAGES, ROOT
 from tests.test_dashboards import labels_emitted
 from tests.test_docs import SETTING, TICKS, exists
-from tianflow.cli import app
+from tianflow.cli.main import app
 from tianflow.server.run.app import ACTIONS, LOOKS
 from tianflow.server.service import openapi
 

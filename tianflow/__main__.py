@@ -4,7 +4,7 @@
 def main() -> None:
     """The ``tianflow`` script. A Ctrl-C while it is still being imported is no error of ours, and shows no trace."""
     try:
-        from tianflow.cli import main as run
+        from tianflow.cli.main import main as run
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     run()

@@ -168,8 +168,8 @@ def train_cli(
     until_eof: bool = False,
 ) -> int:
     """``tianflow train``: everything a person sees, and the exit code."""
+    from tianflow.cli.screen import LastingConsole, summary_text
     from tianflow.rundir.summary import lost
-    from tianflow.screen import LastingConsole, summary_text
 
     console = LastingConsole(stderr=json_line)  # the result line has standard output to itself
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
@@ -204,7 +204,7 @@ def _what_next(directory: Path, summary: Mapping[str, Any]) -> str:
 
 async def _shown(prepared: _Prepared, signals: _Signals, console: Console, summary: dict[str, Any], *, http: bool, plain: bool) -> None:
     """The run with a screen beside it, until it has ended; what came out is in ``summary`` then, also where it failed."""
-    from tianflow.screen import make_screen
+    from tianflow.cli.screen import make_screen
 
     with signals:
         async with _opened(prepared, http=http) as session:

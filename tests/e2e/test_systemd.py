@@ -55,7 +55,7 @@ def root(folder: Path) -> Path:
     (folder / "opt" / "tianflow" / "pyvenv.cfg").write_text("home = /opt/python/bin\n")
     (folder / "opt" / "tianflow" / "bin" / "python").symlink_to(f"/opt/python/bin/{python}")
     program = folder / "opt" / "tianflow" / "bin" / "tianflow"
-    program.write_text("#!/opt/tianflow/bin/python\nimport sys\nfrom tianflow.cli import main\nsys.exit(main())\n")
+    program.write_text("#!/opt/tianflow/bin/python\nimport sys\nfrom tianflow.cli.main import main\nsys.exit(main())\n")
     program.chmod(0o755)
     shutil.copy(UNIT, units)
     (units / "multi-user.target.wants" / UNIT.name).symlink_to(f"../{UNIT.name}")

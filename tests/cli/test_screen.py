@@ -17,6 +17,7 @@ from rich.console import Console
 
 from tests.fakes_run import FakeRun
 from tianflow import logs
+from tianflow.cli.screen import LastingConsole, PlainLines, Screen, drawing, make_screen, plain_line, summary_text
 from tianflow.core.formatting import duration, number
 from tianflow.core.payloads import Settlement, Version
 from tianflow.core.statistics import ComponentStatistics, TimeShares
@@ -25,7 +26,6 @@ from tianflow.ledger.tickets import Limits
 from tianflow.observability.rates import Rates
 from tianflow.observability.run_document import describe, time_left
 from tianflow.rundir.summary import lost
-from tianflow.screen import LastingConsole, PlainLines, Screen, drawing, make_screen, plain_line, summary_text
 
 
 def described(run: FakeRun, rates: Rates | None = None) -> dict[str, Any]:

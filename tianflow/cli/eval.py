@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tianflow.command_line import RUNS, AsJson, KeptArgument, RunsDir, exit_codes
+from tianflow.cli.common import RUNS, AsJson, KeptArgument, RunsDir, exit_codes
 
 
 def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | None, video_episodes: int) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | N
         VideoError: nothing can be filmed; nothing was played then, unless the environment alone shows it.
     """
     if video is not None:
-        from tianflow import filming
+        from tianflow.cli.main import video as filming
 
         filming.require_possible(video)
     from tianflow import api

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tianflow import cli, doctor
+from tianflow.cli.main import doctor
+from tianflow.cli.main import main as cli
 from tianflow.rundir.control_file import ControlFile, process_start_time
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from tests.checkpoints import checkpoint
 from tests.environments import CounterEnv
-from tianflow import cli
+from tianflow.cli.main import main as cli
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium"),
@@ -81,7 +81,7 @@ def test_episodes_of_cartpole_are_filmed_and_returns_are_those_without(tmp_path:
 
 
 def test_a_video_shows_every_step_of_its_episode_and_no_other(tmp_path: Path) -> None:
-    trained(tmp_path, {"id": "tests.test_filming:Drawn"})
+    trained(tmp_path, {"id": "tests.cli.test_video:Drawn"})
     done = run(tmp_path, "--episodes", "5", "--video", str(tmp_path / "videos"), "--video-episodes", "2")
     assert [
         "mean return 4.00 over 5 episodes",
@@ -93,14 +93,14 @@ def test_a_video_shows_every_step_of_its_episode_and_no_other(tmp_path: Path) ->
 
 
 def test_no_more_is_filmed_than_is_played(tmp_path: Path) -> None:
-    trained(tmp_path, {"id": "tests.test_filming:Drawn"})
+    trained(tmp_path, {"id": "tests.cli.test_video:Drawn"})
     run(tmp_path, "--episodes", "1", "--video", str(tmp_path))
     assert ["a-run-v1-0000000010-episode-0.mp4"] == [path.name for path in tmp_path.glob("*.mp4")]
 
 
 def test_videos_of_two_runs_lie_beside_each_other(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        trained(tmp_path / name, {"id": "tests.test_filming:Drawn"})
+        trained(tmp_path / name, {"id": "tests.cli.test_video:Drawn"})
         (tmp_path / name / "a-run").rename(tmp_path / name / f"{name}-run")
         shutil.copytree(tmp_path / name / f"{name}-run" / "checkpoints" / "v1-0000000010", tmp_path / name / "best")
         for source in (f"{name}-run", "best"):
@@ -120,8 +120,8 @@ def refused(folder: Path, video: Path) -> str:
     ("env", "why"),
     [
         ({"id": "tests.environments:CounterEnv"}, "unexpected keyword argument 'render_mode'"),
-        ({"id": "tests.test_filming:Vector", "vectorization": "auto"}, "makes a whole vector"),
-        ({"id": "tests.test_filming:Drawn", "kwargs": {"picture": False}}, "gave no pictures"),
+        ({"id": "tests.cli.test_video:Vector", "vectorization": "auto"}, "makes a whole vector"),
+        ({"id": "tests.cli.test_video:Drawn", "kwargs": {"picture": False}}, "gave no pictures"),
         ({"id": "ALE/Pong-v5"}, "a single one does not look as those do that come as a whole vector"),
     ],
 )

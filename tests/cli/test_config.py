@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner, Result
 
-from tianflow import cli
+from tianflow.cli.config import find, takes
+from tianflow.cli.main import main as cli
 from tianflow.config.loading import shipped
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
-from tianflow.explaining import find, takes
 
 
 def run(*arguments: str) -> Result:

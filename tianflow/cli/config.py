@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tianflow.command_line import exit_codes
+from tianflow.cli.common import exit_codes
 
 _RANGES = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
 _KINDS = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text", "object": "table"}

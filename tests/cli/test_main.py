@@ -17,8 +17,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import tianflow
-from tianflow import __main__, cli, client
-from tianflow.command_line import complete_config, complete_run
+from tianflow import __main__
+from tianflow.cli.common import complete_config, complete_run
+from tianflow.cli.main import client
+from tianflow.cli.main import main as cli
 from tianflow.config.loading import load_config, settings_in_force, with_changes, write_config
 from tianflow.core.payloads import Version
 from tianflow.errors import CheckpointError, RunError, StateConflictError
@@ -206,7 +208,7 @@ def test_bad_usage_is_code_2(api: Api, arguments: list[str]) -> None:
 def test_eval_plays_the_episodes_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     result = {"episodes": 7, "mean_return": 3.5}
-    monkeypatch.setattr("tianflow.evaluating.evaluated", lambda *what, **options: asked.append((*what, options)) or result)
+    monkeypatch.setattr("tianflow.cli.eval.evaluated", lambda *what, **options: asked.append((*what, options)) or result)
     done = run("eval", "a-run", "--episodes", "7")
     assert (0, "mean return 3.50 over 7 episodes\n") == (done.exit_code, done.stdout)
     assert result == json.loads(run("eval", "a-run", "--episodes", "7", "--json").stdout)
@@ -267,7 +269,7 @@ def test_a_config_may_name_a_module_of_the_folder_that_the_command_is_called_in(
     """A script's own folder is on the path of Python, the folder it is called in is not."""
     (tmp_path / "my_env.py").write_text(OWN)
     (tmp_path / "typer.py").write_text("raise ImportError('a module of that folder hides an installed one')")
-    script = [sys.executable, "-P", "-c", "from tianflow.cli import main; main()"]
+    script = [sys.executable, "-P", "-c", "from tianflow.cli.main import main; main()"]
     root = Path(cli.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers")))}
     command = [*script, "validate", "cartpole_ppo", "env.id=my_env:MyEnv"]

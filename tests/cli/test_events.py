@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.test_client import announce
-from tianflow import client, following
-from tianflow.cli import app
+from tests.cli.test_client import announce
+from tianflow.cli.events import Told, listen, parse
+from tianflow.cli.main import app, client
+from tianflow.cli.main import events as following
 from tianflow.core.events import EpisodesFinished, UpdateFinished
-from tianflow.following import Told, listen, parse
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.server.run.feed import kind_of
 

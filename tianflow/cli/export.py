@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tianflow.command_line import RUNS, KeptArgument, RunsDir, exit_codes
+from tianflow.cli.common import RUNS, KeptArgument, RunsDir, exit_codes
 from tianflow.exporting import ExportError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.command_line import RUNS, AsJson, ConfigArgument, RunsDir, complain, exit_codes
+from tianflow.cli.common import RUNS, AsJson, ConfigArgument, RunsDir, complain, exit_codes
 from tianflow.errors import ConfigError, Problem
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tianflow import client
-from tianflow.cli import app
+from tianflow.cli.main import app, client
 from tianflow.errors import TianflowError
 
 DOCUMENT = {

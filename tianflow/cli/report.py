@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tianflow.command_line import RUNS, RunsDir, complete_kept, exit_codes
+from tianflow.cli.common import RUNS, RunsDir, complete_kept, exit_codes
 
 if TYPE_CHECKING:
     import datetime as dt
