@@ -19,7 +19,7 @@ VARIES = "env.kwargs.varies=true"
 OTHERS = ("actors.count=2", "balance.max_staleness=1", "learner.slowdown=1")
 WANTED = ("actors.count=5", "balance.max_staleness=2", "learner.slowdown=0")
 QUIET_S = 5.5
-"""A history tells nothing of the first five seconds, see `tianflow.simulation.likeness`."""
+"""A history tells nothing of the first five seconds, see `tianflow.simulation.calibration`."""
 SETTLED_S = 2.0
 """After the last actor that was advised has begun its work."""
 UPDATES = ("--updates", 1000, "--warmup", 100)

@@ -47,7 +47,7 @@ from benchmarks.harness import Benchmark, BenchmarkError, Outcome, Plan, Ratio, 
 from benchmarks.machine import Load, Reading
 from benchmarks.paced import Pace
 from tianflow.config.loading import load_config
-from tianflow.simulation.likeness import _work
+from tianflow.simulation.calibration import _work
 
 MACHINE = {
     "cpu": "abacus",

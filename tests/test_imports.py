@@ -19,7 +19,7 @@ COMPUTES = (
     "tianflow.playing",
     "tianflow.cli.video",
     "tianflow.exporting.deployed",
-    "tianflow.exporting.formats",
+    "tianflow.export.formats",
 )
 """What may be made of PyTorch. Everything else, the coordinator first, imports it at most inside a function that computes."""
 

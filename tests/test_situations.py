@@ -42,7 +42,7 @@ from tianflow.observability.prometheus.families import DROP_REASONS
 from tianflow.planning import validation
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
 from tianflow.simulation.rates import Rates
-from tianflow.simulation.world import Simulation
+from tianflow.simulation.simulation import Simulation
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 

@@ -18,7 +18,7 @@ from tianflow.core.statistics import ComponentStatistics, Diagnosis, Histogram, 
 from tianflow.observability.diagnosis import Memory, diagnose
 from tianflow.observability.throughput_model import Foretold, Side, foretell, sustained
 from tianflow.simulation.rates import Rates
-from tianflow.simulation.world import Simulation
+from tianflow.simulation.simulation import Simulation
 
 STEPS = 32
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tianflow.cli.common import RUNS, KeptArgument, RunsDir, exit_codes
-from tianflow.exporting import ExportError
+from tianflow.export import ExportError
 
 if TYPE_CHECKING:
     from tianflow.playing import LoadedPolicy
@@ -31,8 +31,8 @@ def write_export(checkpoint: str | Path, output: Path, *, runs_dir: Path) -> Non
     """
     _require_writable(output)
     from tianflow import api
-    from tianflow.exporting import formats
-    from tianflow.exporting.deployed import Deployed
+    from tianflow.export import formats
+    from tianflow.export.deployed import Deployed
     from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
     found = CheckpointStore.load(resolve(str(checkpoint), runs_dir))

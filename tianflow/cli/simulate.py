@@ -94,7 +94,7 @@ class Sources:
             found |= measure(config)
         if self.like is not None:
             from tianflow.report.records import find
-            from tianflow.simulation.likeness import read_like
+            from tianflow.simulation.calibration import read_like
 
             told, supposed = read_like(find(self.like, self.runs_dir), config)
             found |= told
@@ -118,7 +118,7 @@ class Prepared:
     def run(self, *, updates: int, warmup: int, seconds: float, seed: int) -> Outcome:
         """See `Simulation.run`. What takes a while says on stderr how far it is."""
         from tianflow.simulation.progress import Progress
-        from tianflow.simulation.world import Simulation
+        from tianflow.simulation.simulation import Simulation
 
         simulation = Simulation(self.config, self.rates, actors=self.actors, seed=seed)
         with _without_collector():
@@ -149,7 +149,7 @@ def prepare(source: str, changes: Sequence[str], *, sources: Sources) -> Prepare
     from tianflow.config.loading import load_config, parse_overrides
     from tianflow.planning.placement import hosts_wanted
     from tianflow.simulation.rates import make_rates
-    from tianflow.simulation.world import refuse
+    from tianflow.simulation.simulation import refuse
 
     given = [text for text in changes if text.startswith(RATES)]
     counts = [text for text in changes if text.startswith(ACTORS)]

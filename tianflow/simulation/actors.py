@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from tianflow.config.model import Config
     from tianflow.simulation.clock import Clock, Times
-    from tianflow.simulation.desk import Desk
     from tianflow.simulation.rates import Rates
+    from tianflow.simulation.virtual_exchange import Desk
 
 
 class Weights(Protocol):

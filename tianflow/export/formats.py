@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tianflow.exporting import ExportError
-from tianflow.exporting.deployed import Deployed
+from tianflow.export import ExportError
+from tianflow.export.deployed import Deployed
 
 METADATA = "tianflow.json"
 """Name of the metadata inside a .pt2; in ONNX they are the property ``tianflow``."""

@@ -21,7 +21,7 @@ from tianflow.simulation.durations import Durations
 from tianflow.simulation.patience import MOST_S, Patience, a_batch_s, require_an_end
 from tianflow.simulation.progress import EVERY_S, Progress, Standing
 from tianflow.simulation.rates import Rates
-from tianflow.simulation.world import Simulation
+from tianflow.simulation.simulation import Simulation
 
 ONE_EACH = ("rates.trajectory_s=1", "rates.update_s=1")
 

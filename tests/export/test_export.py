@@ -21,7 +21,7 @@ from tests.checkpoints import Sections, checkpoint
 from tianflow.cli.export import write_export
 from tianflow.cli.main import main as cli
 from tianflow.errors import CheckpointError
-from tianflow.exporting import ExportError, formats
+from tianflow.export import ExportError, formats
 from tianflow.networks import Mlp
 from tianflow.playing import LoadedPolicy
 
@@ -312,7 +312,7 @@ class Choosy(Mlp):
 
 @pytest.mark.parametrize("network", ["BatchOfTwo", "Choosy"])
 def test_a_network_that_cannot_be_a_program_is_refused_and_nothing_is_written(tmp_path: Path, network: str) -> None:
-    sections = {**CASES["ppo"], "network": {**SMALL, "name": f"tests.test_exporting:{network}"}}
+    sections = {**CASES["ppo"], "network": {**SMALL, "name": f"tests.export.test_export:{network}"}}
     path, output = checkpoint(tmp_path, sections), tmp_path / "policy.pt2"
     output.write_text("an older one")
     with pytest.raises(ExportError, match="the policy cannot be traced"):

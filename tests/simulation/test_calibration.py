@@ -15,9 +15,9 @@ from tianflow.config.loading import CONFIG_FILE, to_toml
 from tianflow.config.model import Config
 from tianflow.errors import ConfigError
 from tianflow.rundir.history import NAME, Row
-from tianflow.simulation.likeness import LEAST_S, SHARES_S, rates_of, read_like
+from tianflow.simulation.calibration import LEAST_S, SHARES_S, rates_of, read_like
 from tianflow.simulation.rates import make_rates
-from tianflow.simulation.world import Simulation
+from tianflow.simulation.simulation import Simulation
 
 SETTLED = int(SHARES_S)
 

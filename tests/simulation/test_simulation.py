@@ -23,7 +23,7 @@ from tianflow.simulation import measuring
 from tianflow.simulation.clock import Clock
 from tianflow.simulation.outcome import Outcome
 from tianflow.simulation.rates import Rates, make_rates, read_rates
-from tianflow.simulation.world import Simulation
+from tianflow.simulation.simulation import Simulation
 
 
 def config(*, count: int = 4, batch: int = 4, bound: int | str = 1, steps: int = 32, **sections: dict[str, Any]) -> Config:
@@ -148,7 +148,7 @@ class Tightening:
 
 
 def test_what_lay_ready_when_the_bound_sank_is_not_used() -> None:
-    given = config(bound=3, balance={"controller": "tests.test_simulation:Tightening"})
+    given = config(bound=3, balance={"controller": "tests.simulation.test_simulation:Tightening"})
     simulation = Judged(given, rates(update_s=2.0))
     given_back, give_back = [], simulation.desk.give_back
     simulation.desk.give_back = lambda tickets: (given_back.append(tickets), give_back(tickets))[1]  # type: ignore[method-assign]

@@ -21,11 +21,11 @@ from tianflow.ledger.tickets import Limits
 from tianflow.planning.memory import MOST_SLOTS, slots_wanted
 from tianflow.simulation.actors import Actor, Host, Surroundings
 from tianflow.simulation.clock import Clock, Times
-from tianflow.simulation.desk import Desk
 from tianflow.simulation.durations import Durations
 from tianflow.simulation.outcome import Mark, Outcome, between
 from tianflow.simulation.patience import Patience, require_an_end
 from tianflow.simulation.progress import Standing
+from tianflow.simulation.virtual_exchange import Desk
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config
