@@ -15,9 +15,9 @@ import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from pydantic import PositiveFloat
 
-from tianflow.algorithms.actor_critic import ActorCriticPolicy
+from tianflow.algorithms.common.actor_critic import ActorCriticPolicy
+from tianflow.algorithms.common.update import never
 from tianflow.algorithms.impala import ImpalaLearner
-from tianflow.algorithms.update import never
 from tianflow.config.model import Config, ImpalaSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import LearnerBatch, StepResult

@@ -21,7 +21,7 @@ import tianflow
 import tianflow.server.run.server  # reads files on import, which no loop may
 from tests import environments
 from tests.settings import cartpole
-from tianflow.algorithms.actor_critic import read_batch
+from tianflow.algorithms.common.actor_critic import read_batch
 from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.api import RunHandle
 from tianflow.channels.link import Link, Message, socket_pair

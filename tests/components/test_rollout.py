@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests import environments
 from tests.fakes import CountingPolicy, FakePolicy, FakeSlot, VersionPolicy, granted, versions
-from tianflow.algorithms.actor_critic import ActorCriticPolicy
+from tianflow.algorithms.common.actor_critic import ActorCriticPolicy
 from tianflow.components.rollout import Rollout
 from tianflow.config.model import ActorSettings, Config, EnvSettings, PPOSettings, RunSettings
 from tianflow.core.payloads import Episode, Version

@@ -14,7 +14,8 @@ from torch import Tensor
 import tianflow
 from tests.e2e.harness import LiveRun
 from tianflow import plugins
-from tianflow.algorithms import actor_critic, ppo, single_pass
+from tianflow.algorithms import ppo
+from tianflow.algorithms.common import actor_critic, single_pass
 from tianflow.playing import evaluate
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
 

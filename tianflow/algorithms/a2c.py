@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.actor_critic import ActorCriticPolicy, Samples
-from tianflow.algorithms.single_pass import SinglePassLearner
+from tianflow.algorithms.common.actor_critic import ActorCriticPolicy, Samples
+from tianflow.algorithms.common.single_pass import SinglePassLearner
 from tianflow.config.model import A2CSettings, Config
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.ops.returns import Advantages, actor_critic_returns

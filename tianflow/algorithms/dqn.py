@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.off_policy import Found, OffPolicyLearner, OffPolicyPolicy, read_transitions
-from tianflow.algorithms.off_policy_models import Model, Target
-from tianflow.algorithms.update import Tree
+from tianflow.algorithms.common.off_policy import Found, OffPolicyLearner, OffPolicyPolicy, read_transitions
+from tianflow.algorithms.common.off_policy_models import Model, Target
+from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import Config
 from tianflow.config.networks import state_spec
 from tianflow.config.off_policy import DQNSettings, QSettings

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.actor_critic import ActorCriticPolicy, Samples
-from tianflow.algorithms.single_pass import SinglePassLearner
+from tianflow.algorithms.common.actor_critic import ActorCriticPolicy, Samples
+from tianflow.algorithms.common.single_pass import SinglePassLearner
 from tianflow.config.model import Config, ImpalaSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.ops.returns import Advantages, vtrace

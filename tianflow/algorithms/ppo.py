@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.actor_critic import ActorCriticLearner, ActorCriticPolicy, Samples, batch_statistics
-from tianflow.algorithms.model import Model
+from tianflow.algorithms.common.actor_critic import ActorCriticLearner, ActorCriticPolicy, Samples, batch_statistics
+from tianflow.algorithms.common.model import Model
 from tianflow.config.model import Config, PPOSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.networks import Output

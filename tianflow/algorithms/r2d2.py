@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tianflow.algorithms.common.off_policy import Found, summed
+from tianflow.algorithms.common.update import Tree, subtree
 from tianflow.algorithms.dqn import QLearner, QPolicy
-from tianflow.algorithms.off_policy import Found, summed
-from tianflow.algorithms.update import Tree, subtree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import R2D2Settings
 from tianflow.core.payloads import EnvironmentSpec

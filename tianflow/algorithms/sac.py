@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.off_policy import Found, OffPolicyPolicy, Transitions, read_transitions
-from tianflow.algorithms.off_policy_continuous import ActorAndCritics
-from tianflow.algorithms.off_policy_models import Model, Optimiser
-from tianflow.algorithms.update import Tree
+from tianflow.algorithms.common.continuous import ActorAndCritics
+from tianflow.algorithms.common.off_policy import Found, OffPolicyPolicy, Transitions, read_transitions
+from tianflow.algorithms.common.off_policy_models import Model, Optimiser
+from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import SACSettings
 from tianflow.core.payloads import EnvironmentSpec

@@ -1,6 +1,6 @@
 """The one compute thread of a host process. Work that computes takes turns on it; the loop stays free for messages.
 
-Two computing threads in one process are forbidden, except where operations are long (`tianflow.algorithms.crew`): an operation
+Two computing threads in one process are forbidden, except where operations are long (`tianflow.algorithms.common.data_parallel`): an operation
 that releases the interpreter lock waits up to the switch interval to get it back. The thread is a daemon: a host ends by flushing and
 leaving, never by joining it.
 """

@@ -178,7 +178,7 @@ class Builder:
         return policy, PolicyWeights(reader=self._ends.weights_reader(nbytes), policy=policy, nbytes=nbytes)
 
     def _actors_policy(self) -> tuple[Policy, PolicyWeights]:
-        from tianflow.algorithms.precision import act_in
+        from tianflow.algorithms.common.precision import act_in
 
         policy, weights = self._policy()
         act_in(self._config, policy)

@@ -31,7 +31,7 @@ def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
     """
     import torch
 
-    from tianflow.algorithms.precision import act_in
+    from tianflow.algorithms.common.precision import act_in
     from tianflow.channels.memory import heap_arena
     from tianflow.components.rollout import Rollout
     from tianflow.planning.layouts import trajectory_layout

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.actor_critic import ActorCriticLearner, Samples, batch_statistics
-from tianflow.algorithms.model import Model
+from tianflow.algorithms.common.actor_critic import ActorCriticLearner, Samples, batch_statistics
+from tianflow.algorithms.common.model import Model
 from tianflow.ops.losses import masked_mean, normalised, policy_gradient_loss, value_loss
 from tianflow.ops.returns import Advantages
 

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tianflow.algorithms.crew import Crew
-from tianflow.algorithms.flat import Adam, require_alike
-from tianflow.algorithms.model import Model
-from tianflow.algorithms.on_arrays import ActOnArrays
-from tianflow.algorithms.precision import Acting, forward_in, full_precision
-from tianflow.algorithms.update import Tree, never, subtree
+from tianflow.algorithms.common.data_parallel import Crew
+from tianflow.algorithms.common.model import Model
+from tianflow.algorithms.common.on_arrays import ActOnArrays
+from tianflow.algorithms.common.parameter_buffer import Adam, require_alike
+from tianflow.algorithms.common.precision import Acting, forward_in, full_precision
+from tianflow.algorithms.common.update import Tree, never, subtree
 from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.config.networks import is_image
 from tianflow.core.payloads import EnvironmentSpec

@@ -39,7 +39,7 @@ def told(environment: VectorEnvironment) -> str:
 
 def test_it_is_made_used_and_closed_on_one_thread_that_is_not_the_callers() -> None:
     THREADS.clear()
-    name = "tests.test_envs_using:ThreadedEnv"
+    name = "tests.envs.test_using:ThreadedEnv"
     assert name == used(lambda: one(name), told, warn=pytest.fail)
     assert 3 == len(THREADS)
     assert 1 == len({*THREADS} - {threading.get_ident()}) == len({*THREADS})

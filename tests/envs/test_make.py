@@ -17,7 +17,7 @@ from tianflow.envs.spec import UnexpectedShapeError
 from tianflow.envs.vector import VectorEnvironment, autoreset_of, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError
 
-HERE = "tests.test_envs_make"
+HERE = "tests.envs.test_make"
 
 
 def config(env_id: str, **env: object) -> Config:

@@ -5,7 +5,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from tests.test_envs_make import config, problem
+from tests.envs.test_make import config, problem
 from tianflow.envs import probe
 from tianflow.envs.make import make
 from tianflow.envs.vector import StepRow
@@ -103,7 +103,7 @@ def test_a_reset_with_options_is_refused(stand_in):
 
 
 def test_wrappers_go_around_no_pool(stand_in):
-    assert problem("CartPole-v1", vectorization="envpool", wrappers=("tests.test_envs_make:scaled",)).path == "env.wrappers"
+    assert problem("CartPole-v1", vectorization="envpool", wrappers=("tests.envs.test_make:scaled",)).path == "env.wrappers"
 
 
 def test_without_envpool_the_setting_says_how_to_get_it(monkeypatch):

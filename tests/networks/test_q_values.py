@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.test_networks import observations
+from tests.networks.test_networks import observations
 from tianflow.config.model import NetworkSettings
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError

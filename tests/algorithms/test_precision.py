@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import test_algorithms as on_policy
-from tests import test_off_policy_algorithms as off_policy
-from tianflow.algorithms import precision
-from tianflow.algorithms.flat import Adam
-from tianflow.algorithms.precision import InBfloat16, act_in, as_it_is, forward_in, raised, why_slow
+from tests.algorithms import test_off_policy as off_policy
+from tests.algorithms import test_on_policy as on_policy
+from tianflow.algorithms.common import precision
+from tianflow.algorithms.common.parameter_buffer import Adam
+from tianflow.algorithms.common.precision import InBfloat16, act_in, as_it_is, forward_in, raised, why_slow
 from tianflow.config.model import ActorSettings, Config, LearnerSettings
 from tianflow.core.payloads import LeafSpec
 from tianflow.errors import ConfigError
@@ -123,7 +123,7 @@ def test_log_probabilities_targets_and_losses_are_float32(
     module = f"tianflow.algorithms.{algorithm}"
     watch.over(distributions.Categorical, "evaluate")
     watch.over(module, estimator)
-    watch.over(module if algorithm == "ppo" else "tianflow.algorithms.single_pass", "value_loss")
+    watch.over(module if algorithm == "ppo" else "tianflow.algorithms.common.single_pass", "value_loss")
     watch.over(torch.autograd, "backward")
     assert learner.step(batch).finite
     assert torch.bfloat16 in layers

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 if TYPE_CHECKING:
-    from tianflow.algorithms.model import Model
+    from tianflow.algorithms.common.model import Model
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")

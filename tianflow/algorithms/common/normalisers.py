@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.update import Tree
+from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import NormalisationSettings
 from tianflow.config.networks import channels_first, is_image
 from tianflow.core.payloads import EnvironmentSpec, LeafSpec

@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.off_policy import OffPolicyLearner, Transitions
-from tianflow.algorithms.off_policy_models import Model, Module, Optimiser, Target, Trained
+from tianflow.algorithms.common.off_policy import OffPolicyLearner, Transitions
+from tianflow.algorithms.common.off_policy_models import Model, Module, Optimiser, Target, Trained
 from tianflow.config.model import Config
 from tianflow.config.off_policy import ContinuousSettings
 from tianflow.core.payloads import EnvironmentSpec

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tianflow.algorithms.flat import Adam, FlatBuffer
-from tianflow.algorithms.normalisers import ObservationNormaliser
+from tianflow.algorithms.common.normalisers import ObservationNormaliser
+from tianflow.algorithms.common.parameter_buffer import Adam, FlatBuffer
 from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.core.payloads import EnvironmentSpec
 

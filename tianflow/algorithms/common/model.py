@@ -7,10 +7,10 @@ from copy import copy, deepcopy
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.flat import FlatBuffer
-from tianflow.algorithms.normalisers import ObservationNormaliser, RewardNormaliser
-from tianflow.algorithms.precision import Forward, as_it_is
-from tianflow.algorithms.update import Tree
+from tianflow.algorithms.common.normalisers import ObservationNormaliser, RewardNormaliser
+from tianflow.algorithms.common.parameter_buffer import FlatBuffer
+from tianflow.algorithms.common.precision import Forward, as_it_is
+from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import Config
 from tianflow.config.networks import state_spec
 from tianflow.core.payloads import EnvironmentSpec

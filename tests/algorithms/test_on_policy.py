@@ -12,15 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.networks.test_networks import Counter, observations
 from tests.pretended_device import pretended_device
-from tests.test_networks import Counter, observations
-from tianflow.algorithms import normalisers, ppo
+from tianflow.algorithms import ppo
 from tianflow.algorithms.a2c import A2C
-from tianflow.algorithms.actor_critic import ActorCriticPolicy, read_batch
-from tianflow.algorithms.flat import Adam, FlatBuffer
+from tianflow.algorithms.common import normalisers
+from tianflow.algorithms.common.actor_critic import ActorCriticPolicy, read_batch
+from tianflow.algorithms.common.model import Model
+from tianflow.algorithms.common.normalisers import IMAGE_EPSILON, ObservationNormaliser
+from tianflow.algorithms.common.parameter_buffer import Adam, FlatBuffer
 from tianflow.algorithms.impala import Impala
-from tianflow.algorithms.model import Model
-from tianflow.algorithms.normalisers import IMAGE_EPSILON, ObservationNormaliser
 from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.config.model import (
     A2CSettings,
@@ -338,7 +339,7 @@ class Bare(torch.nn.Module):
 
 
 def test_an_own_module_with_a_forward_alone_acts_and_learns() -> None:
-    settings, env = config(network="tests.test_algorithms:Bare"), spec()
+    settings, env = config(network="tests.algorithms.test_on_policy:Bare"), spec()
     policy, learner = pair(settings, env)
     found = learner.step(LearnerBatch(rollout(policy, env)))
     assert found.finite
@@ -380,7 +381,7 @@ def test_acting_on_arrays_is_offered_only_where_it_is_the_same_and_quicker() -> 
     assert pair(config(), spec(mask=True))[0].on_arrays(N) is None
     assert pair(config(normalise=True), spec())[0].on_arrays(N) is None
     assert pair(config(lstm=4), spec())[0].on_arrays(N) is None
-    assert pair(config(network="tests.test_algorithms:Bare"), spec())[0].on_arrays(N) is None
+    assert pair(config(network="tests.algorithms.test_on_policy:Bare"), spec())[0].on_arrays(N) is None
 
 
 def test_continuous_actions_are_stored_unclipped() -> None:
@@ -491,7 +492,7 @@ def counting(lead: tuple[int, ...], start: Tensor) -> dict[str, Tensor]:
 def test_next_values_are_of_the_true_observation_in_the_episode_that_ended() -> None:
     """A network whose value is the number of steps it has seen in this episode, under SAME_STEP: the final observation is
     one step further, while obs[t+1] begins to count anew."""
-    settings, env = config(network="tests.test_networks:Counter"), spec(autoreset="same_step")
+    settings, env = config(network="tests.networks.test_networks:Counter"), spec(autoreset="same_step")
     _, learner = pair(settings, env)
     assert isinstance(learner.model.network, Counter)
     start, flags = torch.zeros(5, 2, dtype=torch.bool), torch.zeros(4, 2, dtype=torch.bool)
@@ -562,7 +563,7 @@ def test_chunks_of_image_columns_give_the_gradient_of_the_whole_batch(monkeypatc
     env = spec(DISCRETE, LeafSpec("", (1, 36, 36), "uint8"))
     found = []
     for size in (10**6, 2 * T):
-        monkeypatch.setattr("tianflow.algorithms.single_pass.CHUNK_SAMPLES", size)
+        monkeypatch.setattr("tianflow.algorithms.common.single_pass.CHUNK_SAMPLES", size)
         _, learner = pair(settings, env)
         found.append((learner.step(batch_for(settings, env, learner)).statistics, learner.optimiser.mean.clone()))
     torch.testing.assert_close(found[0][1], found[1][1], atol=1e-6, rtol=1e-4)

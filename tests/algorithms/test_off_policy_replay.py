@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.test_networks import observations
+from tests.networks.test_networks import observations
 from tianflow.algorithms.dqn import DQN
 from tianflow.algorithms.r2d2 import R2D2
 from tianflow.algorithms.sac import SAC

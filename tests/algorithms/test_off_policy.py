@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.networks.test_networks import observations
 from tests.pretended_device import pretended_device
-from tests.test_networks import observations
 from tianflow.algorithms.dqn import DQN
 from tianflow.algorithms.r2d2 import R2D2, harmless, learned_rows, only_first, unrolled
 from tianflow.algorithms.sac import SAC
@@ -660,9 +660,9 @@ def test_a_window_within_its_burn_in_has_priority_zero() -> None:
 def test_making_a_learner_and_an_update_does_not_import_the_compiler() -> None:
     """Constructing torch.optim.Adam would: about a second at every start."""
     code = (
-        "import sys; from tests.test_off_policy_algorithms import *\n"
+        "import sys; from tests.algorithms.test_off_policy import *\n"
         "for name in FACTORIES: made(name)[1].step(LearnerBatch(windows(name)))\n"
-        "from tests.test_algorithms import *\n"
+        "from tests.algorithms.test_on_policy import *\n"
         "_, learner = pair(config(), spec())\n"
         "learner.step(batch_for(config(), spec(), learner))\n"
         "assert 'torch._dynamo' not in sys.modules"

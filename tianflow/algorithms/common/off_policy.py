@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tianflow.algorithms.flat import require_alike
-from tianflow.algorithms.off_policy_models import Model, Module, Optimiser
-from tianflow.algorithms.precision import Acting, forward_in, full_precision
-from tianflow.algorithms.update import Tree, never, subtree
+from tianflow.algorithms.common.off_policy_models import Model, Module, Optimiser
+from tianflow.algorithms.common.parameter_buffer import require_alike
+from tianflow.algorithms.common.precision import Acting, forward_in, full_precision
+from tianflow.algorithms.common.update import Tree, never, subtree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import OffPolicySettings
 from tianflow.interfaces import LearnerBatch, StepResult

@@ -292,7 +292,7 @@ class Counter(Network):
 
 
 def test_an_own_network_is_found_by_module_and_attribute_and_acts_by_its_forward() -> None:
-    settings = NetworkSettings(name="tests.test_networks:Counter")
+    settings = NetworkSettings(name="tests.networks.test_networks:Counter")
     network = make_network(settings, spec(VECTOR))
     assert {"count": ()} == state_spec(settings)
     parameters, state = network.act(observations((VECTOR,), 2), {"count": torch.tensor([0.0, 4.0])})
@@ -316,11 +316,11 @@ def no_module(settings: NetworkSettings, env: EnvironmentSpec) -> object:
 @pytest.mark.parametrize(("name", "reason"), [("with_buffer", "is a buffer"), ("of_doubles", "not float32"), ("no_module", "gave int")])
 def test_a_network_that_could_not_be_published_is_refused(name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        make_network(NetworkSettings(name=f"tests.test_networks:{name}"), spec(VECTOR))
+        make_network(NetworkSettings(name=f"tests.networks.test_networks:{name}"), spec(VECTOR))
 
 
 def test_an_own_network_without_state_spec_has_no_memory() -> None:
-    assert {} == state_spec(NetworkSettings(name="tests.test_networks:no_module", lstm=5))
+    assert {} == state_spec(NetworkSettings(name="tests.networks.test_networks:no_module", lstm=5))
 
 
 @pytest.mark.parametrize(
@@ -332,8 +332,8 @@ def test_an_own_network_without_state_spec_has_no_memory() -> None:
         (NetworkSettings(name="impala_resnet"), LeafSpec("", (84, 84), "uint8"), "no image"),
         (NetworkSettings(name="nature_cnn", kwargs={"unit": 3}), IMAGE, "did you mean 'units'"),
         (NetworkSettings(name="mpl"), VECTOR, "no such name"),
-        (NetworkSettings(name="tests.test_networks:Countre"), VECTOR, "did you mean 'Counter'"),
-        (NetworkSettings(name="tests.test_networks:VECTOR"), VECTOR, "not callable"),
+        (NetworkSettings(name="tests.networks.test_networks:Countre"), VECTOR, "did you mean 'Counter'"),
+        (NetworkSettings(name="tests.networks.test_networks:VECTOR"), VECTOR, "not callable"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(settings: NetworkSettings, leaf: LeafSpec, words: str) -> None:
@@ -393,7 +393,7 @@ def test_parameters_of_a_torso_are_known_without_making_it(settings: NetworkSett
 
 
 def test_a_network_of_the_users_may_have_any_number_of_parameters() -> None:
-    assert 0 == torso_parameters(NetworkSettings(name="tests.test_networks:Mlp", hidden=(10**9,)), (VECTOR,))
+    assert 0 == torso_parameters(NetworkSettings(name="tests.networks.test_networks:Mlp", hidden=(10**9,)), (VECTOR,))
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_an_environment_that_refuses_what_it_has_masked_is_usable(name: str, aut
 
 
 def test_observations_outside_their_space_are_a_warning_told_once() -> None:
-    report = checked("tests.test_envs_checking:OutsideEnv", length=20)
+    report = checked("tests.envs.test_checking:OutsideEnv", length=20)
     assert report.usable
     assert 1 == report.warnings.count("an observation lies outside the observation space, or has another dtype")
 
@@ -86,7 +86,7 @@ def test_episodes_that_may_never_end_are_a_warning_unless_they_are_limited() -> 
     assert report.usable
     assert 0 == report.episodes
     assert ["no episode ended in 30 steps"] == [sentence.partition(",")[0] for sentence in report.warnings if "episode" in sentence]
-    wrapped = settings.model_copy(update={"wrappers": ("tests.test_envs_checking:limited",)})
+    wrapped = settings.model_copy(update={"wrappers": ("tests.envs.test_checking:limited",)})
     for limits in (wrapped, EnvSettings(id="Pendulum-v1")):  # which is registered with a limit of 200
         assert not any("episode" in sentence for sentence in check(limits, steps=30).warnings)
 
@@ -99,7 +99,7 @@ def test_warnings_of_gymnasium_are_told_without_their_colours() -> None:
 
 
 def test_an_environment_that_ignores_its_seed_is_told_by_us_and_by_gymnasium() -> None:
-    report = checked("tests.test_envs_checking:UnseededEnv")
+    report = checked("tests.envs.test_checking:UnseededEnv")
     assert report.deterministic is False
     assert any(sentence.startswith("Gymnasium's check_env: AssertionError") for sentence in report.warnings)
 
