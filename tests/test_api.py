@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow.errors import CheckpointError, ConfigError, RunError, StateConflictError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
@@ -43,7 +43,7 @@ def test_begun_is_trained_plus_dropped_at_the_end(tmp_path):
 
 def test_a_run_whose_episodes_never_end_has_its_last_checkpoint_and_no_evaluation(tmp_path):
     """Evaluator and learner share one compute thread: the evaluation that is given up makes way for the checkpoint."""
-    endless = {"id": "tests.environments:CounterEnv", "kwargs": {"length": 10**9}}
+    endless = {"id": "tests.support.environments:CounterEnv", "kwargs": {"length": 10**9}}
     finished = run(tmp_path, env=endless, evaluation={"timeout_s": 1.0})
     assert ("done", 4, {}) == tuple(finished.summary[name] for name in ("state", "updates", "evaluation"))
     assert ["v1-0000000004"] == [path.name for path in (finished.directory / "checkpoints").iterdir()]
@@ -129,7 +129,7 @@ def test_a_memory_limit_that_holds_no_batch_starts_nothing(tmp_path):
 
 
 def test_a_failing_environment_ends_the_run_with_the_first_error(tmp_path):
-    env = {"id": "tests.environments:RaisingEnv", "kwargs": {"at": 5}, "max_failures": 2}
+    env = {"id": "tests.support.environments:RaisingEnv", "kwargs": {"at": 5}, "max_failures": 2}
     with pytest.raises(RunError, match="failed 3 times"):
         run(tmp_path, env=env)
     [directory] = tmp_path.iterdir()

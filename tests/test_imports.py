@@ -16,7 +16,7 @@ COMPUTES = (
     "tianflow.algorithms",
     "tianflow.components",
     "tianflow.hosts.factory",
-    "tianflow.playing",
+    "tianflow.policy",
     "tianflow.cli.video",
     "tianflow.exporting.deployed",
     "tianflow.export.formats",

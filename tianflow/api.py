@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
     from tianflow.interfaces import RunControl
-    from tianflow.playing import LoadedPolicy
+    from tianflow.policy import LoadedPolicy
 
 Overrides = Sequence[str] | Mapping[str, object]
 RUNS = Path("runs")
@@ -147,7 +147,7 @@ def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> Loade
     Raises:
         CheckpointError: there is none, or it is torn.
     """
-    from tianflow.playing import LoadedPolicy
+    from tianflow.policy import LoadedPolicy
 
     found = CheckpointStore.load(resolve(str(checkpoint), Path(runs_dir)))
     config = Config.model_validate(found.manifest["config"])

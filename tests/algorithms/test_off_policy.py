@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.networks.test_networks import observations
-from tests.pretended_device import pretended_device
+from tests.support.pretended_device import pretended_device
 from tianflow.algorithms.dqn import DQN
 from tianflow.algorithms.r2d2 import R2D2, harmless, learned_rows, only_first, unrolled
 from tianflow.algorithms.sac import SAC

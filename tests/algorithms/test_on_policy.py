@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.networks.test_networks import Counter, observations
-from tests.pretended_device import pretended_device
+from tests.support.pretended_device import pretended_device
 from tianflow.algorithms import ppo
 from tianflow.algorithms.a2c import A2C
 from tianflow.algorithms.common import normalisers

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.worlds import FIRST, small_layout
+from tests.support.worlds import FIRST, small_layout
 from tianflow.channels.arena import Arena, arena_nbytes
 from tianflow.channels.memory import heap_arena
 from tianflow.core.payloads import ALIGNMENT, Field, Grant, TrajectoryLayout, aligned

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.worlds import turns
+from tests.support.worlds import turns
 from tianflow.channels.broadcast import Broadcast, GapCounter, Subscription
 from tianflow.core.events import Event, SettingsChanged
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.conformance import EventsConform, GrantsConform, OpenWorld, Soak, TrajectoriesConform, WeightsConform
-from tests.worlds import FIRST, MemoryEventsLink, MemoryWeightsLink, MemoryWorld, SharedEventsLink, SharedWeightsLink, SharedWorld, turns
+from tests.support.conformance import EventsConform, GrantsConform, OpenWorld, Soak, TrajectoriesConform, WeightsConform
+from tests.support.worlds import (
+    FIRST,
+    MemoryEventsLink,
+    MemoryWeightsLink,
+    MemoryWorld,
+    SharedEventsLink,
+    SharedWeightsLink,
+    SharedWorld,
+    turns,
+)
 from tianflow.core.payloads import Version
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.worlds import turns
+from tests.support.worlds import turns
 from tianflow.channels.latest import LatestCell
 from tianflow.core.payloads import Version
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.worlds import small_layout
+from tests.support.worlds import small_layout
 from tianflow.channels.broadcast import GapCounter
 from tianflow.channels.link import EVENT_BACKLOG, PACKET, Link, Message, socket_pair
 from tianflow.channels.memory import heap_arena

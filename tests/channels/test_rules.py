@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tianflow
-from tests.worlds import FIRST, SharedWorld, tickets
+from tests.support.worlds import FIRST, SharedWorld, tickets
 from tianflow.core.payloads import Version
 
 PACKAGE = Path(tianflow.__file__).parent

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.worlds import FIRST, small_layout, tickets
+from tests.support.worlds import FIRST, small_layout, tickets
 from tianflow.channels import shm
 from tianflow.channels.arena import arena_nbytes
 from tianflow.channels.link import Link, Message, socket_pair
@@ -40,9 +40,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def start(target: str, *arguments: int) -> subprocess.Popen[bytes]:
-    """``tests.shm_targets`` in a process of its own, which gets ``arguments`` and every descriptor among them."""
+    """``tests.support.shm_targets`` in a process of its own, which gets ``arguments`` and every descriptor among them."""
     fds = [number for number in arguments if number > 2 and Path(f"/proc/self/fd/{number}").exists()]
-    return subprocess.Popen([sys.executable, "-m", "tests.shm_targets", target, *map(str, arguments)], pass_fds=fds, cwd=ROOT)
+    return subprocess.Popen([sys.executable, "-m", "tests.support.shm_targets", target, *map(str, arguments)], pass_fds=fds, cwd=ROOT)
 
 
 def no_room(_fd: int, _start: int, _nbytes: int) -> None:

@@ -258,7 +258,7 @@ def test_config_show_resolved_names_every_setting_also_those_that_are_not_set() 
 
 
 OWN = """
-from tests.environments import CounterEnv
+from tests.support.environments import CounterEnv
 
 class MyEnv(CounterEnv):
     pass

@@ -15,7 +15,7 @@ import pytest
 import structlog
 from rich.console import Console
 
-from tests.fakes_run import FakeRun
+from tests.support.fakes_run import FakeRun
 from tianflow import logs
 from tianflow.cli.screen import LastingConsole, PlainLines, Screen, drawing, make_screen, plain_line, summary_text
 from tianflow.core.formatting import duration, number

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.checkpoints import checkpoint
-from tests.environments import CounterEnv
+from tests.support.checkpoints import checkpoint
+from tests.support.environments import CounterEnv
 from tianflow.cli.main import main as cli
 
 pytestmark = [
@@ -119,7 +119,7 @@ def refused(folder: Path, video: Path) -> str:
 @pytest.mark.parametrize(
     ("env", "why"),
     [
-        ({"id": "tests.environments:CounterEnv"}, "unexpected keyword argument 'render_mode'"),
+        ({"id": "tests.support.environments:CounterEnv"}, "unexpected keyword argument 'render_mode'"),
         ({"id": "tests.cli.test_video:Vector", "vectorization": "auto"}, "makes a whole vector"),
         ({"id": "tests.cli.test_video:Drawn", "kwargs": {"picture": False}}, "gave no pictures"),
         ({"id": "ALE/Pong-v5"}, "a single one does not look as those do that come as a whole vector"),

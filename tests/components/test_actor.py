@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.settings import cartpole
-from tests.worlds import FIRST, MemoryWorld, small_layout
+from tests.support.settings import cartpole
+from tests.support.worlds import FIRST, MemoryWorld, small_layout
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import MemoryTrajectorySender
 from tianflow.components.actor import Actor

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow.channels.broadcast import Broadcast
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import MemoryBatchSource, MemoryWeights, heap_arena

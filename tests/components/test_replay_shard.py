@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow.channels.arena import Arena
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena

@@ -7,8 +7,8 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from tests import environments
-from tests.fakes import CountingPolicy, FakePolicy, FakeSlot, VersionPolicy, granted, versions
+from tests.support import environments
+from tests.support.fakes import CountingPolicy, FakePolicy, FakeSlot, VersionPolicy, granted, versions
 from tianflow.algorithms.common.actor_critic import ActorCriticPolicy
 from tianflow.components.rollout import Rollout
 from tianflow.config.model import ActorSettings, Config, EnvSettings, PPOSettings, RunSettings
@@ -22,7 +22,9 @@ MODES = {"next_step": "NextStepVector", "same_step": "SameStepVector", "disabled
 
 def make_config(env_id: str, *, num_envs: int = 2, steps: int = 8, seed: int = 1, refresh: str = "trajectory", **kwargs: object) -> Config:
     return Config(
-        env=EnvSettings(id=env_id if ":" in env_id or "/" in env_id else f"tests.environments:{env_id}", num_envs=num_envs, kwargs=kwargs),
+        env=EnvSettings(
+            id=env_id if ":" in env_id or "/" in env_id else f"tests.support.environments:{env_id}", num_envs=num_envs, kwargs=kwargs
+        ),
         algorithm=PPOSettings(discount=0.5),
         actors=ActorSettings(rollout_steps=steps, refresh=refresh),
         run=RunSettings(seed=seed),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import model_validator
 
-from tests.refusing import full_disk
+from tests.support.refusing import full_disk
 from tianflow.config.loading import load_config, nested, parse_overrides, parse_value, shipped, to_toml, with_changes, write_config
 from tianflow.config.model import LIVE, AlgorithmSettings, Config, ImpalaSettings, PPOSettings
 from tianflow.errors import ConfigError, Problem

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow.config.loading import load_config, with_changes
 from tianflow.config.model import Config, replay_rules
 from tianflow.core.layout import views

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.virtual_time import Settings, World
+from tests.support.virtual_time import Settings, World
 from tianflow.core.directives import Directive, SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.core.events import Observed, UpdateFinished
 from tianflow_controllers.consume_only import ConsumeOnly

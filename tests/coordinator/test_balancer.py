@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
 from tianflow.coordinator.balancer import Balancer, Wishes, make_laws, merge

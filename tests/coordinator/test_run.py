@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.settings import cartpole
-from tests.worlds import turns
+from tests.support.settings import cartpole
+from tests.support.worlds import turns
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.coordinator import Run

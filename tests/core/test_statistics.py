@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from tests.fakes_run import FakeRun
+from tests.support.fakes_run import FakeRun
 from tianflow.core.statistics import quantile
 from tianflow.observability.recorder import staleness_between
 from tianflow.observability.run_document import staleness_summary

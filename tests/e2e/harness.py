@@ -32,7 +32,7 @@ START_S = 120.0
 PATIENCE_S = 90.0
 """What comes within a second comes within this anywhere: a limit for what never comes, no measure of how fast."""
 SMALL: Mapping[str, object] = {
-    "env.id": "tests.environments:CounterEnv",
+    "env.id": "tests.support.environments:CounterEnv",
     "env.num_envs": 2,
     "algorithm.epochs": 1,
     "algorithm.minibatch_size": 32,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.oracle import Oracle, OracleLearner, OracleSettings
+from tests.support.oracle import Oracle, OracleLearner, OracleSettings
 from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import LearnerBatch, StepResult

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import pytest
 
+from tests.documents.test_deploy import STARTED, health_check, unit
 from tests.e2e.harness import PATIENCE_S, ROOT, SMALL, assignment, until
-from tests.test_deploy import STARTED, health_check, unit
 from tianflow.launchers.fork_server import carries, processes
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
 

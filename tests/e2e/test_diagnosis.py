@@ -41,9 +41,14 @@ def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         "evaluation__num_envs": 1,
     }
     config = folder / "oracle.toml"
-    config.write_text(f"[env]\nid = 'tests.oracle:EchoEnv'\n[algorithm]\nname = '{algorithm}'\n")
+    config.write_text(f"[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = '{algorithm}'\n")
     with run(
-        folder / "runs", str(config), env__id="tests.oracle:EchoEnv", algorithm__epochs=None, algorithm__minibatch_size=None, **settings
+        folder / "runs",
+        str(config),
+        env__id="tests.support.oracle:EchoEnv",
+        algorithm__epochs=None,
+        algorithm__minibatch_size=None,
+        **settings,
     ) as live:
         live.until("it is ready", live.ready)
         live.until_training(more=2)
@@ -127,7 +132,7 @@ def test_a_bound_that_is_too_tight_for_the_actors_is_named(live: LiveRun) -> Non
 
 def test_a_hung_environment_is_named_with_its_actor(tmp_path: Path) -> None:
     hanging = {"at": 400, "marker": str(tmp_path / "hung")}
-    with run(tmp_path, env__id="tests.environments:HangingEnv", env__kwargs=hanging, balance__straggler_patience=2.0) as live:
+    with run(tmp_path, env__id="tests.support.environments:HangingEnv", env__kwargs=hanging, balance__straggler_patience=2.0) as live:
         live.until("it hangs", (tmp_path / "hung").exists)
         told = named(live, "stalled", held_s=0.0, since=(tmp_path / "hung").stat().st_mtime)
         assert told["component"].startswith("actor-")

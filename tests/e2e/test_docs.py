@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, Reader
+from tests.support.pages import PAGES, Reader
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -13,7 +13,7 @@ from tests.e2e.harness import LiveRun, until
 from tianflow.rundir.checkpoints import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
-ENVIRONMENTS, TROUBLES = "tests.environments", "tests.e2e.troubles"
+ENVIRONMENTS, TROUBLES = "tests.support.environments", "tests.e2e.troubles"
 
 
 def dropped(live: LiveRun, reason: str) -> float:

@@ -23,7 +23,7 @@ import tianflow
 from tests.e2e import harness
 from tests.e2e.harness import LiveRun, until
 from tests.e2e.test_signals import SLOW_TO_SAVE
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow.errors import ConfigError
 from tianflow.rundir.checkpoints import STATE, CheckpointStore
 from tianflow.rundir.history import NAME, read_rows
@@ -134,7 +134,7 @@ def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume(tmp_p
 
 
 def test_an_environment_that_never_closes_is_told_of_and_the_run_ends_with_its_evaluation(tmp_path: Path) -> None:
-    with harness.run(tmp_path, env__id="tests.environments:UnclosableEnv", run__max_updates=3, evaluation__episodes=2) as live:
+    with harness.run(tmp_path, env__id="tests.support.environments:UnclosableEnv", run__max_updates=3, evaluation__episodes=2) as live:
         assert 0 == live.end(), live.told()
         assert "does not come back from close()" in live.stderr
         assert 5.0 == live.result["evaluation"]["mean_return"]

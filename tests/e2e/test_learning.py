@@ -16,7 +16,7 @@ from tests.e2e.harness import LiveRun
 from tianflow import plugins
 from tianflow.algorithms import ppo
 from tianflow.algorithms.common import actor_critic, single_pass
-from tianflow.playing import evaluate
+from tianflow.policy import evaluate
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
@@ -112,7 +112,7 @@ KINDS: dict[str, dict[str, object]] = {
         "network.kwargs": {"log_std": 1.0},
     },
     "lstm": {"env.id": "tianflow.envs.recall:Recall", "network.lstm": 16, "actors.rollout_steps": 8},
-    "masked": {"env.id": "tests.environments:MaskedEnv"},
+    "masked": {"env.id": "tests.support.environments:MaskedEnv"},
 }
 SHORT: dict[str, object] = {
     "env.num_envs": 4,
@@ -149,7 +149,7 @@ def test_learner_and_actor_agree_on_every_probability_while_the_policy_stands_st
 DISCOUNT = 0.9
 ONE_STATE: dict[str, object] = {
     **SHORT,
-    "env.id": "tests.environments:OneStateEnv",
+    "env.id": "tests.support.environments:OneStateEnv",
     "algorithm.discount": DISCOUNT,
     "algorithm.learning_rate": 3e-3,
     "algorithm.max_grad_norm": 40.0,

@@ -33,7 +33,7 @@ STEADY: Mapping[str, Any] = {
     "http__max_connections": 2 * STREAMS,
     "algorithm__epochs": None,
     "algorithm__minibatch_size": None,
-    "env__id": "tests.oracle:EchoEnv",
+    "env__id": "tests.support.oracle:EchoEnv",
     "env__kwargs": {"seconds": 0.01, "jitter": False},
     "algorithm__name": "tests.e2e.steady:SteadyOracle",
     "algorithm__update_s": 0.05,
@@ -86,7 +86,7 @@ def _server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def opened(kind: str, folder: Path) -> Iterator[Open]:
     if kind == "train":
         config = folder / "oracle.toml"
-        config.write_text("[env]\nid = 'tests.oracle:EchoEnv'\n[algorithm]\nname = 'tests.e2e.steady:SteadyOracle'\n")
+        config.write_text("[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = 'tests.e2e.steady:SteadyOracle'\n")
         record = str(folder / "record")
         with run(folder / "runs", str(config), algorithm__record=record, **STEADY) as live:
             live.until_training(more=3, within_s=PATIENCE_S)
@@ -95,7 +95,7 @@ def opened(kind: str, folder: Path) -> Iterator[Open]:
             yield Open(kind, control.address, control.token, live.name, control.pid, lambda: live.status()["progress"]["env_steps"])
     else:
         with service(folder / "runs", "--max-streams", str(ALLOWED), "--max-connections", str(2 * STREAMS)) as served:
-            served.submit("a", env__id="tests.environments:SlowEnv", env__kwargs={"seconds": 0.02})
+            served.submit("a", env__id="tests.support.environments:SlowEnv", env__kwargs={"seconds": 0.02})
             served.until_training("a")
             control = served.control
             yield Open(kind, control.address, control.token, "a", control.pid, lambda: served.run("a")["progress"]["env_steps"])

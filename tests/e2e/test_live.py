@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.harness import ROOT, START_S, LiveRun, run
-from tests.oracle import Use, uses
+from tests.support.oracle import Use, uses
 from tianflow.rundir.history import NAME, read_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -31,9 +31,9 @@ def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     """A run of the oracle with updates of 30 ms, training already. Every test leaves it with bound 4 and four actors."""
     folder = tmp_path_factory.mktemp("live")
     settings: dict[str, object] = {
-        "env__id": "tests.oracle:EchoEnv",
+        "env__id": "tests.support.oracle:EchoEnv",
         "env__kwargs": {"seconds": 0.002},
-        "algorithm__name": "tests.oracle:Oracle",
+        "algorithm__name": "tests.support.oracle:Oracle",
         "algorithm__record": str(folder / "record"),
         "algorithm__update_s": 0.03,
         "algorithm__batch_trajectories": 2,
@@ -45,7 +45,7 @@ def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         "evaluation__num_envs": 1,
     }
     config = folder / "oracle.toml"
-    config.write_text("[env]\nid = 'tests.oracle:EchoEnv'\n[algorithm]\nname = 'tests.oracle:Oracle'\n")
+    config.write_text("[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = 'tests.support.oracle:Oracle'\n")
     with run(folder / "runs", str(config), algorithm__epochs=None, algorithm__minibatch_size=None, **settings) as live:
         live.until("it is ready", live.ready, within_s=START_S)
         live.until_training(more=10)

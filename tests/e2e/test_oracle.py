@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.oracle import Witness, oracle_config, until, until_true, uses
+from tests.support.oracle import Witness, oracle_config, until, until_true, uses
 from tianflow import api
 from tianflow.coordinator import Run
 from tianflow.launchers.processes import ProcessHost

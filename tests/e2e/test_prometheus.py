@@ -19,8 +19,8 @@ import aiohttp
 import pytest
 
 from dashboards import make, targets
-from tests.fakes_run import FakeRun
 from tests.server.test_service import opened, until, up
+from tests.support.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
 from tianflow.core.statistics import SinkStatistics
 from tianflow.server.common.auth import Tokens

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.oracle import Witness, oracle_config, until_true
+from tests.support.oracle import Witness, oracle_config, until_true
 from tianflow import api
 from tianflow.coordinator import Run
 from tianflow.launchers.processes import ProcessHost

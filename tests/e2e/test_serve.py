@@ -44,7 +44,7 @@ class Service:
             "TIANFLOW_TEST": self.mark,
         }
         self._stderr = self.folder.parent / f"{self.folder.name}-{uuid.uuid4().hex[:6]}.log"
-        command = [*self.command("serve"), "--port", "0", "--allow-import", "tests.environments", *self.arguments]
+        command = [*self.command("serve"), "--port", "0", "--allow-import", "tests.support.environments", *self.arguments]
         with self._stderr.open("w") as err:
             self.process = subprocess.Popen(command, cwd=ROOT, env=self.environment, stdin=subprocess.DEVNULL, stdout=err, stderr=err)
         self.control = self.until("it answers", self._found)
@@ -191,7 +191,7 @@ def test_a_stopped_learner_is_told_of_while_the_service_answers(tmp_path: Path) 
 def test_runs_end_and_the_next_takes_the_place(tmp_path: Path) -> None:
     with service(tmp_path / "runs", "--max-runs", "1") as served:
         served.submit("a", run__max_updates=20)
-        served.submit("b", env__id="tests.environments:NoSuchEnv")
+        served.submit("b", env__id="tests.support.environments:NoSuchEnv")
         served.submit("c", run__max_updates=20)
         served.until("all have ended", lambda: all(run["ended"] for run in served.get("/api/v1/runs")[1]["runs"]))
         states = {run["id"]: (run["state"], run["reasons"]) for run in served.get("/api/v1/runs")[1]["runs"]}

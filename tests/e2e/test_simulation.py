@@ -29,7 +29,7 @@ SETTINGS: dict[str, object] = {
     "algorithm__batch_trajectories": 4,
     "algorithm__epochs": None,
     "algorithm__minibatch_size": None,
-    "env__id": "tests.oracle:EchoEnv",
+    "env__id": "tests.support.oracle:EchoEnv",
     "env__kwargs": {"seconds": 0.005, "jitter": True, "length": 50},
     "env__num_envs": 1,
     "actors__count": 4,
@@ -92,13 +92,13 @@ def oracle(
     folder: Path, changes: Mapping[str, object], *, algorithm: str = "tests.e2e.steady:SteadyOracle", place: str = "runs"
 ) -> LiveRun:
     config = folder / "oracle.toml"
-    config.write_text(f"[env]\nid = 'tests.oracle:EchoEnv'\n[algorithm]\nname = '{algorithm}'\n")
+    config.write_text(f"[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = '{algorithm}'\n")
     settings = {**SETTINGS, "algorithm__record": str(folder / f"record-{place}"), **changes}
     return run(folder / place, str(config), **settings)
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["tests.e2e.steady:SteadyOracle", "tests.oracle:Oracle"], ids=["trajectories vary", "updates vary, too"]
+    "algorithm", ["tests.e2e.steady:SteadyOracle", "tests.support.oracle:Oracle"], ids=["trajectories vary", "updates vary, too"]
 )
 def test_a_steady_run_is_foretold_within_a_tenth(tmp_path: Path, algorithm: str) -> None:
     """Throughput and mean staleness, from where its time went alone: nothing of either is told to the simulation."""

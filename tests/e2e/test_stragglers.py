@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.oracle import oracle_config, until_true
+from tests.support.oracle import oracle_config, until_true
 from tianflow import api
 from tianflow.coordinator import Run
 from tianflow.envs.make import environment_seed

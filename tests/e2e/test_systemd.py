@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents.test_deploy import UNIT
 from tests.e2e.harness import ROOT, SMALL, START_S, assignment, until
-from tests.test_deploy import UNIT
 from tianflow.launchers.fork_server import processes
 
 RUNS = "/var/lib/tianflow/runs"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tests.environments import Array, CounterEnv, EnvironmentBrokeError, Info
+from tests.support.environments import Array, CounterEnv, EnvironmentBrokeError, Info
 from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.config.model import Config, PPOSettings
 from tianflow.core.payloads import EnvironmentSpec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.environments import CounterEnv
+from tests.support.environments import CounterEnv
 from tianflow.cli.main import main as cli
 from tianflow.config.model import EnvSettings
 from tianflow.envs import using
@@ -33,12 +33,12 @@ def test_a_sound_environment_is_usable_and_timed() -> None:
 
 @pytest.mark.parametrize(("what", "problem"), [("observation", "an observation is not finite"), ("reward", "a reward is not finite")])
 def test_what_is_not_finite_is_a_problem_told_once(what: str, problem: str) -> None:
-    assert [problem] == checked("tests.environments:NaNEnv", what=what).problems
+    assert [problem] == checked("tests.support.environments:NaNEnv", what=what).problems
 
 
 @pytest.mark.parametrize("where", ["constructor", "reset", "step"])
 def test_whatever_an_environment_raises_is_a_problem(where: str) -> None:
-    report = checked("tests.environments:RaisingEnv", where=where)
+    report = checked("tests.support.environments:RaisingEnv", where=where)
     assert not report.usable
     assert "EnvironmentBrokeError" in report.problems[0]
 
@@ -65,7 +65,7 @@ class UnseededEnv(CounterEnv):
 @pytest.mark.parametrize("name", ["MaskedEnv", "MaskedMultiDiscreteEnv"])
 @pytest.mark.parametrize("autoreset", ["NextStep", "SameStep", "Disabled"])
 def test_an_environment_that_refuses_what_it_has_masked_is_usable(name: str, autoreset: str) -> None:
-    report = checked(f"tests.environments:{name}", vector_kwargs={"autoreset_mode": autoreset})
+    report = checked(f"tests.support.environments:{name}", vector_kwargs={"autoreset_mode": autoreset})
     assert ([], [], 30) == (report.problems, report.warnings, report.steps)
 
 
@@ -81,7 +81,7 @@ def limited(environment: Any) -> Any:
 
 def test_episodes_that_may_never_end_are_a_warning_unless_they_are_limited() -> None:
     """An evaluation, which plays whole ones, would take all the time that it has."""
-    settings = EnvSettings(id="tests.environments:CounterEnv", kwargs={"length": 1_000_000})
+    settings = EnvSettings(id="tests.support.environments:CounterEnv", kwargs={"length": 1_000_000})
     report = check(settings, steps=30)
     assert report.usable
     assert 0 == report.episodes
@@ -95,7 +95,7 @@ def test_warnings_of_gymnasium_are_told_without_their_colours() -> None:
     told = check(EnvSettings(id="Pendulum-v1"), steps=30).warnings
     assert told
     assert not any("\x1b" in sentence for sentence in told)
-    assert 6 == check(EnvSettings(id="tests.environments:CounterEnv"), steps=36).episodes  # 5 steps each, and one for the reset
+    assert 6 == check(EnvSettings(id="tests.support.environments:CounterEnv"), steps=36).episodes  # 5 steps each, and one for the reset
 
 
 def test_an_environment_that_ignores_its_seed_is_told_by_us_and_by_gymnasium() -> None:
@@ -106,7 +106,7 @@ def test_an_environment_that_ignores_its_seed_is_told_by_us_and_by_gymnasium() -
 
 def test_an_environment_that_does_not_close_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(using.used, "__kwdefaults__", using.used.__kwdefaults__ | {"close_s": 0.05})
-    gymnasium.register("Unclosable-v0", "tests.environments:UnclosableEnv")
+    gymnasium.register("Unclosable-v0", "tests.support.environments:UnclosableEnv")
     report = checked("Unclosable-v0")  # a registered one is closed by Gymnasium's check_env, too
     assert report.usable
     assert 30 == report.steps
@@ -118,10 +118,10 @@ def test_an_unknown_environment_is_a_problem() -> None:
 
 
 def test_the_command_says_what_it_found_and_exits_with_it() -> None:
-    usable = CliRunner().invoke(cli.app, ["check-env", "tests.environments:CounterEnv", "length=3", "--steps", "20", "--json"])
+    usable = CliRunner().invoke(cli.app, ["check-env", "tests.support.environments:CounterEnv", "length=3", "--steps", "20", "--json"])
     assert usable.exit_code == 0
     assert json.loads(usable.stdout)["usable"] is True
-    refused = CliRunner().invoke(cli.app, ["check-env", "tests.environments:NaNEnv"])
+    refused = CliRunner().invoke(cli.app, ["check-env", "tests.support.environments:NaNEnv"])
     assert refused.exit_code == 1
     assert "problem: an observation is not finite" in refused.stdout
 

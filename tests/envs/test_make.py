@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from tests import environments
+from tests.support import environments
 from tianflow.config.model import Config, EnvSettings, PPOSettings
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.envs import probe
@@ -39,22 +39,22 @@ def vector_of(env_id: str, **env: object):
 
 def test_a_probe_tells_what_there_is_to_know():
     expected = EnvironmentSpec(
-        "tests.environments:Dict-v0",
+        "tests.support.environments:Dict-v0",
         (LeafSpec("arm/joints", (3,), "float32"), LeafSpec("arm/mode", (), "int64", (8,)), LeafSpec("camera", (1, 6, 6), "uint8")),
         ActionSpec("discrete", (), "int64", (2,), (0,)),
         3,
         "next_step",
     )
-    assert expected == probe(config("tests.environments:Dict-v0"))
+    assert expected == probe(config("tests.support.environments:Dict-v0"))
 
 
 @pytest.mark.parametrize(
     ("env_id", "expected"),
     [
-        ("tests.environments:CounterEnv", "next_step"),
-        ("tests.environments:NextStepVector", "next_step"),
-        ("tests.environments:SameStepVector", "same_step"),
-        ("tests.environments:DisabledVector", "disabled"),
+        ("tests.support.environments:CounterEnv", "next_step"),
+        ("tests.support.environments:NextStepVector", "next_step"),
+        ("tests.support.environments:SameStepVector", "same_step"),
+        ("tests.support.environments:DisabledVector", "disabled"),
         ("CartPole-v1", "next_step"),
     ],
 )
@@ -90,11 +90,11 @@ def test_a_vector_environment_of_its_own_is_used_unless_told_otherwise():
 
 def test_arguments_reach_the_environment():
     assert vector_of("CartPole-v1", kwargs={"max_episode_steps": 7}).max_episode_steps == 7
-    assert [9, 9, 9] == [env._lengths[0] for env in vector_of("tests.environments:CounterEnv", kwargs={"length": 9}).envs]
-    assert [9, 9, 9] == [env.unwrapped._lengths[0] for env in vector_of("tests.environments:Counter-v0", kwargs={"length": 9}).envs]
+    assert [9, 9, 9] == [env._lengths[0] for env in vector_of("tests.support.environments:CounterEnv", kwargs={"length": 9}).envs]
+    assert [9, 9, 9] == [env.unwrapped._lengths[0] for env in vector_of("tests.support.environments:Counter-v0", kwargs={"length": 9}).envs]
     same_step = {"vector_kwargs": {"autoreset_mode": "SameStep"}}
-    assert probe(config("tests.environments:Counter-v0", kwargs=same_step)).autoreset == "same_step"
-    assert probe(config("tests.environments:CounterEnv", kwargs=same_step)).autoreset == "same_step"
+    assert probe(config("tests.support.environments:Counter-v0", kwargs=same_step)).autoreset == "same_step"
+    assert probe(config("tests.support.environments:CounterEnv", kwargs=same_step)).autoreset == "same_step"
 
 
 def make_counter(length=4):
@@ -132,7 +132,7 @@ def scaled(env):
 
 def test_wrappers_go_around_each_environment():
     wrappers = (f"{HERE}:scaled", f"{HERE}:Scaled")
-    for env_id in ("tests.environments:Counter-v0", "tests.environments:CounterEnv"):
+    for env_id in ("tests.support.environments:Counter-v0", "tests.support.environments:CounterEnv"):
         vector = vector_of(env_id, wrappers=wrappers)
         vector.reset(seed=0)
         assert [100, 100, 100] == vector.step(np.zeros(3, np.int64))[1].tolist()
@@ -142,7 +142,7 @@ def test_wrappers_around_a_whole_vector_are_refused():
     found = problem("CartPole-v1", wrappers=(f"{HERE}:scaled",))
     assert found.path == "env.wrappers"
     assert "env.vectorization = 'sync'" in found.accepted
-    assert problem("tests.environments:SameStepVector", wrappers=(f"{HERE}:scaled",)).path == "env.wrappers"
+    assert problem("tests.support.environments:SameStepVector", wrappers=(f"{HERE}:scaled",)).path == "env.wrappers"
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_wrappers_around_a_whole_vector_are_refused():
     [
         ("CartPol-v1", "CartPole-v1"),
         ("ALE/Pongg-v5", "ALE/Pong-v5"),
-        ("tests.environments:CounterEn", "tests.environments:CounterEnv"),
-        ("tests.environments:Countr-v0", "tests.environments:Counter-v0"),
+        ("tests.support.environments:CounterEn", "tests.support.environments:CounterEnv"),
+        ("tests.support.environments:Countr-v0", "tests.support.environments:Counter-v0"),
     ],
 )
 def test_an_unknown_id_names_the_nearest(env_id, nearest):
@@ -167,7 +167,7 @@ def test_an_unknown_id_names_the_nearest(env_id, nearest):
         (f"{HERE}:NOT_CALLABLE", "cannot be called"),
         (f"{HERE}:make_nothing", "made NoneType, not a gymnasium.Env"),
         (f"{HERE}:make_too_few", "not a gymnasium.vector.VectorEnv of 1 environments"),
-        ("tests.environments:SequenceEnv", "sub-space 'words'"),
+        ("tests.support.environments:SequenceEnv", "sub-space 'words'"),
     ],
 )
 def test_what_cannot_be_an_environment_is_refused(env_id, message):
@@ -201,12 +201,12 @@ def test_a_vector_that_is_refused_is_closed(name, monkeypatch):
 
 @pytest.mark.parametrize("where", ["constructor", "reset"])
 def test_a_constructor_or_reset_that_raises_fails_the_probe(where):
-    found = problem("tests.environments:RaisingEnv", kwargs={"where": where})
+    found = problem("tests.support.environments:RaisingEnv", kwargs={"where": where})
     assert found.path == "env.id"
     assert f"EnvironmentBrokeError: {'the constructor' if where == 'constructor' else 'reset'} broke" in found.message
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "tests.environments:Counter-v0", "tests.environments:CounterEnv"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "tests.support.environments:Counter-v0", "tests.support.environments:CounterEnv"])
 def test_an_argument_that_does_not_exist_is_named(env_id):
     found = problem(env_id, kwargs={"lenght": 3})
     assert found.path == "env.kwargs"
@@ -216,15 +216,15 @@ def test_an_argument_that_does_not_exist_is_named(env_id):
 
 def test_arguments_that_have_a_setting_of_their_own_are_refused():
     assert "set env.num_envs" in problem("CartPole-v1", kwargs={"num_envs": 4}).message
-    assert problem("tests.environments:CounterEnv", kwargs={"vector_kwargs": 3}).path == "env.kwargs.vector_kwargs"
+    assert problem("tests.support.environments:CounterEnv", kwargs={"vector_kwargs": 3}).path == "env.kwargs.vector_kwargs"
 
 
 @pytest.mark.parametrize(
     ("env_id", "vectorization", "message"),
     [
         ("Acrobot-v1", "native", "has no vector environment of its own"),
-        ("tests.environments:CounterEnv", "native", "makes single environments"),
-        ("tests.environments:SameStepVector", "sync", "makes a whole vector"),
+        ("tests.support.environments:CounterEnv", "native", "makes single environments"),
+        ("tests.support.environments:SameStepVector", "sync", "makes a whole vector"),
     ],
 )
 def test_a_vectorization_that_cannot_be_is_refused(env_id, vectorization, message):
@@ -234,9 +234,9 @@ def test_a_vectorization_that_cannot_be_is_refused(env_id, vectorization, messag
 
 
 def test_action_masks_are_seen_at_the_first_reset():
-    assert probe(config("tests.environments:MaskedEnv")).action_mask
-    assert probe(config("tests.environments:MaskedMultiDiscreteEnv")).action_mask
-    assert not probe(config("tests.environments:CounterEnv")).action_mask
+    assert probe(config("tests.support.environments:MaskedEnv")).action_mask
+    assert probe(config("tests.support.environments:MaskedMultiDiscreteEnv")).action_mask
+    assert not probe(config("tests.support.environments:CounterEnv")).action_mask
 
 
 class WronglyMasked(environments.MaskedEnv):
@@ -288,7 +288,7 @@ def test_ending_an_episode_without_its_last_observation_is_a_failure():
             return *super().step(actions)[:4], {}
 
     environment = VectorEnvironment(Silent([lambda: environments.CounterEnv(1)], autoreset_mode="SameStep"), "silent")
-    from tests.fakes import FakeSlot
+    from tests.support.fakes import FakeSlot
     from tianflow.components.rows import take_apart
 
     slot = FakeSlot(environment.spec, 2)
@@ -309,7 +309,7 @@ class Listing(SyncVectorEnv):
 
 
 def test_a_vector_may_give_lists_and_their_lengths_are_checked_as_well():
-    from tests.fakes import FakeSlot
+    from tests.support.fakes import FakeSlot
     from tianflow.components.rows import take_apart
 
     vector = Listing([lambda: environments.CounterEnv(3)] * 2, autoreset_mode="NextStep")
@@ -331,7 +331,7 @@ def test_a_vector_may_give_lists_and_their_lengths_are_checked_as_well():
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_a_return_is_the_sum_of_its_episode_in_the_order_of_the_steps_bit_for_bit(mode):
     """Over pieces of all lengths; an infinite return ends with its episode."""
-    from tests.fakes import FakeSlot
+    from tests.support.fakes import FakeSlot
     from tianflow.components.rows import take_apart
 
     draw = np.random.default_rng(0)

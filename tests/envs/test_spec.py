@@ -3,7 +3,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from tests import environments
+from tests.support import environments
 from tianflow.core.payloads import ActionSpec, LeafSpec
 from tianflow.envs.spec import ActionCodec, ObservationCodec, UnexpectedShapeError, action_spec
 from tianflow.errors import ConfigError

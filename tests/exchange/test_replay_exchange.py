@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.replay_exchange_worlds import DRAWN, NUM_ENVS, OPEN, STEPS, FakeShard, World
+from tests.support.replay_exchange_worlds import DRAWN, NUM_ENVS, OPEN, STEPS, FakeShard, World
 from tianflow.core.payloads import Batch, DrawPart, Drop, Grant, Holdings, Keep, Prioritise, StateFile, Store, Version
 from tianflow.exchange.shard_records import STAY
 from tianflow.ledger.ledger import LedgerError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.replay_exchange_worlds import DRAWS, LAYOUT, World
+from tests.support.replay_exchange_worlds import DRAWS, LAYOUT, World
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.memory import heap_arena
 from tianflow.core.payloads import DrawPart, Drop, Holdings, Keep, Prioritise, ShardRequest, StateFile, Store

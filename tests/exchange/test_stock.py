@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.worlds import small_layout, turns
+from tests.support.worlds import small_layout, turns
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.memory import heap_arena

@@ -17,13 +17,13 @@ import torch
 from typer.testing import CliRunner, Result
 
 import tianflow
-from tests.checkpoints import Sections, checkpoint
+from tests.support.checkpoints import Sections, checkpoint
 from tianflow.cli.export import write_export
 from tianflow.cli.main import main as cli
 from tianflow.errors import CheckpointError
 from tianflow.export import ExportError, formats
 from tianflow.networks import Mlp
-from tianflow.playing import LoadedPolicy
+from tianflow.policy import LoadedPolicy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 torch.set_num_threads(1)
@@ -44,10 +44,10 @@ CASES: dict[str, Sections] = {
     "r2d2": {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "r2d2"}, "network": {**SMALL, "lstm": 8}},
     "sac": {"env": {"id": "Pendulum-v1", **NORMALISED}, "algorithm": {"name": "sac"}, "network": SMALL},
     "td3": {"env": {"id": "Pendulum-v1"}, "algorithm": {"name": "td3"}, "network": SMALL},
-    "clipped": {"env": {"id": "tests.environments:BoxActionEnv"}, "algorithm": {"name": "ppo"}, "network": SMALL},
-    "shifted": {"env": {"id": "tests.environments:MultiDiscreteEnv"}, "algorithm": {"name": "ppo"}, "network": SMALL},
-    "masked": {"env": {"id": "tests.environments:MaskedEnv"}, "algorithm": {"name": "ppo"}, "network": SMALL},
-    "nested": {"env": {"id": "tests.environments:DictEnv", **NORMALISED}, "algorithm": {"name": "ppo"}, "network": SMALL},
+    "clipped": {"env": {"id": "tests.support.environments:BoxActionEnv"}, "algorithm": {"name": "ppo"}, "network": SMALL},
+    "shifted": {"env": {"id": "tests.support.environments:MultiDiscreteEnv"}, "algorithm": {"name": "ppo"}, "network": SMALL},
+    "masked": {"env": {"id": "tests.support.environments:MaskedEnv"}, "algorithm": {"name": "ppo"}, "network": SMALL},
+    "nested": {"env": {"id": "tests.support.environments:DictEnv", **NORMALISED}, "algorithm": {"name": "ppo"}, "network": SMALL},
 }
 NAMES = {
     "ppo": {"action", "logits"},
@@ -237,7 +237,7 @@ def test_a_file_says_what_it_is_and_what_it_takes(exported: Exported, suffix: st
 
 
 def test_bounds_that_are_none_are_strict_json(tmp_path: Path) -> None:
-    sections = {**CASES["clipped"], "env": {"id": "tests.environments:UnboundedBoxActionEnv"}}
+    sections = {**CASES["clipped"], "env": {"id": "tests.support.environments:UnboundedBoxActionEnv"}}
     write_export(checkpoint(tmp_path, sections), tmp_path / "policy.pt2", runs_dir=tmp_path)
     assert [None, None] == metadata_of(tmp_path / "policy.pt2")["action_space"]["low"]
 

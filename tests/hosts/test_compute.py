@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.worlds import turns
+from tests.support.worlds import turns
 from tianflow.hosts.compute import Compute
 
 Opened = tuple[Compute, list[BaseException]]

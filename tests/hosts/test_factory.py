@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow import envs
 from tianflow.algorithms.ppo import PPO
 from tianflow.channels.latest import LatestCell

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.settings import cartpole
-from tests.worlds import turns
+from tests.support.settings import cartpole
+from tests.support.worlds import turns
 from tianflow.coordinator import Run
 from tianflow.core.payloads import Version
 from tianflow.core.program import ComponentSpec, HostSpec

@@ -24,8 +24,10 @@ from tianflow.launchers import host_forker as nursery_module
 from tianflow.launchers.fork_server import carries, processes
 from tianflow.launchers.host_forker import Child, Nursery
 
-ECHO, END, SLEEP, LOOK, FAMILY = (f"tests.nursery_targets:{name}" for name in ("echo", "end", "sleep", "look_around", "with_descendants"))
-DAEMON = "tests.nursery_targets:with_daemon"
+ECHO, END, SLEEP, LOOK, FAMILY = (
+    f"tests.support.host_forker_targets:{name}" for name in ("echo", "end", "sleep", "look_around", "with_descendants")
+)
+DAEMON = "tests.support.host_forker_targets:with_daemon"
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ async def test_twenty_children_get_their_own_payload_and_descriptor(nursery: Nur
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is not told how to keep memory")
 async def test_memory_that_is_taken_again_and_again_stays_with_the_process(nursery: Nursery) -> None:
     """Else each time brings 12,288 faults for 48 MB."""
-    child, faults = await told_by(nursery, "host", "tests.nursery_targets:work_in_memory")
+    child, faults = await told_by(nursery, "host", "tests.support.host_forker_targets:work_in_memory")
     assert faults < 1000
     await child.wait()
 
@@ -120,7 +122,7 @@ def huge_pages_can_be_asked_for() -> bool:
 
 @pytest.mark.skipif(not huge_pages_can_be_asked_for(), reason="this kernel or C library has no huge pages for who asks")
 async def test_hosts_ask_for_huge_pages(nursery: Nursery) -> None:
-    child, asked = await told_by(nursery, "host", "tests.nursery_targets:pages")
+    child, asked = await told_by(nursery, "host", "tests.support.host_forker_targets:pages")
     assert asked
     await child.wait()
 
@@ -157,8 +159,8 @@ async def test_exit_status_is_what_the_target_made_it(nursery: Nursery, how: str
 
 async def test_a_target_that_cannot_be_imported_is_an_exit_and_tells_why(run_id: str, capfd: pytest.CaptureFixture[str]) -> None:
     async with Nursery(run_id=run_id) as nursery:  # after the capture began: hosts inherit what was stderr then
-        assert 1 == await (await nursery.spawn("host", "tests.nursery_targets:missing", b"")).wait()
-    assert "AttributeError: module 'tests.nursery_targets' has no attribute 'missing'" in capfd.readouterr().err
+        assert 1 == await (await nursery.spawn("host", "tests.support.host_forker_targets:missing", b"")).wait()
+    assert "AttributeError: module 'tests.support.host_forker_targets' has no attribute 'missing'" in capfd.readouterr().err
 
 
 async def test_several_may_wait_for_one_child_and_a_cancelled_one_disturbs_nobody(nursery: Nursery) -> None:
@@ -257,7 +259,7 @@ async def test_preloaded_modules_are_there_and_hosts_draw_different_numbers(run_
 
 
 async def test_a_preloaded_thread_makes_forking_impossible_and_the_error_says_so(run_id: str) -> None:
-    async with Nursery(run_id=run_id, preload=("tests.nursery_thread",)) as nursery:
+    async with Nursery(run_id=run_id, preload=("tests.support.host_forker_thread",)) as nursery:
         with pytest.raises(RunError, match="2 threads run in the fork server"):
             await nursery.spawn("host", END, b"return 0")
 
@@ -267,7 +269,7 @@ async def test_impossible_requests_are_refused_before_anything_is_forked(nursery
     with pytest.raises(ValueError, match="called 'host' already"):
         await nursery.spawn("host", SLEEP, b"")
     with pytest.raises(ValueError, match="accepted: 'module:function'"):
-        await nursery.spawn("other", "tests.nursery_targets", b"")
+        await nursery.spawn("other", "tests.support.host_forker_targets", b"")
     with pytest.raises(ValueError, match="at most 252"):
         await nursery.spawn("other", SLEEP, b"", [0] * 253)
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.virtual_time import broken_identity
+from tests.support.virtual_time import broken_identity
 from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.ledger.ledger import Ledger, LedgerError
 from tianflow.ledger.tickets import Blocked, Limits, Share, State, coarse

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes_run import FakeReplay, FakeRun, make_config
+from tests.support.fakes_run import FakeReplay, FakeRun, make_config
 from tianflow.config.loading import with_changes
 from tianflow.config.model import Config
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares

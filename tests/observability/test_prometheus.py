@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tests.fakes_run import FakeRun
+from tests.support.fakes_run import FakeRun
 from tianflow.core.payloads import Settlement, Version
 from tianflow.core.statistics import ComponentStatistics, SinkStatistics, TimeShares
 from tianflow.observability.prometheus.families import DROP_REASONS, FAMILIES, STATES, staleness_distribution

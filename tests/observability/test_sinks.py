@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
-from tests.fakes_run import FakeRun
-from tests.settings import cartpole
+from tests.support.fakes_run import FakeRun
+from tests.support.settings import cartpole
 from tianflow.config.loading import load_config
 from tianflow.config.model import MetricsSettings
 from tianflow.core.statistics import SinkStatistics

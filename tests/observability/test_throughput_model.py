@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.observability.test_diagnosis import look
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow.config.model import Config
 from tianflow.core.moments import TIMED
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow.channels.arena import arena_nbytes
 from tianflow.config.loading import load_config
 from tianflow.core.layout import make_layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow.config.loading import load_config
 from tianflow.planning import placement as system
 

@@ -31,7 +31,7 @@ def test_a_valid_config_is_told_its_environment_and_its_costs() -> None:
     ("override", "path", "nearest"),
     [
         ("env.id=CartPol-v1", "env.id", "CartPole-v1"),
-        ("env.id=tests.environments:NoSuchThing", "env.id", ""),
+        ("env.id=tests.support.environments:NoSuchThing", "env.id", ""),
         ("env.id=no_such_module:Thing", "env.id", ""),
         ("env.kwargs.no_such_argument=1", "env.kwargs", ""),
         ("env.wrappers=['gymnasium.wrappers:TimeLimt']", "env.wrappers", "TimeLimit"),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.replay_worlds import LEAVES, STACKS, World, everything
+from tests.support.replay_worlds import LEAVES, STACKS, World, everything
 from tianflow.core.payloads import LeafSpec
 from tianflow.replay import Fifo, Fragment, Shard, ShardSettings, Stream, find_stacks
 from tianflow.replay.observations import LeafArrays, NewRows, PlainLeaf, StackedLeaf

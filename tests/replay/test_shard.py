@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.replay_worlds import LEAVES, STACKS, Mode, Step, World, assert_window, everything
+from tests.support.replay_worlds import LEAVES, STACKS, Mode, Step, World, assert_window, everything
 from tianflow.core.payloads import LeafSpec
 from tianflow.errors import WouldBlock
 from tianflow.replay import ActorError, Fifo, Fragment, Lifo, Prioritised, Shard, ShardSettings, Stream, Uniform

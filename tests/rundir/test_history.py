@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
-from tests.fakes_run import FakeRun
-from tests.settings import cartpole
+from tests.support.fakes_run import FakeRun
+from tests.support.settings import cartpole
 from tianflow.coordinator.counters import KEPT_RECORDS
 from tianflow.core.statistics import RunStatistics, SinkStatistics
 from tianflow.observability import recorder as recording

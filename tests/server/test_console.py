@@ -13,8 +13,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from yarl import URL
 
-from tests.fakes_run import FakeRun
 from tests.server.test_run_server import READ, RUN, Client, client_of, problem
+from tests.support.fakes_run import FakeRun
 from tianflow.observability.recorder import Recorder
 from tianflow.rundir.history import LIMIT, NAME, HistoryFile, read_rows, thinned
 from tianflow.server.common import console

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from tests.fakes_run import FakeRun
 from tests.server.test_service import Client, opened, until, up
+from tests.support.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
 from tianflow.observability.rates import Rates
 from tianflow.server.common.auth import Guard, Tokens

@@ -17,8 +17,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from tests.fakes_run import FakeRun
 from tests.server.test_run_server import CONTROL, READ, RUN, TOKENS, problem
+from tests.support.fakes_run import FakeRun
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config.model import HttpSettings
 from tianflow.core.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished

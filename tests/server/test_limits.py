@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.fakes_run import FakeRun
+from tests.support.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
 from tianflow.server.common import bodies, connections
 from tianflow.server.common.auth import Tokens

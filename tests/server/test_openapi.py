@@ -11,8 +11,8 @@ from aiohttp import web
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from tests.fakes_run import FakeRun
 from tests.server.test_run_server import CONTROL, READ, RUN, Client, client_of, patch
+from tests.support.fakes_run import FakeRun
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, EnvSettings
 from tianflow.core.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
 from tianflow.server.common import console

@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from multidict import CIMultiDict
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tests.fakes_run import FakeRun
+from tests.support.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import Diagnosis

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from tests.fakes_run import FakeRun
+from tests.support.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError
 from tianflow.rundir.control_file import SERVICE, ControlFile
@@ -497,8 +497,8 @@ async def test_who_may_only_look_submits_nothing(world: World) -> None:
 
 
 async def test_allowed_modules_may_be_named(tmp_path: Path) -> None:
-    async with opened(tmp_path, allowed=("tests.environments",)) as world:
-        status, answer, _ = await post(world, {"config": SMALL | {"env": {"id": "tests.environments:CounterEnv"}}})
+    async with opened(tmp_path, allowed=("tests.support.environments",)) as world:
+        status, answer, _ = await post(world, {"config": SMALL | {"env": {"id": "tests.support.environments:CounterEnv"}}})
         assert 201 == status, answer
 
 

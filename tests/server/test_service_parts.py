@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.fakes_run import FakeRun
-from tests.refusing import full_disk
+from tests.support.fakes_run import FakeRun
+from tests.support.refusing import full_disk
 from tianflow.errors import ConfigError
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.server.service import run_process as child
@@ -269,7 +269,7 @@ def test_no_name_of_a_run_is_that_of_a_file_of_the_service_or_of_another_run(tmp
 )
 def test_objects_of_modules_that_are_not_allowed_are_refused(section: str, key: str, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
-        require_allowed({section: {key: value}}, ["tests.environments", "gymnasium.wrappers"])
+        require_allowed({section: {key: value}}, ["tests.support.environments", "gymnasium.wrappers"])
     (problem,) = caught.value.problems
     assert problem.path.startswith(f"{section}.{key}")
     assert "gymnasium.wrappers" in problem.accepted
@@ -280,20 +280,20 @@ def test_objects_of_modules_that_are_not_allowed_are_refused(section: str, key: 
     [
         ("env", "id", "CartPole-v1"),
         ("env", "id", "ALE/Pong-v5"),
-        ("env", "id", "tests.environments:CounterEnv"),
-        ("env", "id", "tests.environments.deeper:Env"),
+        ("env", "id", "tests.support.environments:CounterEnv"),
+        ("env", "id", "tests.support.environments.deeper:Env"),
         ("learner", "device", "cuda:0"),
         ("env", "kwargs", {"url": "http://127.0.0.1:80/", "when": "12:30", "path": "C:\\x"}),
         ("run", "name", "anything"),
     ],
 )
 def test_names_of_what_is_installed_or_allowed_pass(section: str, key: str, value: object) -> None:
-    require_allowed({section: {key: value}}, ["tests.environments"])
+    require_allowed({section: {key: value}}, ["tests.support.environments"])
 
 
 def test_a_module_that_only_begins_like_an_allowed_one_is_another() -> None:
     with pytest.raises(ConfigError):
-        require_allowed({"env": {"id": "tests.environments_of_others:Env"}}, ["tests.environments"])
+        require_allowed({"env": {"id": "tests.environments_of_others:Env"}}, ["tests.support.environments"])
 
 
 # Tokens ------------------------------------------------------------------------------------------------------------------------

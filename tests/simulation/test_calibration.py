@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow.cli.main import main as cli
 from tianflow.config.loading import CONFIG_FILE, to_toml
 from tianflow.config.model import Config

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tests.settings import cartpole
+from tests.support.settings import cartpole
 from tianflow.cli.main import main as cli
 from tianflow.config.model import Config
 from tianflow.errors import ConfigError

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tests.settings import cartpole
-from tests.virtual_time import broken_identity
+from tests.support.settings import cartpole
+from tests.support.virtual_time import broken_identity
 from tianflow.cli.main import main as cli
 from tianflow.config.model import Config
 from tianflow.core.directives import Directive, SetBound, SetCredits

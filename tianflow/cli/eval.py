@@ -26,7 +26,7 @@ def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | N
 
         filming.require_possible(video)
     from tianflow import api
-    from tianflow.playing import evaluate as play
+    from tianflow.policy import evaluate as play
     from tianflow.rundir.checkpoints import resolve
 
     path = resolve(checkpoint, runs_dir)

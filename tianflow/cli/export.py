@@ -14,7 +14,7 @@ from tianflow.cli.common import RUNS, KeptArgument, RunsDir, exit_codes
 from tianflow.export import ExportError
 
 if TYPE_CHECKING:
-    from tianflow.playing import LoadedPolicy
+    from tianflow.policy import LoadedPolicy
     from tianflow.rundir.checkpoints import Checkpoint
 
 FORMAT = 1

@@ -15,7 +15,7 @@ from tianflow.envs.make import environment_seed, make
 from tianflow.errors import ConfigError, EnvironmentFailedError, TianflowError
 
 if TYPE_CHECKING:
-    from tianflow.playing import LoadedPolicy
+    from tianflow.policy import LoadedPolicy
 
 
 class VideoError(TianflowError):

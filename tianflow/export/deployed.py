@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tianflow.core.payloads import LeafSpec
 from tianflow.interfaces import NamesParameters
-from tianflow.playing import LoadedPolicy
+from tianflow.policy import LoadedPolicy
 
 Tree = Mapping[str, Tensor]
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.fakes import VersionPolicy
-from tests.oracle import NBYTES, Witness, oracle_config, until, uses
+from tests.support.fakes import VersionPolicy
+from tests.support.oracle import NBYTES, Witness, oracle_config, until, uses
 from tianflow import api
 from tianflow.channels.memory import MemoryWeights
 from tianflow.components import learner

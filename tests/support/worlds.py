@@ -1,6 +1,6 @@
 """One run's channels in one form: the real exchange and ledger, and the ends that components get.
 
-The suites of `tests.conformance` open a world and look at both sides of it.
+The suites of `tests.support.conformance` open a world and look at both sides of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tests.virtual_time import broken_identity
+from tests.support.virtual_time import broken_identity
 from tianflow.channels.arena import Arena
 from tianflow.channels.broadcast import Broadcast, GapCounter, Subscription
 from tianflow.channels.codec import decode_event, decode_grant, encode_event

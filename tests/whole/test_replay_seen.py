@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
-from tests.fakes_run import FakeReplay, FakeRun
+from tests.support.fakes_run import FakeReplay, FakeRun
 from tianflow.cli.screen import drawing, plain_line, summary_text
 from tianflow.config.model import Config
 from tianflow.config.model import loading as config_loading

@@ -19,8 +19,8 @@ import torch
 
 import tianflow
 import tianflow.server.run.server  # reads files on import, which no loop may
-from tests import environments
-from tests.settings import cartpole
+from tests.support import environments
+from tests.support.settings import cartpole
 from tianflow.algorithms.common.actor_critic import read_batch
 from tianflow.algorithms.ppo import PPO, PPOLearner
 from tianflow.api import RunHandle
@@ -101,7 +101,7 @@ class WatchedPPO(PPO):
 def test_in_a_run_without_staleness_actors_and_learner_agree_on_every_log_probability(tmp_path: Path, lstm: int) -> None:
     """|log ratio| < 1e-5 over a whole run, also where every update moves the policy."""
     WatchedLearner.log_ratios.clear()
-    algorithm = {"name": "tests.test_situations:WatchedPPO", "learning_rate": 1e-2}
+    algorithm = {"name": "tests.whole.test_situations:WatchedPPO", "learning_rate": 1e-2}
     config = cartpole(algorithm=algorithm, network={"lstm": lstm}, balance={"max_staleness": 0}, run={"max_updates": 12})
     tianflow.train(config, runs_dir=tmp_path)
     assert 12 == len(WatchedLearner.log_ratios)
@@ -111,7 +111,7 @@ def test_in_a_run_without_staleness_actors_and_learner_agree_on_every_log_probab
 def test_stale_data_is_told_from_fresh_by_its_log_probabilities(tmp_path: Path) -> None:
     """The measure of the test above does see one version's difference."""
     WatchedLearner.log_ratios.clear()
-    algorithm = {"name": "tests.test_situations:WatchedPPO", "learning_rate": 1e-2}
+    algorithm = {"name": "tests.whole.test_situations:WatchedPPO", "learning_rate": 1e-2}
     tianflow.train(cartpole(algorithm=algorithm, balance={"max_staleness": 1}, run={"max_updates": 12}), runs_dir=tmp_path)
     assert max(WatchedLearner.log_ratios) > 1e-3
 
@@ -138,7 +138,7 @@ def test_every_space_is_trained_in_and_then_played_in(tmp_path: Path, name: str,
     """The environments refuse every action outside their space, or that they forbade."""
     config = cartpole(
         env={
-            "id": f"tests.environments:{vector}",
+            "id": f"tests.support.environments:{vector}",
             "kwargs": {"env": name},
             "normalisation": {"observations": True, "returns": True},
         },
@@ -222,7 +222,7 @@ class OnceBrokenLaw:
 
 def test_a_law_that_raises_once_ends_the_run_with_its_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="the law divided by the number of learners") as caught:
-        tianflow.train(endless(balance={"controller": "tests.test_situations:OnceBrokenLaw"}), runs_dir=tmp_path)
+        tianflow.train(endless(balance={"controller": "tests.whole.test_situations:OnceBrokenLaw"}), runs_dir=tmp_path)
     assert "ZeroDivisionError" in caught.value.details
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.virtual_time import Settings, World, broken_identity
+from tests.support.virtual_time import Settings, World, broken_identity
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import State
 from tianflow_controllers.freshest import Freshest

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dashboards import make
-from tests.test_dashboards import labels_emitted
+from tests.dashboards.test_make import labels_emitted
 
 Json = dict[str, Any]
 BOARDS: dict[str, Json] = {path.stem: json.loads(text) for path, text in make.files().items()}

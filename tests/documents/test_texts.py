@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import typer
 
-from tests.pages import PAGES, ROOT
-from tests.test_dashboards import labels_emitted
-from tests.test_docs import SETTING, TICKS, exists
+from tests.dashboards.test_make import labels_emitted
+from tests.documents.test_docs import SETTING, TICKS, exists
+from tests.support.pages import PAGES, ROOT
 from tianflow.cli.main import app
 from tianflow.server.run.app import ACTIONS, LOOKS
 from tianflow.server.service import openapi

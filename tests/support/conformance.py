@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.worlds import FIRST, NUM_ENVS, STEPS, WEIGHTS_NBYTES, EventsLink, WeightsLink, World, tickets, turns
+from tests.support.worlds import FIRST, NUM_ENVS, STEPS, WEIGHTS_NBYTES, EventsLink, WeightsLink, World, tickets, turns
 from tianflow.core.events import EnvironmentFailed, Event, SettingsChanged
 from tianflow.core.payloads import NO_VERSION, Batch, Episode, Settlement, Trajectory, Version
 from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel

@@ -11,7 +11,7 @@ import pytest
 import typer
 from pydantic import BaseModel
 
-from tests.pages import DOCS, LANGUAGES, PAGES, ROOT, Block, PageError, Reader, blocks, rows, unseen
+from tests.support.pages import DOCS, LANGUAGES, PAGES, ROOT, Block, PageError, Reader, blocks, rows, unseen
 from tianflow.cli.main import app
 from tianflow.config.loading import load_config
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config

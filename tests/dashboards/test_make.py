@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dashboards import make, targets
-from tests.fakes_run import FakeRun
+from tests.support.fakes_run import FakeRun
 from tianflow.core.statistics import SinkStatistics
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.rundir.control_file import NAME as NAME_OF_RUN

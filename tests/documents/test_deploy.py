@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.pages import ROOT
+from tests.support.pages import ROOT
 from tianflow.cli.main import app
 
 UNIT, CONTAINER = ROOT / "deploy" / "tianflow.service", ROOT / "deploy" / "Containerfile"

@@ -1,4 +1,4 @@
-"""What other processes do in tests of shared memory; each is started as ``python -m tests.shm_targets NAME FD NBYTES ...``."""
+"""What other processes do in tests of shared memory; each is started as ``python -m tests.support.shm_targets NAME FD NBYTES ...``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.worlds import NUM_ENVS, STEPS, small_layout
+from tests.support.worlds import NUM_ENVS, STEPS, small_layout
 from tianflow.channels.arena import Arena
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message

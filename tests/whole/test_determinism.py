@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.fakes import FakeSlot
+from tests.support.fakes import FakeSlot
 from tianflow import api, plugins
 from tianflow.components.rollout import Rollout
 from tianflow.components.stacking import BatchStacker

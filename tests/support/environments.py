@@ -1,4 +1,4 @@
-"""Small environments that tests name as ``tests.environments:Name`` or, where registered, ``tests.environments:Name-v0``.
+"""Small environments that tests name as ``tests.support.environments:Name`` or, where registered, ``tests.support.environments:Name-v0``.
 
 Each shows one situation that an environment can bring about. A ``marker`` is the path of a file: an environment that is
 to fail once does so only while the file does not exist, and makes it first, so "once" holds across processes.

@@ -1,6 +1,6 @@
 """An algorithm that learns nothing and makes its data prove their own age: its policy's action *is* the version of its weights.
 
-Named ``tests.oracle:Oracle``. The learner counts its updates by itself and looks only at actions, never at the labels that
+Named ``tests.support.oracle:Oracle``. The learner counts its updates by itself and looks only at actions, never at the labels that
 the system keeps; what it finds at each use is one line of the file ``algorithm.record``. An action also tells which
 process's learner made the weights, so that data of a lost learner cannot pass for those of its successor.
 """
@@ -22,7 +22,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from tests.fakes import VersionPolicy
+from tests.support.fakes import VersionPolicy
 from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.coordinator import Run
 from tianflow.core.payloads import EnvironmentSpec, WeightsTable
@@ -38,7 +38,7 @@ PER_LEARNER = 2**24
 class OracleSettings(AlgorithmSettings):
     """How slow the fake is. Seconds are means of exponential distributions."""
 
-    name: str = "tests.oracle:Oracle"
+    name: str = "tests.support.oracle:Oracle"
     record: str = ""
     update_s: float = 0.0
     load_s: float = 0.0
@@ -158,8 +158,8 @@ class Oracle:
 def oracle_config(record: Path, *, env: Mapping[str, object] | None = None, **sections: Mapping[str, object]) -> dict[str, Any]:
     """A run of the oracle. ``env``: arguments of `EchoEnv`; other sections are merged into the defaults here."""
     tables: dict[str, dict[str, Any]] = {
-        "env": {"id": "tests.oracle:EchoEnv", "num_envs": 2, "kwargs": dict(env or {})},
-        "algorithm": {"name": "tests.oracle:Oracle", "record": str(record), "batch_trajectories": 2},
+        "env": {"id": "tests.support.oracle:EchoEnv", "num_envs": 2, "kwargs": dict(env or {})},
+        "algorithm": {"name": "tests.support.oracle:Oracle", "record": str(record), "batch_trajectories": 2},
         "actors": {"count": 3, "rollout_steps": 8},
         "balance": {"min_fragment_steps": 1},
         "placement": {"launcher": "inline"},
