@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import child, training, turns
 from tianflow import open_run
-from tianflow.cli.main import client
+from tianflow.cli import client
 from tianflow.hosts import event_loop as loops
 from tianflow.rundir.control_file import ControlFile
 

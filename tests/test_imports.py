@@ -29,7 +29,7 @@ WRAPS = ("tianflow.envs.pooled",)
 COMMAND = """
 import sys
 sys.argv = ["tianflow", *{arguments!r}]
-from tianflow.cli.main import main
+from tianflow.cli import main
 try:
     main()
 except SystemExit as end:

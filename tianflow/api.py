@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tianflow import plugins
+from tianflow.config import loading as config_loading
 from tianflow.config.model import Config
-from tianflow.config.model import loading as config_loading
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.hosts import event_loop as loops

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.networks.test_networks import observations
+from tests.support.paths import cases
 from tests.support.pretended_device import pretended_device
 from tianflow.algorithms.dqn import DQN
 from tianflow.algorithms.r2d2 import R2D2, harmless, learned_rows, only_first, unrolled
@@ -29,7 +28,7 @@ from tianflow.networks.q_values import QOutput
 from tianflow.ops.q_values import n_step_target, rows_after, sequence_priority
 from tianflow.ops.returns import n_step
 
-CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "off_policy.json").read_text())["cases"]}
+CASES = cases("off_policy")
 torch.set_num_threads(1)  # a second thread makes tensors of this size slower, by far so on a busy machine
 CPU = torch.device("cpu")
 CHOICE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(2,))

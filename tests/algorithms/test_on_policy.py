@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.networks.test_networks import Counter, observations
+from tests.support.paths import cases
 from tests.support.pretended_device import pretended_device
 from tianflow.algorithms import ppo
 from tianflow.algorithms.a2c import A2C
@@ -38,7 +37,7 @@ from tianflow.errors import CheckpointError
 from tianflow.interfaces import LearnerBatch
 from tianflow.networks import Output, make_network
 
-CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "estimators.json").read_text())["cases"]}
+CASES = cases("estimators")
 torch.set_num_threads(1)  # a second thread makes tensors of this size slower, by far so on a busy machine
 CPU = torch.device("cpu")
 DISCRETE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(2,))

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.paths import ROOT
 from tests.support.worlds import FIRST, small_layout, tickets
 from tianflow.channels import shm
 from tianflow.channels.arena import arena_nbytes
@@ -36,7 +37,6 @@ from tianflow.ledger.tickets import Limits
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SMALL = 4096
-ROOT = Path(__file__).parents[1]
 
 
 def start(target: str, *arguments: int) -> subprocess.Popen[bytes]:

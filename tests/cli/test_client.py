@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tianflow.cli.main import client
+from tianflow.cli import client
 from tianflow.config.model import LIVE
 from tianflow.errors import ConfigError
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner, Result
 
+from tianflow.cli import main as cli
 from tianflow.cli.config import find, takes
-from tianflow.cli.main import main as cli
 from tianflow.config.loading import shipped
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
 

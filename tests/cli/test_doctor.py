@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tianflow.cli.main import doctor
-from tianflow.cli.main import main as cli
+from tests.support.paths import ROOT
+from tianflow.cli import doctor
+from tianflow.cli import main as cli
 from tianflow.rundir.control_file import ControlFile, process_start_time
 
 
@@ -62,7 +63,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatc
 
 
 def test_every_extra_of_the_package_is_looked_for() -> None:
-    project = tomllib.loads((Path(doctor.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert set(project["optional-dependencies"]) - {"bench", "dev"} == set(doctor.EXTRAS)
 
 

@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.test_client import announce
+from tianflow.cli import events as following
 from tianflow.cli.events import Told, listen, parse
 from tianflow.cli.main import app, client
-from tianflow.cli.main import events as following
 from tianflow.core.events import EpisodesFinished, UpdateFinished
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.server.run.feed import kind_of

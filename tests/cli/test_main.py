@@ -17,10 +17,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import tianflow
+from tests.support.paths import ROOT
 from tianflow import __main__
+from tianflow.cli import client
+from tianflow.cli import main as cli
 from tianflow.cli.common import complete_config, complete_run
-from tianflow.cli.main import client
-from tianflow.cli.main import main as cli
 from tianflow.config.loading import load_config, settings_in_force, with_changes, write_config
 from tianflow.core.payloads import Version
 from tianflow.errors import CheckpointError, RunError, StateConflictError
@@ -270,7 +271,7 @@ def test_a_config_may_name_a_module_of_the_folder_that_the_command_is_called_in(
     (tmp_path / "my_env.py").write_text(OWN)
     (tmp_path / "typer.py").write_text("raise ImportError('a module of that folder hides an installed one')")
     script = [sys.executable, "-P", "-c", "from tianflow.cli.main import main; main()"]
-    root = Path(cli.__file__).parents[1]
+    root = ROOT
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers")))}
     command = [*script, "validate", "cartpole_ppo", "env.id=my_env:MyEnv"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -285,7 +286,7 @@ def test_a_command_does_not_need_the_standard_streams(tmp_path: Path, closed: tu
     again = "os.execv(sys.executable, [sys.executable, '-m', 'tianflow', 'train', *sys.argv[1:]])"
     config = ["cartpole_ppo", "placement.launcher=inline", "run.max_updates=1", "run.target_return=9999", "evaluation.episodes=1"]
     command = [sys.executable, "-c", f"import os, sys; {closing}; {again}", *config, "run.name=a", "--plain", "--runs-dir", str(tmp_path)]
-    root = Path(cli.__file__).parents[1]
+    root = ROOT
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers")))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr
@@ -293,7 +294,7 @@ def test_a_command_does_not_need_the_standard_streams(tmp_path: Path, closed: tu
 
 
 def test_a_file_as_standard_input_tells_of_no_end_and_is_refused(tmp_path: Path) -> None:
-    root = Path(cli.__file__).parents[1]
+    root = ROOT
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers")))}
     command = [sys.executable, "-m", "tianflow", "train", "cartpole_ppo", "--until-eof", "--runs-dir", str(tmp_path)]
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

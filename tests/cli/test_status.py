@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tianflow.cli.main import client
-from tianflow.cli.main import main as cli
-from tianflow.cli.main import status as overview
+from tianflow.cli import client
+from tianflow.cli import main as cli
+from tianflow.cli import status as overview
 from tianflow.errors import Problem
 from tianflow.rundir.control_file import ControlFile, process_start_time
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from tests.support.checkpoints import checkpoint
 from tests.support.environments import CounterEnv
-from tianflow.cli.main import main as cli
+from tianflow.cli import main as cli
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium"),

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import model_validator
 
+from tests.support.paths import ROOT
 from tests.support.refusing import full_disk
 from tianflow.config.loading import load_config, nested, parse_overrides, parse_value, shipped, to_toml, with_changes, write_config
 from tianflow.config.model import LIVE, AlgorithmSettings, Config, ImpalaSettings, PPOSettings
@@ -45,7 +46,7 @@ def test_every_shipped_config_loads(name: str) -> None:
 
 
 def test_a_shipped_config_is_found_by_name_or_by_file() -> None:
-    assert load_config("cartpole_ppo") == load_config(Path(__file__).parent.parent / "configs" / "cartpole_ppo.toml")
+    assert load_config("cartpole_ppo") == load_config(ROOT / "configs" / "cartpole_ppo.toml")
 
 
 def test_a_misspelt_shipped_name_is_told_the_nearest() -> None:

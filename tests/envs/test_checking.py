@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.environments import CounterEnv
-from tianflow.cli.main import main as cli
+from tianflow.cli import main as cli
 from tianflow.config.model import EnvSettings
 from tianflow.envs import using
 from tianflow.envs.checking import Report, check

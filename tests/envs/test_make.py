@@ -1,7 +1,6 @@
 import sys
 import tomllib
 import warnings
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests.support import environments
+from tests.support.paths import ROOT
 from tianflow.config.model import Config, EnvSettings, PPOSettings
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.envs import probe
@@ -272,7 +272,7 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch, en
 
 
 def test_every_extra_that_is_told_is_one():
-    extras = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert set(EXTRAS.values()) <= set(extras)
 
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 
 import tianflow
 from tests.support.checkpoints import Sections, checkpoint
+from tianflow.cli import main as cli
 from tianflow.cli.export import write_export
-from tianflow.cli.main import main as cli
 from tianflow.errors import CheckpointError
 from tianflow.export import ExportError, formats
 from tianflow.networks import Mlp

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from tianflow.errors import RunError
 from tianflow.launchers import host_forker as nursery_module
 from tianflow.launchers.fork_server import carries, processes
@@ -384,7 +385,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 async def test_nobody_outlives_the_coordinator(run_id: str, number: int) -> None:
-    root = Path(__file__).parent.parent
+    root = ROOT
     environment = {**os.environ, "PYTHONPATH": str(root)}
     with subprocess.Popen(  # noqa: ASYNC220 - the processes under test have a loop of their own
         [sys.executable, "-c", COORDINATOR, run_id], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root, env=environment

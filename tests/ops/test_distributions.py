@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import distributions as reference
 
+from tests.support.paths import cases
 from tianflow.core.payloads import ActionSpec
 from tianflow.ops.distributions import Categorical, DiagonalGaussian, distribution_for
 
-CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "estimators.json").read_text())["cases"]}
+CASES = cases("estimators")
 ONE, SEVERAL, BOX = Categorical((4,), scalar=True), Categorical((2, 3), scalar=False), DiagonalGaussian((2, 2))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.support.paths import cases
 from tianflow.ops.losses import (
     approximate_kl,
     decoupled_ppo_loss,
@@ -22,7 +21,7 @@ from tianflow.ops.losses import (
     value_loss,
 )
 
-CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "estimators.json").read_text())["cases"]}
+CASES = cases("estimators")
 
 
 def tensor(*values: float) -> Tensor:

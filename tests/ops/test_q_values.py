@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.paths import DATA
 from tianflow.ops.exploration import apex_epsilons, epsilon_noise, scores_of
 from tianflow.ops.q_values import (
     double_q_value,
@@ -28,7 +28,6 @@ from tianflow.ops.q_values import (
 from tianflow.ops.returns import NStep, n_step
 from tianflow.ops.squashed_gaussian import log_slope, squashed_log_prob, squashed_sample
 
-DATA = Path(__file__).parent / "data"
 CASES = {case["name"]: case for name in ("estimators", "off_policy") for case in json.loads((DATA / f"{name}.json").read_text())["cases"]}
 
 

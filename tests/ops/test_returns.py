@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.support.paths import cases
 from tianflow.ops.returns import actor_critic_returns, gae, n_step, vtrace
 
-CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "estimators.json").read_text())["cases"]}
+CASES = cases("estimators")
 LIMITS = ("rho_bar", "c_bar", "pg_rho_bar")
 
 

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.paths import cases
 from tianflow.replay.rate_limiter import Limiter, RateLimits
 
-CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "replay.json").read_text())["cases"]}
+CASES = cases("replay")
 TRACES = [name for name, case in CASES.items() if case["group"] == "rate_limiter" and "trace" in case["expected"]]
 LIMITS = RateLimits(samples_per_insert=2.0, min_size=10, min_diff=-20.0, max_diff=60.0, capacity=1000, insert_size=8, draw_size=16)
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.paths import cases
 from tianflow.core.payloads import LeafSpec
 from tianflow.errors import WouldBlock
 from tianflow.replay import Fragment, Prioritised, Selector, Shard, ShardSettings, Stream, Uniform, draw_over, split
 from tianflow.replay.sharding import importance_weights, shard_probabilities
 
-CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "replay.json").read_text())["cases"]}
+CASES = cases("replay")
 ALPHA = 0.6
 SETTINGS = ShardSettings(observation=(LeafSpec("", (), "int64"),), action=((), "int64"), capacity=61, length=1)
 

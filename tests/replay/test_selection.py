@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.paths import cases
 from tianflow.replay.selection import Fifo, Lifo, Prioritised, Selector, Uniform
 from tianflow.replay.sum_tree import FEW, SumTree
 
-CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "replay.json").read_text())["cases"]}
+CASES = cases("replay")
 KINDS: dict[str, Callable[[int], Selector]] = {
     "fifo": Fifo,
     "lifo": Lifo,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.support.paths import cases
 from tianflow.core.payloads import LeafSpec
 from tianflow.replay import ActorError, Fragment, Prioritised, SequenceError, Shard, ShardSettings, Stream, sequence_priority
 from tianflow.replay.sequences import InitialPriority, WindowSteps, n_step_errors
 
-CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "replay.json").read_text())["cases"]}
+CASES = cases("replay")
 GAMMA = 0.9
 
 

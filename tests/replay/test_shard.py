@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.support.paths import cases
 from tests.support.replay_worlds import LEAVES, STACKS, Mode, Step, World, assert_window, everything
 from tianflow.core.payloads import LeafSpec
 from tianflow.errors import WouldBlock
 from tianflow.replay import ActorError, Fifo, Fragment, Lifo, Prioritised, Shard, ShardSettings, Stream, Uniform
 from tianflow.replay.items import Items
 
-CASES = {case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "replay.json").read_text())["cases"]}
+CASES = cases("replay")
 Array = NDArray[Any]
 WORLD = ShardSettings(
     observation=LEAVES, action=((), "int64"), capacity=100_000, length=3, stacks=STACKS, state=(("h", (2,)),), frames_per_row=3.0

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 import tianflow
 from tests.support.settings import cartpole
-from tianflow.cli.main import main as cli
+from tianflow.cli import main as cli
 from tianflow.cli.report import write_report
 from tianflow.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Band, Dot, Line, Mark, line_chart, share_chart
 from tianflow.report.markup import Markup, element

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
+from tests.support.paths import ROOT
 from tianflow.core.payloads import StateFile, Version
 from tianflow.errors import CheckpointError
 from tianflow.rundir import checkpoints as checkpoint
@@ -307,7 +308,7 @@ while True:
 
 
 def test_a_writer_that_is_killed_again_and_again_loses_nothing_that_it_had_published(store: CheckpointStore, directory: Path) -> None:
-    root = Path(__file__).parent.parent
+    root = ROOT
     published = 0
     for attempt in range(4):
         with subprocess.Popen(
@@ -447,7 +448,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so(store: CheckpointStore,
 
 def test_the_module_needs_no_pytorch() -> None:
     command = "import sys, tianflow.rundir.checkpoints; raise SystemExit('torch' in sys.modules)"
-    root = Path(__file__).parent.parent
+    root = ROOT
     assert 0 == subprocess.run([sys.executable, "-c", command], check=False, cwd=root).returncode
 
 

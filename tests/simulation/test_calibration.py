@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.settings import cartpole
-from tianflow.cli.main import main as cli
+from tianflow.cli import main as cli
 from tianflow.config.loading import CONFIG_FILE, to_toml
 from tianflow.config.model import Config
 from tianflow.errors import ConfigError

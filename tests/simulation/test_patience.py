@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests.support.settings import cartpole
-from tianflow.cli.main import main as cli
+from tianflow.cli import main as cli
 from tianflow.config.model import Config
 from tianflow.errors import ConfigError
 from tianflow.simulation.clock import AT_MOST, Clock

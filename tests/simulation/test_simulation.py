@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.support.settings import cartpole
 from tests.support.virtual_time import broken_identity
-from tianflow.cli.main import main as cli
+from tianflow.cli import main as cli
 from tianflow.config.model import Config
 from tianflow.core.directives import Directive, SetBound, SetCredits
 from tianflow.core.events import Event, Observed

@@ -20,9 +20,9 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
+from tests.support.paths import ROOT
 from tianflow.errors import TianflowError
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))")
@@ -155,7 +155,7 @@ class Reader:
     def _start(self, command: Command) -> subprocess.Popen[bytes]:
         """Start a run, and wait until it has something to tell: a person would read on meanwhile."""
         from tests.e2e.harness import until
-        from tianflow.cli.main import client
+        from tianflow.cli import client
 
         before = set(client.running(self.folder / "runs"))
         with (self.folder / "run.log").open("ab") as log:

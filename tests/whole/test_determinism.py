@@ -15,9 +15,9 @@ from tests.support.fakes import FakeSlot
 from tianflow import api, plugins
 from tianflow.components.rollout import Rollout
 from tianflow.components.stacking import BatchStacker
+from tianflow.config import loading as config_loading
+from tianflow.config import networks as network_rules
 from tianflow.config.model import Config
-from tianflow.config.model import loading as config_loading
-from tianflow.config.model import networks as network_rules
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import Grant, Version
 from tianflow.planning import validation

@@ -15,9 +15,10 @@ from rich.console import Console
 
 import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
 from tests.support.fakes_run import FakeReplay, FakeRun
+from tests.support.paths import ROOT
 from tianflow.cli.screen import drawing, plain_line, summary_text
+from tianflow.config import loading as config_loading
 from tianflow.config.model import Config
-from tianflow.config.model import loading as config_loading
 from tianflow.core.statistics import RunStatistics
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.observability.prometheus.replay import DISCARD_REASONS, REPLAY_FAMILIES
@@ -27,7 +28,7 @@ from tianflow.rundir.summary import summarise
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 
-APEX = Path(__file__).parents[1] / "configs" / "cartpole_apex.toml"
+APEX = ROOT / "configs" / "cartpole_apex.toml"
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 

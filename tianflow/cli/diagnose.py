@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tianflow.cli.main import client
+from tianflow.cli import client
 from tianflow.config.model import LIVE
 
 

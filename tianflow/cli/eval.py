@@ -22,7 +22,7 @@ def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | N
         VideoError: nothing can be filmed; nothing was played then, unless the environment alone shows it.
     """
     if video is not None:
-        from tianflow.cli.main import video as filming
+        from tianflow.cli import video as filming
 
         filming.require_possible(video)
     from tianflow import api

@@ -74,7 +74,7 @@ def listen(runs_dir: Path, run: str | None, *, follow: bool, pause: float = PAUS
     Raises:
         TianflowError: there is no such run, or it does not answer.
     """
-    from tianflow.cli.main import client
+    from tianflow.cli import client
 
     contact: ControlFile | None = client.find(runs_dir, run)
     number = failures = 0
@@ -130,7 +130,7 @@ def _connection(contact: ControlFile, number: int, *, follow: bool) -> Iterator[
 
 
 def _refused(response: HTTPResponse) -> None:
-    from tianflow.cli.main import client
+    from tianflow.cli import client
 
     try:
         document = json.loads(response.read(LONGEST_LINE))

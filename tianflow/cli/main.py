@@ -32,8 +32,8 @@ from tianflow.cli.config import explain, list_configs
 from tianflow.cli.eval import evaluate
 from tianflow.cli.events import events
 from tianflow.cli.export import export
-from tianflow.cli.main.serve import serve, submit
 from tianflow.cli.report import report
+from tianflow.cli.serve import serve, submit
 from tianflow.cli.simulate import simulate
 from tianflow.cli.status import console, status, top
 
@@ -113,7 +113,7 @@ def train(
         _show_warnings()
         settings = _training_config(config, overrides or [], resume, runs_dir)
         from tianflow import api
-        from tianflow.config.model import rules as config_rules
+        from tianflow.config import rules as config_rules
 
         for sentence in [*config_rules.advice(settings), *_used_up(settings, resume, runs_dir)]:
             complain(f"note: {sentence}")
@@ -217,7 +217,7 @@ def examine(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """
     from dataclasses import asdict
 
-    from tianflow.cli.main import doctor
+    from tianflow.cli import doctor
 
     findings = doctor.examine(runs_dir)
     if as_json:
@@ -266,7 +266,7 @@ app.command()(console)
 @app.command()
 def diagnose(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """Say what holds RUN back, by how much, and what would help."""
-    from tianflow.cli.main import diagnose as diagnosing
+    from tianflow.cli import diagnose as diagnosing
 
     with exit_codes():
         typer.echo(diagnosing.ask(runs_dir, run, as_json=as_json))
@@ -288,7 +288,7 @@ def get_settings(
     as_json: AsJson = False,
 ) -> None:
     """Print live settings of RUN."""
-    from tianflow.cli.main import client
+    from tianflow.cli import client
     from tianflow.config.loading import toml_value
 
     if len(wish or ()) > 2:
@@ -315,7 +315,7 @@ def set_settings(
 
     All of them, or none when one is refused.
     """
-    from tianflow.cli.main import client
+    from tianflow.cli import client
     from tianflow.config.loading import nested, parse_overrides
 
     run, assignments = (None, wish) if "=" in wish[0] else (wish[0], wish[1:])
@@ -342,7 +342,7 @@ def scale(
     runs_dir: RunsDir = RUNS,
 ) -> None:
     """Change the number of actors of RUN."""
-    from tianflow.cli.main import client
+    from tianflow.cli import client
 
     name, equals, count = wish[-1].partition("=")
     if len(wish) > 2 or name != "actors" or not equals or not count.isdecimal():
@@ -354,7 +354,7 @@ def scale(
 
 
 def _act(action: str, run: str | None, runs_dir: Path, said: str = "") -> None:
-    from tianflow.cli.main import client
+    from tianflow.cli import client
 
     with exit_codes():
         contact = client.find(runs_dir, run)

@@ -93,7 +93,7 @@ def submit(
     import secrets
 
     with exit_codes():
-        from tianflow.cli.main import client
+        from tianflow.cli import client
 
         body = {"config": _tables(config), "overrides": _paths(overrides or [])}
         # a key of its own: a request that is sent again by something on its way starts nothing twice
@@ -115,7 +115,7 @@ def _as_written(error: RequestError) -> TianflowError:
 
 
 def _service(runs_dir: Path, address: str | None) -> ControlFile:
-    from tianflow.cli.main import client
+    from tianflow.cli import client
     from tianflow.rundir.control_file import ControlFile
 
     if address is not None:

@@ -52,7 +52,7 @@ def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson
 
 def _not_going_on(runs_dir: Path) -> str:
     """Runs that have ended, and those that were broken off: what a run left when it ended may be of a life before the last."""
-    from tianflow.cli.main import client
+    from tianflow.cli import client
 
     broken = client.broken_off(runs_dir)
     ended = sorted(runs_dir.glob(f"*/{SUMMARY}"), key=lambda path: -path.stat().st_mtime)
@@ -63,7 +63,7 @@ def _not_going_on(runs_dir: Path) -> str:
 
 def _one(runs_dir: Path, run: str) -> dict[str, Any]:
     """What ``run`` tells of itself, or what it left."""
-    from tianflow.cli.main import client
+    from tianflow.cli import client
 
     try:
         contact = client.find(runs_dir, run)
@@ -120,7 +120,7 @@ def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
     """
     from urllib.parse import quote
 
-    from tianflow.cli.main import client
+    from tianflow.cli import client
 
     with exit_codes():
         contact = (client.service(runs_dir) if run is None else None) or client.find(runs_dir, run)
@@ -135,7 +135,7 @@ def gather(runs_dir: Path) -> list[dict[str, Any]]:
     Raises:
         RequestError: the service does not answer.
     """
-    from tianflow.cli.main import client
+    from tianflow.cli import client
 
     contacts = client.running(runs_dir)
     documents = []

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError, create_model
 
 from tianflow import plugins
+from tianflow.config import rules as config_rules
 from tianflow.config.model import BUILT_IN_ALGORITHMS, AlgorithmSettings, Config, algorithm_settings, live_of
-from tianflow.config.model import rules as config_rules
 from tianflow.config.problems import innermost, problems_of, unknown_key
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
@@ -42,7 +42,7 @@ class _AnyAlgorithm(AlgorithmSettings, extra="allow"):
 
 def shipped() -> dict[str, Path]:
     """Configs that come with tianflow, by name: inside an installed wheel, or beside the package in a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     return {path.stem: path for folder in (package.parent / "configs", package / "configs") for path in sorted(folder.glob("*.toml"))}
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tianflow import plugins
-from tianflow.config.model import Config, PPOSettings, replay_rules
+from tianflow.config import replay_rules
+from tianflow.config.model import Config, PPOSettings
 from tianflow.core.formatting import number
 from tianflow.errors import ConfigError, Problem
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tianflow.channels.latest import LatestCell
+from tianflow.config import loading as config_loading
 from tianflow.config.model import Config
-from tianflow.config.model import loading as config_loading
 from tianflow.config.replay_rules import rate_limits
 from tianflow.coordinator.balancer import Balancer
 from tianflow.coordinator.checkpointing import Keeper

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tianflow.config import rules as config_rules
 from tianflow.config.model import Config
-from tianflow.config.model import rules as config_rules
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.errors import ConfigError, Problem
 
@@ -50,7 +50,7 @@ def _probe(config: Config) -> EnvironmentSpec:
 
 
 def _check_against(config: Config, spec: EnvironmentSpec) -> list[Problem]:
-    from tianflow.config.model import off_policy as off_policy_settings
+    from tianflow.config import off_policy as off_policy_settings
     from tianflow.config.networks import check_network
     from tianflow.planning.layouts import trajectory_layout
     from tianflow.planning.memory import check_memory, check_network_memory

@@ -15,8 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tianflow.config import loading as config_loading
 from tianflow.config.model import HttpSettings
-from tianflow.config.model import loading as config_loading
 from tianflow.errors import ConfigError, Problem, StateConflictError
 from tianflow.rundir.audit_log import NAME, read_page
 from tianflow.rundir.checkpoints import CheckpointStore

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tianflow.config.model import loading as config_loading
+from tianflow.config import loading as config_loading
 from tianflow.rundir.audit_log import NAME
 from tianflow.rundir.control_file import ControlFile
 from tianflow.rundir.summary import EOF, SUMMARY, read_summary
