@@ -9,7 +9,13 @@ from benchmarks import halves, sleeping, training
 from benchmarks.harness import Benchmark, BenchmarkError, Plan, Ratio, RoundValues, Side, quotient
 from benchmarks.machine import ROOT
 
-PONG = ("env.num_envs=8", "env.kwargs.img_height=84", "env.kwargs.img_width=84", "network.name=nature_cnn", "actors.rollout_steps=20")
+PONG = (
+    "env.num_envs=8",
+    "env.kwargs.img_height=84",
+    "env.kwargs.img_width=84",
+    "network.name=nature_cnn",
+    "actors.rollout_steps=20",
+)
 CASES = {
     "CartPole, 64": (training.CONFIGS / "impala_cartpole.toml", ()),
     "ALE Pong 84x84x4, 8": (ROOT / "configs" / "pong_impala.toml", PONG),
@@ -34,7 +40,9 @@ def make(plan: Plan) -> Benchmark:
 
     def side(name: str) -> Side:
         config, overrides = CASES[name]
-        return Side(name, lambda _: halves.measure("actor", config, (*overrides, *shorter), seconds))
+        return Side(
+            name, lambda _: halves.measure("actor", config, (*overrides, *shorter), seconds)
+        )
 
     def over(name: str, numerator: str, denominator: str) -> Callable[[RoundValues], float | None]:
         return lambda values: quotient(values[name][numerator], values[name][denominator])
@@ -44,8 +52,18 @@ def make(plan: Plan) -> Benchmark:
         title="an actor's steps/s with slots over those without, and over its environments alone",
         sides=tuple(side(name) for name in CASES),
         ratios=(
-            *(Ratio(f"{name}: with slots over with inference", over(name, "slots", "inference"), aim=0.85) for name in CASES),
-            *(Ratio(f"{name}: with inference over alone", over(name, "inference", "environment")) for name in CASES),
+            *(
+                Ratio(
+                    f"{name}: with slots over with inference",
+                    over(name, "slots", "inference"),
+                    aim=0.85,
+                )
+                for name in CASES
+            ),
+            *(
+                Ratio(f"{name}: with inference over alone", over(name, "inference", "environment"))
+                for name in CASES
+            ),
         ),
         units={
             "environment": "env steps/s, nothing else",
@@ -58,5 +76,7 @@ def make(plan: Plan) -> Benchmark:
             "ALE Pong": "8 environments of one thread, 84 x 84 x 4, frame skip 4 (not multiplied), T = 20, nature_cnn",
             "sleeping": f"4 environments of Python, one after another, {sleeping.STEP_S * 1e3:g} ms a step each, T = 4, mlp 64-64 relu",
         },
-        notes=("With slots: also log-probabilities, flags, episode returns, and looking for what is not finite.",),
+        notes=(
+            "With slots: also log-probabilities, flags, episode returns, and looking for what is not finite.",
+        ),
     )

@@ -37,7 +37,12 @@ async def advice(run: RunHandle) -> Diagnosis:
     end, found = loop.time() + PATIENCE_S, None
     while loop.time() < end:
         found = run.control.statistics().diagnosis
-        if found.window_s >= WINDOW_S and found.for_s >= HELD_S and found.suggested and found.foretold_steps_per_s:
+        if (
+            found.window_s >= WINDOW_S
+            and found.for_s >= HELD_S
+            and found.suggested
+            and found.foretold_steps_per_s
+        ):
             return found
         await asyncio.sleep(0.2)
     raise BenchmarkError(f"nothing was advised within {PATIENCE_S:g} s: {found}")
@@ -71,7 +76,9 @@ async def follow(config: Path, window: training.Window, runs: Path) -> Values:
 def main() -> None:
     """`benchmarks.training.arguments`."""
     given = training.arguments().parse_args()
-    child.say(loops.run(follow(given.config, training.Window(given.warm_s, given.seconds), given.runs)))
+    child.say(
+        loops.run(follow(given.config, training.Window(given.warm_s, given.seconds), given.runs))
+    )
 
 
 if __name__ == "__main__":

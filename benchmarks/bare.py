@@ -33,7 +33,9 @@ Work = Callable[[], int]
 """Does a piece of work, and says how many environment steps, observations or samples it was."""
 
 
-def acting(policy: Policy, steps: int, environments: int) -> tuple[Callable[[torch.Tensor], Sequence[Any]], Callable[[Array, Any], Array]]:
+def acting(
+    policy: Policy, steps: int, environments: int
+) -> tuple[Callable[[torch.Tensor], Sequence[Any]], Callable[[Array, Any], Array]]:
     """How a rollout asks ``policy``, and nothing around it.
 
     Two functions: noise [T, N, K], which is used up, to what each step needs of it; observation [N, ...] and that, to actions [N].
@@ -50,7 +52,10 @@ def acting(policy: Policy, steps: int, environments: int) -> tuple[Callable[[tor
     if on_arrays is None:
         return lambda noise: noise.unbind(0), act
     step = on_arrays
-    parameters, actions = np.empty((steps, environments, step.size), np.float32), np.empty((steps, environments), np.int64)
+    parameters, actions = (
+        np.empty((steps, environments, step.size), np.float32),
+        np.empty((steps, environments), np.int64),
+    )
 
     def act_on_arrays(observation: Array, row: tuple[Array, Array, Array]) -> Array:
         step({"": observation}, *row)
@@ -68,8 +73,13 @@ def rollout(config: Config) -> Work:
     from tianflow import envs
 
     environments, steps = config.env.num_envs, config.actors.rollout_steps
-    vector = gymnasium.make_vec(config.env.id, num_envs=environments, vectorization_mode="vector_entry_point")
-    policy, generator = _factory(config).make_policy(config, envs.probe(config)), np.random.default_rng(config.run.seed)
+    vector = gymnasium.make_vec(
+        config.env.id, num_envs=environments, vectorization_mode="vector_entry_point"
+    )
+    policy, generator = (
+        _factory(config).make_policy(config, envs.probe(config)),
+        np.random.default_rng(config.run.seed),
+    )
     rows, act = acting(policy, steps, environments)
     observation, _ = vector.reset(seed=config.run.seed)
 
@@ -99,7 +109,10 @@ def act(config: Config) -> Work:
     from tianflow import envs
 
     environments, steps = config.env.num_envs, config.actors.rollout_steps
-    policy, generator = _factory(config).make_policy(config, envs.probe(config)), np.random.default_rng(config.run.seed)
+    policy, generator = (
+        _factory(config).make_policy(config, envs.probe(config)),
+        np.random.default_rng(config.run.seed),
+    )
     rows, choose = acting(policy, steps, environments)
     observation = generator.standard_normal((environments, 4), np.float32)
 
@@ -150,11 +163,20 @@ def _batch(config: Config, spec: EnvironmentSpec) -> LearnerBatch:
     from tianflow.core.payloads import Grant, Version
 
     count = config.algorithm.batch_trajectories
-    layout = make_layout(spec, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=False)
+    layout = make_layout(
+        spec, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=False
+    )
     arena = heap_arena(layout, 1)
     policy = _factory(config).make_policy(config, spec)
     version = Version(1, 0)
-    rollout = Rollout(config=config, spec=spec, policy=policy, load_weights=lambda: version, component="actor-0", actor_index=0)
+    rollout = Rollout(
+        config=config,
+        spec=spec,
+        policy=policy,
+        load_weights=lambda: version,
+        component="actor-0",
+        actor_index=0,
+    )
     stacker = BatchStacker(layout=layout, trajectories=count, device=torch.device("cpu"))
     for index in range(count):
         grant = Grant(index, 0, version)
@@ -189,12 +211,19 @@ def torch_step(config: Config) -> Work:
     import torch
     from torch.nn import functional, utils
 
-    steps, columns = config.actors.rollout_steps, config.env.num_envs * config.algorithm.batch_trajectories
+    steps, columns = (
+        config.actors.rollout_steps,
+        config.env.num_envs * config.algorithm.batch_trajectories,
+    )
     policy, value = _plain_networks()
     parameters = [*policy.parameters(), *value.parameters()]
     optimiser = torch.optim.Adam(parameters, 1e-4)
     observation, action = torch.randn(steps * columns, 4), torch.randint(0, 2, (steps * columns,))
-    behaviour, reward, discount = torch.full((steps * columns,), -0.69), torch.randn(steps, columns), torch.full((steps, columns), 0.99)
+    behaviour, reward, discount = (
+        torch.full((steps * columns,), -0.69),
+        torch.randn(steps, columns),
+        torch.full((steps, columns), 0.99),
+    )
 
     def targets(log_ratio: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rho, last = log_ratio.exp().clamp(max=1.0).view(steps, columns), v[-1]
@@ -207,11 +236,18 @@ def torch_step(config: Config) -> Work:
 
     def work() -> int:
         log_probs = functional.log_softmax(policy(observation), -1)
-        chosen, values = log_probs.gather(1, action[:, None]).squeeze(1), value(observation).squeeze(-1)
+        chosen, values = (
+            log_probs.gather(1, action[:, None]).squeeze(1),
+            value(observation).squeeze(-1),
+        )
         with torch.no_grad():
             advantage, target = targets(chosen - behaviour, values.detach().view(steps, columns))
         entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-        loss = -(advantage.view(-1) * chosen).mean() + 0.5 * functional.mse_loss(values, target.view(-1)) - 0.01 * entropy
+        loss = (
+            -(advantage.view(-1) * chosen).mean()
+            + 0.5 * functional.mse_loss(values, target.view(-1))
+            - 0.01 * entropy
+        )
         optimiser.zero_grad()
         torch.autograd.backward(loss)
         utils.clip_grad_norm_(parameters, 0.5)
@@ -225,7 +261,9 @@ def _plain_networks() -> tuple[torch.nn.Sequential, torch.nn.Sequential]:
     from torch import nn
 
     def make(outputs: int) -> nn.Sequential:
-        return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+        return nn.Sequential(
+            nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)
+        )
 
     return make(2), make(1)
 
@@ -233,7 +271,10 @@ def _plain_networks() -> tuple[torch.nn.Sequential, torch.nn.Sequential]:
 def _factory(config: Config) -> AlgorithmFactory:
     from tianflow import plugins
 
-    return cast("AlgorithmFactory", plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name"))
+    return cast(
+        "AlgorithmFactory",
+        plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name"),
+    )
 
 
 LOOPS: dict[str, Callable[[Config], Work]] = {
@@ -249,7 +290,11 @@ LOOPS: dict[str, Callable[[Config], Work]] = {
 def cores() -> dict[str, int | None]:
     """The core that each half has in a run: the learner the first, actors the next. None when there is only one."""
     ours = sorted(os.sched_getaffinity(0))
-    return {"learner": ours[0], "actor": ours[1]} if len(ours) > 1 else {"learner": None, "actor": None}
+    return (
+        {"learner": ours[0], "actor": ours[1]}
+        if len(ours) > 1
+        else {"learner": None, "actor": None}
+    )
 
 
 def command(loop: str, config: Path, half: str, seconds: float) -> tuple[str, tuple[object, ...]]:

@@ -59,17 +59,25 @@ class Rival:
     threads: int | None = 1
 
 
-def rival_side(rival: Rival, arguments: tuple[object, ...], seconds: float, seeds: tuple[int, ...]) -> Side:
+def rival_side(
+    rival: Rival, arguments: tuple[object, ...], seconds: float, seeds: tuple[int, ...]
+) -> Side:
     """Measures ``rival``; one that is not installed says so in each round, and costs no time."""
     if not install.versions(install.PEERS[rival.peer]):
         return Side(rival.name, lambda _: {NOT_INSTALLED: None})
-    return Side(rival.name, lambda number: attempt(rival, ("--seed", seeds[number], *arguments), seconds))
+    return Side(
+        rival.name, lambda number: attempt(rival, ("--seed", seeds[number], *arguments), seconds)
+    )
 
 
 def attempt(rival: Rival, arguments: tuple[object, ...], seconds: float) -> Values:
     """One run of ``seconds`` of training at most; what hangs or fails is told as that, for the other rows' sake."""
     values = _attempt(rival, arguments, seconds)
-    return values if "--target" in arguments else {name: value for name, value in values.items() if name not in TO_TARGET}
+    return (
+        values
+        if "--target" in arguments
+        else {name: value for name, value in values.items() if name not in TO_TARGET}
+    )
 
 
 def _attempt(rival: Rival, arguments: tuple[object, ...], seconds: float) -> Values:
@@ -120,9 +128,22 @@ def ours_to_target(config: str, overrides: tuple[str, ...], plan: Plan, seconds:
     It evaluates 100 episodes and ends before it says how it went, so time since the start and steps are upper bounds.
     """
     with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
-        arguments = ("train", config, *overrides, f"run.max_seconds={seconds}", "evaluation.episodes=100")
+        arguments = (
+            "train",
+            config,
+            *overrides,
+            f"run.max_seconds={seconds}",
+            "evaluation.episodes=100",
+        )
         options = ("--plain", "--json", "--runs-dir", runs)
-        done = child.run("tianflow.cli", *arguments, *options, timeout_s=seconds + GRACE_S, watch_memory=True, memory_look_s=LOOK_S)
+        done = child.run(
+            "tianflow.cli",
+            *arguments,
+            *options,
+            timeout_s=seconds + GRACE_S,
+            watch_memory=True,
+            memory_look_s=LOOK_S,
+        )
     summary = done.answer
     reached = summary["time_to_target_s"]
     return {
@@ -138,12 +159,20 @@ def ours_to_target(config: str, overrides: tuple[str, ...], plan: Plan, seconds:
     }
 
 
-def ours_sustained(config: Path, overrides: tuple[str, ...], plan: Plan, window: training.Window) -> Values:
+def ours_sustained(
+    config: Path, overrides: tuple[str, ...], plan: Plan, window: training.Window
+) -> Values:
     """A run without end, looked at over ``window``."""
     with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
         arguments = (config, window.warm_s, window.seconds, runs, *overrides)
         timeout_s = window.warm_s + window.seconds + GRACE_S
-        done = child.run("benchmarks.training", *arguments, timeout_s=timeout_s, watch_memory=True, memory_look_s=LOOK_S)
+        done = child.run(
+            "benchmarks.training",
+            *arguments,
+            timeout_s=timeout_s,
+            watch_memory=True,
+            memory_look_s=LOOK_S,
+        )
     said: Mapping[str, Any] = done.answer
     return {
         "env_steps_per_s": said["trained_per_s"],
@@ -159,6 +188,8 @@ def versions(rivals: tuple[Rival, ...]) -> dict[str, str]:
     found = {}
     for rival in rivals:
         there = install.versions(install.PEERS[rival.peer])
-        packages = ", ".join(f"{name} {version}" for name, version in there.items()) or "not installed"
+        packages = (
+            ", ".join(f"{name} {version}" for name, version in there.items()) or "not installed"
+        )
         found[rival.name] = f"{rival.settings} ({packages})"
     return found

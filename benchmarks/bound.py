@@ -37,7 +37,11 @@ HOLDERS: Mapping[str, Mapping[str, object]] = {
     "open loop": {"balance.max_staleness": "unbounded", "balance.controller": "open_loop"},
 }
 """What holds the age of data."""
-COMMON: Mapping[str, object] = {"actors.count": ACTORS, "run.max_seconds": SECONDS, "run.max_env_steps": None}
+COMMON: Mapping[str, object] = {
+    "actors.count": ACTORS,
+    "run.max_seconds": SECONDS,
+    "run.max_env_steps": None,
+}
 HEAD = f"""# Why the bound matters
 
 CartPole to a mean of 475 over 100 episodes of evaluation, {ACTORS} actors of 32 environments, two cores a run, at most {SECONDS:.0f} s of
@@ -59,7 +63,12 @@ def name(algorithm: str, slowdown: float, holder: str) -> str:
 def cases() -> tuple[Case, ...]:
     """Every algorithm with every speed of the learner under every holder."""
     return tuple(
-        Case(name(algorithm, slowdown, holder), config, {**COMMON, **settings, **held, "learner.slowdown": slowdown}, needed=None)
+        Case(
+            name(algorithm, slowdown, holder),
+            config,
+            {**COMMON, **settings, **held, "learner.slowdown": slowdown},
+            needed=None,
+        )
         for algorithm, (config, settings) in ALGORITHMS.items()
         for slowdown in SLOWDOWNS
         for holder, held in HOLDERS.items()
@@ -81,9 +90,18 @@ def _lines(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     for algorithm in ALGORITHMS:
         for slowdown in SLOWDOWNS:
             for holder in HOLDERS:
-                found = [record.summary for record in records if record.case == name(algorithm, slowdown, holder)]
+                found = [
+                    record.summary
+                    for record in records
+                    if record.case == name(algorithm, slowdown, holder)
+                ]
                 if found:
-                    yield (algorithm, f"{slowdown:g}×" if slowdown else "no", holder, *_figures(found))
+                    yield (
+                        algorithm,
+                        f"{slowdown:g}×" if slowdown else "no",
+                        holder,
+                        *_figures(found),
+                    )
 
 
 def _figures(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -91,7 +109,12 @@ def _figures(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     ages = [summary["staleness"] for summary in found]
     dropped = sum(sum(summary["trajectories"]["dropped"].values()) for summary in found)
     begun = sum(summary["trajectories"]["begun"] for summary in found)
-    trained = [summary["steps_per_s"] * summary["trajectories"]["trained"] / summary["trajectories"]["begun"] for summary in found]
+    trained = [
+        summary["steps_per_s"]
+        * summary["trajectories"]["trained"]
+        / summary["trajectories"]["begun"]
+        for summary in found
+    ]
     return (
         f"{sum(bool(summary['target_reached']) for summary in found)} of {len(found)}",
         f"{statistics.median(times):.1f} ({min(times):.1f} – {max(times):.1f})",
@@ -115,15 +138,35 @@ def plot(records: Sequence[Record], path: Path) -> None:
     for panel, algorithm in zip(panels, ALGORITHMS, strict=True):
         for index, holder in enumerate(HOLDERS):
             style = "-" if holder.startswith("η") else "--" if holder.startswith("filter") else ":"
-            times = [[seconds_to_target(r.summary) for r in records if r.case == name(algorithm, slow, holder)] for slow in SLOWDOWNS]
-            points = [(1 + slow, found) for slow, found in zip(SLOWDOWNS, times, strict=True) if found]
+            times = [
+                [
+                    seconds_to_target(r.summary)
+                    for r in records
+                    if r.case == name(algorithm, slow, holder)
+                ]
+                for slow in SLOWDOWNS
+            ]
+            points = [
+                (1 + slow, found) for slow, found in zip(SLOWDOWNS, times, strict=True) if found
+            ]
             middles = [statistics.median(found) for _, found in points]
             spread = [
                 [middle - min(found) for middle, (_, found) in zip(middles, points, strict=True)],
                 [max(found) - middle for middle, (_, found) in zip(middles, points, strict=True)],
             ]
-            beside = [x * 1.03 ** (index - 2.5) for x, _ in points]  # or the bars of one slowdown would lie on each other
-            panel.errorbar(beside, middles, yerr=spread, label=holder, linestyle=style, marker="o", markersize=4, capsize=2)
+            beside = [
+                x * 1.03 ** (index - 2.5) for x, _ in points
+            ]  # or the bars of one slowdown would lie on each other
+            panel.errorbar(
+                beside,
+                middles,
+                yerr=spread,
+                label=holder,
+                linestyle=style,
+                marker="o",
+                markersize=4,
+                capsize=2,
+            )
         panel.set(title=algorithm, xscale="log", xlabel="an update takes so many times as long")
         panel.set_xticks([1 + slow for slow in SLOWDOWNS], [f"{1 + slow:g}" for slow in SLOWDOWNS])
         panel.minorticks_off()

@@ -54,7 +54,9 @@ def in_flight(nbytes: int) -> int:
 def counts(nbytes: int, share: float) -> tuple[int, int]:
     """How many messages are sent one after another (some whole fillings of all slots), and how many one at a time."""
     many, single = min(4000.0, 2**30 / nbytes), min(200.0, 2**29 / nbytes)
-    return max(1, round(many * share / in_flight(nbytes))) * in_flight(nbytes), max(3 + int(5 * share), int(single * share))
+    return max(1, round(many * share / in_flight(nbytes))) * in_flight(nbytes), max(
+        3 + int(5 * share), int(single * share)
+    )
 
 
 def figures(seconds: float, many: int, nbytes: int, latency: list[int]) -> dict[str, float]:
@@ -68,7 +70,9 @@ def figures(seconds: float, many: int, nbytes: int, latency: list[int]) -> dict[
     }
 
 
-def produce(write: Write, send: Send, acknowledged: Callable[[], object], nbytes: int, share: float) -> None:
+def produce(
+    write: Write, send: Send, acknowledged: Callable[[], object], nbytes: int, share: float
+) -> None:
     """The producer's end: all messages of one size. ``acknowledged`` waits until the last one has been copied."""
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     many, single = counts(nbytes, share)
@@ -86,7 +90,9 @@ def produce(write: Write, send: Send, acknowledged: Callable[[], object], nbytes
         acknowledged()
 
 
-def consume(receive: Receive, acknowledge: Callable[[], object], nbytes: int, share: float) -> dict[str, float]:
+def consume(
+    receive: Receive, acknowledge: Callable[[], object], nbytes: int, share: float
+) -> dict[str, float]:
     """The consumer's end. Its batch has as many rows as one of the product's."""
     batch = np.zeros((in_flight(nbytes) // BATCHES_IN_FLIGHT, nbytes), np.uint8)
     many, single = counts(nbytes, share)
@@ -111,11 +117,14 @@ def consume(receive: Receive, acknowledge: Callable[[], object], nbytes: int, sh
 
 
 def between(
-    produce_over: Callable[[Callable[[], object]], None], consume_over: Callable[[Callable[[], object]], dict[str, float]]
+    produce_over: Callable[[Callable[[], object]], None],
+    consume_over: Callable[[Callable[[], object]], dict[str, float]],
 ) -> dict[str, float]:
     """Fork a producer; consume here."""
     told, tell = os.pipe()
-    producer = multiprocessing.get_context("fork").Process(target=lambda: produce_over(lambda: os.read(told, 1)), daemon=True)
+    producer = multiprocessing.get_context("fork").Process(
+        target=lambda: produce_over(lambda: os.read(told, 1)), daemon=True
+    )
     producer.start()
     found = consume_over(lambda: os.write(tell, b"."))
     producer.join()
@@ -134,7 +143,9 @@ def zmq_over(address: str, nbytes: int, share: float) -> dict[str, float]:
         socket = context.socket(zmq.PUSH)
         socket.set_hwm(in_flight(nbytes))
         socket.connect(address)
-        ring = [(np.zeros(nbytes, np.uint8), zmq.MessageTracker()) for _ in range(in_flight(nbytes))]
+        ring = [
+            (np.zeros(nbytes, np.uint8), zmq.MessageTracker()) for _ in range(in_flight(nbytes))
+        ]
 
         def write(number: int, data: Bytes) -> Bytes:
             buffer, tracker = ring[number % len(ring)]
@@ -156,7 +167,9 @@ def zmq_over(address: str, nbytes: int, share: float) -> dict[str, float]:
         socket = context.socket(zmq.PULL)
         socket.set_hwm(in_flight(nbytes))
         socket.bind(address)
-        found = consume(lambda: np.frombuffer(socket.recv(copy=copy), np.uint8), acknowledge, nbytes, share)
+        found = consume(
+            lambda: np.frombuffer(socket.recv(copy=copy), np.uint8), acknowledge, nbytes, share
+        )
         socket.close()
         context.term()
         return found
@@ -182,10 +195,18 @@ def zmq_tcp(nbytes: int, share: float) -> dict[str, float]:
 
 def queue(nbytes: int, share: float) -> dict[str, float]:
     """A new array for each message, because its feeder thread pickles later."""
-    carrier: multiprocessing.Queue[Bytes] = multiprocessing.get_context("fork").Queue(in_flight(nbytes))
+    carrier: multiprocessing.Queue[Bytes] = multiprocessing.get_context("fork").Queue(
+        in_flight(nbytes)
+    )
 
     def producing(acknowledged: Callable[[], object]) -> None:
-        produce(lambda _, data: data.copy(), lambda written, _: carrier.put(written), acknowledged, nbytes, share)
+        produce(
+            lambda _, data: data.copy(),
+            lambda written, _: carrier.put(written),
+            acknowledged,
+            nbytes,
+            share,
+        )
         carrier.close()
         carrier.join_thread()
 
@@ -222,7 +243,17 @@ def mpi(sizes: list[int], share: float) -> dict[str, Any]:
     """Start the two ranks; what `of_all` says there."""
     launcher = mpiexec()
     assert launcher is not None
-    command = [launcher, "-n", "2", sys.executable, "-m", "benchmarks.carriers", "mpi-rank", str(share), *map(str, sizes)]
+    command = [
+        launcher,
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "benchmarks.carriers",
+        "mpi-rank",
+        str(share),
+        *map(str, sizes),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100.0, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"mpiexec ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
@@ -239,13 +270,30 @@ def mpi_rank(nbytes: int, share: float) -> dict[str, float]:
         return buffer
 
     if world.rank == 0:
-        return consume(lambda: world.recv(source=1, tag=1), lambda: world.send(None, dest=1, tag=2), nbytes, share)
-    produce(write, lambda written, _: world.send(written, dest=0, tag=1), lambda: world.recv(source=0, tag=2), nbytes, share)
+        return consume(
+            lambda: world.recv(source=1, tag=1),
+            lambda: world.send(None, dest=1, tag=2),
+            nbytes,
+            share,
+        )
+    produce(
+        write,
+        lambda written, _: world.send(written, dest=0, tag=1),
+        lambda: world.recv(source=0, tag=2),
+        nbytes,
+        share,
+    )
     return {}
 
 
 Carrier = Callable[[int, float], dict[str, float]]
-CARRIERS: dict[str, Carrier] = {"memcpy": memcpy, "zmq-ipc": zmq_ipc, "zmq-tcp": zmq_tcp, "queue": queue, "mpi-rank": mpi_rank}
+CARRIERS: dict[str, Carrier] = {
+    "memcpy": memcpy,
+    "zmq-ipc": zmq_ipc,
+    "zmq-tcp": zmq_tcp,
+    "queue": queue,
+    "mpi-rank": mpi_rank,
+}
 
 
 def of_all(carrier: Carrier, sizes: list[int], share: float) -> dict[str, Any]:

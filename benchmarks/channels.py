@@ -7,7 +7,11 @@ from collections.abc import Callable
 from benchmarks import child
 from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Side, Values, quotient
 
-SLOTS = {"trajectory 64 KiB": 64 * 2**10, "trajectory 1 MiB": 2**20, "trajectory 16 MiB": 16 * 2**20}
+SLOTS = {
+    "trajectory 64 KiB": 64 * 2**10,
+    "trajectory 1 MiB": 2**20,
+    "trajectory 16 MiB": 16 * 2**20,
+}
 WEIGHTS = {"weights 18 KiB": 18 * 2**10, "weights 1 MiB": 2**20, "weights 6.8 MiB": 6_963_200}
 TIMEOUT_S = 120.0
 
@@ -33,9 +37,21 @@ def make(plan: Plan) -> Benchmark:
             *(side(name, "weights", nbytes, weights) for name, nbytes in WEIGHTS.items()),
         ),
         ratios=(
-            *(Ratio(f"{name}: plain copy over copy out of the slot", over(name, "memcpy", "copy_out")) for name in SLOTS),
-            *(Ratio(f"{name}: plain copy over publish", over(name, "memcpy", "publish")) for name in WEIGHTS),
-            *(Ratio(f"{name}: plain copy over read", over(name, "memcpy", "read")) for name in WEIGHTS),
+            *(
+                Ratio(
+                    f"{name}: plain copy over copy out of the slot",
+                    over(name, "memcpy", "copy_out"),
+                )
+                for name in SLOTS
+            ),
+            *(
+                Ratio(f"{name}: plain copy over publish", over(name, "memcpy", "publish"))
+                for name in WEIGHTS
+            ),
+            *(
+                Ratio(f"{name}: plain copy over read", over(name, "memcpy", "read"))
+                for name in WEIGHTS
+            ),
         ),
         units={
             "commit_to_receive_p50": "µs",

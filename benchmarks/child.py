@@ -61,14 +61,19 @@ def run(
     """
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     process = _start(module, arguments, python, threads)
-    with _ended(process), _MemoryWatch(process.pid if watch_memory else None, memory_look_s) as watch:
+    with (
+        _ended(process),
+        _MemoryWatch(process.pid if watch_memory else None, memory_look_s) as watch,
+    ):
         answer = _last_words(process, module, timeout_s)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Finished(answer, time.monotonic() - began, cpu_s, watch.peak_mib)
 
 
-def run_together(commands: Sequence[tuple[str, Sequence[object]]], *, timeout_s: float) -> list[dict[str, Any]]:
+def run_together(
+    commands: Sequence[tuple[str, Sequence[object]]], *, timeout_s: float
+) -> list[dict[str, Any]]:
     """Start all (module, arguments), wait until each has said that it is ready, let all go at once; what each said last."""
     with contextlib.ExitStack() as stack:
         processes = []
@@ -79,7 +84,9 @@ def run_together(commands: Sequence[tuple[str, Sequence[object]]], *, timeout_s:
         for process, module in processes:
             assert process.stdout is not None
             if process.stdout.readline().strip() != READY:
-                raise BenchmarkError(f"{module} did not get ready: {_last_words(process, module, timeout_s)}")
+                raise BenchmarkError(
+                    f"{module} did not get ready: {_last_words(process, module, timeout_s)}"
+                )
         for process, _ in processes:
             assert process.stdin is not None
             process.stdin.write("go\n")
@@ -137,8 +144,12 @@ def parse(said: str) -> dict[str, Any]:
     return answer
 
 
-def _start(module: str, arguments: Sequence[object], python: Path | None = None, threads: int | None = 1) -> subprocess.Popen[str]:
-    inherited = {name: value for name, value in clean_environment(os.environ).items() if name not in THREADS}
+def _start(
+    module: str, arguments: Sequence[object], python: Path | None = None, threads: int | None = 1
+) -> subprocess.Popen[str]:
+    inherited = {
+        name: value for name, value in clean_environment(os.environ).items() if name not in THREADS
+    }
     environment = (HOST_ENVIRONMENT if module in AS_IN_HOSTS else {}) | inherited
     return subprocess.Popen(
         [str(python or sys.executable), "-m", module, *map(str, arguments)],
@@ -158,10 +169,14 @@ def _ended(process: subprocess.Popen[str]) -> Any:
     try:
         yield
     finally:
-        for pid in _descendants(process.pid) if process.poll() is None else ():  # some make groups of their own
+        for pid in (
+            _descendants(process.pid) if process.poll() is None else ()
+        ):  # some make groups of their own
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # also when it has ended: what it started may not have
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # also when it has ended: what it started may not have
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for pipe in (process.stdin, process.stdout, process.stderr):
@@ -188,7 +203,9 @@ def _last_words(process: subprocess.Popen[str], module: str, timeout_s: float) -
     except subprocess.TimeoutExpired:
         raise TookLongerError(f"{module} took longer than {timeout_s:.0f} s") from None
     if process.returncode != 0 or not said.strip():
-        raise BenchmarkError(f"{module} ended with {process.returncode}:\n{complaint.strip()[-4000:]}")
+        raise BenchmarkError(
+            f"{module} ended with {process.returncode}:\n{complaint.strip()[-4000:]}"
+        )
     return parse(said)
 
 

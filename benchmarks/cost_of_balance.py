@@ -29,7 +29,11 @@ SHOWN = ("trained_per_s", "return", "staleness_mean", "staleness_max", "dropped"
 
 def paced(actors: int) -> tuple[str, ...]:
     """Settings with which ``actors`` actors together make one trajectory in the time of one update, each in a process of its own."""
-    return (f"actors.count={actors}", f"actors.hosts={actors}", f"env.kwargs.seconds={UPDATE_S * actors / STEPS}")
+    return (
+        f"actors.count={actors}",
+        f"actors.hosts={actors}",
+        f"env.kwargs.seconds={UPDATE_S * actors / STEPS}",
+    )
 
 
 def bound(value: int) -> tuple[str, ...]:
@@ -63,7 +67,9 @@ LIMITS = {"bare halves, open loop": SLOTS, "bare halves, η = 1": 2}
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
     window = training.Window(0.3, 1.5) if plan.quick else training.Window(2.0, 8.0)
-    free, times = (training.Window(0.3, 0.5), 2) if plan.quick else (training.Window(2.0, 0.75), TURNS)
+    free, times = (
+        (training.Window(0.3, 0.5), 2) if plan.quick else (training.Window(2.0, 0.75), TURNS)
+    )
     loops = training.Window(0.2, 0.5) if plan.quick else training.Window(1.0, 4.0)
     seeds = tuple(range(1, plan.rounds + 1))
 
@@ -75,7 +81,13 @@ def make(plan: Plan) -> Benchmark:
         return training.measure(config, (f"run.seed={seed}", *overrides), window, plan.scratch)
 
     def in_turn(number: int) -> Mapping[str, Values]:
-        cases = {case: (training.CONFIGS / CASES[case][0], (f"run.seed={seeds[number]}", *CASES[case][1])) for case in FREE_CASES}
+        cases = {
+            case: (
+                training.CONFIGS / CASES[case][0],
+                (f"run.seed={seeds[number]}", *CASES[case][1]),
+            )
+            for case in FREE_CASES
+        }
         windows = turns.measure(cases, turns=times, window=free, scratch=plan.scratch)
         return {case: turns.merged(found) for case, found in windows.items()}
 
@@ -92,7 +104,10 @@ def make(plan: Plan) -> Benchmark:
         ),
         ratios=(
             Ratio(
-                "η = 1, A = B: nothing is lost (A ≤ η·B)", _over("paced, A = 1, η = 1", "paced, A = 1, open loop"), 0.95, foretold(1, 1, 1)
+                "η = 1, A = B: nothing is lost (A ≤ η·B)",
+                _over("paced, A = 1, η = 1", "paced, A = 1, open loop"),
+                0.95,
+                foretold(1, 1, 1),
             ),
             Ratio(
                 "η = 4, A = 4·B: nothing is lost (A ≤ η·B)",
@@ -100,11 +115,31 @@ def make(plan: Plan) -> Benchmark:
                 0.95,
                 foretold(4, 1, 4),
             ),
-            Ratio("η = 1, A = 4·B: actors idle by law", _over("paced, A = 4, η = 1", "paced, A = 4, open loop"), None, foretold(4, 1, 1)),
-            Ratio("η = 0, A = B: synchronous", _over("paced, A = 1, η = 0", "paced, A = 1, open loop"), None, foretold(1, 1, 0)),
-            Ratio("η = 1, A = B, as fast as it goes", _over("free, A = 1, η = 1", "free, A = 1, open loop"), 0.95),
-            Ratio("the same with nothing between the halves", _over("bare halves, η = 1", "bare halves, open loop")),
-            Ratio("η = 1, as fast as it goes, over bare halves under η = 1", _over("free, A = 1, η = 1", "bare halves, η = 1")),
+            Ratio(
+                "η = 1, A = 4·B: actors idle by law",
+                _over("paced, A = 4, η = 1", "paced, A = 4, open loop"),
+                None,
+                foretold(4, 1, 1),
+            ),
+            Ratio(
+                "η = 0, A = B: synchronous",
+                _over("paced, A = 1, η = 0", "paced, A = 1, open loop"),
+                None,
+                foretold(1, 1, 0),
+            ),
+            Ratio(
+                "η = 1, A = B, as fast as it goes",
+                _over("free, A = 1, η = 1", "free, A = 1, open loop"),
+                0.95,
+            ),
+            Ratio(
+                "the same with nothing between the halves",
+                _over("bare halves, η = 1", "bare halves, open loop"),
+            ),
+            Ratio(
+                "η = 1, as fast as it goes, over bare halves under η = 1",
+                _over("free, A = 1, η = 1", "bare halves, η = 1"),
+            ),
         ),
         units={name: training.UNITS[name] for name in SHOWN},
         settings={

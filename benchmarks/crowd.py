@@ -17,7 +17,15 @@ from tianflow.hosts import event_loop as loops
 SETTLE_S = 10.0
 
 
-async def stalled(config: Path, overrides: Sequence[str], *, train_s: float, seconds: float, looks: int, runs: Path) -> Values:
+async def stalled(
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    train_s: float,
+    seconds: float,
+    looks: int,
+    runs: Path,
+) -> Values:
     """Memory of all processes while the learner is stopped: once what is in flight has settled, and ``looks`` times over ``seconds``."""
     async with open_run(config, overrides, runs_dir=runs) as run:
         await training.until_started(run)
@@ -33,7 +41,12 @@ async def stalled(config: Path, overrides: Sequence[str], *, train_s: float, sec
                 found.append(resting.pss_mib(resting.tree()))
         finally:
             os.kill(learner, signal.SIGCONT)
-        return {"first": first, "last": found[-1], "highest": max(found), "processes": float(len(resting.tree()))}
+        return {
+            "first": first,
+            "last": found[-1],
+            "highest": max(found),
+            "processes": float(len(resting.tree())),
+        }
 
 
 def _name(pid: int) -> str:
@@ -50,7 +63,14 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
     looks = max(1, round(given.seconds / 60.0))
-    work = stalled(given.config, given.overrides, train_s=given.train_s, seconds=given.seconds, looks=looks, runs=given.runs)
+    work = stalled(
+        given.config,
+        given.overrides,
+        train_s=given.train_s,
+        seconds=given.seconds,
+        looks=looks,
+        runs=given.runs,
+    )
     child.say(loops.run(work))
 
 

@@ -26,7 +26,11 @@ UPDATES = ("--updates", 1000, "--warmup", 100)
 LEARNS = "cartpole_ppo as shipped"
 ADVICE, CROWD = "advice on actors", "10,000 actors"
 ACTORS, BATCH, BOUND = 10_000, 1000, 20
-CROWD_SETTINGS = (f"algorithm.batch_trajectories={BATCH}", f"balance.max_staleness={BOUND}", "balance.min_fragment_steps=1")
+CROWD_SETTINGS = (
+    f"algorithm.batch_trajectories={BATCH}",
+    f"balance.max_staleness={BOUND}",
+    "balance.min_fragment_steps=1",
+)
 HARD = {
     "trajectory_s": 1.0,
     "update_s": BATCH / ACTORS,
@@ -50,7 +54,11 @@ class Case:
     @property
     def changes(self) -> tuple[str, ...]:
         """What the simulation is told beside the source's config."""
-        return () if self.source is None else tuple(setting for setting in self.settings if setting not in self.source)
+        return (
+            ()
+            if self.source is None
+            else tuple(setting for setting in self.settings if setting not in self.source)
+        )
 
 
 CASES = {
@@ -76,7 +84,14 @@ def compare(case: Case, window: training.Window, seed: int, scratch: Path) -> Va
     with tempfile.TemporaryDirectory(dir=scratch) as runs:
 
         def run(name: str, settings: tuple[str, ...]) -> Values:
-            arguments = (window.warm_s, window.seconds, runs, f"run.name={name}", f"run.seed={seed}", *settings)
+            arguments = (
+                window.warm_s,
+                window.seconds,
+                runs,
+                f"run.name={name}",
+                f"run.seed={seed}",
+                *settings,
+            )
             return child.run("benchmarks.training", case.config, *arguments, timeout_s=180.0).answer
 
         if case.source is not None:
@@ -89,8 +104,18 @@ def compare(case: Case, window: training.Window, seed: int, scratch: Path) -> Va
 def beside(seen: Values, told: dict[str, Any]) -> Values:
     """A window of a run (`training.between`) and the outcome of a simulation, as values of one side."""
     pace, age = told["steps_per_s"], told["staleness"]["mean"]
-    found = {"pace": seen["committed_per_s"], "foretold_pace": pace, "age": seen["staleness_mean"], "foretold_age": age}
-    return {**found, "return": seen["return"], "learner_waits": seen["learner_waits"], "actors_wait": seen["actors_wait"]}
+    found = {
+        "pace": seen["committed_per_s"],
+        "foretold_pace": pace,
+        "age": seen["staleness_mean"],
+        "foretold_age": age,
+    }
+    return {
+        **found,
+        "return": seen["return"],
+        "learner_waits": seen["learner_waits"],
+        "actors_wait": seen["actors_wait"],
+    }
 
 
 def crowd(seconds: float, seed: int) -> Values:
@@ -112,7 +137,9 @@ def crowd(seconds: float, seed: int) -> Values:
 def advised(seconds: float, scratch: Path) -> Values:
     """One actor of environments that sleep; as many as the diagnosis advises."""
     with tempfile.TemporaryDirectory(dir=scratch) as runs:
-        return child.run("benchmarks.advised", SLEEPING, SETTLED_S, seconds, runs, timeout_s=180.0).answer
+        return child.run(
+            "benchmarks.advised", SLEEPING, SETTLED_S, seconds, runs, timeout_s=180.0
+        ).answer
 
 
 def agreement(side: str, name: str) -> Callable[[RoundValues], float | None]:
@@ -137,22 +164,56 @@ def ratios() -> tuple[Ratio, ...]:
         for side in CASES
         for name, what in (("pace", "steps/s"), ("age", "mean staleness"))
         for ratio in (
-            Ratio(f"foretold {what} over seen: {side}", foretold_over_seen(side, name), foretold=1.0, sides=(side,)),
-            Ratio(f"the smaller {what} over the larger: {side}", agreement(side, name), aim=0.9, sides=(side,)),
+            Ratio(
+                f"foretold {what} over seen: {side}",
+                foretold_over_seen(side, name),
+                foretold=1.0,
+                sides=(side,),
+            ),
+            Ratio(
+                f"the smaller {what} over the larger: {side}",
+                agreement(side, name),
+                aim=0.9,
+                sides=(side,),
+            ),
         )
     ]
     return (
         *found,
-        Ratio("foretold steps/s over seen: advice", foretold_over_seen(ADVICE, "pace"), foretold=1.0, sides=(ADVICE,)),
-        Ratio("the smaller steps/s over the larger: advice", agreement(ADVICE, "pace"), aim=0.8, sides=(ADVICE,)),
-        Ratio("10,000 actors: virtual time over CPU time", lambda v: v[CROWD]["virtual_per_cpu_s"], aim=1.0, sides=(CROWD,)),
-        Ratio("10,000 actors: bound over oldest", lambda v: quotient(BOUND, v[CROWD]["staleness_max"]), aim=1.0, sides=(CROWD,)),
+        Ratio(
+            "foretold steps/s over seen: advice",
+            foretold_over_seen(ADVICE, "pace"),
+            foretold=1.0,
+            sides=(ADVICE,),
+        ),
+        Ratio(
+            "the smaller steps/s over the larger: advice",
+            agreement(ADVICE, "pace"),
+            aim=0.8,
+            sides=(ADVICE,),
+        ),
+        Ratio(
+            "10,000 actors: virtual time over CPU time",
+            lambda v: v[CROWD]["virtual_per_cpu_s"],
+            aim=1.0,
+            sides=(CROWD,),
+        ),
+        Ratio(
+            "10,000 actors: bound over oldest",
+            lambda v: quotient(BOUND, v[CROWD]["staleness_max"]),
+            aim=1.0,
+            sides=(CROWD,),
+        ),
     )
 
 
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
-    window = training.Window(QUIET_S, 3.0) if plan.quick else training.Window(QUIET_S, plan.seconds or 5.0)
+    window = (
+        training.Window(QUIET_S, 3.0)
+        if plan.quick
+        else training.Window(QUIET_S, plan.seconds or 5.0)
+    )
     virtual_s = 1.0 if plan.quick else 10.0
     seeds = tuple(range(1, plan.rounds + 1))
 
@@ -173,7 +234,16 @@ def make(plan: Plan) -> Benchmark:
             "foretold_pace": "env steps/s",
             "age": "updates, mean",
             "foretold_age": "updates, mean",
-            **{name: training.UNITS[name] for name in ("return", "learner_waits", "actors_wait", "staleness_max", "violations")},
+            **{
+                name: training.UNITS[name]
+                for name in (
+                    "return",
+                    "learner_waits",
+                    "actors_wait",
+                    "staleness_max",
+                    "violations",
+                )
+            },
             "actors": "as advised",
             "before": "env steps/s of one actor",
             "virtual_per_cpu_s": "s of virtual time a CPU second, start of the process included",
@@ -193,5 +263,7 @@ def make(plan: Plan) -> Benchmark:
             "threads": "1 a process",
         },
         seeds=seeds,
-        notes=("Nothing of pace or staleness goes into a simulation: only where time went, and how much durations vary.",),
+        notes=(
+            "Nothing of pace or staleness goes into a simulation: only where time went, and how much durations vary.",
+        ),
     )

@@ -44,10 +44,16 @@ def make(plan: Plan) -> Benchmark:
         title="the law `freshest` beside `staleness`, where actors are twice as fast as the learner",
         sides=(side(BOUNDED), side(FRESHEST)),
         ratios=(
-            Ratio("trained steps/s", lambda v: quotient(v[FRESHEST]["trained_per_s"], v[BOUNDED]["trained_per_s"]), aim=0.95),
+            Ratio(
+                "trained steps/s",
+                lambda v: quotient(v[FRESHEST]["trained_per_s"], v[BOUNDED]["trained_per_s"]),
+                aim=0.95,
+            ),
             Ratio(
                 "half the mean staleness of `staleness`, over that of `freshest`",
-                lambda v: quotient(v[BOUNDED]["staleness_mean"], 2.0 * (v[FRESHEST]["staleness_mean"] or 0.0)),
+                lambda v: quotient(
+                    v[BOUNDED]["staleness_mean"], 2.0 * (v[FRESHEST]["staleness_mean"] or 0.0)
+                ),
                 aim=1.0,
             ),
         ),

@@ -24,7 +24,12 @@ NAMES = ("tianflow sac", "Stable-Baselines3 SAC")
 def tianflow(core: int, seed: int, steps: int) -> dict[str, Any]:
     """The shipped config, learner and actor in one process."""
     with tempfile.TemporaryDirectory() as runs:
-        settings = (f"run.seed={seed}", f"run.max_env_steps={steps}", "placement.launcher=inline", "placement.affinity=none")
+        settings = (
+            f"run.seed={seed}",
+            f"run.max_env_steps={steps}",
+            "placement.launcher=inline",
+            "placement.affinity=none",
+        )
         options = ("--plain", "--json", "--no-http", "--runs-dir", runs)
         said = _run(core, "tianflow.cli", "train", "halfcheetah_sac", *options, *settings)
     return {
@@ -44,7 +49,9 @@ def _run(core: int, module: str, *arguments: str) -> dict[str, Any]:
     os.sched_setaffinity(0, {core})  # of this thread, and of what it starts
     environment = machine.clean_environment(os.environ)
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, cwd=machine.ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=machine.ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
@@ -66,10 +73,18 @@ def main() -> int:
         print(json.dumps(runs[-1]), flush=True)
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(
-            json.dumps({"machine": machine.describe(), "steps": given.steps, "runs": runs}, indent=1) + "\n", encoding="utf-8"
+            json.dumps(
+                {"machine": machine.describe(), "steps": given.steps, "runs": runs}, indent=1
+            )
+            + "\n",
+            encoding="utf-8",
         )
-    ours_best, theirs_best = (sorted(run[name]["evaluation_return"] for run in runs)[len(runs) // 2] for name in NAMES)
-    print(f"{NAMES[0]} {ours_best:,.0f}, {NAMES[1]} {theirs_best:,.0f}: {ours_best / theirs_best:.2f}")
+    ours_best, theirs_best = (
+        sorted(run[name]["evaluation_return"] for run in runs)[len(runs) // 2] for name in NAMES
+    )
+    print(
+        f"{NAMES[0]} {ours_best:,.0f}, {NAMES[1]} {theirs_best:,.0f}: {ours_best / theirs_best:.2f}"
+    )
     return int(ours_best < 0.8 * theirs_best)
 
 

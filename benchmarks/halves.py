@@ -47,7 +47,11 @@ def actor(config: Config) -> dict[str, bare.Work]:
     """Steps of the environments of one actor."""
     vector = _vector(config)
     observation, _ = vector.reset(seed=config.run.seed)
-    return {"environment": _stepping(config, vector), "inference": _acting(config, vector, observation), "slots": _rolling(config)}
+    return {
+        "environment": _stepping(config, vector),
+        "inference": _acting(config, vector, observation),
+        "slots": _rolling(config),
+    }
 
 
 def _vector(config: Config) -> Any:
@@ -58,14 +62,18 @@ def _vector(config: Config) -> Any:
 
     settings = config.env
     if ":" in settings.id:
-        found = cast("Callable[[], gymnasium.Env[Any, Any]]", plugins.load_object(settings.id, path="env.id"))
+        found = cast(
+            "Callable[[], gymnasium.Env[Any, Any]]", plugins.load_object(settings.id, path="env.id")
+        )
         return gymnasium.vector.SyncVectorEnv([found] * settings.num_envs, copy=False)
     kwargs = dict(settings.kwargs)
     if settings.id.startswith("ALE/"):
         import ale_py  # noqa: F401 - importing it registers its ids
 
         kwargs["num_threads"] = 1
-    return gymnasium.make_vec(settings.id, num_envs=settings.num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    return gymnasium.make_vec(
+        settings.id, num_envs=settings.num_envs, vectorization_mode="vector_entry_point", **kwargs
+    )
 
 
 def _stepping(config: Config, vector: Any) -> bare.Work:
@@ -74,7 +82,9 @@ def _stepping(config: Config, vector: Any) -> bare.Work:
 
     steps = config.actors.rollout_steps
     choices = int(vector.single_action_space.n)
-    actions = list(np.random.default_rng(config.run.seed).integers(0, choices, (steps, config.env.num_envs)))
+    actions = list(
+        np.random.default_rng(config.run.seed).integers(0, choices, (steps, config.env.num_envs))
+    )
 
     def work() -> int:
         for action in actions:
@@ -92,7 +102,10 @@ def _acting(config: Config, vector: Any, observation: Any) -> bare.Work:
     from tianflow import envs
 
     steps, environments = config.actors.rollout_steps, config.env.num_envs
-    policy, generator = _factory(config).make_policy(config, envs.probe(config)), np.random.default_rng(config.run.seed)
+    policy, generator = (
+        _factory(config).make_policy(config, envs.probe(config)),
+        np.random.default_rng(config.run.seed),
+    )
     rows, act = bare.acting(policy, steps, environments)
 
     def work() -> int:
@@ -117,13 +130,23 @@ def _rolling(config: Config) -> bare.Work:
     spec, version = envs.probe(config), Version(1, 0)
     arena = heap_arena(trajectory_layout(config, spec), 2)
     policy = _factory(config).make_policy(config, spec)
-    rollout = Rollout(config=config, spec=spec, policy=policy, load_weights=lambda: version, component="actor-0", actor_index=0)
+    rollout = Rollout(
+        config=config,
+        spec=spec,
+        policy=policy,
+        load_weights=lambda: version,
+        component="actor-0",
+        actor_index=0,
+    )
     number = 0
 
     def work() -> int:
         nonlocal number
         grant, number = Grant(number, number % 2, version), number + 1
-        return rollout.run(arena.lease(grant), grant, config.actors.rollout_steps).length * config.env.num_envs
+        return (
+            rollout.run(arena.lease(grant), grant, config.actors.rollout_steps).length
+            * config.env.num_envs
+        )
 
     return work
 
@@ -143,7 +166,14 @@ def learner(config: Config) -> dict[str, bare.Work]:
     layout, device = trajectory_layout(config, spec), torch.device("cpu")
     arena, factory = heap_arena(layout, 2 * count), _factory(config)
     policy = factory.make_policy(config, spec)
-    rollout = Rollout(config=config, spec=spec, policy=policy, load_weights=lambda: version, component="actor-0", actor_index=0)
+    rollout = Rollout(
+        config=config,
+        spec=spec,
+        policy=policy,
+        load_weights=lambda: version,
+        component="actor-0",
+        actor_index=0,
+    )
     lengths = []
     for slot in range(2 * count):
         grant = Grant(slot, slot, version)
@@ -180,17 +210,30 @@ def learner(config: Config) -> dict[str, bare.Work]:
 def _factory(config: Config) -> AlgorithmFactory:
     from tianflow import plugins
 
-    return cast("AlgorithmFactory", plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name"))
+    return cast(
+        "AlgorithmFactory",
+        plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name"),
+    )
 
 
 HALVES: dict[str, Callable[[Config], dict[str, bare.Work]]] = {"actor": actor, "learner": learner}
 
 
-def measure(half: str, config: Path, overrides: Sequence[str], seconds: float) -> dict[str, float | None]:
+def measure(
+    half: str, config: Path, overrides: Sequence[str], seconds: float
+) -> dict[str, float | None]:
     """Rates of the parts of ``half`` in a child process, on the core that this half has in a run."""
     core = bare.cores()[half]
     pinned = () if core is None else ("--core", core)
-    return child.run("benchmarks.halves", half, config, seconds, *pinned, *overrides, timeout_s=120.0 + 10.0 * seconds).answer
+    return child.run(
+        "benchmarks.halves",
+        half,
+        config,
+        seconds,
+        *pinned,
+        *overrides,
+        timeout_s=120.0 + 10.0 * seconds,
+    ).answer
 
 
 def main() -> None:
@@ -209,7 +252,9 @@ def main() -> None:
     from tianflow.config.loading import load_config
 
     torch.set_num_threads(1)
-    child.say(take_turns(HALVES[given.half](load_config(given.config, given.overrides)), given.seconds))
+    child.say(
+        take_turns(HALVES[given.half](load_config(given.config, given.overrides)), given.seconds)
+    )
 
 
 if __name__ == "__main__":

@@ -135,7 +135,11 @@ class Outcome:
 
     def values(self, side: str, name: str) -> list[float | None]:
         """The samples of one value, in the order of the rounds."""
-        return [sample.values[name] for sample in self.samples if sample.side == side and name in sample.values]
+        return [
+            sample.values[name]
+            for sample in self.samples
+            if sample.side == side and name in sample.values
+        ]
 
     def rounds(self) -> Iterator[RoundValues]:
         """The values of each round, by side."""
@@ -154,19 +158,37 @@ def part(benchmark: Benchmark, text: str) -> Benchmark:
     Raises:
         BenchmarkError: there is no such side.
     """
-    sides = tuple(side for side in benchmark.sides if any(text in name for name in side_names(side)))
+    sides = tuple(
+        side for side in benchmark.sides if any(text in name for name in side_names(side))
+    )
     if not sides:
-        raise BenchmarkError(f"no side's name holds {text!r}; there are {', '.join(benchmark.names)}")
+        raise BenchmarkError(
+            f"no side's name holds {text!r}; there are {', '.join(benchmark.names)}"
+        )
     names, everybody = {name for side in sides for name in side_names(side)}, benchmark.names
-    ratios = tuple(ratio for ratio in benchmark.ratios if names.issuperset(everybody if ratio.sides is None else ratio.sides))
+    ratios = tuple(
+        ratio
+        for ratio in benchmark.ratios
+        if names.issuperset(everybody if ratio.sides is None else ratio.sides)
+    )
     return replace(benchmark, name=f"{benchmark.name}-part", sides=sides, ratios=ratios)
 
 
 def spread(samples: Sequence[float | None]) -> Spread:
     """Median and range of ``samples``."""
     there = [value for value in samples if value is not None]
-    middle = statistics.median(math.inf if value is None else value for value in samples) if samples else math.inf
-    return Spread(middle if math.isfinite(middle) else None, min(there, default=None), max(there, default=None), len(there), len(samples))
+    middle = (
+        statistics.median(math.inf if value is None else value for value in samples)
+        if samples
+        else math.inf
+    )
+    return Spread(
+        middle if math.isfinite(middle) else None,
+        min(there, default=None),
+        max(there, default=None),
+        len(there),
+        len(samples),
+    )
 
 
 def quotient(numerator: float | None, denominator: float | None) -> float | None:
@@ -198,8 +220,13 @@ def alternate(
         load = machine.load_between(before, after)
         what = "warm-up" if number < 0 else f"round {number + 1} of {rounds}"
         for name, values in found.items():
-            say(f"{benchmark.name}  {what}  {name}: {_brief(values)}  (others: {load.foreign_cores:.2f} cores)")
-        return [Sample(name, number, values, after.at - before.at, load) for name, values in found.items()]
+            say(
+                f"{benchmark.name}  {what}  {name}: {_brief(values)}  (others: {load.foreign_cores:.2f} cores)"
+            )
+        return [
+            Sample(name, number, values, after.at - before.at, load)
+            for name, values in found.items()
+        ]
 
     warm_ups: list[Sample] = []
     samples: list[Sample] = []
@@ -217,4 +244,6 @@ def _measured(side: Side | Together, number: int) -> Mapping[str, Values]:
 
 
 def _brief(values: Values) -> str:
-    return ", ".join(f"{name} {'–' if value is None else format(value, '.4g')}" for name, value in values.items())
+    return ", ".join(
+        f"{name} {'–' if value is None else format(value, '.4g')}" for name, value in values.items()
+    )

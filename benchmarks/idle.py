@@ -32,9 +32,20 @@ def make(plan: Plan) -> Benchmark:
         title="CPU and memory of a run that is paused",
         sides=(Side(PAUSED, lambda _: paused()), Side(NOTHING, lambda _: nothing())),
         ratios=(
-            Ratio("2 % of a core over the coordinator's share", lambda v: quotient(MOST, v[PAUSED]["coordinator"]), aim=1.0),
-            Ratio("2 % of a core over the busiest other process's share", lambda v: quotient(MOST, v[PAUSED]["busiest_other"]), aim=1.0),
-            Ratio("memory of all processes over that of one that waits", lambda v: quotient(v[PAUSED]["pss"], v[NOTHING]["pss"])),
+            Ratio(
+                "2 % of a core over the coordinator's share",
+                lambda v: quotient(MOST, v[PAUSED]["coordinator"]),
+                aim=1.0,
+            ),
+            Ratio(
+                "2 % of a core over the busiest other process's share",
+                lambda v: quotient(MOST, v[PAUSED]["busiest_other"]),
+                aim=1.0,
+            ),
+            Ratio(
+                "memory of all processes over that of one that waits",
+                lambda v: quotient(v[PAUSED]["pss"], v[NOTHING]["pss"]),
+            ),
         ),
         units={
             "coordinator": "% of a core; of the limit: its one process",

@@ -6,7 +6,13 @@ from benchmarks import bare, child, training
 from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Side, Values, quotient
 
 CONFIG = "impala_cartpole.toml"
-RUN, ALONE, TOGETHER, PARTS, PLAIN = "tianflow impala", "limits, one at a time", "limits, both at once", "parts", "plain PyTorch"
+RUN, ALONE, TOGETHER, PARTS, PLAIN = (
+    "tianflow impala",
+    "limits, one at a time",
+    "limits, both at once",
+    "parts",
+    "plain PyTorch",
+)
 REFERENCE = {"act": 620_000.0, "step": 490_000.0}
 """Observations and samples a second that plain PyTorch reached on a two-core reference machine, at 64 and at 32 x 64."""
 LOOP_TIMEOUT_S = 120.0
@@ -20,16 +26,27 @@ def make(plan: Plan) -> Benchmark:
 
     def loops(**halves: str) -> dict[str, float]:
         """Rates of the named loops, run at once: {half: loop}."""
-        commands = [bare.command(loop, training.CONFIGS / CONFIG, half, seconds) for half, loop in halves.items()]
+        commands = [
+            bare.command(loop, training.CONFIGS / CONFIG, half, seconds)
+            for half, loop in halves.items()
+        ]
         return {
-            half: said["per_s"] for half, said in zip(halves, child.run_together(commands, timeout_s=LOOP_TIMEOUT_S + seconds), strict=True)
+            half: said["per_s"]
+            for half, said in zip(
+                halves,
+                child.run_together(commands, timeout_s=LOOP_TIMEOUT_S + seconds),
+                strict=True,
+            )
         }
 
     def run(seed: int) -> Values:
         return training.measure(CONFIG, (f"run.seed={seed}",), window, plan.scratch)
 
     def alone() -> Values:
-        return {"actor": loops(actor="rollout")["actor"], "learner": loops(learner="step")["learner"]}
+        return {
+            "actor": loops(actor="rollout")["actor"],
+            "learner": loops(learner="step")["learner"],
+        }
 
     return Benchmark(
         name="impala_cartpole",
@@ -39,15 +56,45 @@ def make(plan: Plan) -> Benchmark:
             Side(ALONE, lambda _: alone()),
             Side(TOGETHER, lambda _: {**loops(actor="rollout", learner="step")}),
             Side(PARTS, lambda _: {"act": loops(actor="act")["actor"]}),
-            Side(PLAIN, lambda _: {"act": loops(actor="torch_act")["actor"], "step": loops(learner="torch_step")["learner"]}),
+            Side(
+                PLAIN,
+                lambda _: {
+                    "act": loops(actor="torch_act")["actor"],
+                    "step": loops(learner="torch_step")["learner"],
+                },
+            ),
         ),
         ratios=(
-            Ratio("steps/s over the smaller limit, one at a time", lambda values: _over(values, ALONE), aim=0.8),
-            Ratio("steps/s over the smaller limit, both at once", lambda values: _over(values, TOGETHER), aim=0.8),
-            Ratio("act at 64 over 0.62 M obs/s (reference machine)", lambda v: quotient(v[PARTS]["act"], REFERENCE["act"]), aim=0.75),
-            Ratio("step over 0.49 M samples/s (reference machine)", lambda v: quotient(v[ALONE]["learner"], REFERENCE["step"]), aim=0.75),
-            Ratio("act at 64 over plain PyTorch's here", lambda v: quotient(v[PARTS]["act"], v[PLAIN]["act"]), aim=0.75),
-            Ratio("step over plain PyTorch's V-trace here", lambda v: quotient(v[ALONE]["learner"], v[PLAIN]["step"]), aim=0.75),
+            Ratio(
+                "steps/s over the smaller limit, one at a time",
+                lambda values: _over(values, ALONE),
+                aim=0.8,
+            ),
+            Ratio(
+                "steps/s over the smaller limit, both at once",
+                lambda values: _over(values, TOGETHER),
+                aim=0.8,
+            ),
+            Ratio(
+                "act at 64 over 0.62 M obs/s (reference machine)",
+                lambda v: quotient(v[PARTS]["act"], REFERENCE["act"]),
+                aim=0.75,
+            ),
+            Ratio(
+                "step over 0.49 M samples/s (reference machine)",
+                lambda v: quotient(v[ALONE]["learner"], REFERENCE["step"]),
+                aim=0.75,
+            ),
+            Ratio(
+                "act at 64 over plain PyTorch's here",
+                lambda v: quotient(v[PARTS]["act"], v[PLAIN]["act"]),
+                aim=0.75,
+            ),
+            Ratio(
+                "step over plain PyTorch's V-trace here",
+                lambda v: quotient(v[ALONE]["learner"], v[PLAIN]["step"]),
+                aim=0.75,
+            ),
         ),
         units={
             **training.UNITS,

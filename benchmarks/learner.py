@@ -33,7 +33,9 @@ def make(plan: Plan) -> Benchmark:
 
     def side(name: str) -> Side:
         config, overrides = SIDES[name]
-        return Side(name, lambda _: halves.measure("learner", config, (*overrides, *shorter), seconds))
+        return Side(
+            name, lambda _: halves.measure("learner", config, (*overrides, *shorter), seconds)
+        )
 
     return Benchmark(
         name="learner",
@@ -41,12 +43,22 @@ def make(plan: Plan) -> Benchmark:
         sides=tuple(side(name) for name in SIDES),
         ratios=(
             *(
-                Ratio(f"{name}: from slots over resident", lambda v, n=name: quotient(v[n]["slots"], v[n]["resident"]), 0.9)  # type: ignore[misc]
+                Ratio(
+                    f"{name}: from slots over resident",
+                    lambda v, n=name: quotient(v[n]["slots"], v[n]["resident"]),
+                    0.9,
+                )  # type: ignore[misc]
                 for name in SIDES
             ),
-            Ratio("nature_cnn resident: bf16 over fp32", lambda v: quotient(v[BF16]["resident"], v["nature_cnn"]["resident"])),
+            Ratio(
+                "nature_cnn resident: bf16 over fp32",
+                lambda v: quotient(v[BF16]["resident"], v["nature_cnn"]["resident"]),
+            ),
         ),
-        units={"resident": "samples/s, the step alone", "slots": "samples/s, copied out of slots, step, weights laid out"},
+        units={
+            "resident": "samples/s, the step alone",
+            "slots": "samples/s, copied out of slots, step, weights laid out",
+        },
         settings={
             "parts": f"take turns of {halves.TURN_S:g} s or one update in one process on one core, {seconds:g} s each",
             "mlp": "IMPALA, 64 x 32 samples of CartPole, mlp 64-64 relu",

@@ -45,7 +45,12 @@ MEMORY: Mapping[str, object] = {
 }
 """What was shown in one fragment must be said in another."""
 MEMORY_BY: Mapping[str, Mapping[str, object]] = {
-    "ppo": {"algorithm.learning_rate": 3e-3, "algorithm.batch_trajectories": 2, "algorithm.gae_lambda": 0.95, "algorithm.epochs": 4},
+    "ppo": {
+        "algorithm.learning_rate": 3e-3,
+        "algorithm.batch_trajectories": 2,
+        "algorithm.gae_lambda": 0.95,
+        "algorithm.epochs": 4,
+    },
     "impala": {"algorithm.learning_rate": 2e-3, "algorithm.normalise_advantages": False},
 }
 POINTS = 120
@@ -73,7 +78,11 @@ class Case:
 
     def over(self, seeds: int) -> Case:
         """The same over so many seeds, of which the same share is expected."""
-        return replace(self, seeds=seeds, needed=None if self.needed is None else self.needed * seeds // self.seeds)
+        return replace(
+            self,
+            seeds=seeds,
+            needed=None if self.needed is None else self.needed * seeds // self.seeds,
+        )
 
     def settings(self, seed: int) -> dict[str, object]:
         """Overrides of one run."""
@@ -87,7 +96,10 @@ class Case:
 
     def old_enough(self, summary: Mapping[str, Any]) -> bool:
         """Whether data were as old as the case wants them."""
-        return "learner.slowdown" not in self.overrides or summary["staleness"]["mean"] >= OLD * summary["staleness"]["bound"]
+        return (
+            "learner.slowdown" not in self.overrides
+            or summary["staleness"]["mean"] >= OLD * summary["staleness"]["bound"]
+        )
 
 
 def cases() -> tuple[Case, ...]:
@@ -97,15 +109,43 @@ def cases() -> tuple[Case, ...]:
         for bound in BOUNDS:
             found.append(Case(f"{config} bound {bound}", config, {"balance.max_staleness": bound}))
             if bound:
-                found.append(Case(f"{config} bound {bound} slowed", config, {"balance.max_staleness": bound, **SLOWED}))
+                found.append(
+                    Case(
+                        f"{config} bound {bound} slowed",
+                        config,
+                        {"balance.max_staleness": bound, **SLOWED},
+                    )
+                )
     found.append(Case("cartpole_a2c", "cartpole_a2c", seeds=3, needed=3))
     found.append(Case("pendulum_ppo", "pendulum_ppo"))
     for name, settings in MEMORY_BY.items():
         memory = {**MEMORY, **settings}
-        remembering, forgetting = {"network.lstm": 32, "run.max_env_steps": 600_000}, {"network.lstm": 0, "run.max_env_steps": 300_000}
-        found.append(Case(f"memory {name} lstm", f"cartpole_{name}", {**memory, **remembering}, seeds=3, needed=3))
-        found.append(Case(f"memory {name} without", f"cartpole_{name}", {**memory, **forgetting}, seeds=3, needed=0))
-    found += [Case(f"cartpole_apex {name}", "cartpole_apex", {"replay.shards": count}) for count, name in ((1, "1 shard"), (4, "4 shards"))]
+        remembering, forgetting = (
+            {"network.lstm": 32, "run.max_env_steps": 600_000},
+            {"network.lstm": 0, "run.max_env_steps": 300_000},
+        )
+        found.append(
+            Case(
+                f"memory {name} lstm",
+                f"cartpole_{name}",
+                {**memory, **remembering},
+                seeds=3,
+                needed=3,
+            )
+        )
+        found.append(
+            Case(
+                f"memory {name} without",
+                f"cartpole_{name}",
+                {**memory, **forgetting},
+                seeds=3,
+                needed=0,
+            )
+        )
+    found += [
+        Case(f"cartpole_apex {name}", "cartpole_apex", {"replay.shards": count})
+        for count, name in ((1, "1 shard"), (4, "4 shards"))
+    ]
     found.append(Case("pendulum_sac", "pendulum_sac"))
     found.append(Case("memory_r2d2", "memory_r2d2"))
     without: Mapping[str, object] = {
@@ -115,8 +155,19 @@ def cases() -> tuple[Case, ...]:
         "network.lstm": 0,
         "run.max_env_steps": 200_000,
     }
-    found.append(Case("memory_r2d2 without memory (dqn)", "memory_r2d2", without, seeds=3, needed=0))
-    found.append(Case("pong_impala", "pong_impala", {"run.max_seconds": 600.0}, seeds=1, needed=1, rises_to=PONG_RISES))
+    found.append(
+        Case("memory_r2d2 without memory (dqn)", "memory_r2d2", without, seeds=3, needed=0)
+    )
+    found.append(
+        Case(
+            "pong_impala",
+            "pong_impala",
+            {"run.max_seconds": 600.0},
+            seeds=1,
+            needed=1,
+            rises_to=PONG_RISES,
+        )
+    )
     return tuple(found)
 
 
@@ -156,18 +207,34 @@ def train(case: Case, seed: int) -> Record:
     """One run in processes of its own; CalledProcessError if it failed."""
     settings = settings_of(case, seed)  # before the run: somebody may edit the config meanwhile
     with tempfile.TemporaryDirectory() as runs:
-        overrides = [f"{path}={'null' if value is None else toml_value(value)}" for path, value in case.settings(seed).items()]
+        overrides = [
+            f"{path}={'null' if value is None else toml_value(value)}"
+            for path, value in case.settings(seed).items()
+        ]
         options = ["--plain", "--json", "--no-http", "--runs-dir", runs, "placement.affinity=none"]
         command = [sys.executable, "-m", "tianflow.cli", "train", case.config, *options, *overrides]
         environment = machine.clean_environment(os.environ)
-        done = subprocess.run(command, cwd=machine.ROOT, env=environment, capture_output=True, text=True, check=False)
-        rows = [row for path in Path(runs).glob(f"*/{history.NAME}") for row in history.read_rows(path)] if case.curve else []
+        done = subprocess.run(
+            command, cwd=machine.ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        rows = (
+            [
+                row
+                for path in Path(runs).glob(f"*/{history.NAME}")
+                for row in history.read_rows(path)
+            ]
+            if case.curve
+            else []
+        )
     if done.returncode:
         sys.stderr.write(done.stderr)
         done.check_returncode()
     summary = json.loads(done.stdout.splitlines()[-1])
     if case.curve:
-        summary["curve"] = [(round(row["t"], 1), row["env_steps"], row["mean_return"]) for row in history.thinned(rows, POINTS)]
+        summary["curve"] = [
+            (round(row["t"], 1), row["env_steps"], row["mean_return"])
+            for row in history.thinned(rows, POINTS)
+        ]
     return Record(case.name, seed, settings, summary)
 
 
@@ -178,13 +245,26 @@ def read(path: Path) -> list[Record]:
     return [Record(**record) for record in json.loads(path.read_text(encoding="utf-8"))["runs"]]
 
 
-def write(path: Path, records: Iterable[Record], known: Sequence[Case], shown: Callable[[Sequence[Record], Sequence[Case]], str]) -> None:
+def write(
+    path: Path,
+    records: Iterable[Record],
+    known: Sequence[Case],
+    shown: Callable[[Sequence[Record], Sequence[Case]], str],
+) -> None:
     """Keep ``records`` of ``known`` cases, with the machine, and the table that ``shown`` makes of them beside them."""
     order = {case.name: index for index, case in enumerate(known)}
-    kept = sorted((record for record in records if record.case in order), key=lambda record: (order[record.case], record.seed))
-    runs = [{"case": r.case, "seed": r.seed, "settings": r.settings, "summary": dict(r.summary)} for r in kept]
+    kept = sorted(
+        (record for record in records if record.case in order),
+        key=lambda record: (order[record.case], record.seed),
+    )
+    runs = [
+        {"case": r.case, "seed": r.seed, "settings": r.settings, "summary": dict(r.summary)}
+        for r in kept
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine.describe(), "runs": runs}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"machine": machine.describe(), "runs": runs}, indent=1) + "\n", encoding="utf-8"
+    )
     path.with_suffix(".md").write_text(shown(kept, known), encoding="utf-8")
 
 
@@ -208,7 +288,9 @@ def _lines(records: Sequence[Record], known: Sequence[Case]) -> Iterator[tuple[s
     for case in known:
         found = [record.summary for record in records if record.case == case.name]
         if found:
-            solved = [summary for summary in found if case.solved(summary) and case.old_enough(summary)]
+            solved = [
+                summary for summary in found if case.solved(summary) and case.old_enough(summary)
+            ]
             ages = [summary["staleness"] for summary in found]
             yield (
                 case.name,
@@ -225,20 +307,45 @@ def _lines(records: Sequence[Record], known: Sequence[Case]) -> Iterator[tuple[s
 def main(matrix: Matrix) -> int:
     """Run what is missing; exit code 1 when a case has fewer solved runs than expected."""
     parser = argparse.ArgumentParser(description=matrix.doc)
-    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="cases whose name matches one of these")
-    parser.add_argument("--seeds", type=int, help="so many seeds of each case, instead of its own number")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once, each on two cores of its own")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=["*"],
+        metavar="PATTERN",
+        help="cases whose name matches one of these",
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="so many seeds of each case, instead of its own number"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs at once, each on two cores of its own"
+    )
     parser.add_argument("--out", type=Path, default=matrix.out)
     given = parser.parse_args()
     everything = [case if given.seeds is None else case.over(given.seeds) for case in matrix.cases]
-    chosen = [case for case in everything if any(fnmatch.fnmatch(case.name, pattern) for pattern in given.only)]
-    wanted = {(case.name, seed): (case, settings_of(case, seed)) for case in everything for seed in range(1, case.seeds + 1)}
-    records = [r for r in read(given.out) if wanted.get((r.case, r.seed), (None, ""))[1] == r.settings]
+    chosen = [
+        case
+        for case in everything
+        if any(fnmatch.fnmatch(case.name, pattern) for pattern in given.only)
+    ]
+    wanted = {
+        (case.name, seed): (case, settings_of(case, seed))
+        for case in everything
+        for seed in range(1, case.seeds + 1)
+    }
+    records = [
+        r for r in read(given.out) if wanted.get((r.case, r.seed), (None, ""))[1] == r.settings
+    ]
     there = {(record.case, record.seed) for record in records}
-    asked = sorted(((case, seed) for case in chosen for seed in range(1, case.seeds + 1)), key=lambda run: run[1])
+    asked = sorted(
+        ((case, seed) for case in chosen for seed in range(1, case.seeds + 1)),
+        key=lambda run: run[1],
+    )
     missing = [(case, seed) for case, seed in asked if (case.name, seed) not in there]
     pairs = _pairs(given.jobs)
-    with ThreadPoolExecutor(given.jobs, initializer=lambda: os.sched_setaffinity(0, pairs.get_nowait())) as pool:
+    with ThreadPoolExecutor(
+        given.jobs, initializer=lambda: os.sched_setaffinity(0, pairs.get_nowait())
+    ) as pool:
         for future in as_completed([pool.submit(train, case, seed) for case, seed in missing]):
             try:
                 record = future.result()

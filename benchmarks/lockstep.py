@@ -23,7 +23,14 @@ AT_ONCE = 4096
 
 def measure(config: Path, credit_count: int, warm_s: float, seconds: float) -> Values:
     """Trained steps/s with ``credit_count`` credits, of which one trajectory each takes one until it is trained on."""
-    return child.run("benchmarks.lockstep", config, credit_count, warm_s, seconds, timeout_s=120.0 + 4.0 * (warm_s + seconds)).answer
+    return child.run(
+        "benchmarks.lockstep",
+        config,
+        credit_count,
+        warm_s,
+        seconds,
+        timeout_s=120.0 + 4.0 * (warm_s + seconds),
+    ).answer
 
 
 def roll(work: bare.Work, link: socket.socket, credit_count: int) -> None:
@@ -78,7 +85,9 @@ def main() -> None:
         ours.close()
         _pin("actor")
         work = halves.actor(config)["slots"]
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the other has what it wanted
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the other has what it wanted
             roll(work, theirs, given.credits)
         os._exit(0)
     theirs.close()

@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("tianflow", "torch", "numpy", "gymnasium", "ale-py", "stable-baselines3", "pyzmq", "mpi4py", "mpich", "psutil")
+PACKAGES = (
+    "tianflow",
+    "torch",
+    "numpy",
+    "gymnasium",
+    "ale-py",
+    "stable-baselines3",
+    "pyzmq",
+    "mpi4py",
+    "mpich",
+    "psutil",
+)
 UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 """They make a numerical library take another machine for this one."""
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -24,8 +35,16 @@ _STOLEN = 7
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """``environment`` for a benchmark process: nothing that misleads numerical libraries, one thread, this checkout first."""
-    path = os.pathsep.join(part for part in (str(ROOT), str(ROOT / "controllers"), environment.get("PYTHONPATH", "")) if part)
-    return {name: value for name, value in environment.items() if name not in UNSET} | THREADS | {"PYTHONPATH": path}
+    path = os.pathsep.join(
+        part
+        for part in (str(ROOT), str(ROOT / "controllers"), environment.get("PYTHONPATH", ""))
+        if part
+    )
+    return (
+        {name: value for name, value in environment.items() if name not in UNSET}
+        | THREADS
+        | {"PYTHONPATH": path}
+    )
 
 
 def describe() -> dict[str, object]:
@@ -40,7 +59,9 @@ def describe() -> dict[str, object]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "revision": _git("rev-parse", "--short=12", "HEAD") or "unknown",
-        "modified": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")),
+        "modified": bool(
+            _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+        ),
         "threads": dict(THREADS),
     }
 
@@ -78,7 +99,13 @@ def _version(package: str) -> str:
 
 def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -108,7 +135,9 @@ def read_cpu() -> Reading:
     ticks = os.sysconf("SC_CLK_TCK")
     times = os.times()
     own = times.user + times.system + times.children_user + times.children_system
-    return Reading(time.monotonic(), sum(fields[i] for i in _BUSY) / ticks, fields[_STOLEN] / ticks, own)
+    return Reading(
+        time.monotonic(), sum(fields[i] for i in _BUSY) / ticks, fields[_STOLEN] / ticks, own
+    )
 
 
 def _core_times(stat: str, cores: Collection[int]) -> list[int]:
@@ -122,7 +151,9 @@ def load_between(before: Reading, after: Reading) -> Load:
     """What others used from ``before`` to ``after``."""
     seconds = max(1e-9, after.at - before.at)
     foreign = (after.busy - before.busy - (after.own - before.own)) / seconds
-    return Load(round(max(0.0, foreign), 3), round(max(0.0, after.stolen - before.stolen) / seconds, 3))
+    return Load(
+        round(max(0.0, foreign), 3), round(max(0.0, after.stolen - before.stolen) / seconds, 3)
+    )
 
 
 def wait_until_quiet(

@@ -37,12 +37,16 @@ def overrides(actors: int, hosts: int) -> tuple[str, ...]:
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
     counts = (1, 8) if plan.quick else COUNTS
-    window, times = (training.Window(0.5, 0.5), 2) if plan.quick else (training.Window(4.0, 1.0), TURNS)
+    window, times = (
+        (training.Window(0.5, 0.5), 2) if plan.quick else (training.Window(4.0, 1.0), TURNS)
+    )
     hosts = max(1, len(os.sched_getaffinity(0)) - 1)
     seeds = tuple(range(1, plan.rounds + 1))
 
     def measure(number: int) -> Mapping[str, Values]:
-        settings = {count: (f"run.seed={seeds[number]}", *overrides(count, hosts)) for count in counts}
+        settings = {
+            count: (f"run.seed={seeds[number]}", *overrides(count, hosts)) for count in counts
+        }
         cases = {side_of(count): (CONFIG, settings[count]) for count in counts}
         windows = turns.measure(cases, turns=times, window=window, scratch=plan.scratch)
         return {name: turns.merged(found) for name, found in windows.items()}
@@ -53,15 +57,31 @@ def make(plan: Plan) -> Benchmark:
         title="throughput of 1 to 128 actors on the same cores, and lag of the coordinator's loop",
         sides=(Together(tuple(map(side_of, counts)), measure),),
         ratios=(
-            *(Ratio(f"steps/s at {most} over {side_of(count)}", _over(side_of(count), most), aim=0.9) for count in counts[:-1]),
+            *(
+                Ratio(
+                    f"steps/s at {most} over {side_of(count)}", _over(side_of(count), most), aim=0.9
+                )
+                for count in counts[:-1]
+            ),
             Ratio(
                 f"3 times the p99 lag of a bare loop, over the coordinator's, at {most}",
-                lambda values: quotient(3.0 * (values[most]["bare_lag"] or 0.0), values[most]["lag"]),
+                lambda values: quotient(
+                    3.0 * (values[most]["bare_lag"] or 0.0), values[most]["lag"]
+                ),
                 aim=1.0,
             ),
         ),
         units={
-            **{name: training.UNITS[name] for name in ("trained_per_s", "return", "staleness_mean", "staleness_max", "learner_waits")},
+            **{
+                name: training.UNITS[name]
+                for name in (
+                    "trained_per_s",
+                    "return",
+                    "staleness_mean",
+                    "staleness_max",
+                    "learner_waits",
+                )
+            },
             "lag": "ms, p99 of the coordinator's loop",
             "bare_lag": "ms, p99 of a bare loop beside it",
         },

@@ -84,7 +84,9 @@ class PacedImpalaLearner(ImpalaLearner):
 
     def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never) -> StepResult:
         """As IMPALA's, and not before it is due."""
-        due = time.monotonic() + self._seconds * (self._random.exponential() if self._varies else 1.0)
+        due = time.monotonic() + self._seconds * (
+            self._random.exponential() if self._varies else 1.0
+        )
         result = super().step(batch, should_stop)
         rest_until(due)
         return result
@@ -101,6 +103,8 @@ class PacedImpala:
         return ActorCriticPolicy(config, spec)
 
     @staticmethod
-    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> PacedImpalaLearner:
+    def make_learner(
+        config: Config, spec: EnvironmentSpec, device: torch.device
+    ) -> PacedImpalaLearner:
         """The learner's half, on ``device``."""
         return PacedImpalaLearner(config, spec, device)

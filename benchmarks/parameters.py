@@ -62,7 +62,10 @@ class Readers:
         self.pids = pids
         self._had: dict[int, dict[int, int]] = {}
         self._all = asyncio.Event()
-        self._links = [Link(end=end, handle=self._make_handle(reader), closed=lambda: None) for reader, end in enumerate(ends)]
+        self._links = [
+            Link(end=end, handle=self._make_handle(reader), closed=lambda: None)
+            for reader, end in enumerate(ends)
+        ]
 
     def _make_handle(self, reader: int) -> Callable[[Message], None]:
         def handle(message: Message) -> None:
@@ -96,7 +99,9 @@ class Readers:
 
 
 @contextlib.asynccontextmanager
-async def readers(count: int, memory: SharedMemory, nbytes: int, core: int | None = None) -> AsyncIterator[Readers]:
+async def readers(
+    count: int, memory: SharedMemory, nbytes: int, core: int | None = None
+) -> AsyncIterator[Readers]:
     """Fork ``count`` readers of ``memory``, on ``core`` if given. Before anything is started that a fork could break."""
     pairs = [socket_pair() for _ in range(count)]
     context = multiprocessing.get_context("fork")
@@ -131,7 +136,10 @@ async def readers(count: int, memory: SharedMemory, nbytes: int, core: int | Non
 async def spread(nbytes: int, count: int, versions: int) -> dict[str, float]:
     """Publish ``versions`` versions, each after the last reader had the one before."""
     memory = SharedMemory.create("weights", SharedWeights.nbytes_for(nbytes))
-    weights, flat = SharedWeights(memory=memory, nbytes=nbytes), np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+    weights, flat = (
+        SharedWeights(memory=memory, nbytes=nbytes),
+        np.random.default_rng(0).integers(0, 256, nbytes, np.uint8),
+    )
     publish, last = [], []
     async with readers(count, memory, nbytes) as found:
         for number in range(versions):
@@ -171,7 +179,11 @@ async def stalled(config: Path, count: int, turns: int) -> dict[str, float]:
     async with readers(count, memory, nbytes, cores["actor"]) as found:
         if cores["learner"] is not None:
             os.sched_setaffinity(0, {cores["learner"]})
-        update, weights, number = _update(config, memory, nbytes), SharedWeights(memory=memory, nbytes=nbytes), 0
+        update, weights, number = (
+            _update(config, memory, nbytes),
+            SharedWeights(memory=memory, nbytes=nbytes),
+            0,
+        )
         for turn in range(-1, len(kinds) * turns):
             kind = kinds[turn % len(kinds)]
             if turn >= 0 and kind == "stalled":
@@ -186,12 +198,18 @@ async def stalled(config: Path, count: int, turns: int) -> dict[str, float]:
                 number += 1
             os.kill(found.pids[0], signal.SIGCONT)
             await found.last_had(Version(1, number - 1))
-    return {f"step_{name}_{quantile}": float(np.percentile(took, quantile)) for name, took in times.items() for quantile in (50, 99)}
+    return {
+        f"step_{name}_{quantile}": float(np.percentile(took, quantile))
+        for name, took in times.items()
+        for quantile in (50, 99)
+    }
 
 
 def _weights_of(config: Path) -> tuple[int, SharedMemory]:
     """How many bytes the flat weights have, asked of a child, because nothing may be started here before readers are forked."""
-    nbytes = int(child.run("benchmarks.parameters", "bytes", config, timeout_s=60.0).answer["nbytes"])
+    nbytes = int(
+        child.run("benchmarks.parameters", "bytes", config, timeout_s=60.0).answer["nbytes"]
+    )
     return nbytes, SharedMemory.create("weights", SharedWeights.nbytes_for(nbytes))
 
 

@@ -15,20 +15,46 @@ WIDE = ("env.num_envs=256",)
 SECONDS = 60.0
 """Each run's training at most; three rounds of all take some twelve minutes then."""
 RIVALS = (
-    Rival("Stable-Baselines3 PPO", "sb3", "benchmarks.peers.sb3_ppo", "RL Zoo's settings: 8 environments, 1 process, 64-64 tanh"),
-    Rival("RLlib PPO", "rllib", "benchmarks.peers.rllib_algorithms", "its tuned example, 2 runners of 8 environments, 32 linear"),
+    Rival(
+        "Stable-Baselines3 PPO",
+        "sb3",
+        "benchmarks.peers.sb3_ppo",
+        "RL Zoo's settings: 8 environments, 1 process, 64-64 tanh",
+    ),
+    Rival(
+        "RLlib PPO",
+        "rllib",
+        "benchmarks.peers.rllib_algorithms",
+        "its tuned example, 2 runners of 8 environments, 32 linear",
+    ),
     Rival(
         "Sample Factory APPO",
         "sample_factory",
         "benchmarks.peers.factory_appo",
         "its documented command, a worker a core, 20 environments each, 512-512 elu",
     ),
-    Rival("CleanRL-style PPO", "cleanrl", "benchmarks.peers.cleanrl_ppo", "settings of ppo.py: 4 environments, 1 process, 64-64 tanh"),
-    Rival("TorchRL PPO", "torchrl", "benchmarks.peers.torchrl_ppo", "RL Zoo's settings, 8 environments, 1 process, 64-64 tanh"),
+    Rival(
+        "CleanRL-style PPO",
+        "cleanrl",
+        "benchmarks.peers.cleanrl_ppo",
+        "settings of ppo.py: 4 environments, 1 process, 64-64 tanh",
+    ),
+    Rival(
+        "TorchRL PPO",
+        "torchrl",
+        "benchmarks.peers.torchrl_ppo",
+        "RL Zoo's settings, 8 environments, 1 process, 64-64 tanh",
+    ),
 )
 PUFFER = "its defaults, 64 relu; environments and processes with which it was quickest among sixteen settings"
 FASTEST = (
-    Rival("PufferLib PPO, sustained", "pufferlib", "benchmarks.peers.puffer_ppo", f"{PUFFER}: 1,024, 1 process", ("envs=1024",)),
+    Rival(
+        "PufferLib PPO, sustained",
+        "pufferlib",
+        "benchmarks.peers.puffer_ppo",
+        f"{PUFFER}: 1,024, 1 process",
+        ("envs=1024",),
+    ),
     Rival(
         "PufferLib PPO, 2 workers, sustained",
         "pufferlib",
@@ -48,7 +74,12 @@ def make(plan: Plan) -> Benchmark:
     seeds = tuple(range(1, plan.rounds + 1))
 
     def ours(number: int) -> dict[str, float | None]:
-        return beside.ours_to_target("cartpole_ppo", (f"run.seed={seeds[number]}", f"run.target_return={target}"), plan, seconds)
+        return beside.ours_to_target(
+            "cartpole_ppo",
+            (f"run.seed={seeds[number]}", f"run.target_return={target}"),
+            plan,
+            seconds,
+        )
 
     def sustained(number: int) -> dict[str, float | None]:
         config = training.CONFIGS / "impala_cartpole.toml"
@@ -59,13 +90,31 @@ def make(plan: Plan) -> Benchmark:
         title=f"CartPole-v1 until the last 100 training episodes average {target:.0f}, beside peers",
         sides=(
             Side(OURS, ours),
-            *(beside.rival_side(rival, ("cartpole", "--target", target), seconds, seeds) for rival in RIVALS),
+            *(
+                beside.rival_side(rival, ("cartpole", "--target", target), seconds, seeds)
+                for rival in RIVALS
+            ),
             Side(SUSTAINED, sustained),
-            *(beside.rival_side(rival, ("cartpole", "--warm", window.warm_s), window.warm_s + window.seconds, seeds) for rival in FASTEST),
+            *(
+                beside.rival_side(
+                    rival,
+                    ("cartpole", "--warm", window.warm_s),
+                    window.warm_s + window.seconds,
+                    seeds,
+                )
+                for rival in FASTEST
+            ),
         ),
         ratios=(
-            *(Ratio(f"{rival.name}: its time to target over {OURS}'s", slower(rival.name)) for rival in RIVALS),
-            Ratio(f"{SUSTAINED}: steps/s over those of the quicker PufferLib", over_the_quicker, aim=6.0),
+            *(
+                Ratio(f"{rival.name}: its time to target over {OURS}'s", slower(rival.name))
+                for rival in RIVALS
+            ),
+            Ratio(
+                f"{SUSTAINED}: steps/s over those of the quicker PufferLib",
+                over_the_quicker,
+                aim=6.0,
+            ),
         ),
         units=beside.UNITS,
         settings={
@@ -91,10 +140,14 @@ def make(plan: Plan) -> Benchmark:
 
 def over_the_quicker(values: RoundValues) -> float | None:
     """How many times as many steps a second."""
-    rates = [rate for rival in FASTEST if (rate := values[rival.name].get("env_steps_per_s")) is not None]
+    rates = [
+        rate for rival in FASTEST if (rate := values[rival.name].get("env_steps_per_s")) is not None
+    ]
     return quotient(values[SUSTAINED]["env_steps_per_s"], max(rates)) if rates else None
 
 
 def slower(name: str) -> Callable[[RoundValues], float | None]:
     """How many times longer ``name`` takes."""
-    return lambda values: quotient(values[name].get("time_to_target"), values[OURS]["time_to_target"])
+    return lambda values: quotient(
+        values[name].get("time_to_target"), values[OURS]["time_to_target"]
+    )

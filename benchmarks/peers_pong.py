@@ -8,9 +8,22 @@ from collections.abc import Callable
 
 from benchmarks import beside, training
 from benchmarks.beside import Rival
-from benchmarks.harness import Benchmark, BenchmarkError, Plan, Ratio, RoundValues, Side, Values, quotient
+from benchmarks.harness import (
+    Benchmark,
+    BenchmarkError,
+    Plan,
+    Ratio,
+    RoundValues,
+    Side,
+    Values,
+    quotient,
+)
 
-ONE_PASS, FOUR_PASSES, IMPALA = "tianflow PPO, 1 pass", "tianflow PPO, 4 passes", "tianflow IMPALA, 1 pass"
+ONE_PASS, FOUR_PASSES, IMPALA = (
+    "tianflow PPO, 1 pass",
+    "tianflow PPO, 4 passes",
+    "tianflow IMPALA, 1 pass",
+)
 EPOCHS = ("algorithm.epochs=4", "actors.rollout_steps=32", "learner.threads=2")
 BF16 = ("learner.precision=bf16", "actors.precision=bf16")
 CONFIGS = {
@@ -30,7 +43,13 @@ RIVALS = (
         ("epochs=1",),
         threads=None,
     ),
-    Rival("RLlib IMPALA, 1 pass", "rllib", "benchmarks.peers.rllib_algorithms", "1 runner of 5 environments, batch 500", threads=None),
+    Rival(
+        "RLlib IMPALA, 1 pass",
+        "rllib",
+        "benchmarks.peers.rllib_algorithms",
+        "1 runner of 5 environments, batch 500",
+        threads=None,
+    ),
     Rival(
         "CleanRL-style PPO, 4 passes",
         "cleanrl",
@@ -38,7 +57,13 @@ RIVALS = (
         "settings of ppo_atari_envpool.py, 8 environments",
         threads=None,
     ),
-    Rival("Stable-Baselines3 PPO, 4 passes", "sb3", "benchmarks.peers.sb3_ppo", "RL Zoo's settings, 8 environments", threads=None),
+    Rival(
+        "Stable-Baselines3 PPO, 4 passes",
+        "sb3",
+        "benchmarks.peers.sb3_ppo",
+        "RL Zoo's settings, 8 environments",
+        threads=None,
+    ),
     Rival(
         "Sample Factory, its defaults",
         "sample_factory",
@@ -73,7 +98,9 @@ def make(plan: Plan) -> Benchmark:
         file, overrides = CONFIGS[name]
 
         def measure(number: int) -> Values:
-            return beside.ours_sustained(training.CONFIGS / file, (f"run.seed={seeds[number]}", *overrides), plan, window)
+            return beside.ours_sustained(
+                training.CONFIGS / file, (f"run.seed={seeds[number]}", *overrides), plan, window
+            )
 
         return Side(name, measure)
 
@@ -86,7 +113,10 @@ def make(plan: Plan) -> Benchmark:
         sides=(*map(ours, CONFIGS), *map(theirs, RIVALS)),
         ratios=(
             *(Ratio(f"{our} over {their}", faster(our, their)) for our, their in PAIRS),
-            *(Ratio(f"{name}: bf16 over float32", faster(f"{name}, bf16", name)) for name in (ONE_PASS, FOUR_PASSES)),
+            *(
+                Ratio(f"{name}: bf16 over float32", faster(f"{name}, bf16", name))
+                for name in (ONE_PASS, FOUR_PASSES)
+            ),
         ),
         units=beside.UNITS,
         settings={
@@ -111,4 +141,6 @@ def make(plan: Plan) -> Benchmark:
 
 def faster(our: str, their: str) -> Callable[[RoundValues], float | None]:
     """How many times more steps a second ``our`` row makes."""
-    return lambda values: quotient(values[our]["env_steps_per_s"], values[their].get("env_steps_per_s"))
+    return lambda values: quotient(
+        values[our]["env_steps_per_s"], values[their].get("env_steps_per_s")
+    )

@@ -32,7 +32,11 @@ def compact(found: Mapping[str, Any]) -> str:
     by_side: dict[str, dict[str, Mapping[str, Any]]] = {}
     for value in found["values"]:
         by_side.setdefault(value["side"], {})[value["name"]] = value
-    shown = [name for name in COLUMNS if any(values.get(name, {}).get("count") for values in by_side.values())]
+    shown = [
+        name
+        for name in COLUMNS
+        if any(values.get(name, {}).get("count") for values in by_side.values())
+    ]
     rows = [(side, *(_cell(values, name) for name in shown)) for side, values in by_side.items()]
     return results.grid(("side", *(COLUMNS[name] for name in shown)), rows)
 
@@ -47,13 +51,22 @@ def _cell(values: Mapping[str, Mapping[str, Any]], name: str) -> str:
         return "–"
     low, middle, high = (results.number(value[key]) for key in ("low", "median", "high"))
     spread = "" if value["asked"] == 1 else f" ({low} – {high})"
-    return f"{middle}{spread}" if value["count"] == value["asked"] else f"{middle}{spread}, {value['count']} of {value['asked']}"
+    return (
+        f"{middle}{spread}"
+        if value["count"] == value["asked"]
+        else f"{middle}{spread}, {value['count']} of {value['asked']}"
+    )
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Print a table for each file; 1 if one is not there."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers_table", description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, help="results; those that `make bench-peers` writes when none is named")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        type=Path,
+        help="results; those that `make bench-peers` writes when none is named",
+    )
     missing = False
     for file in parser.parse_args(given).files or [results.RESULTS / name for name in FILES]:
         if not file.exists():

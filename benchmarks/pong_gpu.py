@@ -8,7 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import child, training
-from benchmarks.harness import Benchmark, BenchmarkError, Plan, Ratio, RoundValues, Side, Values, quotient
+from benchmarks.harness import (
+    Benchmark,
+    BenchmarkError,
+    Plan,
+    Ratio,
+    RoundValues,
+    Side,
+    Values,
+    quotient,
+)
 from benchmarks.machine import ROOT
 
 CONFIG = ROOT / "configs" / "pong_impala.toml"
@@ -41,24 +50,43 @@ def make(plan: Plan) -> Benchmark:
     seeds = tuple(range(1, plan.rounds + 1))
 
     def trained(case: str, seed: int) -> Values:
-        settings = (f"run.seed={seed}", f"actors.count={actors}", f"actors.hosts={actors}", "run.target_return=null", *CASES[case][0])
+        settings = (
+            f"run.seed={seed}",
+            f"actors.count={actors}",
+            f"actors.hosts={actors}",
+            "run.target_return=null",
+            *CASES[case][0],
+        )
         if CASES[case][1]:
             settings += (f"algorithm.batch_trajectories={max(1, actors // 2)}",)
         return training.measure(str(CONFIG), settings, window, plan.scratch)
 
     def alone(case: str) -> Values:
         """One process of environments on every core."""
-        commands = [("benchmarks.bare", ("environments", CONFIG, seconds, *CASES[case][0], "--core", core)) for core in cores]
-        return {"environments": sum(said["per_s"] for said in child.run_together(commands, timeout_s=TIMEOUT_S + seconds))}
+        commands = [
+            ("benchmarks.bare", ("environments", CONFIG, seconds, *CASES[case][0], "--core", core))
+            for core in cores
+        ]
+        return {
+            "environments": sum(
+                said["per_s"]
+                for said in child.run_together(commands, timeout_s=TIMEOUT_S + seconds)
+            )
+        }
 
     def sides(case: str) -> tuple[Side, Side]:
-        return Side(case, lambda number: trained(case, seeds[number])), Side(_limit(case), lambda _: alone(case))
+        return Side(case, lambda number: trained(case, seeds[number])), Side(
+            _limit(case), lambda _: alone(case)
+        )
 
     return Benchmark(
         name="pong_gpu",
         title="IMPALA on Pong, learner on a GPU, over the environments alone on all cores",
         sides=tuple(side for case in CASES for side in sides(case)),
-        ratios=tuple(Ratio(f"{case}: trained steps/s over the environments alone", _over(case)) for case in CASES),
+        ratios=tuple(
+            Ratio(f"{case}: trained steps/s over the environments alone", _over(case))
+            for case in CASES
+        ),
         units={**training.UNITS, "environments": "env steps/s, all cores"},
         settings={
             "run": f"configs/pong_impala.toml, learner.device = auto, {actors} actors of 16 environments in as many processes; "
@@ -77,4 +105,6 @@ def _limit(case: str) -> str:
 
 
 def _over(case: str) -> Callable[[RoundValues], float | None]:
-    return lambda values: quotient(values[case]["trained_per_s"], values[_limit(case)]["environments"])
+    return lambda values: quotient(
+        values[case]["trained_per_s"], values[_limit(case)]["environments"]
+    )

@@ -39,7 +39,10 @@ steps*: where the slowest of all runs ended.
 
 def cases() -> tuple[Case, ...]:
     """One for each precision."""
-    return tuple(Case(name, "pong_impala", {**COMMON, **settings}, needed=None, curve=True) for name, settings in PRECISIONS.items())
+    return tuple(
+        Case(name, "pong_impala", {**COMMON, **settings}, needed=None, curve=True)
+        for name, settings in PRECISIONS.items()
+    )
 
 
 def at(curve: Sequence[Sequence[float | None]], axis: int, place: float) -> float | None:
@@ -63,7 +66,10 @@ def _lines(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
                 precision,
                 str(len(found)),
                 _spread([summary["steps_per_s"] for summary in found], ",.0f"),
-                *(_spread([at(summary["curve"], 0, t) for summary in found], ".1f") for t in AT_SECONDS),
+                *(
+                    _spread([at(summary["curve"], 0, t) for summary in found], ".1f")
+                    for t in AT_SECONDS
+                ),
                 _spread([at(summary["curve"], 1, slowest) for summary in found], ".1f"),
                 f"{statistics.median(age['mean'] for age in ages):.2f}",
                 str(max(age["max"] for age in ages)),
@@ -87,13 +93,21 @@ def plot(records: Sequence[Record], path: Path) -> None:
         return
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels: Any = figure.subplots(1, 2, sharey=True)
-    for panel, axis, label in zip(panels, (0, 1), ("seconds of training", "environment steps"), strict=True):
+    for panel, axis, label in zip(
+        panels, (0, 1), ("seconds of training", "environment steps"), strict=True
+    ):
         for index, precision in enumerate(PRECISIONS):
             named = precision
             for record in records:
                 if record.case == precision:
                     points = [point for point in record.summary["curve"] if point[2] is not None]
-                    panel.plot([p[axis] for p in points], [p[2] for p in points], color=f"C{index}", linewidth=0.8, label=named)
+                    panel.plot(
+                        [p[axis] for p in points],
+                        [p[2] for p in points],
+                        color=f"C{index}",
+                        linewidth=0.8,
+                        label=named,
+                    )
                     named = "_"
         panel.set(xlabel=label)
         panel.grid(alpha=0.3)

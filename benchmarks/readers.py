@@ -14,12 +14,16 @@ ALONE, BESIDE = "alone", "beside the readers"
 
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
-    readers, windows, window = (20, 1, training.Window(0.5, 1.0)) if plan.quick else (1000, 3, training.Window(2.0, 5.0))
+    readers, windows, window = (
+        (20, 1, training.Window(0.5, 1.0)) if plan.quick else (1000, 3, training.Window(2.0, 5.0))
+    )
 
     def measure(_: int) -> Mapping[str, Values]:
         with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
             arguments = (CONFIG, window.warm_s, window.seconds, runs, windows, readers)
-            found = child.run("benchmarks.watched", *arguments, timeout_s=120.0 + 4.0 * windows * window.seconds).answer
+            found = child.run(
+                "benchmarks.watched", *arguments, timeout_s=120.0 + 4.0 * windows * window.seconds
+            ).answer
         return {ALONE: found["alone"], BESIDE: found["beside"]}
 
     return Benchmark(
@@ -29,7 +33,9 @@ def make(plan: Plan) -> Benchmark:
         ratios=(
             Ratio(
                 "steps/s beside the readers over those alone",
-                lambda values: quotient(values[BESIDE]["trained_per_s"], values[ALONE]["trained_per_s"]),
+                lambda values: quotient(
+                    values[BESIDE]["trained_per_s"], values[ALONE]["trained_per_s"]
+                ),
                 aim=0.95,
             ),
         ),

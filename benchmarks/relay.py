@@ -61,7 +61,9 @@ async def send(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
             sender.grant(None)
 
     link = Link(end=end, handle=handle, closed=lambda: sender.close())  # noqa: PLW0108 - there is no sender yet
-    sender = LinkTrajectorySender(link=link, arena=shared.arena, holder="actor-0", announce=lambda _: None)
+    sender = LinkTrajectorySender(
+        link=link, arena=shared.arena, holder="actor-0", announce=lambda _: None
+    )
     try:
         while True:
             grant = await sender.acquire()
@@ -75,9 +77,13 @@ async def send(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
         link.close()
 
 
-async def receive(end: socket.socket, shared: SharedArena, nbytes: int, count: int, results: Connection) -> None:
+async def receive(
+    end: socket.socket, shared: SharedArena, nbytes: int, count: int, results: Connection
+) -> None:
     """The learner's end: take ``count`` batches of one, copy each out, and time both, and a plain copy beside them."""
-    link = Link(end=end, handle=lambda message: source.batch(message[1]), closed=lambda: source.batch(None))
+    link = Link(
+        end=end, handle=lambda message: source.batch(message[1]), closed=lambda: source.batch(None)
+    )
     source = LinkBatchSource(link=link, arena=shared.arena)
     source.opened(Version(1, 0))
     target, private = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
@@ -104,13 +110,17 @@ def _timed(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> int:
 
 def _serve_one(exchange: Exchange, end: socket.socket, closed: Callable[[], None]) -> Link:
     link = Link(end=end, handle=lambda message: handlers[message[0]](*message[1:]), closed=closed)
-    handlers = ServedExchange(exchange=exchange, send=link.send, push=link.push, on_episodes=lambda *_: None).handlers
+    handlers = ServedExchange(
+        exchange=exchange, send=link.send, push=link.push, on_episodes=lambda *_: None
+    ).handlers
     return link
 
 
 async def serve(ends: list[socket.socket], shared: SharedArena, limits: Limits) -> None:
     """The coordinator's end, until one of the others has gone."""
-    exchange = Exchange(ledger=Ledger(limits=limits, slots=shared.arena.capacity), arena=shared.arena)
+    exchange = Exchange(
+        ledger=Ledger(limits=limits, slots=shared.arena.capacity), arena=shared.arena
+    )
     over = asyncio.Event()
     links = [_serve_one(exchange, end, over.set) for end in ends]
     await over.wait()
@@ -131,16 +141,24 @@ SendEnd = Callable[[socket.socket, SharedArena], Coroutine[None, None, None]]
 ReceiveEnd = Callable[[socket.socket, SharedArena, Connection], Coroutine[None, None, None]]
 
 
-def through(send_end: SendEnd, receive_end: ReceiveEnd, *, nbytes: int, slots: int, limits: Limits) -> dict[str, list[int]]:
+def through(
+    send_end: SendEnd, receive_end: ReceiveEnd, *, nbytes: int, slots: int, limits: Limits
+) -> dict[str, list[int]]:
     """Run the two ends in a process each, and the exchange between them here; what the receiving end found."""
     shared = SharedArena(layout=layout_of(nbytes), capacity=slots)
     shared.add_slots(slots)
-    context = multiprocessing.get_context("fork")  # nothing that a fork could break has been started
+    context = multiprocessing.get_context(
+        "fork"
+    )  # nothing that a fork could break has been started
     pairs = [socket_pair(), socket_pair()]
     ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     results, told = context.Pipe(duplex=False)
-    actor = context.Process(target=lambda: _in_child([*ours, theirs[1]], send_end(theirs[0], shared)))
-    learner = context.Process(target=lambda: _in_child([*ours, theirs[0]], receive_end(theirs[1], shared, told)))
+    actor = context.Process(
+        target=lambda: _in_child([*ours, theirs[1]], send_end(theirs[0], shared))
+    )
+    learner = context.Process(
+        target=lambda: _in_child([*ours, theirs[0]], receive_end(theirs[1], shared, told))
+    )
     for process in (actor, learner):
         process.start()
     for end in theirs:
@@ -176,7 +194,10 @@ def weights(nbytes: int, count: int) -> dict[str, float]:
     """Publish and read weights of ``nbytes`` bytes, ``count`` times, and copy as much beside it; medians."""
     memory = SharedMemory.create("weights", SharedWeights.nbytes_for(nbytes))
     channel = SharedWeights(memory=memory, nbytes=nbytes)
-    flat, target = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    flat, target = (
+        np.random.default_rng(0).integers(0, 256, nbytes, np.uint8),
+        np.zeros(nbytes, np.uint8),
+    )
     publish, read, memcpy = [], [], []
     for number in range(count):
         version, began = Version(1, number), time.monotonic_ns()

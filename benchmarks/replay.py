@@ -5,13 +5,31 @@ from __future__ import annotations
 import importlib.util
 
 from benchmarks import shards, training
-from benchmarks.harness import Benchmark, BenchmarkError, Plan, Ratio, RoundValues, Side, Values, quotient
+from benchmarks.harness import (
+    Benchmark,
+    BenchmarkError,
+    Plan,
+    Ratio,
+    RoundValues,
+    Side,
+    Values,
+    quotient,
+)
 from benchmarks.machine import ROOT
 
 CARTPOLE, PONG = ROOT / "configs" / "cartpole_apex.toml", ROOT / "configs" / "pong_apex.toml"
-ATARI = ("env.kwargs.img_height=84", "env.kwargs.img_width=84", "replay.capacity=8000", "replay.min_size=1000")
+ATARI = (
+    "env.kwargs.img_height=84",
+    "env.kwargs.img_width=84",
+    "replay.capacity=8000",
+    "replay.min_size=1000",
+)
 SHARDS = {"CartPole-like shard": (CARTPOLE, ()), "Atari-like shard": (PONG, ATARI)}
-ENDLESS = ("run.max_env_steps=1_000_000_000", "run.target_return=1_000_000", "evaluation.every_s=3600")
+ENDLESS = (
+    "run.max_env_steps=1_000_000_000",
+    "run.target_return=1_000_000",
+    "evaluation.every_s=3600",
+)
 
 
 def run_of(count: int) -> str:
@@ -27,7 +45,9 @@ def limits_of(count: int) -> str:
 def over_limit(values: RoundValues, count: int) -> float | None:
     """Updates/s over the smaller limit."""
     found = [values[limits_of(count)][name] for name in ("draws", "steps")]
-    return quotient(values[run_of(count)]["updates_per_s"], min(value for value in found if value is not None))
+    return quotient(
+        values[run_of(count)]["updates_per_s"], min(value for value in found if value is not None)
+    )
 
 
 def make(plan: Plan) -> Benchmark:
@@ -69,10 +89,26 @@ def make(plan: Plan) -> Benchmark:
             ),
         ),
         ratios=(
-            *(Ratio(f"{name}: insert over plain copy", lambda v, n=name: quotient(v[n]["insert"], v[n]["copy"])) for name in SHARDS),  # type: ignore[misc]
-            *(Ratio(f"{name}: draw over picking rows", lambda v, n=name: quotient(v[n]["draw"], v[n]["pick"])) for name in SHARDS),  # type: ignore[misc]
             *(
-                Ratio(f"{run_of(count)}: updates/s over the smaller limit", lambda v, c=count: over_limit(v, c), aim=0.8)  # type: ignore[misc]
+                Ratio(
+                    f"{name}: insert over plain copy",
+                    lambda v, n=name: quotient(v[n]["insert"], v[n]["copy"]),
+                )
+                for name in SHARDS
+            ),  # type: ignore[misc]
+            *(
+                Ratio(
+                    f"{name}: draw over picking rows",
+                    lambda v, n=name: quotient(v[n]["draw"], v[n]["pick"]),
+                )
+                for name in SHARDS
+            ),  # type: ignore[misc]
+            *(
+                Ratio(
+                    f"{run_of(count)}: updates/s over the smaller limit",
+                    lambda v, c=count: over_limit(v, c),
+                    aim=0.8,
+                )  # type: ignore[misc]
                 for count in (1, 2)
             ),
         ),

@@ -62,7 +62,9 @@ async def shares(seconds: float) -> Values:
     }
 
 
-async def paused(config: Path, overrides: Sequence[str], *, train_s: float, seconds: float, runs: Path) -> Values:
+async def paused(
+    config: Path, overrides: Sequence[str], *, train_s: float, seconds: float, runs: Path
+) -> Values:
     """Train for ``train_s``, pause, let it settle, look."""
     from benchmarks import training
     from tianflow import open_run
@@ -98,7 +100,13 @@ def main() -> None:
     if given.what == "nothing":
         child.say(loops.run(nothing(given.seconds)))
     else:
-        work = paused(given.config, given.overrides, train_s=given.train_s, seconds=given.seconds, runs=given.runs)
+        work = paused(
+            given.config,
+            given.overrides,
+            train_s=given.train_s,
+            seconds=given.seconds,
+            runs=given.runs,
+        )
         child.say(loops.run(work))
 
 

@@ -14,7 +14,13 @@ SCHEMA = 2
 RESULTS = Path(__file__).parent / "results"
 
 _NUMBER = (int, float)
-_SPREAD: dict[str, Any] = {"median": (*_NUMBER, None), "low": (*_NUMBER, None), "high": (*_NUMBER, None), "count": (int,), "asked": (int,)}
+_SPREAD: dict[str, Any] = {
+    "median": (*_NUMBER, None),
+    "low": (*_NUMBER, None),
+    "high": (*_NUMBER, None),
+    "count": (int,),
+    "asked": (int,),
+}
 _SHAPE: dict[str, Any] = {
     "schema": (int,),
     "benchmark": (str,),
@@ -38,16 +44,37 @@ _SHAPE: dict[str, Any] = {
     "settings": (dict,),
     "seeds": [(int,)],
     "notes": [(str,)],
-    "load": {"foreign_cores_median": _NUMBER, "foreign_cores_highest": _NUMBER, "stolen_cores_highest": _NUMBER},
+    "load": {
+        "foreign_cores_median": _NUMBER,
+        "foreign_cores_highest": _NUMBER,
+        "stolen_cores_highest": _NUMBER,
+    },
     "values": [{"side": (str,), "name": (str,), "unit": (str,), "warm_up": (bool,), **_SPREAD}],
-    "ratios": [{"name": (str,), "aim": (*_NUMBER, None), "foretold": (*_NUMBER, None), "samples": [(*_NUMBER, None)], **_SPREAD}],
+    "ratios": [
+        {
+            "name": (str,),
+            "aim": (*_NUMBER, None),
+            "foretold": (*_NUMBER, None),
+            "samples": [(*_NUMBER, None)],
+            **_SPREAD,
+        }
+    ],
     "samples": [
-        {"side": (str,), "round": (int,), "values": (dict,), "seconds": _NUMBER, "foreign_cores": _NUMBER, "stolen_cores": _NUMBER}
+        {
+            "side": (str,),
+            "round": (int,),
+            "values": (dict,),
+            "seconds": _NUMBER,
+            "foreign_cores": _NUMBER,
+            "stolen_cores": _NUMBER,
+        }
     ],
 }
 
 
-def document(outcome: Outcome, *, machine: Mapping[str, object], began: str, quick: bool) -> dict[str, Any]:
+def document(
+    outcome: Outcome, *, machine: Mapping[str, object], began: str, quick: bool
+) -> dict[str, Any]:
     """Everything about ``outcome``, JSON-ready. ``began``: ISO 8601."""
     benchmark = outcome.benchmark
     loads = [sample.load for sample in outcome.samples]
@@ -83,7 +110,15 @@ def _values(outcome: Outcome) -> list[dict[str, Any]]:
             only_apart = not samples and name in apart
             if samples or only_apart:
                 figures = spread([apart[name]] if only_apart else samples)
-                found.append({"side": side, "name": name, "unit": unit, "warm_up": only_apart, **asdict(figures)})
+                found.append(
+                    {
+                        "side": side,
+                        "name": name,
+                        "unit": unit,
+                        "warm_up": only_apart,
+                        **asdict(figures),
+                    }
+                )
     return found
 
 
@@ -91,7 +126,12 @@ def _ratios(outcome: Outcome) -> list[dict[str, Any]]:
     found = []
     for ratio in outcome.benchmark.ratios:
         samples = [ratio.of(values) for values in outcome.rounds()]
-        entry = {"name": ratio.name, "aim": ratio.aim, "foretold": ratio.foretold, "samples": samples}
+        entry = {
+            "name": ratio.name,
+            "aim": ratio.aim,
+            "foretold": ratio.foretold,
+            "samples": samples,
+        }
         found.append(entry | asdict(spread(samples)))
     return found
 
@@ -139,7 +179,9 @@ def write(found: dict[str, Any], directory: Path) -> Path:
     check(found)
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / f"{found['benchmark']}{'-quick' if found['quick'] else ''}.json"
-    target.write_text(json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    target.write_text(
+        json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+    )
     target.with_suffix(".md").write_text(table(found), encoding="utf-8")
     return target
 
@@ -148,17 +190,35 @@ def table(found: Mapping[str, Any]) -> str:
     """The document as Markdown that is also readable on a terminal."""
     parts = [f"# {found['benchmark']}: {found['title']}", _head(found)]
     if found["quick"]:
-        parts.append("**A quick run: it proves that the benchmark works; its numbers mean nothing.**")
+        parts.append(
+            "**A quick run: it proves that the benchmark works; its numbers mean nothing.**"
+        )
     if found["ratios"]:
-        parts.append(grid(("ratio", "median", "low – high", "aim", ""), [_ratio_row(ratio) for ratio in found["ratios"]]))
-    parts.append(grid(("side", "what", "median", "low – high", "n"), [_value_row(value) for value in found["values"]]))
-    parts.append("\n".join(f"- {note}" for note in (*found["notes"], _settings_line(found["settings"]))))
+        parts.append(
+            grid(
+                ("ratio", "median", "low – high", "aim", ""),
+                [_ratio_row(ratio) for ratio in found["ratios"]],
+            )
+        )
+    parts.append(
+        grid(
+            ("side", "what", "median", "low – high", "n"),
+            [_value_row(value) for value in found["values"]],
+        )
+    )
+    parts.append(
+        "\n".join(f"- {note}" for note in (*found["notes"], _settings_line(found["settings"])))
+    )
     return "\n\n".join(parts) + "\n"
 
 
 def _head(found: Mapping[str, Any]) -> str:
     machine = found["machine"]
-    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version != "not installed")
+    packages = ", ".join(
+        f"{name} {version}"
+        for name, version in machine["packages"].items()
+        if version != "not installed"
+    )
     seeds = f", seeds {', '.join(map(str, found['seeds']))}" if found["seeds"] else ""
     load = found["load"]
     return (
@@ -186,18 +246,26 @@ def _ratio_row(ratio: Mapping[str, Any]) -> tuple[str, ...]:
         aim = f"{aim} foretold {number(ratio['foretold'])}".strip()
     verdict = ""
     if ratio["aim"] is not None:
-        verdict = "met" if ratio["median"] is not None and ratio["median"] >= ratio["aim"] else "missed"
+        verdict = (
+            "met" if ratio["median"] is not None and ratio["median"] >= ratio["aim"] else "missed"
+        )
     return (ratio["name"], number(ratio["median"]), _range(ratio), aim, verdict)
 
 
 def _value_row(value: Mapping[str, Any]) -> tuple[str, ...]:
     what = f"{value['name'].replace('_', ' ')} [{value['unit']}]{' (warm-up)' if value['warm_up'] else ''}"
-    count = str(value["count"]) if value["count"] == value["asked"] else f"{value['count']} of {value['asked']}"
+    count = (
+        str(value["count"])
+        if value["count"] == value["asked"]
+        else f"{value['count']} of {value['asked']}"
+    )
     return (value["side"], what, number(value["median"]), _range(value), count)
 
 
 def _range(figures: Mapping[str, Any]) -> str:
-    return "–" if figures["low"] is None else f"{number(figures['low'])} – {number(figures['high'])}"
+    return (
+        "–" if figures["low"] is None else f"{number(figures['low'])} – {number(figures['high'])}"
+    )
 
 
 def number(value: float | None) -> str:
@@ -215,10 +283,20 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     left = sum(name in ("ratio", "side", "what", "") for name in head[:2])
 
     def line(cells: Sequence[str]) -> str:
-        padded = (cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(zip(cells, widths, strict=True)))
+        padded = (
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
         return "| " + " | ".join(padded) + " |"
 
-    rule = "|" + "|".join("-" * (width + 2) if i < left else "-" * (width + 1) + ":" for i, width in enumerate(widths)) + "|"
+    rule = (
+        "|"
+        + "|".join(
+            "-" * (width + 2) if i < left else "-" * (width + 1) + ":"
+            for i, width in enumerate(widths)
+        )
+        + "|"
+    )
     return "\n".join([line(head), rule, *(line(row) for row in rows)])
 
 

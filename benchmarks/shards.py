@@ -34,13 +34,23 @@ def fragments(config: Config) -> Iterator[Fragment]:
     from tianflow.components.rollout import Rollout
     from tianflow.core.payloads import Grant, Version
     from tianflow.planning.layouts import trajectory_layout
-    from tianflow.replay.fragments import Fragment, Stream
+    from tianflow.replay.fragments import Fragment, StepStream
 
     spec, version = envs.probe(config), Version(1, 0)
     arena = heap_arena(trajectory_layout(config, spec), FRAGMENTS)
-    factory = cast("AlgorithmFactory", plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name"))
+    factory = cast(
+        "AlgorithmFactory",
+        plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name"),
+    )
     policy = factory.make_policy(config, spec)
-    rollout = Rollout(config=config, spec=spec, policy=policy, load_weights=lambda: version, component="actor-0", actor_index=0)
+    rollout = Rollout(
+        config=config,
+        spec=spec,
+        policy=policy,
+        load_weights=lambda: version,
+        component="actor-0",
+        actor_index=0,
+    )
     lengths = []
     for slot in range(FRAGMENTS):
         grant = Grant(slot, slot, version)
@@ -48,7 +58,7 @@ def fragments(config: Config) -> Iterator[Fragment]:
     rollout.close()
     for incarnation in itertools.count():
         for number, length in enumerate(lengths):
-            yield Fragment(arena.views(number), length, Stream(0, incarnation), number)
+            yield Fragment(arena.views(number), length, StepStream(0, incarnation), number)
 
 
 def filled(config: Config, source: Iterator[Fragment]) -> Shard:
@@ -64,13 +74,22 @@ def filled(config: Config, source: Iterator[Fragment]) -> Shard:
 
 def rates(config: Config) -> dict[str, bare.Work]:
     """Inserting and drawing, and their limits. Every transition counts as one in all four."""
-    source, generator, n = fragments(config), np.random.default_rng(config.run.seed), config.algorithm.items
+    source, generator, n = (
+        fragments(config),
+        np.random.default_rng(config.run.seed),
+        config.algorithm.items,
+    )
     shard = filled(config, source)
     batch, first = shard.make_batch(n), next(source)
     copies = {name: array.copy() for name, array in first.arrays.items()}
     rows = int(np.count_nonzero(first.rows("valid")))
-    picked = {name: array for name, array in first.arrays.items() if array.ndim > 1 and name in batch}
-    table = {name: np.repeat(array.reshape(-1, *array.shape[2:]), 8, axis=0) for name, array in picked.items()}
+    picked = {
+        name: array for name, array in first.arrays.items() if array.ndim > 1 and name in batch
+    }
+    table = {
+        name: np.repeat(array.reshape(-1, *array.shape[2:]), 8, axis=0)
+        for name, array in picked.items()
+    }
     transitions = int(n * shard.settings.length)
 
     def insert() -> int:
@@ -88,7 +107,9 @@ def rates(config: Config) -> dict[str, bare.Work]:
     def pick() -> int:
         for name, array in table.items():
             indices = generator.integers(0, len(array), batch[name].shape[0] * n)
-            np.take(array, indices, axis=0, out=batch[name].reshape(-1, *array.shape[1:]), mode="clip")
+            np.take(
+                array, indices, axis=0, out=batch[name].reshape(-1, *array.shape[1:]), mode="clip"
+            )
         return transitions
 
     return {"insert": insert, "copy": copy, "draw": draw, "pick": pick}
@@ -111,7 +132,10 @@ def limits(config: Config) -> dict[str, bare.Work]:
     views["weight"][:] = 1.0
     stacker = DrawStacker(layout=layout, device=torch.device("cpu"))
     stacker.fill(0, views, layout.steps)
-    factory = cast("AlgorithmFactory", plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name"))
+    factory = cast(
+        "AlgorithmFactory",
+        plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name"),
+    )
     algorithm = cast("ReplayAlgorithm", factory.make_learner(config, spec, torch.device("cpu")))
     algorithm.set_settings(config.algorithm, 0)
     algorithm.set_live(0.0, config.algorithm.entropy_cost)
@@ -131,11 +155,21 @@ def limits(config: Config) -> dict[str, bare.Work]:
     return {"draws": draw, "steps": step}
 
 
-def measure(what: str, config: Path, overrides: tuple[str, ...], seconds: float) -> dict[str, float | None]:
+def measure(
+    what: str, config: Path, overrides: tuple[str, ...], seconds: float
+) -> dict[str, float | None]:
     """`rates` or `limits` in a child process on a core of its own."""
     core = bare.cores()["actor"]
     pinned = () if core is None else ("--core", core)
-    return child.run("benchmarks.shards", what, config, seconds, *pinned, *overrides, timeout_s=120.0 + 10.0 * seconds).answer
+    return child.run(
+        "benchmarks.shards",
+        what,
+        config,
+        seconds,
+        *pinned,
+        *overrides,
+        timeout_s=120.0 + 10.0 * seconds,
+    ).answer
 
 
 def main() -> None:

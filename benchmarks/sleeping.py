@@ -21,7 +21,9 @@ class Sleeping(gymnasium.Env[Any, Any]):
         self._varies = varies
         self._steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed, options=options)
         self._steps = 0
         return np.zeros(4, np.float32), {}

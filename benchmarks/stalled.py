@@ -21,19 +21,29 @@ def make(plan: Plan) -> Benchmark:
     def stalled() -> Values:
         with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
             arguments = (CONFIG, 2.0, seconds, runs, *overrides(actors, HOSTS))
-            return child.run("benchmarks.crowd", *arguments, timeout_s=TIMEOUT_S + 2 * seconds).answer
+            return child.run(
+                "benchmarks.crowd", *arguments, timeout_s=TIMEOUT_S + 2 * seconds
+            ).answer
 
     return Benchmark(
         name="stalled",
         title="memory of a run with 128 actors while its learner stands still",
         sides=(Side(STALLED, lambda _: stalled()),),
-        ratios=(Ratio("memory at first over memory at last", lambda v: quotient(v[STALLED]["first"], v[STALLED]["last"]), aim=0.98),),
+        ratios=(
+            Ratio(
+                "memory at first over memory at last",
+                lambda v: quotient(v[STALLED]["first"], v[STALLED]["last"]),
+                aim=0.98,
+            ),
+        ),
         units={
             "first": "MiB, all processes, 10 s after the learner was stopped",
             "last": f"MiB, {seconds / 60:g} minutes later",
             "highest": "MiB, in between",
             "processes": "processes",
         },
-        settings={"run": f"benchmarks/configs/{CONFIG.name} with {actors} actors in {HOSTS} hosts; SIGSTOP after 2 s of training"},
+        settings={
+            "run": f"benchmarks/configs/{CONFIG.name} with {actors} actors in {HOSTS} hosts; SIGSTOP after 2 s of training"
+        },
         notes=("Proportional set sizes, looked at once a minute.",),
     )

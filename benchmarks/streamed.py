@@ -55,7 +55,9 @@ class Sender:
         self._private = np.zeros(nbytes, np.uint8)
         self._sent = self._source[: shared.arena.layout.nbytes]
         self.link = Link(end=end, handle=self._handle, closed=self._closed)
-        self._sender = LinkTrajectorySender(link=self.link, arena=shared.arena, holder="actor-0", announce=lambda _: None)
+        self._sender = LinkTrajectorySender(
+            link=self.link, arena=shared.arena, holder="actor-0", announce=lambda _: None
+        )
 
     def _handle(self, message: Message) -> None:
         self._sender.grant(decode_grant(message[2]) if message[0] == "grant" else None)
@@ -98,7 +100,9 @@ async def send_many(end: socket.socket, shared: SharedArena, nbytes: int) -> Non
         sender.link.close()
 
 
-async def send_alone(end: socket.socket, shared: SharedArena, nbytes: int, single: int, told: int) -> None:
+async def send_alone(
+    end: socket.socket, shared: SharedArena, nbytes: int, single: int, told: int
+) -> None:
     """Fill a slot, sleep, stamp and commit it; the next one when ``told`` says that it was copied."""
     sender = Sender(end, shared, nbytes)
     for _ in range(SLOTS_ALONE + single):
@@ -122,8 +126,14 @@ class Receiver:
         limits: those of the exchange.
     """
 
-    def __init__(self, end: socket.socket, shared: SharedArena, nbytes: int, limits: Limits) -> None:
-        self.link = Link(end=end, handle=lambda message: self._source.batch(message[1]), closed=lambda: self._source.batch(None))
+    def __init__(
+        self, end: socket.socket, shared: SharedArena, nbytes: int, limits: Limits
+    ) -> None:
+        self.link = Link(
+            end=end,
+            handle=lambda message: self._source.batch(message[1]),
+            closed=lambda: self._source.batch(None),
+        )
         self._source = LinkBatchSource(link=self.link, arena=shared.arena)
         self._source.opened(Version(1, 0))
         sent = shared.arena.layout.nbytes
@@ -142,12 +152,16 @@ class Receiver:
         arrived = time.monotonic_ns()
         self._number += 1
         self._ahead = self._pull()  # goes out before the copy, with the settlement before it
-        for row, target, trajectory in zip(self._batch, self._target, batch.trajectories, strict=True):
+        for row, target, trajectory in zip(
+            self._batch, self._target, batch.trajectories, strict=True
+        ):
             if self._beside:
                 np.copyto(target, self._private)
             np.copyto(row, self._source.view(trajectory)["data"])
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
-        self._source.settle(Settlement(Version(1, self._number), tickets, self._limits.max_staleness, True))
+        self._source.settle(
+            Settlement(Version(1, self._number), tickets, self._limits.max_staleness, True)
+        )
         self.link.handle_one()
         return arrived
 
@@ -162,7 +176,14 @@ class Receiver:
 
 
 async def receive_many(
-    end: socket.socket, shared: SharedArena, nbytes: int, many: int, *, limits: Limits, slots: int, results: Connection
+    end: socket.socket,
+    shared: SharedArena,
+    nbytes: int,
+    many: int,
+    *,
+    limits: Limits,
+    slots: int,
+    results: Connection,
 ) -> None:
     """Time ``many`` messages, after as many as there are slots."""
     receiver = Receiver(end, shared, nbytes, limits)
@@ -177,7 +198,14 @@ async def receive_many(
 
 
 async def receive_alone(
-    end: socket.socket, shared: SharedArena, nbytes: int, single: int, *, limits: Limits, results: Connection, tell: int
+    end: socket.socket,
+    shared: SharedArena,
+    nbytes: int,
+    single: int,
+    *,
+    limits: Limits,
+    results: Connection,
+    tell: int,
 ) -> None:
     """Time ``single`` messages that come one at a time, after as many as there are slots."""
     receiver = Receiver(end, shared, nbytes, limits)
@@ -195,14 +223,21 @@ def limits_of(slots: int, batch: int) -> Limits:
     return Limits(batch=batch, max_staleness=slots // batch - 1, credits=slots)
 
 
-def stream(nbytes: int, share: float, *, sent: int | None = None, ones: bool = False) -> dict[str, float]:
+def stream(
+    nbytes: int, share: float, *, sent: int | None = None, ones: bool = False
+) -> dict[str, float]:
     """`carriers.figures` of slots of ``sent`` bytes (by default all ``nbytes``)."""
     many, single = carriers.counts(nbytes, share)
     slots = carriers.in_flight(nbytes)
-    limits, alone = limits_of(slots, 1 if ones else slots // carriers.BATCHES_IN_FLIGHT), limits_of(SLOTS_ALONE, 1)
+    limits, alone = (
+        limits_of(slots, 1 if ones else slots // carriers.BATCHES_IN_FLIGHT),
+        limits_of(SLOTS_ALONE, 1),
+    )
     streamed = through(
         lambda end, shared: send_many(end, shared, nbytes),
-        lambda end, shared, results: receive_many(end, shared, nbytes, many, limits=limits, slots=slots, results=results),
+        lambda end, shared, results: receive_many(
+            end, shared, nbytes, many, limits=limits, slots=slots, results=results
+        ),
         nbytes=sent or nbytes,
         slots=slots,
         limits=limits,
@@ -210,7 +245,9 @@ def stream(nbytes: int, share: float, *, sent: int | None = None, ones: bool = F
     told, tell = os.pipe()
     found = through(
         lambda end, shared: send_alone(end, shared, nbytes, single, told),
-        lambda end, shared, results: receive_alone(end, shared, nbytes, single, limits=alone, results=results, tell=tell),
+        lambda end, shared, results: receive_alone(
+            end, shared, nbytes, single, limits=alone, results=results, tell=tell
+        ),
         nbytes=sent or nbytes,
         slots=SLOTS_ALONE,
         limits=alone,
@@ -228,7 +265,13 @@ def main() -> None:
     parser.add_argument("sizes", type=int, nargs="+")
     given = parser.parse_args()
     sent, ones = SMALL if given.what == "cold" else None, given.what == "ones"
-    child.say(carriers.of_all(lambda nbytes, share: stream(nbytes, share, sent=sent, ones=ones), given.sizes, given.share))
+    child.say(
+        carriers.of_all(
+            lambda nbytes, share: stream(nbytes, share, sent=sent, ones=ones),
+            given.sizes,
+            given.share,
+        )
+    )
 
 
 if __name__ == "__main__":

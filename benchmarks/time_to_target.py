@@ -6,7 +6,16 @@ import importlib.util
 import tempfile
 
 from benchmarks import child
-from benchmarks.harness import Benchmark, BenchmarkError, Plan, Ratio, RoundValues, Side, Values, quotient
+from benchmarks.harness import (
+    Benchmark,
+    BenchmarkError,
+    Plan,
+    Ratio,
+    RoundValues,
+    Side,
+    Values,
+    quotient,
+)
 
 OURS, PEER = "tianflow ppo", "Stable-Baselines3 PPO"
 EPISODES = 100
@@ -27,15 +36,31 @@ UNITS = {
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
     if importlib.util.find_spec("stable_baselines3") is None:
-        raise BenchmarkError("time_to_target compares with Stable-Baselines3, which is not installed: pip install -e '.[bench]'")
+        raise BenchmarkError(
+            "time_to_target compares with Stable-Baselines3, which is not installed: pip install -e '.[bench]'"
+        )
     target = 100.0 if plan.quick else 475.0
     seeds = tuple(range(1, plan.rounds + 1))
 
     def ours(seed: int, *, watch_memory: bool = False) -> Values:
         with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
-            settings = (f"run.seed={seed}", f"run.target_return={target}", f"evaluation.episodes={EPISODES}")
-            arguments = ("train", "cartpole_ppo", *settings, "--plain", "--json", "--runs-dir", runs)
-            done = child.run("tianflow.cli", *arguments, timeout_s=TIMEOUT_S, watch_memory=watch_memory)
+            settings = (
+                f"run.seed={seed}",
+                f"run.target_return={target}",
+                f"evaluation.episodes={EPISODES}",
+            )
+            arguments = (
+                "train",
+                "cartpole_ppo",
+                *settings,
+                "--plain",
+                "--json",
+                "--runs-dir",
+                runs,
+            )
+            done = child.run(
+                "tianflow.cli", *arguments, timeout_s=TIMEOUT_S, watch_memory=watch_memory
+            )
         summary = done.answer
         return {
             "time_to_target": summary["time_to_target_s"],
@@ -48,8 +73,22 @@ def make(plan: Plan) -> Benchmark:
         }
 
     def peer(seed: int, *, watch_memory: bool = False) -> Values:
-        arguments = ("cartpole", "--seed", seed, "--target", target, "--seconds", TIMEOUT_S, f"episodes={EPISODES}")
-        done = child.run("benchmarks.peers.sb3_ppo", *arguments, timeout_s=2 * TIMEOUT_S, watch_memory=watch_memory)
+        arguments = (
+            "cartpole",
+            "--seed",
+            seed,
+            "--target",
+            target,
+            "--seconds",
+            TIMEOUT_S,
+            f"episodes={EPISODES}",
+        )
+        done = child.run(
+            "benchmarks.peers.sb3_ppo",
+            *arguments,
+            timeout_s=2 * TIMEOUT_S,
+            watch_memory=watch_memory,
+        )
         said = done.answer
         return {
             "time_to_target": said["time_to_target_s"],
@@ -63,8 +102,16 @@ def make(plan: Plan) -> Benchmark:
         name="time_to_target",
         title=f"CartPole-v1, time of training until the last 100 episodes average {target:.0f}",
         sides=(
-            Side(OURS, lambda number: ours(seeds[number]), lambda: _memory(ours(0, watch_memory=True))),
-            Side(PEER, lambda number: peer(seeds[number]), lambda: _memory(peer(0, watch_memory=True))),
+            Side(
+                OURS,
+                lambda number: ours(seeds[number]),
+                lambda: _memory(ours(0, watch_memory=True)),
+            ),
+            Side(
+                PEER,
+                lambda number: peer(seeds[number]),
+                lambda: _memory(peer(0, watch_memory=True)),
+            ),
         ),
         ratios=(Ratio("Stable-Baselines3's time over tianflow's", _speed_up, aim=1.0),),
         units=UNITS,

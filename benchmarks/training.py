@@ -46,7 +46,11 @@ def measure(config: str, overrides: Sequence[str], window: Window, scratch: Path
     """Train ``config`` (a file in ``configs``, or a whole path) in a child process; rates and shares over ``window``."""
     with tempfile.TemporaryDirectory(dir=scratch) as runs:
         arguments = (CONFIGS / config, window.warm_s, window.seconds, runs, *overrides)
-        return child.run("benchmarks.training", *arguments, timeout_s=120.0 + 4.0 * (window.warm_s + window.seconds)).answer
+        return child.run(
+            "benchmarks.training",
+            *arguments,
+            timeout_s=120.0 + 4.0 * (window.warm_s + window.seconds),
+        ).answer
 
 
 async def until_started(run: RunHandle) -> None:
@@ -76,14 +80,18 @@ def between(before: RunStatistics, after: RunStatistics) -> Values:
     ages.subtract(first.staleness)
     trained = ages.total()
     actors = max(1, sum(component.role == "actor" for component in after.components))
-    (learner_before, actors_before), (learner_after, actors_after) = (waiting_seconds(s.components, s.now) for s in (before, after))
+    (learner_before, actors_before), (learner_after, actors_after) = (
+        waiting_seconds(s.components, s.now) for s in (before, after)
+    )
     returns = after.recent_returns
     return {
         "committed_per_s": (last.steps_committed - first.steps_committed) / seconds,
         "updates_per_s": (last.updates - first.updates) / seconds,
         "trained_per_s": (last.steps_trained - first.steps_trained) / seconds,
         "return": sum(returns) / len(returns) if returns else None,
-        "staleness_mean": sum(age * count for age, count in ages.items()) / trained if trained else None,
+        "staleness_mean": sum(age * count for age, count in ages.items()) / trained
+        if trained
+        else None,
         "staleness_max": float(max(+ages)) if trained else None,
         "dropped": float(sum(last.dropped.values()) - sum(first.dropped.values())),
         "violations": float(last.violations - first.violations),
@@ -107,7 +115,11 @@ def main() -> None:
     parser = arguments()
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
-    child.say(loops.run(watch(given.config, given.overrides, Window(given.warm_s, given.seconds), given.runs)))
+    child.say(
+        loops.run(
+            watch(given.config, given.overrides, Window(given.warm_s, given.seconds), given.runs)
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -29,8 +29,14 @@ def make(plan: Plan) -> Benchmark:
 
     def side(name: str, module: str, what: str, sizes: tuple[str, ...] = tuple(SIZES)) -> Side:
         def measure(_: int) -> Values:
-            answer = child.run(module, what, share, *(SIZES[size] for size in sizes), timeout_s=TIMEOUT_S).answer
-            return {f"{size}: {name}": answer[str(SIZES[size])][name] for size in sizes for name in FIGURES}
+            answer = child.run(
+                module, what, share, *(SIZES[size] for size in sizes), timeout_s=TIMEOUT_S
+            ).answer
+            return {
+                f"{size}: {name}": answer[str(SIZES[size])][name]
+                for size in sizes
+                for name in FIGURES
+            }
 
         return Side(name, measure)
 
@@ -39,7 +45,11 @@ def make(plan: Plan) -> Benchmark:
         side(ONES, "benchmarks.streamed", "ones", ("1 KiB", "16 KiB", "1 MiB")),
         side(COLD, "benchmarks.streamed", "cold", ("16 MiB", "64 MiB")),
         side(COPY, "benchmarks.carriers", "memcpy"),
-        *(side(name, "benchmarks.carriers", what) for name, what in ZMQ.items() if name not in missing),
+        *(
+            side(name, "benchmarks.carriers", what)
+            for name, what in ZMQ.items()
+            if name not in missing
+        ),
         side(QUEUE, "benchmarks.carriers", "queue"),
         *(side(name, "benchmarks.carriers", "mpi") for name in (MPI,) if name not in missing),
     )
@@ -50,8 +60,13 @@ def make(plan: Plan) -> Benchmark:
         ratios=ratios(missing),
         units={f"{size}: {name}": unit for size in SIZES for name, unit in FIGURES.items()},
         settings={
-            "messages": ", ".join("{} + {} of {}".format(*carriers.counts(nbytes, share), size) for size, nbytes in SIZES.items()),
-            "in flight": ", ".join(f"{carriers.in_flight(nbytes)} of {size}" for size, nbytes in SIZES.items()),
+            "messages": ", ".join(
+                "{} + {} of {}".format(*carriers.counts(nbytes, share), size)
+                for size, nbytes in SIZES.items()
+            ),
+            "in flight": ", ".join(
+                f"{carriers.in_flight(nbytes)} of {size}" for size, nbytes in SIZES.items()
+            ),
             "pause before a timed message": f"{carriers.PAUSE_S * 1e3:g} ms",
             "processes": "producer and consumer on any cores; with tianflow the coordinator, too",
         },
@@ -87,17 +102,35 @@ def ratios(missing: tuple[str, ...]) -> tuple[Ratio, ...]:
         return quotient(values[COLD]["16 MiB: p50"], values[OURS]["16 MiB: p50"])
 
     def bandwidth(size: str, other: str) -> Callable[[RoundValues], float | None]:
-        return lambda values: quotient(values[OURS][f"{size}: bandwidth"], values[other][f"{size}: bandwidth"])
+        return lambda values: quotient(
+            values[OURS][f"{size}: bandwidth"], values[other][f"{size}: bandwidth"]
+        )
 
     def ones_over(other: str) -> Callable[[RoundValues], float | None]:
-        return lambda values: quotient(values[ONES]["1 MiB: bandwidth"], values[other]["1 MiB: bandwidth"])
+        return lambda values: quotient(
+            values[ONES]["1 MiB: bandwidth"], values[other]["1 MiB: bandwidth"]
+        )
 
     return (
         Ratio("latency of 1 KiB over that of 16 MiB", latency(OURS), aim=0.5),
         Ratio("latency of 1 KiB over that of 1 KiB beside copying 16 MiB", latency(COLD)),
-        Ratio("latency of 1 KiB beside copying 16 MiB over that of 16 MiB", beside_copying, aim=0.8),
+        Ratio(
+            "latency of 1 KiB beside copying 16 MiB over that of 16 MiB", beside_copying, aim=0.8
+        ),
         *(Ratio(f"{size}: MB/s over two plain copies", bandwidth(size, COPY)) for size in SIZES),
-        *(Ratio(f"1 MiB: MB/s over {other}", bandwidth("1 MiB", other), aim=5.0) for other in (QUEUE, MPI) if other not in missing),
-        *(Ratio(f"1 MiB, batches of one: MB/s over {other}", ones_over(other)) for other in (QUEUE, MPI) if other not in missing),
-        *(Ratio(f"1 MiB: MB/s over {other}", bandwidth("1 MiB", other)) for other in ZMQ if other not in missing),
+        *(
+            Ratio(f"1 MiB: MB/s over {other}", bandwidth("1 MiB", other), aim=5.0)
+            for other in (QUEUE, MPI)
+            if other not in missing
+        ),
+        *(
+            Ratio(f"1 MiB, batches of one: MB/s over {other}", ones_over(other))
+            for other in (QUEUE, MPI)
+            if other not in missing
+        ),
+        *(
+            Ratio(f"1 MiB: MB/s over {other}", bandwidth("1 MiB", other))
+            for other in ZMQ
+            if other not in missing
+        ),
     )

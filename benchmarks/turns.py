@@ -34,7 +34,9 @@ Case = tuple[Path, Sequence[str]]
 Windows = dict[str, list[dict[str, Any]]]
 
 
-def measure(cases: Mapping[str, Case], *, turns: int, window: training.Window, scratch: Path) -> Windows:
+def measure(
+    cases: Mapping[str, Case], *, turns: int, window: training.Window, scratch: Path
+) -> Windows:
     """Start every case, and give each ``turns`` windows, one after the other; what `training.between` says of each window.
 
     ``window.warm_s`` is how long each run trains by itself first. Beside that a window has ``late``, seconds by which sleeps on the
@@ -52,16 +54,29 @@ def measure(cases: Mapping[str, Case], *, turns: int, window: training.Window, s
             for name, partner in live.items():
                 partner.tell(window.seconds)
                 late = loops.run(_bare(SETTLE_S + window.seconds))
-                windows[name].append({**partner.hear(timeout_s=60.0 + window.seconds), "bare_late": late})
+                windows[name].append(
+                    {**partner.hear(timeout_s=60.0 + window.seconds), "bare_late": late}
+                )
         return windows
 
 
 def merged(windows: Sequence[Mapping[str, Any]]) -> Values:
     """Means of what is the same in all windows of a run but for chance; the largest staleness; the newest return; and the p99 lags."""
-    lags = {name: p99_ms([late for window in windows for late in window[f"{name[:-3]}late"]]) for name in ("lag", "bare_lag")}
-    plain = [{name: value for name, value in window.items() if not isinstance(value, list)} for window in windows]
+    lags = {
+        name: p99_ms([late for window in windows for late in window[f"{name[:-3]}late"]])
+        for name in ("lag", "bare_lag")
+    }
+    plain = [
+        {name: value for name, value in window.items() if not isinstance(value, list)}
+        for window in windows
+    ]
     means = {name: _mean([window[name] for window in plain]) for name in plain[0]}
-    return {**means, "staleness_max": max(window["staleness_max"] for window in plain), "return": plain[-1]["return"], **lags}
+    return {
+        **means,
+        "staleness_max": max(window["staleness_max"] for window in plain),
+        "return": plain[-1]["return"],
+        **lags,
+    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -92,12 +107,17 @@ def p99_ms(late: Sequence[float]) -> float:
 
 async def until_all_work(run: RunHandle) -> None:
     """Until no actor is still making its environments: the thread that does it is the one that the others roll out on."""
-    while sum(component.time.current != "starting" for component in _actors(run)) < run.control.config.actors.count:  # noqa: ASYNC110 - as there
+    while (
+        sum(component.time.current != "starting" for component in _actors(run))
+        < run.control.config.actors.count
+    ):  # noqa: ASYNC110 - as there
         await asyncio.sleep(0.1)
 
 
 def _actors(run: RunHandle) -> list[ComponentStatistics]:
-    return [component for component in run.control.statistics().components if component.role == "actor"]
+    return [
+        component for component in run.control.statistics().components if component.role == "actor"
+    ]
 
 
 async def live(config: Path, overrides: Sequence[str], warm_s: float, runs: Path) -> None:

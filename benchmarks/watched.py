@@ -16,9 +16,14 @@ from tianflow.hosts import event_loop as loops
 from tianflow.rundir.control_file import ControlFile
 
 
-async def watch(config: Path, window: training.Window, runs: Path, windows: int, readers: int) -> dict[str, Any]:
+async def watch(
+    config: Path, window: training.Window, runs: Path, windows: int, readers: int
+) -> dict[str, Any]:
     """In turn: a window of the run alone, and one beside the readers."""
-    http = (f"http.{name}={2 * readers}" for name in ("max_streams", "max_connections", "max_requests_per_s"))
+    http = (
+        f"http.{name}={2 * readers}"
+        for name in ("max_streams", "max_connections", "max_requests_per_s")
+    )
     async with open_run(config, ["http.port=0", *http], runs_dir=runs, http=True) as run:
         await training.until_started(run)
         await turns.until_all_work(run)
@@ -35,7 +40,10 @@ async def watch(config: Path, window: training.Window, runs: Path, windows: int,
 
 def mean(found: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Of all windows; of lags, the 99th percentile."""
-    means = {name: sum(one[name] for one in found) / len(found) for name in ("trained_per_s", "staleness_mean", "events")}
+    means = {
+        name: sum(one[name] for one in found) / len(found)
+        for name in ("trained_per_s", "staleness_mean", "events")
+    }
     return means | {"lag": turns.p99_ms([late for one in found for late in one["late"]])}
 
 
@@ -43,7 +51,16 @@ def mean(found: Sequence[dict[str, Any]]) -> dict[str, float]:
 async def reading(contact: ControlFile, readers: int) -> AsyncIterator[list[float]]:
     """``readers`` read while the context is open; afterwards the list holds how many events a second they heard."""
     heard: list[float] = []
-    command = (sys.executable, "-m", "benchmarks.watched", "read", contact.address, contact.run or "", contact.token, str(readers))
+    command = (
+        sys.executable,
+        "-m",
+        "benchmarks.watched",
+        "read",
+        contact.address,
+        contact.run or "",
+        contact.token,
+        str(readers),
+    )
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     assert process.stdout is not None

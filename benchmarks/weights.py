@@ -19,22 +19,42 @@ def make(plan: Plan) -> Benchmark:
     versions, turns = (8, 1) if plan.quick else (60, 20)
 
     def spread(nbytes: int, readers: int) -> Values:
-        return child.run("benchmarks.parameters", "spread", nbytes, readers, versions, timeout_s=TIMEOUT_S).answer
+        return child.run(
+            "benchmarks.parameters", "spread", nbytes, readers, versions, timeout_s=TIMEOUT_S
+        ).answer
 
     def stalled() -> Values:
-        return child.run("benchmarks.parameters", "stalled", CONFIG, 8, turns, timeout_s=TIMEOUT_S).answer
+        return child.run(
+            "benchmarks.parameters", "stalled", CONFIG, 8, turns, timeout_s=TIMEOUT_S
+        ).answer
 
-    cases = {f"{size}, {n} reader{'s' * (n > 1)}": (nbytes, n) for size, nbytes in SIZES.items() for n in READERS}
+    cases = {
+        f"{size}, {n} reader{'s' * (n > 1)}": (nbytes, n)
+        for size, nbytes in SIZES.items()
+        for n in READERS
+    }
     return Benchmark(
         name="weights",
         title="weights published and read by many, and a reader that stalls",
-        sides=(*(Side(name, lambda _, c=case: spread(*c)) for name, case in cases.items()), Side(STALLED, lambda _: stalled())),  # type: ignore[misc]
+        sides=(
+            *(Side(name, lambda _, c=case: spread(*c)) for name, case in cases.items()),
+            Side(STALLED, lambda _: stalled()),
+        ),  # type: ignore[misc]
         ratios=(
             *(
-                Ratio(f"{name}: plain copies over time until the last has it", lambda v, n=name, k=readers: _limit(v[n], k))  # type: ignore[misc]
+                Ratio(
+                    f"{name}: plain copies over time until the last has it",
+                    lambda v, n=name, k=readers: _limit(v[n], k),
+                )  # type: ignore[misc]
                 for name, (_, readers) in cases.items()
             ),
-            *(Ratio(f"{name}: plain copy over publish", lambda v, n=name: quotient(v[n]["memcpy"], v[n]["publish"])) for name in cases),  # type: ignore[misc]
+            *(
+                Ratio(
+                    f"{name}: plain copy over publish",
+                    lambda v, n=name: quotient(v[n]["memcpy"], v[n]["publish"]),
+                )
+                for name in cases
+            ),  # type: ignore[misc]
             Ratio(
                 "step p99, all readers running over one stalled",
                 lambda v: quotient(v[STALLED]["step_all_99"], v[STALLED]["step_stalled_99"]),
@@ -49,7 +69,11 @@ def make(plan: Plan) -> Benchmark:
             "publish": "µs",
             "last_reader": "µs",
             "memcpy": "µs",
-            **{f"step_{name}_{quantile}": f"µs, p{quantile}" for name in ("all", "stalled", "again") for quantile in (50, 99)},
+            **{
+                f"step_{name}_{quantile}": f"µs, p{quantile}"
+                for name in ("all", "stalled", "again")
+                for quantile in (50, 99)
+            },
         },
         settings={
             "versions": f"{versions} of each size, each after the last reader had the one before",
@@ -68,4 +92,8 @@ def make(plan: Plan) -> Benchmark:
 
 def _limit(values: Values, readers: int) -> float | None:
     memcpy, cores = values["memcpy"], min(readers, len(os.sched_getaffinity(0)))
-    return quotient(memcpy * (1 + readers / cores), values["last_reader"]) if memcpy is not None else None
+    return (
+        quotient(memcpy * (1 + readers / cores), values["last_reader"])
+        if memcpy is not None
+        else None
+    )

@@ -7,7 +7,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dashboards.panels import RATE, SOURCE, Json, figure, heatmap, lines, mean, now, quantile, rate, rate_by, time_shares
+from dashboards.panels import (
+    RATE,
+    SOURCE,
+    Json,
+    figure,
+    heatmap,
+    lines,
+    mean,
+    now,
+    quantile,
+    rate,
+    rate_by,
+    time_shares,
+)
 from dashboards.replay import replay_panels
 from dashboards.service import service_panels
 
@@ -24,7 +37,13 @@ def variables() -> list[Json]:
     """The data source, and which runs are shown."""
     query = "label_values(tianflow_run_ready, run)"
     return [
-        {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": DEFAULT},
+        {
+            "name": "datasource",
+            "label": "Data source",
+            "type": "datasource",
+            "query": "prometheus",
+            "current": DEFAULT,
+        },
         {
             "name": "run",
             "label": "Run",
@@ -50,7 +69,16 @@ def dashboard(uid: str, title: str, about: str, panels: Sequence[Json]) -> Json:
         made["id"] = number
         x, row = x + place["w"], max(row, place["h"])
     look = {"icon": "external link", "tooltip": "", "asDropdown": False, "targetBlank": False}
-    links = [{"type": "dashboards", "title": "tianflow", "tags": ["tianflow"], "includeVars": True, "keepTime": True, **look}]
+    links = [
+        {
+            "type": "dashboards",
+            "title": "tianflow",
+            "tags": ["tianflow"],
+            "includeVars": True,
+            "keepTime": True,
+            **look,
+        }
+    ]
     return {
         "uid": uid,
         "title": title,
@@ -75,12 +103,30 @@ def overview() -> Json:
         "tianflow: overview",
         "Does it learn, how fast, and what holds it back.",
         [
-            figure("State", "What the run is doing.", f"{now('run_state')} == 1", legend="{{state}}"),
-            figure("Bottleneck", "What bounds the throughput now.", f"{now('diagnosis')} == 1", legend="{{verdict}}"),
-            figure("Mean return", "Of the last 100 episodes of training.", now("episode_return_mean")),
+            figure(
+                "State", "What the run is doing.", f"{now('run_state')} == 1", legend="{{state}}"
+            ),
+            figure(
+                "Bottleneck",
+                "What bounds the throughput now.",
+                f"{now('diagnosis')} == 1",
+                legend="{{verdict}}",
+            ),
+            figure(
+                "Mean return", "Of the last 100 episodes of training.", now("episode_return_mean")
+            ),
             figure("Steps", "Environment steps per second.", rate("env_steps_total"), unit="ops"),
-            figure("Staleness", "Highest of the last 1,000 trajectories, in updates.", now("staleness_max_updates")),
-            figure("Violations", "Trajectories beyond the bound: always 0.", now("staleness_violations_total"), bad_from=1),
+            figure(
+                "Staleness",
+                "Highest of the last 1,000 trajectories, in updates.",
+                now("staleness_max_updates"),
+            ),
+            figure(
+                "Violations",
+                "Trajectories beyond the bound: always 0.",
+                now("staleness_violations_total"),
+                bad_from=1,
+            ),
             lines(
                 "Return",
                 "Of the last 100 episodes of training, and of the newest evaluation.",
@@ -104,10 +150,17 @@ def overview() -> Json:
                 (now("staleness_max_updates"), "{{run}} max"),
                 (now("staleness_bound_updates"), "{{run}} bound"),
             ),
-            lines("Updates", "Updates settled per second.", (rate("learner_updates_total"), "{{run}}"), unit="ops"),
+            lines(
+                "Updates",
+                "Updates settled per second.",
+                (rate("learner_updates_total"), "{{run}}"),
+                unit="ops",
+            ),
             time_shares("Learner's time", "learner"),
             time_shares("Actors' time", "actor-.+"),
-            lines("Dropped trajectories", "By reason.", (dropped, "{{run}} {{reason}}"), unit="ops"),
+            lines(
+                "Dropped trajectories", "By reason.", (dropped, "{{run}} {{reason}}"), unit="ops"
+            ),
             lines(
                 "Update time",
                 "Seconds of one update, and of publishing its weights.",
@@ -121,13 +174,19 @@ def overview() -> Json:
                 "Actors asked for and reporting; restarts of host processes in the last hour.",
                 (now("actors_wanted"), "{{run}} wanted"),
                 (now("actors"), "{{run}} reporting"),
-                (f"sum by (run, reason) (increase({now('component_restarts_total')}[1h]))", "{{run}} restarts {{reason}}"),
+                (
+                    f"sum by (run, reason) (increase({now('component_restarts_total')}[1h]))",
+                    "{{run}} restarts {{reason}}",
+                ),
             ),
             lines(
                 "Coordinator",
                 "How late its event loop runs, and the age of the newest checkpoint.",
                 (quantile(0.99, "loop_lag_seconds"), "{{run}} loop lag, p99"),
-                (f"time() - ({now('checkpoint_last_success_timestamp_seconds')} > 0)", "{{run}} checkpoint age"),
+                (
+                    f"time() - ({now('checkpoint_last_success_timestamp_seconds')} > 0)",
+                    "{{run}} checkpoint age",
+                ),
                 unit="s",
             ),
             lines(
@@ -151,11 +210,28 @@ def balance() -> Json:
         "tianflow: balance",
         "How old samples are, why, and what the laws do about it.",
         [
-            figure("Bound", "Highest staleness that may be trained on.", now("staleness_bound_updates")),
-            figure("Staleness p99", "Of the last 1,000 trajectories.", now("staleness_p99_updates")),
-            figure("Publish lag", "Updates since the last published version.", now("publish_lag_updates")),
-            figure("Law", "Whose demand is in force.", f"{now('balance_law_winning')} == 1", legend="{{controller}}"),
-            figure("Settings", "Newest generation of the live settings.", now("balance_settings_generation")),
+            figure(
+                "Bound", "Highest staleness that may be trained on.", now("staleness_bound_updates")
+            ),
+            figure(
+                "Staleness p99", "Of the last 1,000 trajectories.", now("staleness_p99_updates")
+            ),
+            figure(
+                "Publish lag",
+                "Updates since the last published version.",
+                now("publish_lag_updates"),
+            ),
+            figure(
+                "Law",
+                "Whose demand is in force.",
+                f"{now('balance_law_winning')} == 1",
+                legend="{{controller}}",
+            ),
+            figure(
+                "Settings",
+                "Newest generation of the live settings.",
+                now("balance_settings_generation"),
+            ),
             figure(
                 "Unaccounted",
                 "Trajectories begun, less trained, inserted, dropped and open: always 0.",
@@ -192,7 +268,12 @@ def balance() -> Json:
                 (now("slots_free"), "{{run}} free slots"),
                 (now("slots_quarantined"), "{{run}} quarantined slots"),
             ),
-            lines("Age of the queue", "Of its oldest trajectory.", (now("queue_oldest_age_seconds"), "{{run}}"), unit="s"),
+            lines(
+                "Age of the queue",
+                "Of its oldest trajectory.",
+                (now("queue_oldest_age_seconds"), "{{run}}"),
+                unit="s",
+            ),
             lines(
                 "Trajectories",
                 "Begun, committed, trained on, inserted into replay, dropped and cut.",
@@ -208,7 +289,10 @@ def balance() -> Json:
             lines(
                 "Trained share of each actor",
                 "Environment steps trained on, of those committed; 0 with replay, where items are trained on.",
-                (f"{rate_by(actors, 'steps_trained_total')} / {rate_by(actors, 'steps_committed_total')}", "{{run}} {{component}}"),
+                (
+                    f"{rate_by(actors, 'steps_trained_total')} / {rate_by(actors, 'steps_committed_total')}",
+                    "{{run}} {{component}}",
+                ),
                 unit="percentunit",
             ),
             lines(
@@ -234,7 +318,10 @@ def balance() -> Json:
                 "Settings in force",
                 "Newest generation, and the oldest still in force in a component.",
                 (now("balance_settings_generation"), "{{run}} newest"),
-                (f"min by (run) ({now('component_settings_generation')})", "{{run}} oldest in force"),
+                (
+                    f"min by (run) ({now('component_settings_generation')})",
+                    "{{run}} oldest in force",
+                ),
             ),
             lines(
                 "Changes",
@@ -251,14 +338,21 @@ def balance() -> Json:
 def files() -> dict[Path, str]:
     """Every dashboard's path and text."""
     made = {"overview": overview(), "balance": balance()}
-    return {FOLDER / f"{name}.json": json.dumps(board, indent=2, ensure_ascii=False) + "\n" for name, board in made.items()}
+    return {
+        FOLDER / f"{name}.json": json.dumps(board, indent=2, ensure_ascii=False) + "\n"
+        for name, board in made.items()
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write them; with ``--check``, 1 if those on disk differ."""
     made = files()
     if "--check" in arguments:
-        stale = [str(path) for path, text in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+        stale = [
+            str(path)
+            for path, text in made.items()
+            if not path.is_file() or path.read_text(encoding="utf-8") != text
+        ]
         if stale:
             sys.stderr.write(f"not as made: {', '.join(stale)}; run: python -m dashboards.make\n")
         return 1 if stale else 0

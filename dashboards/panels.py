@@ -31,7 +31,9 @@ def rate_by(labels: str, name: str, *matchers: str) -> str:
 
 def mean(histogram: str) -> str:
     """Mean of what a histogram counted lately."""
-    return f"sum by (run) ({rate(histogram + '_sum')}) / sum by (run) ({rate(histogram + '_count')})"
+    return (
+        f"sum by (run) ({rate(histogram + '_sum')}) / sum by (run) ({rate(histogram + '_count')})"
+    )
 
 
 def quantile(q: float, histogram: str) -> str:
@@ -49,10 +51,24 @@ def shares(component: str) -> str:
 # Panels ---------------------------------------------------------------------------------------------------------------
 
 
-def panel(kind: str, title: str, about: str, queries: Sequence[tuple[str, str]], *, width: int, height: int, **more: Any) -> Json:
+def panel(
+    kind: str,
+    title: str,
+    about: str,
+    queries: Sequence[tuple[str, str]],
+    *,
+    width: int,
+    height: int,
+    **more: Any,
+) -> Json:
     """One panel; ``queries`` are (expression, legend)."""
     targets = [
-        {"datasource": SOURCE, "expr": expression, "legendFormat": legend, "refId": chr(ord("A") + place)}
+        {
+            "datasource": SOURCE,
+            "expr": expression,
+            "legendFormat": legend,
+            "refId": chr(ord("A") + place),
+        }
         for place, (expression, legend) in enumerate(queries)
     ]
     return {
@@ -68,23 +84,55 @@ def panel(kind: str, title: str, about: str, queries: Sequence[tuple[str, str]],
 
 def time_shares(title: str, component: str) -> Json:
     """Share of time in each state, over all components whose name matches."""
-    return lines(title, "Share of time in each state.", (shares(component), "{{run}} {{state}}"), unit="percentunit", stacked=True)
+    return lines(
+        title,
+        "Share of time in each state.",
+        (shares(component), "{{run}} {{state}}"),
+        unit="percentunit",
+        stacked=True,
+    )
 
 
-def lines(title: str, about: str, *queries: tuple[str, str], unit: str = "short", stacked: bool = False, width: int = 12) -> Json:
+def lines(
+    title: str,
+    about: str,
+    *queries: tuple[str, str],
+    unit: str = "short",
+    stacked: bool = False,
+    width: int = 12,
+) -> Json:
     """Lines over time."""
     custom: Json = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 10, "showPoints": "never"}
     if stacked:
         custom |= {"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 60}
     legend = {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []}
     options = {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}}
-    defaults: Json = {"unit": unit, "custom": custom, **({"min": 0, "max": 1} if unit == "percentunit" else {})}
+    defaults: Json = {
+        "unit": unit,
+        "custom": custom,
+        **({"min": 0, "max": 1} if unit == "percentunit" else {}),
+    }
     return panel(
-        "timeseries", title, about, queries, width=width, height=8, fieldConfig={"defaults": defaults, "overrides": []}, options=options
+        "timeseries",
+        title,
+        about,
+        queries,
+        width=width,
+        height=8,
+        fieldConfig={"defaults": defaults, "overrides": []},
+        options=options,
     )
 
 
-def figure(title: str, about: str, query: str, *, legend: str = "{{run}}", unit: str = "short", bad_from: float | None = None) -> Json:
+def figure(
+    title: str,
+    about: str,
+    query: str,
+    *,
+    legend: str = "{{run}}",
+    unit: str = "short",
+    bad_from: float | None = None,
+) -> Json:
     """One number, or the name of a series that is there now; red from ``bad_from`` on."""
     steps: list[Json] = [{"color": "text", "value": None}]
     if bad_from is not None:
@@ -103,7 +151,14 @@ def figure(title: str, about: str, query: str, *, legend: str = "{{run}}", unit:
     }
     defaults = {"unit": unit, "thresholds": {"mode": "absolute", "steps": steps}}
     made = panel(
-        "stat", title, about, [(query, legend)], width=4, height=4, fieldConfig={"defaults": defaults, "overrides": []}, options=options
+        "stat",
+        title,
+        about,
+        [(query, legend)],
+        width=4,
+        height=4,
+        fieldConfig={"defaults": defaults, "overrides": []},
+        options=options,
     )
     if named:  # over a range, every name that was there at any time would be shown
         made["targets"][0] |= {"instant": True, "range": False}
@@ -114,7 +169,14 @@ def heatmap(title: str, about: str, query: str) -> Json:
     """Buckets of a histogram over time."""
     made = panel("heatmap", title, about, [(query, "{{le}}")], width=12, height=8)
     made["targets"][0]["format"] = "heatmap"
-    colour = {"mode": "scheme", "scheme": "Blues", "steps": 32, "reverse": False, "exponent": 0.5, "fill": "dark-blue"}
+    colour = {
+        "mode": "scheme",
+        "scheme": "Blues",
+        "steps": 32,
+        "reverse": False,
+        "exponent": 0.5,
+        "fill": "dark-blue",
+    }
     made["fieldConfig"] = {"defaults": {}, "overrides": []}
     made["options"] = {
         "calculate": False,

@@ -30,7 +30,10 @@ from tianflow.rundir.control_file import ControlFile
 
 HERE = Path(__file__).parent
 SHOWN = (
-    *(("overview", title) for title in ("Return", "Environment steps", "Learner's time", "Actors' time")),
+    *(
+        ("overview", title)
+        for title in ("Return", "Environment steps", "Learner's time", "Actors' time")
+    ),
     *(("balance", title) for title in ("Where staleness comes from", "Credits")),
 )
 STEP_S, WINDOW = 5, "20s"
@@ -41,7 +44,10 @@ RUN = "pictured"
 def panels() -> list[Json]:
     """Those of `SHOWN`, as they are made."""
     boards = {"overview": make.overview(), "balance": make.balance()}
-    return [next(panel for panel in boards[board]["panels"] if panel["title"] == title) for board, title in SHOWN]
+    return [
+        next(panel for panel in boards[board]["panels"] if panel["title"] == title)
+        for board, title in SHOWN
+    ]
 
 
 def ask(address: str, query: str, start: float, end: float) -> list[Json]:
@@ -66,14 +72,27 @@ def drawn(panel: Json, address: str, start: float, end: float) -> Markup:
     series: dict[str, list[float | None]] = {}
     for target in panel["targets"]:
         for found in ask(address, target["expr"], start, end):
-            values: dict[int, float] = {round((at - start) / STEP_S): float(value) for at, value in found["values"]}
-            series[named(target["legendFormat"], found["metric"])] = [values.get(place) for place in range(len(times))]
-    key, colours = f"p{panel['title'].replace(' ', '-')}", {name: place % 8 for place, name in enumerate(series)}
+            values: dict[int, float] = {
+                round((at - start) / STEP_S): float(value) for at, value in found["values"]
+            }
+            series[named(target["legendFormat"], found["metric"])] = [
+                values.get(place) for place in range(len(times))
+            ]
+    key, colours = (
+        f"p{panel['title'].replace(' ', '-')}",
+        {name: place % 8 for place, name in enumerate(series)},
+    )
     if "stacking" in panel["fieldConfig"]["defaults"]["custom"]:
-        return share_chart(key=key, title=panel["title"], times=times, parts=series, colours=colours)
+        return share_chart(
+            key=key, title=panel["title"], times=times, parts=series, colours=colours
+        )
     unit = UNITS[panel["fieldConfig"]["defaults"]["unit"]]
-    held = {name for name in series if name in {"bound", "target", "in force", "asked for", "ceiling"}}
-    lines = [Line(name, values, colours[name], steps=name in held) for name, values in series.items()]
+    held = {
+        name for name in series if name in {"bound", "target", "in force", "asked for", "ceiling"}
+    }
+    lines = [
+        Line(name, values, colours[name], steps=name in held) for name, values in series.items()
+    ]
     return line_chart(key=key, title=panel["title"], unit=unit, times=times, lines=lines)
 
 
@@ -118,13 +137,23 @@ def measured(folder: Path, minutes: float, config: str, settings: Sequence[str])
         listen = f"127.0.0.1:{free.getsockname()[1]}"
     with started(*program, "train", config, "--runs-dir", str(folder), *given) as training:
         scraping = configured(folder / "prometheus", address_of(folder / RUN, training))
-        arguments = (f"--config.file={scraping}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={listen}")
+        arguments = (
+            f"--config.file={scraping}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address={listen}",
+        )
         with started("prometheus", *arguments):
             start = time.time()
             time.sleep(minutes * 30.0)
-            subprocess.run([*program, "set", RUN, "balance.max_staleness=4", "--runs-dir", str(folder)], check=True)  # noqa: S603
+            subprocess.run(
+                [*program, "set", RUN, "balance.max_staleness=4", "--runs-dir", str(folder)],
+                check=True,
+            )  # noqa: S603
             time.sleep(minutes * 30.0)
-            return [drawn(panel, f"http://{listen}", start, start + minutes * 60.0) for panel in panels()]
+            return [
+                drawn(panel, f"http://{listen}", start, start + minutes * 60.0)
+                for panel in panels()
+            ]
 
 
 async def photograph(page: Path) -> None:
@@ -132,10 +161,14 @@ async def photograph(page: Path) -> None:
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = await playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         schemes: tuple[Any, ...] = ("light", "dark")
         for scheme in schemes:
-            view = await browser.new_page(viewport={"width": 1160, "height": 600}, color_scheme=scheme)
+            view = await browser.new_page(
+                viewport={"width": 1160, "height": 600}, color_scheme=scheme
+            )
             await view.goto(page.as_uri())
             await view.screenshot(path=HERE / f"panels-{scheme}.png", full_page=True)
         await browser.close()
@@ -149,7 +182,10 @@ def main(arguments: Sequence[str]) -> int:
         sheet = element("main", element("div", *pictures, class_="charts"))
         head = element("head", element("meta", charset="utf-8"), element("style", CSS))
         page = Path(name) / "page.html"
-        page.write_text("<!DOCTYPE html>\n" + element("html", head, element("body", sheet), lang="en"), encoding="utf-8")
+        page.write_text(
+            "<!DOCTYPE html>\n" + element("html", head, element("body", sheet), lang="en"),
+            encoding="utf-8",
+        )
         asyncio.run(photograph(page))
     return 0
 

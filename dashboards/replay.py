@@ -11,10 +11,21 @@ def replay_panels() -> list[Json]:
     lately = f"{rate('replay_items_drawn_total')} / {rate('replay_items_inserted_total')}"
     return [
         figure("Replay: items", "Items that can be drawn.", items),
-        figure("Replay: fill", "Of what it can hold.", f"{items} / on (run) {capacity}", unit="percentunit"),
-        figure("Samples per insert", "Draws for each insert since the run began.", now("replay_samples_per_insert")),
+        figure(
+            "Replay: fill",
+            "Of what it can hold.",
+            f"{items} / on (run) {capacity}",
+            unit="percentunit",
+        ),
+        figure(
+            "Samples per insert",
+            "Draws for each insert since the run began.",
+            now("replay_samples_per_insert"),
+        ),
         figure("Shards", "Replay shards that are up.", now("replay_shards")),
-        figure("Held", "Drawn items, neither trained on nor discarded yet.", now("replay_items_held")),
+        figure(
+            "Held", "Drawn items, neither trained on nor discarded yet.", now("replay_items_held")
+        ),
         figure(
             "Draws unaccounted",
             "Items drawn, less trained on, discarded and held: always 0.",

@@ -24,5 +24,9 @@ def service_panels() -> list[Json]:
             (now("waiting_ratio"), "{{run}} {{role}}"),
             unit="percentunit",
         ),
-        lines("Diagnosis", "What holds each run back.", (f"{now('diagnosis')} == 1", "{{run}} {{verdict}}")),
+        lines(
+            "Diagnosis",
+            "What holds each run back.",
+            (f"{now('diagnosis')} == 1", "{{run}} {{verdict}}"),
+        ),
     ]

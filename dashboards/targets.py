@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tianflow.rundir.control_file import NAME, SERVICE, ControlFile
-from tianflow.server.service.run_process import Files
+from tianflow.server.service.run_process import RunFiles
 
 TARGETS = Path(__file__).parent / "prometheus" / "targets" / "runs.json"
 
@@ -17,9 +17,13 @@ def addresses(runs_dir: Path) -> list[str]:
     service = ControlFile.read(runs_dir, SERVICE)
     held = service is not None and service.alive
     directories = [path.parent for path in sorted(runs_dir.glob(f"*/{NAME}"))]
-    alone = [path for path in directories if not (held and Files(runs_dir).log(path.name).exists())]
+    alone = [
+        path for path in directories if not (held and RunFiles(runs_dir).log(path.name).exists())
+    ]
     files = [service, *(ControlFile.read(path) for path in alone)]
-    return [file.address.removeprefix("http://") for file in files if file is not None and file.alive]
+    return [
+        file.address.removeprefix("http://") for file in files if file is not None and file.alive
+    ]
 
 
 def write(runs_dir: Path, targets: Path) -> list[str]:

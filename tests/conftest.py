@@ -25,7 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # no deadline: how long an example takes says more of the machine than of the code
 settings.register_profile(
-    "tianflow", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ, print_blob=True
+    "tianflow",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+    print_blob=True,
 )
 settings.load_profile("tianflow")
 
@@ -83,11 +87,16 @@ def _gpu_available() -> bool:
 def _fail_if_skipped(report: Any) -> None:
     if os.environ.get(REQUIRE_ALL) and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-        report.outcome, report.longrepr = "failed", f"a part is missing, and {REQUIRE_ALL} is set: {reason}"
+        report.outcome, report.longrepr = (
+            "failed",
+            f"a part is missing, and {REQUIRE_ALL} is set: {reason}",
+        )
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if item.get_closest_marker("gpu") is None and item.get_closest_marker("extra") is None:
         _fail_if_skipped(report)

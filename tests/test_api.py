@@ -45,8 +45,12 @@ def test_a_run_whose_episodes_never_end_has_its_last_checkpoint_and_no_evaluatio
     """Evaluator and learner share one compute thread: the evaluation that is given up makes way for the checkpoint."""
     endless = {"id": "tests.support.environments:CounterEnv", "kwargs": {"length": 10**9}}
     finished = run(tmp_path, env=endless, evaluation={"timeout_s": 1.0})
-    assert ("done", 4, {}) == tuple(finished.summary[name] for name in ("state", "updates", "evaluation"))
-    assert ["v1-0000000004"] == [path.name for path in (finished.directory / "checkpoints").iterdir()]
+    assert ("done", 4, {}) == tuple(
+        finished.summary[name] for name in ("state", "updates", "evaluation")
+    )
+    assert ["v1-0000000004"] == [
+        path.name for path in (finished.directory / "checkpoints").iterdir()
+    ]
 
 
 def test_a_resumed_run_goes_on_in_its_directory_at_its_version(tmp_path):
@@ -55,13 +59,18 @@ def test_a_resumed_run_goes_on_in_its_directory_at_its_version(tmp_path):
     assert second.directory == first.directory
     assert second.summary["updates"] == 6
     assert second.summary["env_steps"] > first.summary["env_steps"]
-    assert {path.name for path in (second.directory / "checkpoints").iterdir()} == {"v1-0000000004", "v2-0000000006"}
+    assert {path.name for path in (second.directory / "checkpoints").iterdir()} == {
+        "v1-0000000004",
+        "v2-0000000006",
+    }
 
 
 def test_an_older_checkpoint_is_resumed_when_it_is_the_one_named(tmp_path):
     first = run(tmp_path, run={"name": "one"})
     run(tmp_path, run={"max_updates": 6}, resume="one")
-    again = run(tmp_path, run={"max_updates": 5}, resume=first.directory / "checkpoints" / "v1-0000000004")
+    again = run(
+        tmp_path, run={"max_updates": 5}, resume=first.directory / "checkpoints" / "v1-0000000004"
+    )
     assert again.summary["updates"] == 5
 
 
@@ -88,7 +97,9 @@ async def test_a_directory_is_written_by_one_run_at_a_time(tmp_path):
         before = (tmp_path / "one" / "config.toml").stat()
         for options in ({"resume": "one"}, {}):
             with pytest.raises(CheckpointError, match="run 'one' is going on; stop it first"):
-                async with tianflow.open_run(named, {"run.max_updates": 1}, runs_dir=tmp_path, **options):
+                async with tianflow.open_run(
+                    named, {"run.max_updates": 1}, runs_dir=tmp_path, **options
+                ):
                     raise AssertionError("two runs in one directory")
         assert (tmp_path / "one" / "config.toml").stat() == before
         assert handle.control.state == "running"
@@ -184,12 +195,22 @@ async def test_a_live_bound_wider_than_the_slots_have_room_for_is_bounded_by_the
         await handle.balance.set(max_staleness=5000)
         before = control.statistics().ledger
         assert before.credits_limit <= before.slots <= 100_000 / 1000
-        await until(lambda: control.statistics().ledger.updates > before.updates + 60 or control.state == "failed")
+        await until(
+            lambda: (
+                control.statistics().ledger.updates > before.updates + 60
+                or control.state == "failed"
+            )
+        )
         assert control.state == "running"
 
 
-@pytest.mark.parametrize(("count", "reason"), [(300, "actors.count = 300: the memory limit holds .* trajectories"), (43_582_835, "4096")])
-async def test_more_live_actors_than_memory_or_a_coordinator_has_room_for_are_refused_and_nothing_changes(tmp_path, count, reason):
+@pytest.mark.parametrize(
+    ("count", "reason"),
+    [(300, "actors.count = 300: the memory limit holds .* trajectories"), (43_582_835, "4096")],
+)
+async def test_more_live_actors_than_memory_or_a_coordinator_has_room_for_are_refused_and_nothing_changes(
+    tmp_path, count, reason
+):
     async with tianflow.open_run(NARROW, runs_dir=tmp_path) as handle:
         control = handle.control
         await until(lambda: control.statistics().ledger.updates > 2)
@@ -200,9 +221,15 @@ async def test_more_live_actors_than_memory_or_a_coordinator_has_room_for_are_re
 
 
 def test_only_a_terminal_is_told_the_token():
-    session = tianflow.api._Session(SimpleNamespace(id="one"), None, "http://127.0.0.1:80", "secret")
-    assert "run one, console at http://127.0.0.1:80/#token=secret" == tianflow.api._where(session, terminal=True)
-    assert "run one, control and metrics at http://127.0.0.1:80" == tianflow.api._where(session, terminal=False)
+    session = tianflow.api._Session(
+        SimpleNamespace(id="one"), None, "http://127.0.0.1:80", "secret"
+    )
+    assert "run one, console at http://127.0.0.1:80/#token=secret" == tianflow.api._where(
+        session, terminal=True
+    )
+    assert "run one, control and metrics at http://127.0.0.1:80" == tianflow.api._where(
+        session, terminal=False
+    )
 
 
 @pytest.fixture
@@ -213,7 +240,11 @@ def hangups(request):
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize(("hangups", "reason"), [(signal.SIG_DFL, "SIGHUP"), (signal.SIG_IGN, "SIGTERM")], indirect=["hangups"])
+@pytest.mark.parametrize(
+    ("hangups", "reason"),
+    [(signal.SIG_DFL, "SIGHUP"), (signal.SIG_IGN, "SIGTERM")],
+    indirect=["hangups"],
+)
 async def test_a_terminal_that_closes_ends_a_run_cleanly_however_often_it_hangs_up(hangups, reason):
     ended, said, at_once = [], [], asyncio.Event()
     run = SimpleNamespace(end=lambda _state, why: ended.append(why))
@@ -233,17 +264,28 @@ async def test_a_terminal_that_closes_ends_a_run_cleanly_however_often_it_hangs_
 
 def trained(tmp_path, **options):
     """``tianflow train`` in this process; its exit code."""
-    chosen = {"resume": None, "runs_dir": tmp_path, "http": False, "plain": True, "json_line": False, "require_target": False}
+    chosen = {
+        "resume": None,
+        "runs_dir": tmp_path,
+        "http": False,
+        "plain": True,
+        "json_line": False,
+        "require_target": False,
+    }
     return tianflow.api.train_cli(cartpole(run={"name": "one"}), **{**chosen, **options})
 
 
 def test_a_run_ends_by_saying_where_its_policy_lies_and_what_can_be_done_with_it(tmp_path, capsys):
     assert trained(tmp_path) == 0
     kept = tmp_path / "one"
-    assert capsys.readouterr().out.endswith(f"\n  kept in {kept}: tianflow eval {kept}, tianflow report {kept}\n")
+    assert capsys.readouterr().out.endswith(
+        f"\n  kept in {kept}: tianflow eval {kept}, tianflow report {kept}\n"
+    )
 
 
-def test_a_run_whose_policy_could_not_be_kept_says_so_and_has_not_succeeded(tmp_path, capsys, monkeypatch):
+def test_a_run_whose_policy_could_not_be_kept_says_so_and_has_not_succeeded(
+    tmp_path, capsys, monkeypatch
+):
     """What a full disk does to the last checkpoint must not look like success to a script."""
 
     def full(*_args, **_kwargs):

@@ -46,10 +46,22 @@ def outcomes(tmp_path: Path, **environment: str) -> str:
     """The last line of a run over a file of skips and a file that is skipped as a whole."""
     (tmp_path / "test_skips.py").write_text(SKIPS)
     (tmp_path / "test_module.py").write_text(MODULE)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.conftest",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "--rootdir",
+        str(tmp_path),
+    ]
     command += ["--continue-on-collection-errors", str(tmp_path)]
     known = {name: value for name, value in os.environ.items() if name != "TIANFLOW_REQUIRE_ALL"}
-    done = subprocess.run(command, cwd=ROOT, env=known | environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=known | environment, capture_output=True, text=True, check=False
+    )
     return done.stdout.splitlines()[-1]
 
 
@@ -58,7 +70,9 @@ def test_a_skip_is_only_a_skip_on_a_laptop(tmp_path: Path) -> None:
 
 
 def test_a_skip_is_a_failure_where_all_is_required(tmp_path: Path) -> None:
-    assert "1 failed, 1 passed, 2 skipped, 1 xfailed, 1 error" in outcomes(tmp_path, TIANFLOW_REQUIRE_ALL="1")
+    assert "1 failed, 1 passed, 2 skipped, 1 xfailed, 1 error" in outcomes(
+        tmp_path, TIANFLOW_REQUIRE_ALL="1"
+    )
 
 
 async def test_code_that_blocks_the_loop_fails_its_test() -> None:

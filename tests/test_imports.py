@@ -18,7 +18,7 @@ COMPUTES = (
     "tianflow.hosts.factory",
     "tianflow.policy",
     "tianflow.cli.video",
-    "tianflow.exporting.deployed",
+    "tianflow.export.deployed",
     "tianflow.export.formats",
 )
 """What may be made of PyTorch. Everything else, the coordinator first, imports it at most inside a function that computes."""
@@ -29,18 +29,22 @@ WRAPS = ("tianflow.envs.pooled",)
 COMMAND = """
 import sys
 sys.argv = ["tianflow", *{arguments!r}]
-from tianflow.cli import main
+from tianflow.cli.main import main
 try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
 """
-SAY = "\nimport sys\nprint('imported:', *sorted({module.split('.')[0] for module in sys.modules}))\n"
+SAY = (
+    "\nimport sys\nprint('imported:', *sorted({module.split('.')[0] for module in sys.modules}))\n"
+)
 
 
 def imported(code: str) -> set[str]:
     """Top-level packages in memory after ``code`` has run in a new interpreter."""
-    done = subprocess.run([sys.executable, "-c", code + SAY], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code + SAY], capture_output=True, text=True, check=False
+    )
     assert 0 == done.returncode, done.stderr
     return set(done.stdout.rpartition("imported:")[2].split())
 
@@ -50,9 +54,15 @@ def imported(code: str) -> set[str]:
     [
         (["--help"], {"torch", "gymnasium", "aiohttp", "numpy"}),
         (["train", "--help"], {"torch", "gymnasium", "aiohttp", "numpy"}),
-        (["config", "show", "cartpole_ppo", "--resolved"], {"torch", "gymnasium", "aiohttp", "numpy"}),
+        (
+            ["config", "show", "cartpole_ppo", "--resolved"],
+            {"torch", "gymnasium", "aiohttp", "numpy"},
+        ),
         (["validate", "cartpole_ppo"], {"torch", "aiohttp"}),
-        (["validate", "cartpole_ppo", "env.id=CartPole-v1", "network.lstm=8"], {"torch", "aiohttp"}),
+        (
+            ["validate", "cartpole_ppo", "env.id=CartPole-v1", "network.lstm=8"],
+            {"torch", "aiohttp"},
+        ),
         (["status"], {"torch", "gymnasium", "aiohttp", "numpy"}),
     ],
 )
@@ -61,12 +71,23 @@ def test_a_command_imports_only_what_it_needs(arguments: list[str], absent: set[
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
-    assert set() == imported("import tianflow") & {"torch", "gymnasium", "aiohttp", "numpy", "pydantic", "typer"}
+    assert set() == imported("import tianflow") & {
+        "torch",
+        "gymnasium",
+        "aiohttp",
+        "numpy",
+        "pydantic",
+        "typer",
+    }
 
 
 def test_only_what_computes_imports_pytorch() -> None:
     names = [module.name for module in pkgutil.walk_packages(tianflow.__path__, "tianflow.")]
-    quick = [name for name in names if not name.startswith((*COMPUTES, *WRAPS)) and not name.endswith("__main__")]
+    quick = [
+        name
+        for name in names
+        if not name.startswith((*COMPUTES, *WRAPS)) and not name.endswith("__main__")
+    ]
     assert "torch" not in imported("\n".join(f"import {name}" for name in quick))
 
 

@@ -26,11 +26,16 @@ def problem(name: str, group: str = "tianflow.controllers") -> Problem:
         ("tianflow.launchers", {"inline", "processes"}),
     ],
 )
-def test_what_comes_with_tianflow_is_installed_as_anyones_plug_in_is(group: str, names: set[str]) -> None:
+def test_what_comes_with_tianflow_is_installed_as_anyones_plug_in_is(
+    group: str, names: set[str]
+) -> None:
     assert names <= set(plugins.names(group))
 
 
-@pytest.mark.parametrize("group", ["tianflow.algorithms", "tianflow.networks", "tianflow.controllers", "tianflow.launchers"])
+@pytest.mark.parametrize(
+    "group",
+    ["tianflow.algorithms", "tianflow.networks", "tianflow.controllers", "tianflow.launchers"],
+)
 def test_every_installed_name_stands_for_something_that_can_be_called(group: str) -> None:
     for name in plugins.names(group):
         assert callable(plugins.load(group, name, path="a.path"))
@@ -43,12 +48,19 @@ def test_a_group_without_plug_ins_has_no_names() -> None:
 def test_an_unknown_name_is_told_the_installed_ones_and_the_nearest() -> None:
     found = problem("freshst")
     assert ("a.path", "freshst", "freshest") == (found.path, found.value, found.nearest)
-    assert "one of consume_only, freshest, lockstep, open_loop, sample_ratio, staleness, or module:attribute" == found.accepted
+    assert (
+        "one of consume_only, freshest, lockstep, open_loop, sample_ratio, staleness, or module:attribute"
+        == found.accepted
+    )
 
 
 def test_anything_importable_may_be_named() -> None:
-    assert ConfigError is plugins.load("tianflow.controllers", "tianflow.errors:ConfigError", path="a.path")
-    assert ConfigError.__init__ is plugins.load("tianflow.controllers", "tianflow.errors:ConfigError.__init__", path="a.path")
+    assert ConfigError is plugins.load(
+        "tianflow.controllers", "tianflow.errors:ConfigError", path="a.path"
+    )
+    assert ConfigError.__init__ is plugins.load(
+        "tianflow.controllers", "tianflow.errors:ConfigError.__init__", path="a.path"
+    )
 
 
 @pytest.mark.parametrize("name", ["__main__:Law", "tianflow.errors:"])
@@ -63,10 +75,15 @@ def test_a_misspelt_attribute_is_told_the_nearest() -> None:
 def test_a_missing_module_is_named() -> None:
     found = problem("no_such_module:Law")
     assert "cannot import 'no_such_module'" in found.message
-    assert "a module of the folder that tianflow is called in, of PYTHONPATH, or installed" == found.accepted
+    assert (
+        "a module of the folder that tianflow is called in, of PYTHONPATH, or installed"
+        == found.accepted
+    )
 
 
-def test_a_module_that_lacks_another_is_not_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_lacks_another_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a_module_that_lacks_another.py").write_text("import no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
     found = problem("a_module_that_lacks_another:Law")
@@ -84,10 +101,15 @@ def test_a_module_that_raises_on_import_has_its_error_told(monkeypatch: pytest.M
     assert 'ZeroDivisionError("in the user\'s module")' in problem("a_broken_module:Law").message
 
 
-def test_a_script_that_ends_on_import_ends_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_ends_on_import_ends_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a_script_without_guard.py").write_text("raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "cannot import 'a_script_without_guard': SystemExit(0)" == problem("a_script_without_guard:Law").message
+    assert (
+        "cannot import 'a_script_without_guard': SystemExit(0)"
+        == problem("a_script_without_guard:Law").message
+    )
 
 
 def test_attributes_are_looked_up_along_dots(monkeypatch: pytest.MonkeyPatch) -> None:

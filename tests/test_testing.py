@@ -9,7 +9,7 @@ import pytest
 
 from tianflow.core.directives import Directive, SetBound, SetCredits
 from tianflow.core.events import Event, Observed
-from tianflow.testing import LawConforms, play
+from tianflow.testing import ControllerConformance, play
 from tianflow_controllers.consume_only import ConsumeOnly
 from tianflow_controllers.freshest import Freshest
 from tianflow_controllers.lockstep import Lockstep
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-class TestConsumeOnly(LawConforms):
+class TestConsumeOnly(ControllerConformance):
     make = ConsumeOnly
 
 
-class TestFreshest(LawConforms):
+class TestFreshest(ControllerConformance):
     make = Freshest
 
 
-class TestLockstep(LawConforms):
+class TestLockstep(ControllerConformance):
     make = Lockstep
 
 
-class TestOpenLoop(LawConforms):
+class TestOpenLoop(ControllerConformance):
     make = OpenLoop
 
 
-class TestSampleRatio(LawConforms):
+class TestSampleRatio(ControllerConformance):
     make = SampleRatio
 
 
-class TestStaleness(LawConforms):
+class TestStaleness(ControllerConformance):
     make = Staleness
 
 
@@ -90,20 +90,30 @@ class Remembers(Says):
 
 
 BROKEN = {
-    "test_it_answers_every_look_with_directives_that_can_be_carried_out": lambda: Says(lambda _: [Directive()]),
+    "test_it_answers_every_look_with_directives_that_can_be_carried_out": lambda: Says(
+        lambda _: [Directive()]
+    ),
     "test_its_credits_always_feed_the_learner": lambda: Says(lambda _: [SetCredits(2)]),
-    "test_a_bound_of_its_own_is_a_number_of_updates_or_none": lambda: Says(lambda _: [SetBound(-1)]),
+    "test_a_bound_of_its_own_is_a_number_of_updates_or_none": lambda: Says(
+        lambda _: [SetBound(-1)]
+    ),
     "test_a_repeated_look_changes_nothing": Counts,
-    "test_it_depends_on_what_it_is_told_alone": lambda: Says(lambda look: [SetCredits(look.batch + time.monotonic_ns() % 997)]),
+    "test_it_depends_on_what_it_is_told_alone": lambda: Says(
+        lambda look: [SetCredits(look.batch + time.monotonic_ns() % 997)]
+    ),
     "test_it_lives_with_events_that_it_does_not_read": Reads,
     "test_it_goes_on_when_the_learner_went_back_to_a_checkpoint": Remembers,
-    "test_a_run_under_it_never_stands_still_nor_breaks_the_bound": lambda: Says(lambda _: [SetBound(-1)]),
+    "test_a_run_under_it_never_stands_still_nor_breaks_the_bound": lambda: Says(
+        lambda _: [SetBound(-1)]
+    ),
 }
 
 
-@pytest.mark.parametrize("promise", [name for name in vars(LawConforms) if name.startswith("test_")])
+@pytest.mark.parametrize(
+    "promise", [name for name in vars(ControllerConformance) if name.startswith("test_")]
+)
 def test_the_suite_notices_a_law_that_breaks_the_promise(promise: str) -> None:
-    class Suite(LawConforms):
+    class Suite(ControllerConformance):
         make = staticmethod(BROKEN[promise])
 
     with pytest.raises((AssertionError, AttributeError, TypeError, ValueError)):

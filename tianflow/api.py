@@ -80,8 +80,12 @@ def train(
         RunError: the run failed; its first error.
         RuntimeError: an event loop is running here, as in a notebook; nothing was started.
     """
-    loops.require_none("train", instead="async with tianflow.open_run(...) as run: summary = await run.wait()")
-    settings = config if isinstance(config, Config) else config_loading.load_config(config, overrides)
+    loops.require_none(
+        "train", instead="async with tianflow.open_run(...) as run: summary = await run.wait()"
+    )
+    settings = (
+        config if isinstance(config, Config) else config_loading.load_config(config, overrides)
+    )
     prepared = _prepare(settings, resume, Path(runs_dir))
 
     async def whole() -> FinishedRun:
@@ -102,7 +106,9 @@ async def open_run(
     http: bool = False,
 ) -> AsyncIterator[RunHandle]:
     """A run that goes on while the context is open; leaving it stops the run. Arguments as for `train`."""
-    settings = config if isinstance(config, Config) else config_loading.load_config(config, overrides)
+    settings = (
+        config if isinstance(config, Config) else config_loading.load_config(config, overrides)
+    )
     prepared = await asyncio.to_thread(_prepare, settings, resume, Path(runs_dir))
     async with _opened(prepared, http=http) as session:
         try:
@@ -113,7 +119,7 @@ async def open_run(
                 await asyncio.wait({session.finished})
 
 
-class Knob:
+class LiveSection:
     """Live settings of one section: ``await run.balance.set(max_staleness=4)``."""
 
     def __init__(self, run: RunControl, section: str) -> None:
@@ -130,10 +136,10 @@ class RunHandle:
     def __init__(self, session: _Session) -> None:
         self._session = session
         self.control = session.run
-        self.balance = Knob(session.run, "balance")
-        self.algorithm = Knob(session.run, "algorithm")
-        self.learner = Knob(session.run, "learner")
-        self.actors = Knob(session.run, "actors")
+        self.balance = LiveSection(session.run, "balance")
+        self.algorithm = LiveSection(session.run, "algorithm")
+        self.learner = LiveSection(session.run, "learner")
+        self.actors = LiveSection(session.run, "actors")
 
     async def wait(self) -> Mapping[str, Any]:
         """Until it has ended; its summary. Raises RunError if it failed."""
@@ -186,7 +192,11 @@ def train_cli(
     except asyncio.CancelledError:
         console.print("interrupted before anything was started", highlight=False)
     if summary:
-        told = json.dumps(summary) if json_line else summary_text(summary) + _what_next(prepared.directory, summary)
+        told = (
+            json.dumps(summary)
+            if json_line
+            else summary_text(summary) + _what_next(prepared.directory, summary)
+        )
         sys.stdout.write(f"{told}\n")
     sys.stdout.flush()
     if failure is not None:
@@ -199,10 +209,22 @@ def train_cli(
 
 def _what_next(directory: Path, summary: Mapping[str, Any]) -> str:
     """Where the policy lies, and what can be done with it; nothing where there is none."""
-    return "" if summary.get("checkpoint") is None else f"\n  kept in {directory}: tianflow eval {directory}, tianflow report {directory}"
+    return (
+        ""
+        if summary.get("checkpoint") is None
+        else f"\n  kept in {directory}: tianflow eval {directory}, tianflow report {directory}"
+    )
 
 
-async def _shown(prepared: _Prepared, signals: _Signals, console: Console, summary: dict[str, Any], *, http: bool, plain: bool) -> None:
+async def _shown(
+    prepared: _Prepared,
+    signals: _Signals,
+    console: Console,
+    summary: dict[str, Any],
+    *,
+    http: bool,
+    plain: bool,
+) -> None:
     """The run with a screen beside it, until it has ended; what came out is in ``summary`` then, also where it failed."""
     from tianflow.cli.screen import make_screen
 
@@ -210,8 +232,12 @@ async def _shown(prepared: _Prepared, signals: _Signals, console: Console, summa
         async with _opened(prepared, http=http) as session:
             signals.session = session
             if session.address:
-                console.print(_where(session, terminal=console.is_terminal), highlight=False, soft_wrap=True)
-            screen = asyncio.create_task(make_screen(run=session.run, console=console, plain=plain).run(lambda: None))
+                console.print(
+                    _where(session, terminal=console.is_terminal), highlight=False, soft_wrap=True
+                )
+            screen = asyncio.create_task(
+                make_screen(run=session.run, console=console, plain=plain).run(lambda: None)
+            )
             try:
                 await asyncio.wait({session.finished})
             finally:
@@ -265,10 +291,14 @@ async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]
             from tianflow.server.run.server import serve
 
             tokens = Tokens.make()
-            address = (await stack.enter_async_context(serve(run, config.http, tokens, run.directory))).address
+            address = (
+                await stack.enter_async_context(serve(run, config.http, tokens, run.directory))
+            ).address
             token = tokens.control
         await stack.enter_async_context(recorded(run))
-        finished = asyncio.get_running_loop().create_task(prepared.launcher.launch(run, slots), name="run")
+        finished = asyncio.get_running_loop().create_task(
+            prepared.launcher.launch(run, slots), name="run"
+        )
         try:
             yield _Session(run, finished, address, token)
         finally:
@@ -284,7 +314,11 @@ async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]
 def _as_run_error(error: BaseException) -> RunError:
     if isinstance(error, RunError):
         return error
-    return RunError("coordinator", f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+    return RunError(
+        "coordinator",
+        f"{type(error).__name__}: {error}",
+        "".join(traceback.format_exception(error)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +344,14 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
     spec = validation.require_valid(config).spec
     assert spec is not None
     layout, draws = trajectory_layout(config, spec), draw_layout(config, spec)
-    for law in plugins.names("tianflow.controllers"):  # one that is asked for later must not be imported on the loop
+    for law in plugins.names(
+        "tianflow.controllers"
+    ):  # one that is asked for later must not be imported on the loop
         with contextlib.suppress(ConfigError):
             plugins.load("tianflow.controllers", law, path="balance.controller")
-    factory: Any = plugins.load("tianflow.launchers", config.placement.launcher, path="placement.launcher")
+    factory: Any = plugins.load(
+        "tianflow.launchers", config.placement.launcher, path="placement.launcher"
+    )
     launcher = factory()
     launcher.prepare()
     run_id, directory, held = _directory(config, checkpoint, resume, runs_dir)
@@ -324,12 +362,20 @@ def _require_device(device: str) -> None:
     """Refuse a GPU that this machine does not have. (A checkpoint of one may still be played here, so this is no rule of configs.)"""
     if device.startswith("cuda") and not any(Path(node).exists() for node in GPU_NODES):
         message = "this machine has no NVIDIA GPU to compute on"
-        raise ConfigError([Problem("learner.device", device, message, "auto, cpu, or a machine that has one")])
+        raise ConfigError(
+            [Problem("learner.device", device, message, "auto, cpu, or a machine that has one")]
+        )
 
 
-def _directory(config: Config, checkpoint: Checkpoint | None, resume: str | Path | None, runs_dir: Path) -> tuple[str, Path, int]:
+def _directory(
+    config: Config, checkpoint: Checkpoint | None, resume: str | Path | None, runs_dir: Path
+) -> tuple[str, Path, int]:
     """The run's name, its directory, and what holds that; a resumed run goes on in its own when that is where the checkpoint lies."""
-    if checkpoint is not None and resume is not None and checkpoint.path.parent.parent.parent.resolve() == runs_dir.resolve():
+    if (
+        checkpoint is not None
+        and resume is not None
+        and checkpoint.path.parent.parent.parent.resolve() == runs_dir.resolve()
+    ):
         directory, taken = checkpoint.path.parent.parent, False
         run_id = directory.name
     else:
@@ -342,7 +388,9 @@ def _directory(config: Config, checkpoint: Checkpoint | None, resume: str | Path
         held = hold(directory)
         stack.callback(os.close, held)
         if taken:
-            raise CheckpointError(f"{str(directory)!r} exists; choose another run.name, or go on with it: --resume {run_id}")
+            raise CheckpointError(
+                f"{str(directory)!r} exists; choose another run.name, or go on with it: --resume {run_id}"
+            )
         config_loading.write_config(directory, config)
         stack.pop_all()
     return run_id, directory, held
@@ -374,7 +422,9 @@ class _Signals:
                 loop.add_reader(STDIN, self._read)
             except PermissionError:
                 message = "standard input is a file, whose end says nothing of whoever started this"
-                raise ConfigError([Problem("--until-eof", None, message, "a pipe, a socket or a terminal")]) from None
+                raise ConfigError(
+                    [Problem("--until-eof", None, message, "a pipe, a socket or a terminal")]
+                ) from None
 
     def __exit__(self, *_: object) -> None:
         loop = asyncio.get_running_loop()
@@ -398,6 +448,8 @@ class _Signals:
             self._main.cancel()
         elif len(self.caught) == 1:
             self.session.run.end("stopped", reason)
-            self._say(f"{reason}: stopping with a last checkpoint; once more stops at once")  # fails where the terminal is gone
+            self._say(
+                f"{reason}: stopping with a last checkpoint; once more stops at once"
+            )  # fails where the terminal is gone
         else:
             self.session.finished.cancel()

@@ -38,11 +38,23 @@ class Problem:
 
     __slots__ = ("accepted", "message", "nearest", "path", "value")
 
-    def __init__(self, path: str, value: object, message: str, accepted: str = "", nearest: str = "") -> None:
-        self.path, self.value, self.message, self.accepted, self.nearest = path, value, message, accepted, nearest
+    def __init__(
+        self, path: str, value: object, message: str, accepted: str = "", nearest: str = ""
+    ) -> None:
+        self.path, self.value, self.message, self.accepted, self.nearest = (
+            path,
+            value,
+            message,
+            accepted,
+            nearest,
+        )
 
     def __str__(self) -> str:
-        text = f"{self.path} = {self.value!r}: {self.message}" if self.value is not None else f"{self.path}: {self.message}"
+        text = (
+            f"{self.path} = {self.value!r}: {self.message}"
+            if self.value is not None
+            else f"{self.path}: {self.message}"
+        )
         if self.accepted:
             text += f"; accepted: {self.accepted}"
         if self.nearest:

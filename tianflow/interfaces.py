@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         WeightsTable,
     )
     from tianflow.core.statistics import RunStatistics, SinkStatistics
-    from tianflow.rundir.audit_log import Page
+    from tianflow.rundir.audit_log import AuditPage
 
     Array = NDArray[Any]
     Tree = Mapping[str, torch.Tensor]
@@ -182,7 +182,11 @@ class ArrayStep(Protocol):
     """P, parameters of one action."""
 
     def __call__(
-        self, observation: Mapping[str, NDArray[Any]], noise: NDArray[Any], parameters: NDArray[Any], action: NDArray[Any]
+        self,
+        observation: Mapping[str, NDArray[Any]],
+        noise: NDArray[Any],
+        parameters: NDArray[Any],
+        action: NDArray[Any],
     ) -> None:
         """{leaf: [N, ...]} and [N, K] -> into ``parameters`` [N, P] and ``action`` [N, *stored]. ``noise`` is overwritten."""
 
@@ -209,7 +213,13 @@ class Policy(Protocol):
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> torch.Tensor:
         """Sampling noise for ``steps`` steps, drawn at once: [steps, N, K], one number for each logit or component of an action."""
 
-    def act(self, observation: Tree, state: Tree, noise: torch.Tensor | None, mask: torch.Tensor | None = None) -> ActorStep:
+    def act(
+        self,
+        observation: Tree,
+        state: Tree,
+        noise: torch.Tensor | None,
+        mask: torch.Tensor | None = None,
+    ) -> ActorStep:
         """Choose actions. ``observation``: {leaf: [N, ...]} as stored (uint8 stays uint8). No noise: the most probable action."""
 
     def record(self, parameters: torch.Tensor, action: torch.Tensor) -> Tree:
@@ -346,7 +356,7 @@ class RunControl(Protocol):
     def audit(self) -> Sequence[Mapping[str, object]]:
         """The newest changes and actions, oldest first: time (ISO 8601), source, action, old, new. The file has all of them."""
 
-    async def read_audit(self, *, before: int | None, limit: int) -> Page:
+    async def read_audit(self, *, before: int | None, limit: int) -> AuditPage:
         """A page of all changes and actions, those before a resume included. See `tianflow.rundir.audit_log.read_page`."""
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:

@@ -11,12 +11,23 @@ import sys
 from typing import TextIO
 
 import structlog
-from structlog.stdlib import BoundLogger, ExtraAdder, ProcessorFormatter, add_log_level, filter_by_level, render_to_log_kwargs
+from structlog.stdlib import (
+    BoundLogger,
+    ExtraAdder,
+    ProcessorFormatter,
+    add_log_level,
+    filter_by_level,
+    render_to_log_kwargs,
+)
 from structlog.typing import Processor
 
 ROOT = "tianflow"
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
-_PROCESSORS: list[Processor] = [filter_by_level, structlog.stdlib.PositionalArgumentsFormatter(), render_to_log_kwargs]
+_PROCESSORS: list[Processor] = [
+    filter_by_level,
+    structlog.stdlib.PositionalArgumentsFormatter(),
+    render_to_log_kwargs,
+]
 
 
 def logger(name: str, **bound: object) -> BoundLogger:
@@ -30,7 +41,9 @@ def logger(name: str, **bound: object) -> BoundLogger:
     return made.bind(**bound)
 
 
-def configure(*, stream: TextIO | None = None, level: str = "INFO", as_json: bool | None = None) -> None:
+def configure(
+    *, stream: TextIO | None = None, level: str = "INFO", as_json: bool | None = None
+) -> None:
     """Write what tianflow logs to ``stream``: lines for people on a terminal, else one JSON object a line.
 
     Args:
@@ -41,7 +54,11 @@ def configure(*, stream: TextIO | None = None, level: str = "INFO", as_json: boo
     stream = stream or sys.stderr
     terminal = stream.isatty()
     plain = not terminal if as_json is None else as_json
-    renderer: Processor = structlog.processors.JSONRenderer(default=str) if plain else structlog.dev.ConsoleRenderer(colors=terminal)
+    renderer: Processor = (
+        structlog.processors.JSONRenderer(default=str)
+        if plain
+        else structlog.dev.ConsoleRenderer(colors=terminal)
+    )
     handler = _TianflowHandler(stream)
     shared: list[Processor] = [
         add_log_level,
@@ -50,9 +67,18 @@ def configure(*, stream: TextIO | None = None, level: str = "INFO", as_json: boo
     ]
     if plain:
         shared.append(structlog.processors.format_exc_info)
-    handler.setFormatter(ProcessorFormatter(foreign_pre_chain=shared, processors=[ProcessorFormatter.remove_processors_meta, renderer]))
+    handler.setFormatter(
+        ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
     # What asks structlog itself for a logger goes the same way.
-    structlog.configure(processors=_PROCESSORS, wrapper_class=BoundLogger, logger_factory=structlog.stdlib.LoggerFactory())
+    structlog.configure(
+        processors=_PROCESSORS,
+        wrapper_class=BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
     root = logging.getLogger(ROOT)
     for old in [handler for handler in root.handlers if isinstance(handler, _TianflowHandler)]:
         root.removeHandler(old)

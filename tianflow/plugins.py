@@ -36,7 +36,9 @@ def load(group: str, name: str, *, path: str) -> object:
     target = known.get(name, name)
     if ":" not in target:
         accepted = "one of " + ", ".join(sorted(known)) + ", or module:attribute"
-        raise ConfigError([Problem(path, name, "no such name", accepted, nearest(name, tuple(known)))])
+        raise ConfigError(
+            [Problem(path, name, "no such name", accepted, nearest(name, tuple(known)))]
+        )
     return load_object(target, path=path, given=name)
 
 
@@ -53,13 +55,35 @@ def load_object(target: str, *, path: str, given: str | None = None) -> object:
         raise ConfigError([Problem(path, given, message, "module:attribute")])
     try:
         found: object = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything, and a script may end; it becomes the message
-        missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
-        accepted = "a module of the folder that tianflow is called in, of PYTHONPATH, or installed" if missing else ""
-        raise ConfigError([Problem(path, given, f"cannot import {module_name!r}: {error!r}", accepted)]) from error
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a user's module may raise anything, and a script may end; it becomes the message
+        missing = isinstance(error, ModuleNotFoundError) and error.name in (
+            module_name,
+            module_name.partition(".")[0],
+        )
+        accepted = (
+            "a module of the folder that tianflow is called in, of PYTHONPATH, or installed"
+            if missing
+            else ""
+        )
+        raise ConfigError(
+            [Problem(path, given, f"cannot import {module_name!r}: {error!r}", accepted)]
+        ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = tuple(name for name in dir(found) if not name.startswith("_"))
-            raise ConfigError([Problem(path, given, f"{module_name!r} has no {attribute!r}", "", nearest(part, public))])
+            raise ConfigError(
+                [
+                    Problem(
+                        path,
+                        given,
+                        f"{module_name!r} has no {attribute!r}",
+                        "",
+                        nearest(part, public),
+                    )
+                ]
+            )
         found = getattr(found, part)
     return found

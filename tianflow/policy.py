@@ -28,15 +28,21 @@ class LoadedPolicy:
         arrays: the learner's state.
     """
 
-    def __init__(self, *, config: Config, spec: EnvironmentSpec, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(
+        self, *, config: Config, spec: EnvironmentSpec, arrays: Mapping[str, NDArray[Any]]
+    ) -> None:
         self.config, self.spec = config, spec
-        factory: Any = plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name")
+        factory: Any = plugins.load(
+            "tianflow.algorithms", config.algorithm.name, path="algorithm.name"
+        )
         learner = factory.make_learner(config, spec, torch.device("cpu"))
         learner.load_state_dict(arrays)
         self.policy = factory.make_policy(config, spec)
         self.policy.load(learner.flat())
         self._actions = ActionCodec(spec.action)
-        self.observations = used(lambda: make(config.env, 1), lambda environment: environment.observations)
+        self.observations = used(
+            lambda: make(config.env, 1), lambda environment: environment.observations
+        )
 
     def act(self, observation: Any, state: Any = None, *, mask: Any = None) -> tuple[Any, Any]:
         """The most probable action for one ``observation`` of the environment's own space, and the next state.
@@ -44,7 +50,9 @@ class LoadedPolicy:
         ``state`` is what the last call returned; None at the first observation of an episode. ``mask``: the environment's
         own ``info["action_mask"]``, an array or a tuple of one for each choice, of any dtype; None allows everything.
         """
-        arrays = {leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.spec.observation}
+        arrays = {
+            leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.spec.observation
+        }
         self.observations.encode_single(observation, 0, arrays)
         leaves = {name: torch.from_numpy(array) for name, array in arrays.items()}
         state = self.policy.initial_state(1) if state is None else state

@@ -1,6 +1,6 @@
 """What every law of balance has to keep, as a suite for the tests of whoever writes one. Needs a test runner, and imports none.
 
-In a test module, ``class TestMine(LawConforms): make = MyLaw`` is all there is to write.
+In a test module, ``class TestMine(ControllerConformance): make = MyLaw`` is all there is to write.
 """
 
 from __future__ import annotations
@@ -11,9 +11,17 @@ from itertools import product
 from typing import ClassVar
 
 from tianflow.config.model import BalanceSettings, Config, EnvSettings, PPOSettings
-from tianflow.coordinator.balancer import Wishes, merge
+from tianflow.coordinator.balancer import ControllerRequests, merge
 from tianflow.core.directives import Directive, SetBound, SetCredits
-from tianflow.core.events import EpisodesFinished, EvaluationFinished, Event, HostExited, Observed, SettingsChanged, UpdateFinished
+from tianflow.core.events import (
+    EpisodesFinished,
+    EvaluationFinished,
+    Event,
+    HostExited,
+    Observed,
+    SettingsChanged,
+    UpdateFinished,
+)
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.interfaces import Controller
 from tianflow.ledger.ledger import Ledger
@@ -55,7 +63,15 @@ def looks(batch: int, bound: int | None, *, actors: int = 4, slots: int = 64) ->
         )
 
 
-def play(law: Controller, *, batch: int, bound: int | None, actors: int = 6, slots: int = 24, updates: int = 60) -> LedgerSnapshot:
+def play(
+    law: Controller,
+    *,
+    batch: int,
+    bound: int | None,
+    actors: int = 6,
+    slots: int = 24,
+    updates: int = 60,
+) -> LedgerSnapshot:
     """The ledger after ``updates`` updates of a small run in which the law's word is put in force before every round.
 
     A round is a second. Actor ``i`` takes ``1 + i`` rounds for a trajectory, and the learner makes an update in each round
@@ -69,13 +85,24 @@ def play(law: Controller, *, batch: int, bound: int | None, actors: int = 6, slo
         algorithm=PPOSettings(batch_trajectories=batch),
         balance=BalanceSettings(max_staleness="unbounded" if bound is None else bound),
     )
-    ledger, wishes = Ledger(limits=Limits(batch=batch, max_staleness=bound, credits=batch), slots=slots), Wishes()
+    ledger, wishes = (
+        Ledger(limits=Limits(batch=batch, max_staleness=bound, credits=batch), slots=slots),
+        ControllerRequests(),
+    )
     ledger.open_lineage(Version(1, 0))
     rolling: dict[int, tuple[Grant, int]] = {}
     learner = waiting = 0.0
     last = now = 0
     while ledger.version.number < updates:
-        look = _look(ledger, now=now, batch=batch, bound=bound, actors=actors, learner=learner, waiting=waiting)
+        look = _look(
+            ledger,
+            now=now,
+            batch=batch,
+            bound=bound,
+            actors=actors,
+            learner=learner,
+            waiting=waiting,
+        )
         for directive in law.handle(look):
             wishes = wishes.after(directive)
         ledger.set_limits(merge({"law": wishes}, config, slots=slots)[0])
@@ -86,11 +113,22 @@ def play(law: Controller, *, batch: int, bound: int | None, actors: int = 6, slo
         _roll(ledger, rolling, actors, now)
         waiting += actors - len(rolling)
         now += 1
-        assert now - last < ROUNDS_PER_UPDATE, f"{ledger.version.number} updates, and then nothing for {now - last} rounds: {wishes}"
+        assert now - last < ROUNDS_PER_UPDATE, (
+            f"{ledger.version.number} updates, and then nothing for {now - last} rounds: {wishes}"
+        )
     return ledger.snapshot()
 
 
-def _look(ledger: Ledger, *, now: int, batch: int, bound: int | None, actors: int, learner: float, waiting: float) -> Observed:
+def _look(
+    ledger: Ledger,
+    *,
+    now: int,
+    batch: int,
+    bound: int | None,
+    actors: int,
+    learner: float,
+    waiting: float,
+) -> Observed:
     return Observed(
         now=float(now),
         version=ledger.version.number,
@@ -113,7 +151,14 @@ def _update(ledger: Ledger, now: int) -> bool:
     if not isinstance(taken, Batch):
         return False
     tickets = tuple(trajectory.ticket for trajectory in taken.trajectories)
-    ledger.settle(Settlement(Version(1, ledger.version.number + 1), tickets, ledger.limits.max_staleness, published=True))
+    ledger.settle(
+        Settlement(
+            Version(1, ledger.version.number + 1),
+            tickets,
+            ledger.limits.max_staleness,
+            published=True,
+        )
+    )
     return True
 
 
@@ -122,17 +167,21 @@ def _roll(ledger: Ledger, rolling: dict[int, tuple[Grant, int]], actors: int, no
     for actor in range(actors):
         if actor in rolling and rolling[actor][1] <= now:
             grant, _ = rolling.pop(actor)
-            ledger.commit(grant.ticket, Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), float(now))
+            ledger.commit(
+                grant.ticket, Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), float(now)
+            )
         if actor not in rolling and (granted := ledger.grant(f"actor-{actor}")) is not None:
             ledger.begin(granted.ticket, granted.version)
             rolling[actor] = granted, now + 1 + actor
 
 
-class LawConforms:
+class ControllerConformance:
     """Subclass it in a test module as ``TestSomething`` and set ``make``: a law's class, or a function that makes a law."""
 
     make: ClassVar[Callable[..., Controller]]
-    situations: ClassVar[tuple[tuple[int, int | None], ...]] = tuple(product((1, 3, 8), (0, 1, 4, None)))
+    situations: ClassVar[tuple[tuple[int, int | None], ...]] = tuple(
+        product((1, 3, 8), (0, 1, 4, None))
+    )
     """(B, max_staleness) in which it is tried."""
 
     def new(self) -> Controller:
@@ -141,7 +190,7 @@ class LawConforms:
 
     def test_it_answers_every_look_with_directives_that_can_be_carried_out(self) -> None:
         for situation in self.situations:
-            law, wishes = self.new(), Wishes()
+            law, wishes = self.new(), ControllerRequests()
             for look in looks(*situation):
                 for directive in law.handle(look):
                     wishes = wishes.after(directive)
@@ -152,8 +201,12 @@ class LawConforms:
             law = self.new()
             for look in looks(*situation):
                 for limit in _credits(law.handle(look)):
-                    assert isinstance(limit, int), f"SetCredits({limit!r}): credits are a whole number"
-                    assert limit >= look.batch, f"SetCredits({limit}) with B = {look.batch} could never feed the learner"
+                    assert isinstance(limit, int), (
+                        f"SetCredits({limit!r}): credits are a whole number"
+                    )
+                    assert limit >= look.batch, (
+                        f"SetCredits({limit}) with B = {look.batch} could never feed the learner"
+                    )
 
     def test_a_bound_of_its_own_is_a_number_of_updates_or_none(self) -> None:
         for situation in self.situations:
@@ -161,14 +214,18 @@ class LawConforms:
             for look in looks(*situation):
                 for directive in law.handle(look):
                     if isinstance(directive, SetBound) and directive.max_staleness is not None:
-                        assert directive.max_staleness >= 0, f"{directive}: no sample can be younger than the policy that trains on it"
+                        assert directive.max_staleness >= 0, (
+                            f"{directive}: no sample can be younger than the policy that trains on it"
+                        )
 
     def test_a_repeated_look_changes_nothing(self) -> None:
         """Directives are absolute and time comes in with the event, so the same event has the same answer."""
         for situation in self.situations:
             law = self.new()
             for look in looks(*situation):
-                assert tuple(law.handle(look)) == tuple(law.handle(look)), f"another answer to the same {look}"
+                assert tuple(law.handle(look)) == tuple(law.handle(look)), (
+                    f"another answer to the same {look}"
+                )
 
     def test_it_depends_on_what_it_is_told_alone(self) -> None:
         """No clock, no chance, nothing shared: two of a kind that see the same say the same."""
@@ -178,7 +235,7 @@ class LawConforms:
             assert answers == [tuple(other.handle(look)) for look in looks(*situation)]
 
     def test_it_lives_with_events_that_it_does_not_read(self) -> None:
-        law, wishes = self.new(), Wishes()
+        law, wishes = self.new(), ControllerRequests()
         for event in OTHERS:
             for directive in law.handle(event):
                 wishes = wishes.after(directive)
@@ -193,7 +250,10 @@ class LawConforms:
         for batch, bound in self.situations:
             after = play(self.new(), batch=batch, bound=bound)
             assert after.violations == 0
-            assert after.begun == after.trained + after.inserted + sum(after.dropped.values()) + after.open
+            assert (
+                after.begun
+                == after.trained + after.inserted + sum(after.dropped.values()) + after.open
+            )
 
 
 def _credits(directives: Iterable[Directive]) -> list[int]:

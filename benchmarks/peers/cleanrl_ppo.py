@@ -59,9 +59,13 @@ class MlpAgent(nn.Module):
     def _body() -> tuple[nn.Module, ...]:
         return (layer(nn.Linear(4, 64)), nn.Tanh(), layer(nn.Linear(64, 64)), nn.Tanh())
 
-    def forward(self, observations: torch.Tensor) -> tuple[torch.distributions.Categorical, torch.Tensor]:
+    def forward(
+        self, observations: torch.Tensor
+    ) -> tuple[torch.distributions.Categorical, torch.Tensor]:
         """Distribution of actions, and values (B,)."""
-        return torch.distributions.Categorical(logits=self.actor(observations)), self.critic(observations).flatten()
+        return torch.distributions.Categorical(logits=self.actor(observations)), self.critic(
+            observations
+        ).flatten()
 
 
 class CnnAgent(nn.Module):
@@ -70,11 +74,22 @@ class CnnAgent(nn.Module):
     def __init__(self, actions: int) -> None:
         super().__init__()
         convolutions = ((4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
-        parts = [part for i, o, k, s in convolutions for part in (layer(nn.Conv2d(i, o, k, stride=s)), nn.ReLU())]
-        self.body = nn.Sequential(*parts, nn.Flatten(), layer(nn.Linear(64 * 7 * 7, 512)), nn.ReLU())
-        self.actor, self.critic = layer(nn.Linear(512, actions), 0.01), layer(nn.Linear(512, 1), 1.0)
+        parts = [
+            part
+            for i, o, k, s in convolutions
+            for part in (layer(nn.Conv2d(i, o, k, stride=s)), nn.ReLU())
+        ]
+        self.body = nn.Sequential(
+            *parts, nn.Flatten(), layer(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()
+        )
+        self.actor, self.critic = (
+            layer(nn.Linear(512, actions), 0.01),
+            layer(nn.Linear(512, 1), 1.0),
+        )
 
-    def forward(self, observations: torch.Tensor) -> tuple[torch.distributions.Categorical, torch.Tensor]:
+    def forward(
+        self, observations: torch.Tensor
+    ) -> tuple[torch.distributions.Categorical, torch.Tensor]:
         """Distribution of actions, and values (B,)."""
         seen = self.body(observations / 255.0)
         return torch.distributions.Categorical(logits=self.actor(seen)), self.critic(seen).flatten()
@@ -86,13 +101,27 @@ def make_environments(env: str, count: int) -> Any:
 
     same_step = gym.vector.AutoresetMode.SAME_STEP
     if env == "cartpole":
-        return gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * count, autoreset_mode=same_step)
+        return gym.vector.SyncVectorEnv(
+            [lambda: gym.make("CartPole-v1")] * count, autoreset_mode=same_step
+        )
     from ale_py.vector_env import AtariVectorEnv
 
-    return AtariVectorEnv("pong", num_envs=count, reward_clipping=True, repeat_action_probability=0.0, autoreset_mode=same_step)
+    return AtariVectorEnv(
+        "pong",
+        num_envs=count,
+        reward_clipping=True,
+        repeat_action_probability=0.0,
+        autoreset_mode=same_step,
+    )
 
 
-def advantages(rewards: torch.Tensor, over: torch.Tensor, values: torch.Tensor, last: torch.Tensor, settings: Settings) -> torch.Tensor:
+def advantages(
+    rewards: torch.Tensor,
+    over: torch.Tensor,
+    values: torch.Tensor,
+    last: torch.Tensor,
+    settings: Settings,
+) -> torch.Tensor:
     """Generalised advantages (T, B) of ``rewards`` and values (T, B); ``over``: after which steps an episode ended; ``last``: (B,)."""
     found, gain = torch.zeros_like(rewards), torch.zeros_like(last)
     for t in reversed(range(len(rewards))):
@@ -110,11 +139,21 @@ class Trainer:
         self._settings = settings
         self._environments = make_environments(task.env, settings.envs)
         space = self._environments.single_observation_space
-        self._agent: nn.Module = MlpAgent() if task.env == "cartpole" else CnnAgent(int(self._environments.single_action_space.n))
-        self._optimiser = torch.optim.Adam(self._agent.parameters(), lr=settings.learning_rate, eps=settings.adam_epsilon)
+        self._agent: nn.Module = (
+            MlpAgent()
+            if task.env == "cartpole"
+            else CnnAgent(int(self._environments.single_action_space.n))
+        )
+        self._optimiser = torch.optim.Adam(
+            self._agent.parameters(), lr=settings.learning_rate, eps=settings.adam_epsilon
+        )
         shape = (settings.steps, settings.envs)
-        self._observations = torch.zeros(*shape, *space.shape, dtype=torch.float32 if task.env == "cartpole" else torch.uint8)
-        self._actions, self._logs, self._rewards, self._over, self._values = (torch.zeros(shape) for _ in range(5))
+        self._observations = torch.zeros(
+            *shape, *space.shape, dtype=torch.float32 if task.env == "cartpole" else torch.uint8
+        )
+        self._actions, self._logs, self._rewards, self._over, self._values = (
+            torch.zeros(shape) for _ in range(5)
+        )
         self._seen = torch.as_tensor(self._environments.reset(seed=task.seed)[0])
         self._running = np.zeros(settings.envs)
 
@@ -124,7 +163,11 @@ class Trainer:
             with torch.no_grad():
                 chances, self._values[t] = self._agent(self._seen)
                 actions = chances.sample()
-            self._observations[t], self._actions[t], self._logs[t] = self._seen, actions, chances.log_prob(actions)
+            self._observations[t], self._actions[t], self._logs[t] = (
+                self._seen,
+                actions,
+                chances.log_prob(actions),
+            )
             seen, rewards, ended, cut, _ = self._environments.step(actions.numpy())
             over = np.logical_or(ended, cut)
             self._running += rewards
@@ -139,21 +182,37 @@ class Trainer:
         settings = self._settings
         self._optimiser.param_groups[0]["lr"] = left * settings.learning_rate
         with torch.no_grad():
-            gains = advantages(self._rewards, self._over, self._values, self._agent(self._seen)[1], settings)
-        parts = (self._observations, self._actions, self._logs, gains, gains + self._values, self._values)
+            gains = advantages(
+                self._rewards, self._over, self._values, self._agent(self._seen)[1], settings
+            )
+        parts = (
+            self._observations,
+            self._actions,
+            self._logs,
+            gains,
+            gains + self._values,
+            self._values,
+        )
         flat = [part.flatten(0, 1) for part in parts]
         for _ in range(settings.epochs):
             for chosen in torch.randperm(len(flat[0])).chunk(settings.minibatches):
                 self._step(*(part[chosen] for part in flat))
 
     def _step(
-        self, observations: torch.Tensor, actions: torch.Tensor, logs: torch.Tensor, gains: torch.Tensor, *values: torch.Tensor
+        self,
+        observations: torch.Tensor,
+        actions: torch.Tensor,
+        logs: torch.Tensor,
+        gains: torch.Tensor,
+        *values: torch.Tensor,
     ) -> None:
         settings, (targets, before) = self._settings, values
         chances, now = self._agent(observations)
         ratio = (chances.log_prob(actions) - logs).exp()
         gains = (gains - gains.mean()) / (gains.std() + 1e-8)
-        policy = torch.max(-gains * ratio, -gains * ratio.clamp(1.0 - settings.clip, 1.0 + settings.clip)).mean()
+        policy = torch.max(
+            -gains * ratio, -gains * ratio.clamp(1.0 - settings.clip, 1.0 + settings.clip)
+        ).mean()
         clipped = before + (now - before).clamp(-settings.clip, settings.clip)
         value = 0.5 * torch.max((now - targets) ** 2, (clipped - targets) ** 2).mean()
         self._optimiser.zero_grad()
@@ -190,7 +249,14 @@ def main() -> None:
     progress = Progress(task)
     train(task, settings, progress)
     packages = ("torch", "gymnasium", "ale-py", "numpy")
-    speaker.tell(task, progress, peer="CleanRL-style PPO", clock_starts="the first step", settings=asdict(settings), packages=packages)
+    speaker.tell(
+        task,
+        progress,
+        peer="CleanRL-style PPO",
+        clock_starts="the first step",
+        settings=asdict(settings),
+        packages=packages,
+    )
 
 
 if __name__ == "__main__":

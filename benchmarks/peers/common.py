@@ -43,7 +43,12 @@ class Task:
     options: Mapping[str, str]
 
 
-def read_task(description: str | None, given: Sequence[str] | None = None, *, envs: Sequence[str] = ("cartpole", "pong")) -> Task:
+def read_task(
+    description: str | None,
+    given: Sequence[str] | None = None,
+    *,
+    envs: Sequence[str] = ("cartpole", "pong"),
+) -> Task:
     """The command line: ``ENV [--seed N] [--target RETURN] [--seconds S] [--warm S] [name=value ...]``.
 
     Clears what misleads numerical libraries, so it is to be called before they are loaded.
@@ -54,9 +59,16 @@ def read_task(description: str | None, given: Sequence[str] | None = None, *, en
     parser.add_argument("env", choices=envs)
     parser.add_argument("options", nargs="*", metavar="name=value")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--target", type=float, default=None, help="mean return of the last 100 training episodes that ends training")
+    parser.add_argument(
+        "--target",
+        type=float,
+        default=None,
+        help="mean return of the last 100 training episodes that ends training",
+    )
     parser.add_argument("--seconds", type=float, default=90.0, help="of training, at most")
-    parser.add_argument("--warm", type=float, default=0.0, help="seconds of training before the rate is looked at")
+    parser.add_argument(
+        "--warm", type=float, default=0.0, help="seconds of training before the rate is looked at"
+    )
     chosen = parser.parse_intermixed_args(given)
     strange = [option for option in chosen.options if "=" not in option]
     if strange:
@@ -71,7 +83,13 @@ class Progress:
     The target is reached at the first look at which the last 100 training episodes average it.
     """
 
-    def __init__(self, task: Task, *, clock: Callable[[], float] = time.perf_counter, age: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        age: Callable[[], float] | None = None,
+    ) -> None:
         self._task, self._clock, self._age = task, clock, age or process_age_s
         self._began = clock()
         self._returns: deque[float] = deque(maxlen=EPISODES)
@@ -102,8 +120,18 @@ class Progress:
         if self._first is None and now >= self._task.warm_s:
             self._first = self._last
         target = self._task.target
-        if self.time_to_target_s is None and target is not None and mean is not None and episodes >= EPISODES and mean >= target:
-            self.time_to_target_s, self.steps_to_target, self.start_to_target_s = now, steps, self._age()
+        if (
+            self.time_to_target_s is None
+            and target is not None
+            and mean is not None
+            and episodes >= EPISODES
+            and mean >= target
+        ):
+            self.time_to_target_s, self.steps_to_target, self.start_to_target_s = (
+                now,
+                steps,
+                self._age(),
+            )
         return self.time_to_target_s is not None or now >= self._task.seconds
 
     @property
@@ -140,7 +168,11 @@ class Lag:
 
     def told(self) -> dict[str, Any]:
         """As `tell` prints it."""
-        return {"lag_mean": self._sum / self._count if self._count else None, "lag_max": self._max, "lag_unit": self.unit}
+        return {
+            "lag_mean": self._sum / self._count if self._count else None,
+            "lag_max": self._max,
+            "lag_unit": self.unit,
+        }
 
 
 NO_LAG: dict[str, Any] = {"lag_mean": None, "lag_max": None, "lag_unit": None}

@@ -57,11 +57,15 @@ def command_line(settings: Mapping[str, Any]) -> list[str]:
     """As Sample Factory's parser takes it; what has several values without the equals sign."""
     given: list[str] = []
     for name, value in settings.items():
-        given += [f"--{name}", *map(str, value)] if isinstance(value, tuple) else [f"--{name}={value}"]
+        given += (
+            [f"--{name}", *map(str, value)] if isinstance(value, tuple) else [f"--{name}={value}"]
+        )
     return given
 
 
-def make_pong(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> Any:
+def make_pong(
+    name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None
+) -> Any:
     """The example's environment; in each process the games must have been registered, and OpenCV is to keep to one thread."""
     import ale_py  # noqa: F401 - registers games
     import cv2
@@ -81,7 +85,9 @@ def configuration(task: Task, settings: dict[str, Any], directory: str) -> Any:
         "experiment": "peer",
         "stats_avg": EPISODES,
     }
-    common["num_workers"] = len(os.sched_getaffinity(0))  # its default counts cores that may not be used
+    common["num_workers"] = len(
+        os.sched_getaffinity(0)
+    )  # its default counts cores that may not be used
     # a little later than the observer stops it, in case that its looks cease
     common["train_for_seconds"] = int(task.seconds) + 30
     given = command_line(common | settings)
@@ -107,9 +113,13 @@ def observer(task: Task, progress: Progress, lag: Lag) -> Any:
             told = runner.policy_lag[0]
             if "version_diff_avg" in told:
                 lag.add(float(told["version_diff_avg"]), float(told["version_diff_max"]))
-            returns = runner.policy_avg_stats["reward"][0] if "reward" in runner.policy_avg_stats else ()
+            returns = (
+                runner.policy_avg_stats["reward"][0] if "reward" in runner.policy_avg_stats else ()
+            )
             mean = float(sum(returns)) / len(returns) if returns else None
-            if progress.look_at_mean(runner.env_steps.get(0, 0) // FRAME_SKIP[task.env], mean, len(returns)):
+            if progress.look_at_mean(
+                runner.env_steps.get(0, 0) // FRAME_SKIP[task.env], mean, len(returns)
+            ):
                 runner._stop_training()  # noqa: SLF001 - there is no other way to end a run from an observer
 
     return Looks()

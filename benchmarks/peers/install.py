@@ -61,19 +61,35 @@ class Peer:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("sb3", "stable-baselines3", ("stable-baselines3==2.9.2", "opencv-python-headless==4.13.0.92", *NEW)),
+        Peer(
+            "sb3",
+            "stable-baselines3",
+            ("stable-baselines3==2.9.2", "opencv-python-headless==4.13.0.92", *NEW),
+        ),
         # it asks for numpy < 2 and gymnasium < 1; the later ale-py do not register games with that gymnasium
         Peer(
             "sample_factory",
             "sample-factory",
-            ("sample-factory==2.1.1", "numpy==1.26.4", "gymnasium==0.29.1", "ale-py==0.9.0", "opencv-python==4.11.0.86"),
+            (
+                "sample-factory==2.1.1",
+                "numpy==1.26.4",
+                "gymnasium==0.29.1",
+                "ale-py==0.9.0",
+                "opencv-python==4.11.0.86",
+            ),
             newest_python=(3, 12),
         ),
         # it asks for this gymnasium
         Peer(
             "rllib",
             "ray",
-            ("ray[rllib]==2.60.0", "numpy==2.4.6", "gymnasium==1.2.2", "ale-py==0.12.1", "opencv-python-headless==4.13.0.92"),
+            (
+                "ray[rllib]==2.60.0",
+                "numpy==2.4.6",
+                "gymnasium==1.2.2",
+                "ale-py==0.12.1",
+                "opencv-python-headless==4.13.0.92",
+            ),
         ),
         Peer("cleanrl", "gymnasium", NEW),  # its algorithm is one file of ours
         # by itself its setup wants graphics libraries from the net, and without them fails for a name; nvcc it would use with any PyTorch
@@ -83,12 +99,22 @@ PEERS = {
             ("pufferlib==3.0.0", "numpy==1.26.4", "gymnasium==0.29.1", "gym==0.23.0"),
             newest_python=(3, 12),
             build=Build(
-                needs=("setuptools==80.9.0", "wheel==0.45.1", "ninja==1.13.0", "cython==3.1.4", "numpy==1.26.4"),
+                needs=(
+                    "setuptools==80.9.0",
+                    "wheel==0.45.1",
+                    "ninja==1.13.0",
+                    "cython==3.1.4",
+                    "numpy==1.26.4",
+                ),
                 variables={"NO_OCEAN": "1", "PATH": os.defpath},
                 lists=("c_extension_paths",),
             ),
         ),
-        Peer("torchrl", "torchrl", ("torchrl==0.14.1", "tensordict==0.14.3", "numpy==2.4.6", "gymnasium==1.4.0")),
+        Peer(
+            "torchrl",
+            "torchrl",
+            ("torchrl==0.14.1", "tensordict==0.14.3", "numpy==2.4.6", "gymnasium==1.4.0"),
+        ),
     )
 }
 """By name."""
@@ -106,14 +132,20 @@ def interpreter(name: str) -> Path:
 
 def plan(peer: Peer) -> dict[str, object]:
     """What the environment is to hold. As long as its stamp says the same, there is nothing to do."""
-    return {"packages": sorted((*COMMON, *_needs(peer), *peer.packages)), "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    return {
+        "packages": sorted((*COMMON, *_needs(peer), *peer.packages)),
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+    }
 
 
 def is_current(peer: Peer) -> bool:
     """True once the environment holds what `plan` says."""
     stamp = home() / peer.name / STAMP
     try:
-        return bool(json.loads(stamp.read_text(encoding="utf-8")) == plan(peer)) and interpreter(peer.name).exists()
+        return (
+            bool(json.loads(stamp.read_text(encoding="utf-8")) == plan(peer))
+            and interpreter(peer.name).exists()
+        )
     except (OSError, ValueError):
         return False
 
@@ -137,14 +169,18 @@ def install(peer: Peer, run: Callable[..., object] = subprocess.run) -> bool:
     if is_current(peer):
         return False
     if sys.version_info[:2] > peer.newest_python:
-        raise RuntimeError(f"{peer.name} has no packages for a Python newer than {'.'.join(map(str, peer.newest_python))}")
+        raise RuntimeError(
+            f"{peer.name} has no packages for a Python newer than {'.'.join(map(str, peer.newest_python))}"
+        )
     folder = home() / peer.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     run([sys.executable, "-m", "venv", str(folder)], check=True)
     packages = sorted((*COMMON, *peer.packages))
     constraints = folder / "constraints.txt"
-    without_extras = [re.sub(r"\[.*\]", "", package) for package in packages]  # a constraint may name none
+    without_extras = [
+        re.sub(r"\[.*\]", "", package) for package in packages
+    ]  # a constraint may name none
     constraints.write_text("\n".join(without_extras) + "\n", encoding="utf-8")
     environment = pip_environment(os.environ, constraints)
     command = [str(interpreter(peer.name)), "-m", "pip", "install", "--quiet"]
@@ -176,7 +212,9 @@ def versions(peer: Peer) -> dict[str, str]:
         return {}
     names = [package.partition("==")[0].partition("[")[0] for package in (*peer.packages, *COMMON)]
     ask = "import json, sys; from benchmarks.peers.common import versions; print(json.dumps(versions(sys.argv[1:])))"
-    done = subprocess.run([str(python), "-c", ask, *names], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [str(python), "-c", ask, *names], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
     if done.returncode != 0:
         return {}
     found: dict[str, str] = json.loads(done.stdout)
@@ -186,7 +224,12 @@ def versions(peer: Peer) -> dict[str, str]:
 def main(given: Sequence[str] | None = None) -> int:
     """Install those named, or all; 1 if any could not be. The others are installed all the same."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.install", description=__doc__)
-    parser.add_argument("peers", nargs="*", metavar="PEER", help=f"which: {', '.join(PEERS)}; all of them when none is named")
+    parser.add_argument(
+        "peers",
+        nargs="*",
+        metavar="PEER",
+        help=f"which: {', '.join(PEERS)}; all of them when none is named",
+    )
     chosen = parser.parse_args(given).peers or list(PEERS)
     unknown = [name for name in chosen if name not in PEERS]
     if unknown:

@@ -57,13 +57,20 @@ def vector(task: Task) -> Any:
     if not workers:
         return vector.make(environment, backend=vector.Serial, num_envs=count, seed=task.seed)
     options = {"num_workers": workers, "batch_size": count // 2, "zero_copy": True}
-    return vector.make(environment, backend=vector.Multiprocessing, num_envs=count, seed=task.seed, **options)
+    return vector.make(
+        environment, backend=vector.Multiprocessing, num_envs=count, seed=task.seed, **options
+    )
 
 
 def defaults() -> dict[str, Any]:
     """The trainer's settings, as they were installed."""
     shipped = configparser.ConfigParser()
-    shipped.read(str(importlib.metadata.distribution("pufferlib").locate_file("pufferlib/config/default.ini")), encoding="utf-8")
+    shipped.read(
+        str(
+            importlib.metadata.distribution("pufferlib").locate_file("pufferlib/config/default.ini")
+        ),
+        encoding="utf-8",
+    )
     return {name: _value(text) for name, text in shipped["train"].items()}
 
 
@@ -76,7 +83,14 @@ def _value(text: str) -> Any:
 
 def settings_of(task: Task) -> dict[str, Any]:
     """What the trainer is given. It writes into the working directory."""
-    own = {"env": "cartpole", "seed": task.seed, "device": "cpu", "use_rnn": False, "data_dir": ".", "checkpoint_interval": NEVER}
+    own = {
+        "env": "cartpole",
+        "seed": task.seed,
+        "device": "cpu",
+        "use_rnn": False,
+        "data_dir": ".",
+        "checkpoint_interval": NEVER,
+    }
     found = defaults() | own
     return found | {"bptt_horizon": int(task.options.get("horizon", found["bptt_horizon"]))}
 
@@ -87,7 +101,9 @@ def train(task: Task, progress: Progress, settings: dict[str, Any]) -> None:
 
     pufferl.PuffeRL.print_dashboard = lambda *_, **__: None  # drawn ten times a second, for nobody
     environments = vector(task)
-    trainer = pufferl.PuffeRL(dict(settings), environments, models.Default(environments.driver_env, hidden_size=HIDDEN))
+    trainer = pufferl.PuffeRL(
+        dict(settings), environments, models.Default(environments.driver_env, hidden_size=HIDDEN)
+    )
     progress.start()
     over = False
     while not over:
@@ -109,7 +125,10 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     progress = Progress(task)
     settings = settings_of(task)
-    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):  # its import leaves a link where it happens
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        contextlib.chdir(scratch),
+    ):  # its import leaves a link where it happens
         train(task, progress, settings)
     speaker.tell(
         task,

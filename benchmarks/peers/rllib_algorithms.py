@@ -20,7 +20,13 @@ CARTPOLE: dict[str, Any] = {
     "algorithm": "PPO",
     "num_env_runners": 2,
     "num_envs_per_env_runner": 8,
-    "training": {"gamma": 0.99, "lr": 3e-4, "num_epochs": 6, "vf_loss_coeff": 0.01, "use_kl_loss": True},
+    "training": {
+        "gamma": 0.99,
+        "lr": 3e-4,
+        "num_epochs": 6,
+        "vf_loss_coeff": 0.01,
+        "use_kl_loss": True,
+    },
     "model": {"fcnet_hiddens": [32], "fcnet_activation": "linear", "vf_share_layers": True},
 }
 PONG: dict[str, Any] = {
@@ -53,7 +59,9 @@ LAG = "diff_num_grad_updates"
 def settings_of(task: Task) -> dict[str, Any]:
     """Those that its options choose."""
     if task.env == "cartpole":
-        return CARTPOLE | ({"model": SAME_NETWORK} if task.options.get("network") == "64-64" else {})
+        return CARTPOLE | (
+            {"model": SAME_NETWORK} if task.options.get("network") == "64-64" else {}
+        )
     return PONG
 
 
@@ -66,11 +74,15 @@ def make_pong(_: Any) -> Any:
 
     cv2.setNumThreads(1)
     gym.register_envs(ale_py)
-    game = gym.make("ALE/Pong-v5", frameskip=1, full_action_space=False, repeat_action_probability=0.0)
+    game = gym.make(
+        "ALE/Pong-v5", frameskip=1, full_action_space=False, repeat_action_probability=0.0
+    )
     return wrap_atari_for_new_api_stack(game, dim=84, framestack=4)
 
 
-def note_return(file: Path, *, episode: Any, prev_episode_chunks: Sequence[Any] | None = None, **_: Any) -> None:
+def note_return(
+    file: Path, *, episode: Any, prev_episode_chunks: Sequence[Any] | None = None, **_: Any
+) -> None:
     """In a runner: one line for the training episode that ended.
 
     RLlib's own mean is of the episodes of one iteration, however few; and it hands out episodes in the pieces that sampling cut.
@@ -92,7 +104,10 @@ def build(task: Task, settings: Mapping[str, Any], returns: Path) -> Any:
     pong = task.env == "pong"
     return (
         config.environment("pong84" if pong else "CartPole-v1", clip_rewards=True if pong else None)
-        .env_runners(num_env_runners=settings["num_env_runners"], num_envs_per_env_runner=settings["num_envs_per_env_runner"])
+        .env_runners(
+            num_env_runners=settings["num_env_runners"],
+            num_envs_per_env_runner=settings["num_envs_per_env_runner"],
+        )
         .learners(num_learners=0)
         .debugging(seed=task.seed)
         .callbacks(on_episode_end=functools.partial(note_return, returns))
@@ -120,7 +135,9 @@ def train(algorithm: Any, progress: Progress, lag: Lag, returns: Path) -> None:
         while not over:
             result = algorithm.train()
             sampled = result.get("env_runners", {})
-            steps = result.get("num_env_steps_sampled_lifetime", sampled.get("num_env_steps_sampled_lifetime", 0))
+            steps = result.get(
+                "num_env_steps_sampled_lifetime", sampled.get("num_env_steps_sampled_lifetime", 0)
+            )
             for number in numbers(result.get("learners", {}), LAG):
                 lag.add(number, number)
             over = progress.look(int(steps), map(float, noted))
@@ -135,8 +152,12 @@ def main() -> None:
 
     settings = settings_of(task)
     lag, progress = Lag("gradient updates"), Progress(task)
-    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as directory:  # names of its sockets must stay short
-        ray.init(num_cpus=4, include_dashboard=False, object_store_memory=2 << 30, _temp_dir=directory)
+    with tempfile.TemporaryDirectory(
+        prefix="ray", dir="/tmp"
+    ) as directory:  # names of its sockets must stay short
+        ray.init(
+            num_cpus=4, include_dashboard=False, object_store_memory=2 << 30, _temp_dir=directory
+        )
         returns = Path(directory) / "returns"
         returns.touch()
         algorithm = build(task, settings, returns)

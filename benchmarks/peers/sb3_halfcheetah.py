@@ -33,12 +33,27 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    model = SAC("MlpPolicy", make_vec_env("HalfCheetah-v5", 1, seed=given.seed), device="cpu", seed=given.seed, **SETTINGS)
+    model = SAC(
+        "MlpPolicy",
+        make_vec_env("HalfCheetah-v5", 1, seed=given.seed),
+        device="cpu",
+        seed=given.seed,
+        **SETTINGS,
+    )
     began = time.perf_counter()
     model.learn(given.steps)
     seconds = time.perf_counter() - began
-    mean, deviation = evaluate_policy(model, make_vec_env("HalfCheetah-v5", 1, seed=given.seed + 1000), n_eval_episodes=EPISODES)
-    child.say({"evaluation_return": float(mean), "deviation": float(deviation), "training_s": seconds, "env_steps": model.num_timesteps})
+    mean, deviation = evaluate_policy(
+        model, make_vec_env("HalfCheetah-v5", 1, seed=given.seed + 1000), n_eval_episodes=EPISODES
+    )
+    child.say(
+        {
+            "evaluation_return": float(mean),
+            "deviation": float(deviation),
+            "training_s": seconds,
+            "env_steps": model.num_timesteps,
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -71,7 +71,9 @@ def callback(progress: Progress, *, each_step: bool) -> Any:
             self._returns = []
 
         def _on_step(self) -> bool:
-            self._returns += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
+            self._returns += [
+                info["episode"]["r"] for info in self.locals["infos"] if "episode" in info
+            ]
             if each_step and self._returns:
                 self._on_rollout_start()
             return not self._over
@@ -84,7 +86,11 @@ def train(task: Task, progress: Progress) -> Any:
     from stable_baselines3 import PPO
 
     settings = CARTPOLE if task.env == "cartpole" else PONG
-    chosen = {key: value for key, value in settings.items() if key not in ("n_envs", "learning_rate", "clip_range", "schedule_steps")}
+    chosen = {
+        key: value
+        for key, value in settings.items()
+        if key not in ("n_envs", "learning_rate", "clip_range", "schedule_steps")
+    }
     model = PPO(
         "MlpPolicy" if task.env == "cartpole" else "CnnPolicy",
         make_environments(task.env, settings["n_envs"], task.seed),
@@ -94,7 +100,9 @@ def train(task: Task, progress: Progress) -> Any:
         seed=task.seed,
         **chosen,
     )
-    model.learn(settings["schedule_steps"], callback=callback(progress, each_step=task.env == "cartpole"))
+    model.learn(
+        settings["schedule_steps"], callback=callback(progress, each_step=task.env == "cartpole")
+    )
     return model
 
 
@@ -102,7 +110,12 @@ def evaluate(model: Any, seed: int, episodes: int) -> float:
     """Mean return of CartPole with the most probable actions."""
     from stable_baselines3.common.evaluation import evaluate_policy
 
-    mean_return, _ = evaluate_policy(model, make_environments("cartpole", 16, seed + 1000), n_eval_episodes=episodes, deterministic=True)
+    mean_return, _ = evaluate_policy(
+        model,
+        make_environments("cartpole", 16, seed + 1000),
+        n_eval_episodes=episodes,
+        deterministic=True,
+    )
     return float(mean_return)
 
 

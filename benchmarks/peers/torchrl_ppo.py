@@ -37,7 +37,9 @@ def networks() -> tuple[Any, Any]:
 
     body = {"in_features": 4, "num_cells": [64, 64], "activation_class": nn.Tanh}
     policy = TensorDictModule(MLP(out_features=2, **body), ["observation"], ["logits"])
-    actor = ProbabilisticActor(policy, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True)
+    actor = ProbabilisticActor(
+        policy, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
+    )
     return actor, ValueOperator(MLP(out_features=1, **body), in_keys=["observation"])
 
 
@@ -50,7 +52,10 @@ def make_collector(actor: Any, seed: int) -> Any:
         return TransformedEnv(GymEnv("CartPole-v1"), Compose(RewardSum(), StepCounter()))
 
     kind = getattr(collectors, "SyncDataCollector", None) or collectors.Collector  # the newer name
-    amount = {"frames_per_batch": SETTINGS["frames_per_batch"], "total_frames": SETTINGS["schedule_steps"]}
+    amount = {
+        "frames_per_batch": SETTINGS["frames_per_batch"],
+        "total_frames": SETTINGS["schedule_steps"],
+    }
     made = kind(SerialEnv(SETTINGS["n_envs"], environment), actor, **amount)
     made.set_seed(seed)
     return made
@@ -80,7 +85,9 @@ def train(task: Task, progress: Progress) -> None:
         over = batch["next", "done"].squeeze(-1)
         if progress.look(steps, batch["next", "episode_reward"].squeeze(-1)[over].tolist()):
             break
-        optimiser.param_groups[0]["lr"] = SETTINGS["learning_rate"] * max(0.0, 1.0 - steps / SETTINGS["schedule_steps"])
+        optimiser.param_groups[0]["lr"] = SETTINGS["learning_rate"] * max(
+            0.0, 1.0 - steps / SETTINGS["schedule_steps"]
+        )
         with torch.no_grad():
             advantage(batch)
         flat = batch.reshape(-1)

@@ -34,7 +34,9 @@ def whole(name: str, value: float, *, at_least: int, otherwise: str) -> int:
         ValueError: it is not one; ``otherwise`` says what would follow from it.
     """
     if not at_least <= value < inf or value != int(value):
-        raise ValueError(f"{name} = {value!r}: {otherwise}; accepted: a whole number, at least {at_least}")
+        raise ValueError(
+            f"{name} = {value!r}: {otherwise}; accepted: a whole number, at least {at_least}"
+        )
     return int(value)
 
 
@@ -45,5 +47,7 @@ def between(name: str, value: float, *, low: float, high: float, otherwise: str)
         ValueError: it is not; ``otherwise`` says what would follow from it.
     """
     if not low < value < high:
-        raise ValueError(f"{name} = {value!r}: {otherwise}; accepted: more than {low}, less than {high}")
+        raise ValueError(
+            f"{name} = {value!r}: {otherwise}; accepted: more than {low}, less than {high}"
+        )
     return float(value)

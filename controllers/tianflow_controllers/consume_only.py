@@ -21,4 +21,9 @@ class ConsumeOnly:
         if not isinstance(event, Observed):
             return ()
         credit_count = feeding(event.slots, event.batch)
-        return SetBound(event.max_staleness), SetCredits(credit_count), SetAdmission("open"), SetOrder("arrival")
+        return (
+            SetBound(event.max_staleness),
+            SetCredits(credit_count),
+            SetAdmission("open"),
+            SetOrder("arrival"),
+        )

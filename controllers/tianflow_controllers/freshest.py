@@ -46,13 +46,38 @@ class Freshest:
         learner_waiting: float = 0.03,
         actors_waiting: float = 0.03,
     ) -> None:
-        self._window = whole("window_updates", window_updates, at_least=1, otherwise="waiting cannot be measured over no time")
-        self._quiet = whole("quiet_updates", quiet_updates, at_least=1, otherwise="credits would go while the learner waits")
-        self._hold = whole("hold_updates", hold_updates, at_least=self._quiet, otherwise="shorter than quiet_updates it holds nothing")
-        self._step = between("raise_batches", raise_batches, low=0, high=inf, otherwise="a starving learner would get no more credits")
+        self._window = whole(
+            "window_updates",
+            window_updates,
+            at_least=1,
+            otherwise="waiting cannot be measured over no time",
+        )
+        self._quiet = whole(
+            "quiet_updates",
+            quiet_updates,
+            at_least=1,
+            otherwise="credits would go while the learner waits",
+        )
+        self._hold = whole(
+            "hold_updates",
+            hold_updates,
+            at_least=self._quiet,
+            otherwise="shorter than quiet_updates it holds nothing",
+        )
+        self._step = between(
+            "raise_batches",
+            raise_batches,
+            low=0,
+            high=inf,
+            otherwise="a starving learner would get no more credits",
+        )
         never = "waiting would be seen always, or never"
-        self._learner_share = between("learner_waiting", learner_waiting, low=0, high=1, otherwise=never)
-        self._actors_share = between("actors_waiting", actors_waiting, low=0, high=1, otherwise=never)
+        self._learner_share = between(
+            "learner_waiting", learner_waiting, low=0, high=1, otherwise=never
+        )
+        self._actors_share = between(
+            "actors_waiting", actors_waiting, low=0, high=1, otherwise=never
+        )
         self._credits = 0
         self._start: Observed | None = None
         self._changed = self._shows_from = self._quiet_since = 0
@@ -81,7 +106,11 @@ class Freshest:
         may_change = end.version - self._changed >= turnover(self._credits, end.batch)
         if end.learner_waiting_s - start.learner_waiting_s > self._learner_share * seconds:
             self._quiet_since = end.version
-            if may_change and end.actors_waiting_s - start.actors_waiting_s > self._actors_share * seconds * end.actors:
+            if (
+                may_change
+                and end.actors_waiting_s - start.actors_waiting_s
+                > self._actors_share * seconds * end.actors
+            ):
                 self._raise(end, highest)
         elif may_change and end.version - self._quiet_since >= self._quiet:
             self._lower(end)

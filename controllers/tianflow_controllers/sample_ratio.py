@@ -16,4 +16,6 @@ class SampleRatio:
 
     def handle(self, event: Event) -> Iterable[Directive]:
         """`Observed` -> credits for all slots; every other event -> nothing."""
-        return (SetCredits(feeding(event.slots, event.batch)),) if isinstance(event, Observed) else ()
+        return (
+            (SetCredits(feeding(event.slots, event.batch)),) if isinstance(event, Observed) else ()
+        )

@@ -18,4 +18,6 @@ class Staleness:
 
     def handle(self, event: Event) -> Iterable[Directive]:
         """`Observed` -> `SetCredits`; every other event -> nothing."""
-        return (SetCredits(ceiling(event, event.publish_lag)),) if isinstance(event, Observed) else ()
+        return (
+            (SetCredits(ceiling(event, event.publish_lag)),) if isinstance(event, Observed) else ()
+        )

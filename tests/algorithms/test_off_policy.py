@@ -20,7 +20,13 @@ from tianflow.algorithms.r2d2 import R2D2, harmless, learned_rows, only_first, u
 from tianflow.algorithms.sac import SAC
 from tianflow.algorithms.td3 import TD3
 from tianflow.config.model import Config, EnvSettings, NetworkSettings, NormalisationSettings
-from tianflow.config.off_policy import DQNSettings, OffPolicySettings, R2D2Settings, SACSettings, TD3Settings
+from tianflow.config.off_policy import (
+    DQNSettings,
+    OffPolicySettings,
+    R2D2Settings,
+    SACSettings,
+    TD3Settings,
+)
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import CheckpointError
 from tianflow.interfaces import LearnerBatch
@@ -29,14 +35,18 @@ from tianflow.ops.q_values import n_step_target, rows_after, sequence_priority
 from tianflow.ops.returns import n_step
 
 CASES = cases("off_policy")
-torch.set_num_threads(1)  # a second thread makes tensors of this size slower, by far so on a busy machine
+torch.set_num_threads(
+    1
+)  # a second thread makes tensors of this size slower, by far so on a busy machine
 CPU = torch.device("cpu")
 CHOICE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(2,))
 FORCE = ActionSpec(kind="box", shape=(2,), dtype="float32", low=(-1.0, 0.0), high=(3.0, 1.0))
 FACTORIES: dict[str, Any] = {"dqn": DQN, "r2d2": R2D2, "sac": SAC, "td3": TD3}
 SETTINGS: dict[str, OffPolicySettings] = {
     "dqn": DQNSettings(target_update_updates=3),
-    "r2d2": R2D2Settings(burn_in=3, unroll=4, n_step=2, target_update_updates=3, learning_rate=1e-3),
+    "r2d2": R2D2Settings(
+        burn_in=3, unroll=4, n_step=2, target_update_updates=3, learning_rate=1e-3
+    ),
     "sac": SACSettings(),
     "td3": TD3Settings(),
 }
@@ -47,19 +57,34 @@ q_learning = pytest.mark.parametrize("name", ["dqn", "r2d2"])
 continuous = pytest.mark.parametrize("name", ["sac", "td3"])
 
 
-def made(name: str, *, normalise: bool = False, seed: int = 1, device: torch.device = CPU, **changes: Any) -> tuple[Any, Any]:
+def made(
+    name: str, *, normalise: bool = False, seed: int = 1, device: torch.device = CPU, **changes: Any
+) -> tuple[Any, Any]:
     """Policy and learner with equal weights."""
-    spec = EnvironmentSpec("Test-v0", (VECTOR, NUMBER), CHOICE if name in ("dqn", "r2d2") else FORCE, N, "next_step")
+    spec = EnvironmentSpec(
+        "Test-v0", (VECTOR, NUMBER), CHOICE if name in ("dqn", "r2d2") else FORCE, N, "next_step"
+    )
     settings = SETTINGS[name].model_copy(update=changes)
-    env = EnvSettings(id="Test-v0", num_envs=N, normalisation=NormalisationSettings(observations=normalise))
-    config = Config(env=env, algorithm=settings, network=NetworkSettings(hidden=(16,), lstm=7 if name == "r2d2" else 0))
+    env = EnvSettings(
+        id="Test-v0", num_envs=N, normalisation=NormalisationSettings(observations=normalise)
+    )
+    config = Config(
+        env=env,
+        algorithm=settings,
+        network=NetworkSettings(hidden=(16,), lstm=7 if name == "r2d2" else 0),
+    )
     config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
-    policy, learner = FACTORIES[name].make_policy(config, spec), FACTORIES[name].make_learner(config, spec, device)
+    policy, learner = (
+        FACTORIES[name].make_policy(config, spec),
+        FACTORIES[name].make_learner(config, spec, device),
+    )
     policy.load(learner.flat())
     return policy, learner
 
 
-def windows(name: str, *, seed: int = 0, n: int = N, fresh: bool | None = None) -> dict[str, Tensor]:
+def windows(
+    name: str, *, seed: int = 0, n: int = N, fresh: bool | None = None
+) -> dict[str, Tensor]:
     """Windows as replay gives them: some end early, by termination or truncation; what lies after that is padding."""
     generator = np.random.default_rng(seed)
     length = SETTINGS[name].window[0]
@@ -83,7 +108,11 @@ def windows(name: str, *, seed: int = 0, n: int = N, fresh: bool | None = None) 
     }
     arrays["start"][0] = generator.random(n) < 0.5 if fresh is None else fresh
     if name == "r2d2":
-        arrays |= {f"state/{leaf}": generator.standard_normal((n, 7), dtype=np.float32) * ~arrays["start"][0][:, None] for leaf in "hc"}
+        arrays |= {
+            f"state/{leaf}": generator.standard_normal((n, 7), dtype=np.float32)
+            * ~arrays["start"][0][:, None]
+            for leaf in "hc"
+        }
     return {leaf: torch.as_tensor(values).clone() for leaf, values in arrays.items()}
 
 
@@ -93,13 +122,18 @@ def acted(policy: Any, *, steps: int, seed: int = 0) -> dict[str, Tensor]:
     noise = policy.noise(steps, N, np.random.default_rng(seed))
     chosen, states = [], []
     for t in range(steps):
-        chosen.append(policy.act({leaf: values[t] for leaf, values in obs.items()}, state, noise[t]))
+        chosen.append(
+            policy.act({leaf: values[t] for leaf, values in obs.items()}, state, noise[t])
+        )
         states.append(state)
         state = chosen[-1].state
     action = torch.stack([step.action for step in chosen])
     stored = {f"obs/{leaf}": values for leaf, values in obs.items()} | {"action": action}
     stored |= policy.record(torch.stack([step.parameters for step in chosen]), action)
-    return stored | {f"state/{leaf}": torch.stack([before[leaf] for before in states]) for leaf in policy.initial_state(1)}
+    return stored | {
+        f"state/{leaf}": torch.stack([before[leaf] for before in states])
+        for leaf in policy.initial_state(1)
+    }
 
 
 def same_state(expected: dict[str, Any], found: dict[str, Any]) -> None:
@@ -112,7 +146,9 @@ def same_state(expected: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 @q_learning
-def test_an_actors_choice_is_the_greatest_value_among_allowed_ones_but_where_it_explores(name: str) -> None:
+def test_an_actors_choice_is_the_greatest_value_among_allowed_ones_but_where_it_explores(
+    name: str,
+) -> None:
     policy, _ = made(name)
     obs = observations((VECTOR, NUMBER), 400)
     mask = torch.from_numpy(np.random.default_rng(0).random((400, 3)) < 0.6)
@@ -126,12 +162,16 @@ def test_an_actors_choice_is_the_greatest_value_among_allowed_ones_but_where_it_
     assert mask.gather(1, explored.action.unsqueeze(1)).all()
     assert not torch.equal(greedy.action, explored.action)
     recorded = policy.record(explored.parameters.unsqueeze(0), explored.action.unsqueeze(0))
-    torch.testing.assert_close(recorded["q_taken"][0], plain.gather(1, explored.action.unsqueeze(1)).squeeze(1))
+    torch.testing.assert_close(
+        recorded["q_taken"][0], plain.gather(1, explored.action.unsqueeze(1)).squeeze(1)
+    )
     torch.testing.assert_close(recorded["q_max"][0], torch.where(mask, plain, -math.inf).amax(-1))
 
 
 @q_learning
-def test_epsilon_travels_with_the_weights_and_each_environment_has_its_own_with_apex(name: str) -> None:
+def test_epsilon_travels_with_the_weights_and_each_environment_has_its_own_with_apex(
+    name: str,
+) -> None:
     policy, learner = made(name)
     learner.set_settings(learner.settings, learner.settings.epsilon_updates // 2)
     policy.load(learner.flat())
@@ -146,7 +186,9 @@ def test_epsilon_travels_with_the_weights_and_each_environment_has_its_own_with_
 
 
 @continuous
-def test_continuous_actions_stay_within_their_bounds_and_are_greedy_without_noise(name: str) -> None:
+def test_continuous_actions_stay_within_their_bounds_and_are_greedy_without_noise(
+    name: str,
+) -> None:
     changes: dict[str, Any] = {"noise_start": 5.0, "noise_end": 5.0} if name == "td3" else {}
     policy, _ = made(name, **changes)
     obs = observations((VECTOR, NUMBER), 300)
@@ -156,7 +198,9 @@ def test_continuous_actions_stay_within_their_bounds_and_are_greedy_without_nois
     assert (action.std(0) > torch.tensor([1.0, 0.25])).all()
     greedy = policy.act(obs, {}, None)
     centre = greedy.parameters[:, :2].tanh() if name == "sac" else greedy.parameters
-    torch.testing.assert_close(greedy.action, torch.tensor([1.0, 0.5]) + torch.tensor([2.0, 0.5]) * centre)
+    torch.testing.assert_close(
+        greedy.action, torch.tensor([1.0, 0.5]) + torch.tensor([2.0, 0.5]) * centre
+    )
 
 
 def test_exploration_noise_of_td3_follows_its_schedule() -> None:
@@ -215,7 +259,9 @@ def test_what_lies_in_padding_does_not_matter(name: str) -> None:
                 arrays["obs/vector"][unseen] = math.inf
                 arrays["obs/number"][unseen] = 99
             found = learner.step(LearnerBatch(arrays))
-            results.append((found.samples, found.finite, found.statistics, found.priorities.tolist()))
+            results.append(
+                (found.samples, found.finite, found.statistics, found.priorities.tolist())
+            )
         results.append(learner.flat().tolist())
     assert results[:3] == results[3:]
     assert results[0][1]
@@ -277,7 +323,9 @@ def test_a_resumed_learner_goes_on_bit_for_bit(name: str) -> None:
     _, resumed = made(name, normalise=True, seed=9)
     resumed.load_state_dict(saved)
     for seed in range(4, 8):
-        expected, found = (one.step(LearnerBatch(windows(name, seed=seed))) for one in (learner, resumed))
+        expected, found = (
+            one.step(LearnerBatch(windows(name, seed=seed))) for one in (learner, resumed)
+        )
         assert expected.statistics == found.statistics
         assert expected.priorities.tolist() == found.priorities.tolist()
     same_state(learner.state_dict(), resumed.state_dict())
@@ -290,7 +338,9 @@ def test_state_of_another_model_is_refused_and_changes_nothing(name: str) -> Non
     with pytest.raises(CheckpointError, match="generator is nothing"):
         learner.load_state_dict({key: array for key, array in before.items() if key != "generator"})
     with pytest.raises(CheckpointError, match=r"adam/mean is float32\[3\]"):
-        learner.load_state_dict(before | {"adam/mean": np.zeros(3, np.float32), "flat": before["flat"] * 0})
+        learner.load_state_dict(
+            before | {"adam/mean": np.zeros(3, np.float32), "flat": before["flat"] * 0}
+        )
     same_state(before, learner.state_dict())
 
 
@@ -318,9 +368,13 @@ def test_what_lies_on_another_device_is_learned_from_there_and_as_on_a_cpu(name:
         _, there = made(name, normalise=True, device=device)
         for seed in range(3):
             arrays = windows(name, seed=seed)
-            found = there.step(LearnerBatch({leaf: array.to(device) for leaf, array in arrays.items()}))
+            found = there.step(
+                LearnerBatch({leaf: array.to(device) for leaf, array in arrays.items()})
+            )
             expected = cpu.step(LearnerBatch(arrays))
-            assert expected.priorities.tolist() == pytest.approx(found.priorities.tolist(), rel=1e-3, abs=1e-4)
+            assert expected.priorities.tolist() == pytest.approx(
+                found.priorities.tolist(), rel=1e-3, abs=1e-4
+            )
             assert expected.statistics == pytest.approx(found.statistics, rel=1e-3, abs=1e-4)
         there.load_state_dict(there.state_dict())
 
@@ -332,8 +386,13 @@ def test_a_gpu_makes_the_updates_of_a_cpu(name: str) -> None:
     _, gpu = made(name, normalise=True, device=torch.device("cuda"))
     for seed in range(3):
         arrays = windows(name, seed=seed)
-        expected, found = cpu.step(LearnerBatch(arrays)), gpu.step(LearnerBatch({leaf: array.cuda() for leaf, array in arrays.items()}))
-        assert expected.priorities.tolist() == pytest.approx(found.priorities.tolist(), rel=1e-3, abs=1e-4)
+        expected, found = (
+            cpu.step(LearnerBatch(arrays)),
+            gpu.step(LearnerBatch({leaf: array.cuda() for leaf, array in arrays.items()})),
+        )
+        assert expected.priorities.tolist() == pytest.approx(
+            found.priorities.tolist(), rel=1e-3, abs=1e-4
+        )
         assert expected.statistics == pytest.approx(found.statistics, rel=1e-3, abs=1e-4)
     saved = gpu.state_dict()
     cpu.load_state_dict(saved)
@@ -356,7 +415,9 @@ def test_a_target_network_stands_still_and_then_becomes_the_online_one(name: str
             assert not torch.equal(learner.model.buffer.parameters, learner.target.parameters)
             assert update > 3 or torch.equal(first, learner.target.parameters)
     weights = dict(learner.target.network.named_parameters())
-    assert all(torch.equal(weights[key], value) for key, value in learner.model.network.named_parameters())
+    assert all(
+        torch.equal(weights[key], value) for key, value in learner.model.network.named_parameters()
+    )
 
 
 @continuous
@@ -369,7 +430,9 @@ def test_targets_go_a_share_of_the_way(name: str) -> None:
         learner.step(LearnerBatch(windows(name, seed=update)))
         for old, (source, target) in zip(before, pairs, strict=True):
             share = 0.0 if name == "td3" and update % 2 else 0.25
-            torch.testing.assert_close(target.parameters, old + share * (source.parameters - old), atol=1e-7, rtol=1e-6)
+            torch.testing.assert_close(
+                target.parameters, old + share * (source.parameters - old), atol=1e-7, rtol=1e-6
+            )
 
 
 def test_the_actor_of_td3_moves_in_every_second_update() -> None:
@@ -387,10 +450,17 @@ def test_no_gradient_flows_through_targets(name: str) -> None:
     """A loss is a function of what is observed first, and of constants: no target network has a gradient, and it cannot get one."""
     _, learner = made(name)
     learner.look(windows(name))
-    targets = [getattr(learner, part) for part in ("target", "target_critics", "target_actor") if hasattr(learner, part)]
+    targets = [
+        getattr(learner, part)
+        for part in ("target", "target_critics", "target_actor")
+        if hasattr(learner, part)
+    ]
     assert targets
     for target in targets:
-        assert all(parameter.grad is None and not parameter.requires_grad for parameter in target.network.parameters())
+        assert all(
+            parameter.grad is None and not parameter.requires_grad
+            for parameter in target.network.parameters()
+        )
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -407,7 +477,12 @@ def test_the_gradient_of_dqn_is_that_of_the_value_taken_alone(double: bool) -> N
     last = {leaf: arrays[f"obs/{leaf}"][3] for leaf in ("vector", "number")}
     with torch.no_grad():
         bootstrap = network.act(last, {})[0].amax(-1)
-        returns = arrays["reward"][0] + 0.99 * arrays["reward"][1] + 0.99**2 * arrays["reward"][2] + 0.99**3 * bootstrap
+        returns = (
+            arrays["reward"][0]
+            + 0.99 * arrays["reward"][1]
+            + 0.99**2 * arrays["reward"][2]
+            + 0.99**3 * bootstrap
+        )
     value = network.act(first, {})[0].gather(1, arrays["action"][0].unsqueeze(1)).squeeze(1)
     learner.model.buffer.gradients.zero_()
     torch.autograd.backward((0.5 * arrays["weight"] * (returns - value).square()).mean())
@@ -443,11 +518,16 @@ def test_forbidden_actions_are_not_bootstrapped_from() -> None:
 def apart(*targets: Any) -> None:
     """Move target networks away from the online ones, so that a test sees which of them was asked."""
     for seed, target in enumerate(targets):
-        target.parameters.add_(torch.randn(target.parameters.shape, generator=torch.Generator().manual_seed(seed)) * 0.1)
+        target.parameters.add_(
+            torch.randn(target.parameters.shape, generator=torch.Generator().manual_seed(seed))
+            * 0.1
+        )
 
 
 def first_and_last(arrays: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    return tuple({leaf: arrays[f"obs/{leaf}"][row] for leaf in ("vector", "number")} for row in (0, -1))  # type: ignore[return-value]
+    return tuple(
+        {leaf: arrays[f"obs/{leaf}"][row] for leaf in ("vector", "number")} for row in (0, -1)
+    )  # type: ignore[return-value]
 
 
 def test_losses_of_sac_are_the_published_ones() -> None:
@@ -475,7 +555,9 @@ def test_losses_of_sac_are_the_published_ones() -> None:
         policy_loss = (0.7 * log_prob - learner.critics.network(first, action).min(0).values).mean()
     found = learner.step(LearnerBatch(arrays))
     assert error.abs().mean(0).tolist() == pytest.approx(found.priorities.tolist(), abs=1e-5)
-    assert (0.5 * arrays["weight"] * error.square()).mean(1).sum().item() == pytest.approx(found.statistics["value_loss"], abs=1e-5)
+    assert (0.5 * arrays["weight"] * error.square()).mean(1).sum().item() == pytest.approx(
+        found.statistics["value_loss"], abs=1e-5
+    )
     assert policy_loss.item() == pytest.approx(found.statistics["policy_loss"], abs=1e-5)
     assert -log_prob.mean().item() == pytest.approx(found.statistics["entropy"], abs=1e-5)
     assert 0.7 == pytest.approx(found.statistics["temperature"])
@@ -499,7 +581,9 @@ def test_losses_of_td3_are_the_published_ones() -> None:
         policy_loss = -learner.critics.network(first, learner.model.network(first))[0].mean()
     found = learner.step(LearnerBatch(arrays))
     assert error.abs().mean(0).tolist() == pytest.approx(found.priorities.tolist(), abs=1e-5)
-    assert (0.5 * arrays["weight"] * error.square()).mean(1).sum().item() == pytest.approx(found.statistics["value_loss"], abs=1e-5)
+    assert (0.5 * arrays["weight"] * error.square()).mean(1).sum().item() == pytest.approx(
+        found.statistics["value_loss"], abs=1e-5
+    )
     assert policy_loss.item() == pytest.approx(found.statistics["policy_loss"], abs=1e-5)
 
 
@@ -528,7 +612,10 @@ class Toy:
     """s' = tanh(wh s + wx x), in float64; its values are its states."""
 
     def __init__(self, hidden: float, seen: float) -> None:
-        self.hidden, self.seen = (torch.tensor(weight, dtype=torch.float64, requires_grad=True) for weight in (hidden, seen))
+        self.hidden, self.seen = (
+            torch.tensor(weight, dtype=torch.float64, requires_grad=True)
+            for weight in (hidden, seen)
+        )
 
     def __call__(self, observation: Any, state: Any, start: Tensor) -> QOutput:
         s, states = state["s"], []
@@ -556,7 +643,9 @@ def test_burn_in_brings_a_stored_state_to_the_handed_one(weights: str) -> None:
     assert wanted == pytest.approx((burnt / network.hidden).item(), abs=1e-9)
     assert [0.0] * burn_in == values[:burn_in, 0, 0].tolist()
     (gradient,) = torch.autograd.grad(after, network.hidden)
-    assert wanted * (1.0 - after.item() ** 2) == pytest.approx(gradient.item(), abs=1e-9)  # and none through what came before
+    assert wanted * (1.0 - after.item() ** 2) == pytest.approx(
+        gradient.item(), abs=1e-9
+    )  # and none through what came before
 
 
 @pytest.mark.parametrize("updates", [0, 3])
@@ -567,17 +656,31 @@ def test_with_equal_weights_a_learner_sees_the_values_that_its_actor_saw(updates
     policy.load(learner.flat())
     stored = acted(policy, steps=12)
     for begin in (0, 4):
-        obs = learner.model.observations({leaf: stored[f"obs/{leaf}"][begin : begin + 8] for leaf in ("vector", "number")})
+        obs = learner.model.observations(
+            {leaf: stored[f"obs/{leaf}"][begin : begin + 8] for leaf in ("vector", "number")}
+        )
         state = {leaf: stored[f"state/{leaf}"][begin] for leaf in "hc"}
-        values = unrolled(learner.model.network, obs, state, torch.full((N,), begin == 0), 3).detach()
+        values = unrolled(
+            learner.model.network, obs, state, torch.full((N,), begin == 0), 3
+        ).detach()
         rows = slice(0 if begin == 0 else 3, 7)
-        q_taken = values[rows].gather(-1, stored["action"][begin : begin + 7][rows].unsqueeze(-1)).squeeze(-1)
-        torch.testing.assert_close(q_taken, stored["q_taken"][begin : begin + 7][rows], atol=1e-5, rtol=0.0)
-        torch.testing.assert_close(values[rows].amax(-1), stored["q_max"][begin : begin + 7][rows], atol=1e-5, rtol=0.0)
+        q_taken = (
+            values[rows]
+            .gather(-1, stored["action"][begin : begin + 7][rows].unsqueeze(-1))
+            .squeeze(-1)
+        )
+        torch.testing.assert_close(
+            q_taken, stored["q_taken"][begin : begin + 7][rows], atol=1e-5, rtol=0.0
+        )
+        torch.testing.assert_close(
+            values[rows].amax(-1), stored["q_max"][begin : begin + 7][rows], atol=1e-5, rtol=0.0
+        )
 
 
 @pytest.mark.parametrize("rescaling", [None, 1e-3])
-def test_priorities_from_what_the_actor_recorded_are_those_of_the_learner(rescaling: float | None) -> None:
+def test_priorities_from_what_the_actor_recorded_are_those_of_the_learner(
+    rescaling: float | None,
+) -> None:
     """With equal weights; the value after the window is the actor's own of its next step."""
     for name in ("dqn", "r2d2"):
         changes: dict[str, Any] = {"value_rescaling": rescaling} if name == "r2d2" else {}
@@ -585,16 +688,30 @@ def test_priorities_from_what_the_actor_recorded_are_those_of_the_learner(rescal
         length, n = learner.settings.window[0], learner.settings.n_step
         stored, begin = acted(policy, steps=length + 3), 2
         arrays = windows(name, fresh=False)
-        part = {leaf: values[begin : begin + length + leaf.startswith("obs/")] for leaf, values in stored.items()}
-        arrays |= {leaf: values[0] if leaf.startswith("state/") else values for leaf, values in part.items() if not leaf.startswith("q_")}
+        part = {
+            leaf: values[begin : begin + length + leaf.startswith("obs/")]
+            for leaf, values in stored.items()
+        }
+        arrays |= {
+            leaf: values[0] if leaf.startswith("state/") else values
+            for leaf, values in part.items()
+            if not leaf.startswith("q_")
+        }
         valid, over = arrays["valid"], arrays["terminated"] | arrays["truncated"]
         found = learner.step(LearnerBatch(arrays)).priorities
         discount_t = learner.settings.discount * (~arrays["terminated"]).float()
         step = n_step(r_t=arrays["reward"], discount_t=discount_t, done_t=over, valid_t=valid, n=n)
         bootstrap = rows_after(stored["q_max"][begin : begin + length + 1], step.steps_t)
-        error = n_step_target(step, bootstrap, rescaling=rescaling if name == "r2d2" else None) - part["q_taken"]
+        error = (
+            n_step_target(step, bootstrap, rescaling=rescaling if name == "r2d2" else None)
+            - part["q_taken"]
+        )
         first = (
-            error[0].abs() if name == "dqn" else sequence_priority(error, learned_rows(valid, torch.zeros(N, dtype=torch.bool), 3), eta=0.9)
+            error[0].abs()
+            if name == "dqn"
+            else sequence_priority(
+                error, learned_rows(valid, torch.zeros(N, dtype=torch.bool), 3), eta=0.9
+            )
         )
         assert first.tolist() == pytest.approx(found.tolist(), abs=1e-5)
 
@@ -614,13 +731,21 @@ def test_steps_of_burn_in_have_no_loss_and_no_gradient() -> None:
     assert torch.equal(*gradients)
 
 
-def test_no_gradient_reaches_what_is_observed_during_burn_in_unless_the_episode_begins_there() -> None:
+def test_no_gradient_reaches_what_is_observed_during_burn_in_unless_the_episode_begins_there() -> (
+    None
+):
     _, learner = made("r2d2")
     arrays = windows("r2d2")
     arrays["start"][0] = torch.arange(N) < 2
     obs = {leaf: arrays[f"obs/{leaf}"] for leaf in ("vector", "number")}
     obs["vector"].requires_grad_()
-    values = unrolled(learner.model.network, obs, {leaf: arrays[f"state/{leaf}"] for leaf in "hc"}, arrays["start"][0], 3)
+    values = unrolled(
+        learner.model.network,
+        obs,
+        {leaf: arrays[f"state/{leaf}"] for leaf in "hc"},
+        arrays["start"][0],
+        3,
+    )
     (gradient,) = torch.autograd.grad(values[3:].square().sum(), obs["vector"])
     assert gradient[:3, :2].abs().sum() > 0.0
     assert 0.0 == gradient[:3, 2:].abs().sum()
@@ -641,8 +766,15 @@ def test_windows_that_begin_an_episode_are_seen_whole_beside_others(share: float
 
 
 def test_what_is_learned_from_lies_after_burn_in_or_begins_with_an_episode() -> None:
-    valid = torch.tensor([[True, True, True], [True, True, True], [True, True, False], [False, True, False]])
-    expected = [[True, False, False], [True, False, False], [True, True, False], [False, True, False]]
+    valid = torch.tensor(
+        [[True, True, True], [True, True, True], [True, True, False], [False, True, False]]
+    )
+    expected = [
+        [True, False, False],
+        [True, False, False],
+        [True, True, False],
+        [False, True, False],
+    ]
     assert expected == learned_rows(valid, torch.tensor([True, False, False]), 2).tolist()
 
 

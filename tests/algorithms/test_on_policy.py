@@ -17,7 +17,7 @@ from tianflow.algorithms import ppo
 from tianflow.algorithms.a2c import A2C
 from tianflow.algorithms.common import normalisers
 from tianflow.algorithms.common.actor_critic import ActorCriticPolicy, read_batch
-from tianflow.algorithms.common.model import Model
+from tianflow.algorithms.common.model import ActorCriticModel
 from tianflow.algorithms.common.normalisers import IMAGE_EPSILON, ObservationNormaliser
 from tianflow.algorithms.common.parameter_buffer import Adam, FlatBuffer
 from tianflow.algorithms.impala import Impala
@@ -38,29 +38,57 @@ from tianflow.interfaces import LearnerBatch
 from tianflow.networks import Output, make_network
 
 CASES = cases("estimators")
-torch.set_num_threads(1)  # a second thread makes tensors of this size slower, by far so on a busy machine
+torch.set_num_threads(
+    1
+)  # a second thread makes tensors of this size slower, by far so on a busy machine
 CPU = torch.device("cpu")
 DISCRETE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(2,))
 SEVERAL = ActionSpec(kind="multi_discrete", shape=(2,), dtype="int64", categories=(2, 3))
 BOX = ActionSpec(kind="box", shape=(2,), dtype="float32", low=(-1.0, -1.0), high=(1.0, 1.0))
 ACTIONS = {"discrete": DISCRETE, "multi_discrete": SEVERAL, "box": BOX}
 ALGORITHMS = {"ppo": PPO, "impala": Impala, "a2c": A2C}
-SETTINGS = {"ppo": PPOSettings(epochs=2, minibatch_size=16), "impala": ImpalaSettings(), "a2c": A2CSettings()}
+SETTINGS = {
+    "ppo": PPOSettings(epochs=2, minibatch_size=16),
+    "impala": ImpalaSettings(),
+    "a2c": A2CSettings(),
+}
 LEAF, IMAGE = LeafSpec("", (5,), "float32"), LeafSpec("", (1, 36, 36), "uint8")
 T, N = 6, 8
 
 
-def spec(action: ActionSpec = DISCRETE, *leaves: LeafSpec, mask: bool = False, autoreset: Any = "next_step") -> EnvironmentSpec:
+def spec(
+    action: ActionSpec = DISCRETE,
+    *leaves: LeafSpec,
+    mask: bool = False,
+    autoreset: Any = "next_step",
+) -> EnvironmentSpec:
     return EnvironmentSpec("Test-v0", leaves or (LEAF,), action, N, autoreset, action_mask=mask)
 
 
-def config(algorithm: Any = "ppo", *, lstm: int = 0, normalise: bool = False, network: str = "mlp", **changes: Any) -> Config:
+def config(
+    algorithm: Any = "ppo",
+    *,
+    lstm: int = 0,
+    normalise: bool = False,
+    network: str = "mlp",
+    **changes: Any,
+) -> Config:
     settings = SETTINGS[algorithm].model_copy(update=changes)
-    env = EnvSettings(id="Test-v0", num_envs=N, normalisation=NormalisationSettings(observations=normalise, returns=normalise))
-    return Config(env=env, algorithm=settings, network=NetworkSettings(name=network, hidden=(16, 16), lstm=lstm))
+    env = EnvSettings(
+        id="Test-v0",
+        num_envs=N,
+        normalisation=NormalisationSettings(observations=normalise, returns=normalise),
+    )
+    return Config(
+        env=env,
+        algorithm=settings,
+        network=NetworkSettings(name=network, hidden=(16, 16), lstm=lstm),
+    )
 
 
-def rollout(policy: ActorCriticPolicy, env: EnvironmentSpec, *, seed: int = 0, steps: int = T) -> dict[str, Tensor]:
+def rollout(
+    policy: ActorCriticPolicy, env: EnvironmentSpec, *, seed: int = 0, steps: int = T
+) -> dict[str, Tensor]:
     """What an actor would store: it acts step by step on random observations, with the state zeroed at starts."""
     generator = np.random.default_rng(seed)
     obs = observations(env.observation, steps + 1, N, seed=seed)
@@ -74,12 +102,19 @@ def rollout(policy: ActorCriticPolicy, env: EnvironmentSpec, *, seed: int = 0, s
     actions, parameters = [], []
     for t in range(steps):
         state = {name: torch.where(start[t][:, None], 0.0, leaf) for name, leaf in state.items()}
-        made = policy.act({name: leaf[t] for name, leaf in obs.items()}, state, noise[t], mask[t] if env.action_mask else None)
+        made = policy.act(
+            {name: leaf[t] for name, leaf in obs.items()},
+            state,
+            noise[t],
+            mask[t] if env.action_mask else None,
+        )
         state = made.state
         actions.append(made.action)
         parameters.append(made.parameters)
     action = torch.stack(actions)
-    arrays = {f"obs/{name}": leaf for name, leaf in obs.items()} | {f"state/{name}": leaf for name, leaf in first.items()}
+    arrays = {f"obs/{name}": leaf for name, leaf in obs.items()} | {
+        f"state/{name}": leaf for name, leaf in first.items()
+    }
     arrays |= {
         "action": action,
         "log_prob": policy.log_prob(torch.stack(parameters), action),
@@ -94,7 +129,10 @@ def rollout(policy: ActorCriticPolicy, env: EnvironmentSpec, *, seed: int = 0, s
     if env.action_mask:
         arrays["action_mask"] = mask
     if env.autoreset != "next_step":
-        arrays |= {f"final_obs/{name}": leaf for name, leaf in observations(env.observation, steps, N, seed=seed + 1).items()}
+        arrays |= {
+            f"final_obs/{name}": leaf
+            for name, leaf in observations(env.observation, steps, N, seed=seed + 1).items()
+        }
     return {name: array.clone() for name, array in arrays.items()}
 
 
@@ -117,7 +155,9 @@ every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("lstm", [0, 5])
 @pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "masked", "box"])
-def test_learner_and_actor_agree_on_every_log_probability(kind: str, lstm: int, normalise: bool) -> None:
+def test_learner_and_actor_agree_on_every_log_probability(
+    kind: str, lstm: int, normalise: bool
+) -> None:
     """At equal weights |log ratio| < 1e-5, also after updates have moved weights and normaliser."""
     env = spec(ACTIONS.get(kind, DISCRETE), mask=kind == "masked")
     settings = config(lstm=lstm, normalise=normalise, learning_rate=3e-2)
@@ -130,7 +170,9 @@ def test_learner_and_actor_agree_on_every_log_probability(kind: str, lstm: int, 
     with torch.no_grad():
         output = learner.model.evaluate(samples.observation, samples.state, samples.start)
         parameters = learner.model.distribution.masked(output.parameters[:-1], samples.mask)
-        log_ratio = learner.model.distribution.log_prob(parameters, samples.action) - samples.log_prob
+        log_ratio = (
+            learner.model.distribution.log_prob(parameters, samples.action) - samples.log_prob
+        )
     assert log_ratio.abs().max() < 1e-5
     assert arrays["log_prob"].std() > 1e-2
 
@@ -138,9 +180,14 @@ def test_learner_and_actor_agree_on_every_log_probability(kind: str, lstm: int, 
 @every_algorithm
 @pytest.mark.parametrize("lstm", [0, 5])
 @pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "masked", "box"])
-def test_at_learning_rate_zero_without_staleness_nothing_diverges(algorithm: str, lstm: int, kind: str) -> None:
+def test_at_learning_rate_zero_without_staleness_nothing_diverges(
+    algorithm: str, lstm: int, kind: str
+) -> None:
     expected = CASES["ppo_zero_learning_rate_invariant"]["expected"]
-    settings, env = config(algorithm, lstm=lstm, learning_rate=0.0), spec(ACTIONS.get(kind, DISCRETE), mask=kind == "masked")
+    settings, env = (
+        config(algorithm, lstm=lstm, learning_rate=0.0),
+        spec(ACTIONS.get(kind, DISCRETE), mask=kind == "masked"),
+    )
     policy, learner = pair(settings, env)
     before = learner.flat().copy()
     found = learner.step(LearnerBatch(rollout(policy, env)))
@@ -156,7 +203,17 @@ def test_statistics_are_named_alike_and_finite(algorithm: str) -> None:
     _, learner = pair(settings, env)
     batch = batch_for(settings, env, learner)
     found = learner.step(batch)
-    names = {"loss", "policy_loss", "value_loss", "entropy", "kl", "ess_ratio", "clip_fraction", "grad_norm", "explained_variance"}
+    names = {
+        "loss",
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "kl",
+        "ess_ratio",
+        "clip_fraction",
+        "grad_norm",
+        "explained_variance",
+    }
     assert names == set(found.statistics)
     assert all(math.isfinite(value) for value in found.statistics.values())
     assert int(batch.arrays["valid"].sum()) == found.samples
@@ -206,10 +263,15 @@ def same_state(expected: dict[str, Any], found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "passes"),
-    [*((name, {}) for name in ALGORITHMS), pytest.param("ppo", {"epochs": 1, "minibatch_size": T * N}, id="ppo-in one step")],
+    [
+        *((name, {}) for name in ALGORITHMS),
+        pytest.param("ppo", {"epochs": 1, "minibatch_size": T * N}, id="ppo-in one step"),
+    ],
 )
 @pytest.mark.parametrize("poison", ["reward", "log_prob"])
-def test_an_update_that_is_not_finite_leaves_everything_as_before(algorithm: str, passes: dict[str, int], poison: str) -> None:
+def test_an_update_that_is_not_finite_leaves_everything_as_before(
+    algorithm: str, passes: dict[str, int], poison: str
+) -> None:
     if algorithm == "a2c" and poison == "log_prob":
         poison = "obs/"
     settings, env = config(algorithm, normalise=True, **passes), spec()
@@ -242,7 +304,9 @@ def test_a_resumed_learner_goes_on_bit_for_bit(algorithm: str, lstm: int) -> Non
     saved = learner.state_dict()
     batches = [batch_for(settings, env, learner, seed=seed) for seed in (1, 2)]
     expected = [learner.step(batch) for batch in batches]
-    _, resumed = pair(settings.model_copy(update={"run": settings.run.model_copy(update={"seed": 7})}), env)
+    _, resumed = pair(
+        settings.model_copy(update={"run": settings.run.model_copy(update={"seed": 7})}), env
+    )
     resumed.load_state_dict(saved)
     assert expected == [resumed.step(batch) for batch in batches]
     same_state(learner.state_dict(), resumed.state_dict())
@@ -255,7 +319,9 @@ def test_state_of_another_model_is_refused_and_changes_nothing() -> None:
     with pytest.raises(CheckpointError, match=r"flat is uint8"):
         learner.load_state_dict(other.state_dict())
     with pytest.raises(CheckpointError, match="generator is nothing"):
-        learner.load_state_dict({name: array for name, array in before.items() if name != "generator"})
+        learner.load_state_dict(
+            {name: array for name, array in before.items() if name != "generator"}
+        )
     same_state(before, learner.state_dict())
 
 
@@ -303,14 +369,19 @@ def test_gradients_accumulate_in_the_flat_buffer() -> None:
     for _ in range(2):
         network.act(observations((LEAF,), 2), {})[0].sum().backward()
     assert network.policy_head.bias.grad.tolist() == [4.0, 4.0, 4.0]
-    assert buffer.gradients.abs().sum().item() == pytest.approx(sum(p.grad.abs().sum().item() for p in network.parameters()), rel=1e-5)
+    assert buffer.gradients.abs().sum().item() == pytest.approx(
+        sum(p.grad.abs().sum().item() for p in network.parameters()), rel=1e-5
+    )
 
 
 def test_adam_is_pytorchs_adam() -> None:
     generator = torch.Generator().manual_seed(0)
     ours, gradients = torch.randn(50, generator=generator), torch.zeros(50)
     reference = torch.nn.Parameter(ours.clone())
-    adam, expected = Adam(ours, gradients, epsilon=1e-5), torch.optim.Adam([reference], lr=1e-2, eps=1e-5)
+    adam, expected = (
+        Adam(ours, gradients, epsilon=1e-5),
+        torch.optim.Adam([reference], lr=1e-2, eps=1e-5),
+    )
     for _ in range(100):
         gradients.copy_(torch.randn(50, generator=generator))
         reference.grad = gradients.clone()
@@ -361,17 +432,27 @@ def test_acting_on_arrays_follows_the_weights_and_chooses_the_same(action: Actio
     for seed in range(3):
         learner.step(LearnerBatch(rollout(policy, env, seed=seed)))
         policy.load(learner.flat())
-        obs, noise = observations((LEAF,), N, seed=seed), policy.noise(1, N, np.random.default_rng(seed))[0]
+        obs, noise = (
+            observations((LEAF,), N, seed=seed),
+            policy.noise(1, N, np.random.default_rng(seed))[0],
+        )
         expected = policy.act(obs, {}, noise)
         parameters = np.full((N, arrays.size), np.nan, np.float32)
         chosen = np.full((N, *action.stored_shape), 9, action.stored_dtype)
         arrays({"": obs[""].numpy()}, noise.numpy(), parameters, chosen)
-        torch.testing.assert_close(torch.from_numpy(parameters), expected.parameters, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            torch.from_numpy(parameters), expected.parameters, atol=1e-6, rtol=1e-5
+        )
         torch.testing.assert_close(torch.from_numpy(chosen), expected.action, atol=1e-6, rtol=1e-5)
-        recorded, tensors = arrays.record(parameters[None], chosen[None]), policy.record(expected.parameters[None], expected.action[None])
+        recorded, tensors = (
+            arrays.record(parameters[None], chosen[None]),
+            policy.record(expected.parameters[None], expected.action[None]),
+        )
         assert tensors.keys() == recorded.keys()
         for name, column in tensors.items():
-            torch.testing.assert_close(torch.from_numpy(recorded[name]), column, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                torch.from_numpy(recorded[name]), column, atol=1e-5, rtol=1e-5
+            )
 
 
 def test_acting_on_arrays_is_offered_only_where_it_is_the_same_and_quicker() -> None:
@@ -380,7 +461,9 @@ def test_acting_on_arrays_is_offered_only_where_it_is_the_same_and_quicker() -> 
     assert pair(config(), spec(mask=True))[0].on_arrays(N) is None
     assert pair(config(normalise=True), spec())[0].on_arrays(N) is None
     assert pair(config(lstm=4), spec())[0].on_arrays(N) is None
-    assert pair(config(network="tests.algorithms.test_on_policy:Bare"), spec())[0].on_arrays(N) is None
+    assert (
+        pair(config(network="tests.algorithms.test_on_policy:Bare"), spec())[0].on_arrays(N) is None
+    )
 
 
 def test_continuous_actions_are_stored_unclipped() -> None:
@@ -390,7 +473,9 @@ def test_continuous_actions_are_stored_unclipped() -> None:
     made = policy.act(observations((LEAF,), N), {}, noise)
     assert (made.action > 4.0).all()
     expected = -0.5 * 25.0 * 2 - math.log(2.0 * math.pi)
-    assert policy.log_prob(made.parameters, made.action).tolist() == pytest.approx([expected] * N, rel=1e-4)
+    assert policy.log_prob(made.parameters, made.action).tolist() == pytest.approx(
+        [expected] * N, rel=1e-4
+    )
 
 
 def test_observation_statistics_are_those_of_all_valid_rows_and_reach_the_policy() -> None:
@@ -440,33 +525,47 @@ def test_pixels_are_normalised_each_by_itself_for_learner_and_actor_alike(networ
     assert found.dtype == torch.float32
     assert found[..., 0, 0].item() == pytest.approx(0.0, abs=1e-5)
     observation[..., 0, 0] = 97
-    assert policy._model.observations({"": observation})[""][..., 0, 0].item() == pytest.approx(2.0, rel=1e-3)
+    assert policy._model.observations({"": observation})[""][..., 0, 0].item() == pytest.approx(
+        2.0, rel=1e-3
+    )
     arrays = rollout(policy, env, seed=9)
     samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
     with torch.no_grad():
         output = learner.model.evaluate(samples.observation, samples.state, samples.start)
-        log_ratio = learner.model.distribution.log_prob(output.parameters[:-1], samples.action) - samples.log_prob
+        log_ratio = (
+            learner.model.distribution.log_prob(output.parameters[:-1], samples.action)
+            - samples.log_prob
+        )
     assert log_ratio.abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 7), (6, 7, 3)])
-def test_bytes_are_normalised_as_their_scaled_values_would_be(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_normalised_as_their_scaled_values_would_be(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where they are views of some columns, and whatever the order of channels; the layout is that of convolutions."""
     monkeypatch.setattr(normalisers, "BLOCK_BYTES", 16 * 4 * math.prod(shape))
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (3, 11, *shape), dtype=torch.uint8, generator=generator)
     normaliser = ObservationNormaliser([LeafSpec("", shape, "uint8")], clip=2.0)
-    extras = {name: torch.zeros(each, dtype=torch.float64) for name, each in normaliser.shapes.items()}
+    extras = {
+        name: torch.zeros(each, dtype=torch.float64) for name, each in normaliser.shapes.items()
+    }
     normaliser.bind(extras)
     valid = torch.ones(3, 11, dtype=torch.bool)
     for every in (True, False):
         valid[1, 2] = every
         normaliser.learn({"": images}, valid)
-    scaled, moments = images.double() / 255.0, (extras["observation//mean"], extras["observation//variance"])
+    scaled, moments = (
+        images.double() / 255.0,
+        (extras["observation//mean"], extras["observation//variance"]),
+    )
     kept = torch.cat([scaled.flatten(0, 1), scaled[valid]])
     torch.testing.assert_close(moments[0], kept.mean(0))
     torch.testing.assert_close(moments[1], kept.var(0, correction=0))
-    expected = ((scaled - moments[0]) / (moments[1] + IMAGE_EPSILON).sqrt()).clamp(-2.0, 2.0).float()
+    expected = (
+        ((scaled - moments[0]) / (moments[1] + IMAGE_EPSILON).sqrt()).clamp(-2.0, 2.0).float()
+    )
     for columns in (slice(None), slice(1, 3)):
         found = normaliser({"": images[:, columns]})[""]
         torch.testing.assert_close(found, expected[:, columns], atol=1e-5, rtol=1e-5)
@@ -480,7 +579,9 @@ def test_returns_are_scaled_by_the_deviation_of_the_discounted_return() -> None:
     arrays = rollout(policy, env)
     learner.step(LearnerBatch(arrays))
     deviation = arrays["return_so_far"][arrays["valid"]].std(correction=0).item()
-    assert learner.model.rewards(torch.tensor([1.0])).item() == pytest.approx(1.0 / deviation, rel=1e-5)
+    assert learner.model.rewards(torch.tensor([1.0])).item() == pytest.approx(
+        1.0 / deviation, rel=1e-5
+    )
     assert learner.model.rewards(torch.tensor([1e6])).item() == 10.0
 
 
@@ -491,7 +592,10 @@ def counting(lead: tuple[int, ...], start: Tensor) -> dict[str, Tensor]:
 def test_next_values_are_of_the_true_observation_in_the_episode_that_ended() -> None:
     """A network whose value is the number of steps it has seen in this episode, under SAME_STEP: the final observation is
     one step further, while obs[t+1] begins to count anew."""
-    settings, env = config(network="tests.networks.test_networks:Counter"), spec(autoreset="same_step")
+    settings, env = (
+        config(network="tests.networks.test_networks:Counter"),
+        spec(autoreset="same_step"),
+    )
     _, learner = pair(settings, env)
     assert isinstance(learner.model.network, Counter)
     start, flags = torch.zeros(5, 2, dtype=torch.bool), torch.zeros(4, 2, dtype=torch.bool)
@@ -510,7 +614,12 @@ def test_next_values_are_of_the_true_observation_in_the_episode_that_ended() -> 
     samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
     output = learner.model.evaluate(samples.observation, samples.state, samples.start)
     assert output.value.tolist() == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
-    assert learner.next_values(samples, output).tolist() == [[2.0, 2.0], [3.0, 3.0], [4.0, 4.0], [2.0, 5.0]]
+    assert learner.next_values(samples, output).tolist() == [
+        [2.0, 2.0],
+        [3.0, 3.0],
+        [4.0, 4.0],
+        [2.0, 5.0],
+    ]
 
 
 def test_the_value_of_a_truncated_step_comes_from_its_final_observation_only() -> None:
@@ -536,13 +645,17 @@ def test_the_gradient_of_an_update_is_the_slope_of_its_loss() -> None:
         arrays = batch_for(settings, env, learner).arrays
         samples = read_batch(arrays, reward=arrays["reward"] + 1.0, discount=0.0)
         parameters, gradients = learner.model.buffer.parameters, learner.model.buffer.gradients
-        frozen = learner.model.evaluate(samples.observation, samples.state, samples.start).value.detach()[:-1]
+        frozen = learner.model.evaluate(
+            samples.observation, samples.state, samples.start
+        ).value.detach()[:-1]
         learner._learn_from(learner.model, samples, samples.valid_t.sum())
 
         def loss(samples: Any = samples, learner: Any = learner, frozen: Tensor = frozen) -> float:
             with torch.no_grad():
                 output = learner.model.evaluate(samples.observation, samples.state, samples.start)
-                log_prob, entropy = learner.model.distribution.evaluate(output.parameters[:-1], samples.action)
+                log_prob, entropy = learner.model.distribution.evaluate(
+                    output.parameters[:-1], samples.action
+                )
                 advantage, error = samples.r_t - frozen, (output.value[:-1] - samples.r_t).square()
                 terms = -log_prob * advantage + 0.5 * 0.5 * error - 0.1 * entropy
                 return float(terms[samples.valid_t].double().mean())
@@ -557,22 +670,34 @@ def test_the_gradient_of_an_update_is_the_slope_of_its_loss() -> None:
         assert slope == pytest.approx((above - loss()) / 2e-3, rel=2e-2)
 
 
-def test_chunks_of_image_columns_give_the_gradient_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_image_columns_give_the_gradient_of_the_whole_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     settings = config("impala", network="nature_cnn", lstm=4)
     env = spec(DISCRETE, LeafSpec("", (1, 36, 36), "uint8"))
     found = []
     for size in (10**6, 2 * T):
         monkeypatch.setattr("tianflow.algorithms.common.single_pass.CHUNK_SAMPLES", size)
         _, learner = pair(settings, env)
-        found.append((learner.step(batch_for(settings, env, learner)).statistics, learner.optimiser.mean.clone()))
+        found.append(
+            (
+                learner.step(batch_for(settings, env, learner)).statistics,
+                learner.optimiser.mean.clone(),
+            )
+        )
     torch.testing.assert_close(found[0][1], found[1][1], atol=1e-6, rtol=1e-4)
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("lstm", [0, 4])
-def test_parts_of_a_minibatch_of_images_give_the_gradient_of_the_whole(lstm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_minibatch_of_images_give_the_gradient_of_the_whole(
+    lstm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some rows are not valid, so that with memory the parts weigh differently."""
-    settings, env = config(network="nature_cnn", lstm=lstm, epochs=2, minibatch_size=4 * T), spec(DISCRETE, IMAGE)
+    settings, env = (
+        config(network="nature_cnn", lstm=lstm, epochs=2, minibatch_size=4 * T),
+        spec(DISCRETE, IMAGE),
+    )
     found = []
     for size in (10**6, 2 * T if lstm else 7):
         monkeypatch.setattr("tianflow.algorithms.ppo.CHUNK_SAMPLES", size)
@@ -587,7 +712,9 @@ def test_parts_of_a_minibatch_of_images_give_the_gradient_of_the_whole(lstm: int
 
 @pytest.mark.parametrize("lstm", [0, 4])
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])
-def test_threads_that_share_images_learn_what_one_learns_and_the_same_each_time(algorithm: str, lstm: int) -> None:
+def test_threads_that_share_images_learn_what_one_learns_and_the_same_each_time(
+    algorithm: str, lstm: int
+) -> None:
     found = []
     for threads in (1, 3, 3):
         settings = config(algorithm, network="nature_cnn", lstm=lstm)
@@ -596,18 +723,28 @@ def test_threads_that_share_images_learn_what_one_learns_and_the_same_each_time(
         assert learner.crew.size == threads
         results = [learner.step(LearnerBatch(rollout(policy, env, seed=seed))) for seed in range(2)]
         assert not learner.model.gradients.any()
-        found.append((results[-1].statistics, learner.model.buffer.bytes.clone(), learner.model.buffer.parameters.clone()))
+        found.append(
+            (
+                results[-1].statistics,
+                learner.model.buffer.bytes.clone(),
+                learner.model.buffer.parameters.clone(),
+            )
+        )
     assert torch.equal(found[1][1], found[2][1])
     torch.testing.assert_close(found[0][2], found[1][2], atol=1e-4, rtol=0.0)
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-2, abs=1e-4)
 
 
-def test_what_fails_on_a_helping_thread_is_told_after_everybody_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = config(network="nature_cnn").model_copy(update={"learner": LearnerSettings(threads=2)})
+def test_what_fails_on_a_helping_thread_is_told_after_everybody_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = config(network="nature_cnn").model_copy(
+        update={"learner": LearnerSettings(threads=2)}
+    )
     _, learner = pair(settings, spec(DISCRETE, IMAGE))
     done: list[int] = []
 
-    def work(model: Model, item: int) -> int:
+    def work(model: ActorCriticModel, item: int) -> int:
         if item == 1:
             raise ValueError("no")
         done.append(item)
@@ -622,17 +759,22 @@ def test_what_fails_on_a_helping_thread_is_told_after_everybody_ended(monkeypatc
         assert learner.crew.each(lambda *_: torch.is_grad_enabled(), range(2)) == [False, False]
 
 
-def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The parameters are those of the look before, so its gradient is the one that another look would give."""
-    settings, env = config(network="nature_cnn", epochs=2, minibatch_size=T * N // 2), spec(DISCRETE, IMAGE)
+    settings, env = (
+        config(network="nature_cnn", epochs=2, minibatch_size=T * N // 2),
+        spec(DISCRETE, IMAGE),
+    )
     found, seen = [], []
 
     def counting(self: Any, observation: Any, state: Any, start: Tensor) -> Output:
         seen[-1] += start.numel()
         return evaluate(self, observation, state, start)
 
-    look, evaluate = PPOLearner._look, Model.evaluate
-    monkeypatch.setattr(Model, "evaluate", counting)
+    look, evaluate = PPOLearner._look, ActorCriticModel.evaluate
+    monkeypatch.setattr(ActorCriticModel, "evaluate", counting)
     for again in (False, True):
         if again:
             monkeypatch.setattr(PPOLearner, "_look", lambda *args: (look(*args)[0], ()))
@@ -640,15 +782,24 @@ def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(monkeyp
         policy, learner = pair(settings, env)
         arrays = rollout(policy, env)
         arrays["valid"][:] = True
-        found.append((learner.step(LearnerBatch(arrays)).statistics, learner.model.buffer.parameters.clone()))
+        found.append(
+            (learner.step(LearnerBatch(arrays)).statistics, learner.model.buffer.parameters.clone())
+        )
     assert [2 * T * N + N + T * N // 2, 3 * T * N + N] == seen
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4, abs=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=0.0)
 
 
-@pytest.mark.parametrize(("places", "viewed"), [([1, 2, 3], True), ([4], True), ([0, 2, 3], False), ([], False)])
-def test_images_that_follow_one_another_are_looked_at_where_they_lie(places: list[int], viewed: bool) -> None:
-    images, chosen = torch.randint(256, (5, 2, 3), dtype=torch.uint8), torch.tensor(places, dtype=torch.int64)
+@pytest.mark.parametrize(
+    ("places", "viewed"), [([1, 2, 3], True), ([4], True), ([0, 2, 3], False), ([], False)]
+)
+def test_images_that_follow_one_another_are_looked_at_where_they_lie(
+    places: list[int], viewed: bool
+) -> None:
+    images, chosen = (
+        torch.randint(256, (5, 2, 3), dtype=torch.uint8),
+        torch.tensor(places, dtype=torch.int64),
+    )
     found = ppo._rows(images, chosen)
     assert torch.equal(images[chosen], found)
     assert (found.untyped_storage().data_ptr() == images.untyped_storage().data_ptr()) == viewed
@@ -668,7 +819,9 @@ def test_ppo_on_stale_data_weighs_by_proximal_over_behaviour_at_most_the_limit()
     arrays["log_prob"][0] -= math.log(1.2)
     arrays["log_prob"][1] -= math.log(3.0)
     samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
-    table, _ = learner._prepare(samples, learner._look(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0])
+    table, _ = learner._prepare(
+        samples, learner._look(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0]
+    )
     weight = table.constants[0, :, 1].view(T, N)
     for row, expected in ((0, 1.2), (1, 1.5), (2, 1.0)):
         torch.testing.assert_close(weight[row], torch.full((N,), expected), atol=1e-5, rtol=0.0)
@@ -690,7 +843,9 @@ def test_every_valid_transition_is_in_one_minibatch_of_each_epoch(lstm: int) -> 
     _, learner = pair(settings, env)
     arrays = batch_for(settings, env, learner).arrays
     samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
-    table, _ = learner._prepare(samples, learner._look(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0])
+    table, _ = learner._prepare(
+        samples, learner._look(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0]
+    )
     parts = learner._minibatches(samples.valid_t)
     found = torch.cat([table.select(columns).constants.flatten(0, 1) for columns in parts])
     every = table.constants.flatten(0, 1)[samples.valid_t.flatten() if not lstm else slice(None)]
@@ -721,7 +876,10 @@ BANDIT = {
 def test_learns_which_of_two_arms_pays_in_which_context(algorithm: str, lstm: int) -> None:
     """Contextual bandit: one step an episode, the arm equal to the context pays 1. Chance gives 0.5."""
     arms = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(2,), start=(0,))
-    env, settings = spec(arms, LeafSpec("", (2,), "float32")), config(algorithm, lstm=lstm, **BANDIT[algorithm])
+    env, settings = (
+        spec(arms, LeafSpec("", (2,), "float32")),
+        config(algorithm, lstm=lstm, **BANDIT[algorithm]),
+    )
     policy, learner = pair(settings, env)
     generator = np.random.default_rng(0)
     columns, paid = 16, 0.0
@@ -765,7 +923,9 @@ def test_values_of_one_state_tend_to_the_truth_through_truncations(algorithm: st
     for _ in range(60 if algorithm == "ppo" else 300):
         learner.step(LearnerBatch(arrays))
     with torch.no_grad():
-        value = learner.model.evaluate({"": torch.ones(1, 1, 5)}, {}, torch.zeros(1, 1, dtype=torch.bool)).value.item()
+        value = learner.model.evaluate(
+            {"": torch.ones(1, 1, 5)}, {}, torch.zeros(1, 1, dtype=torch.bool)
+        ).value.item()
     assert value == pytest.approx(5.0, rel=0.02)
 
 
@@ -781,13 +941,17 @@ def on(device: str, arrays: Any) -> LearnerBatch:
 @every_algorithm
 @pytest.mark.parametrize("network", ["mlp", "nature_cnn"])
 @pytest.mark.parametrize("lstm", [0, 5])
-def test_what_lies_on_another_device_is_learned_from_there_and_as_on_a_cpu(algorithm: str, network: str, lstm: int) -> None:
+def test_what_lies_on_another_device_is_learned_from_there_and_as_on_a_cpu(
+    algorithm: str, network: str, lstm: int
+) -> None:
     leaf = LeafSpec("", (1, 40, 40), "uint8") if network == "nature_cnn" else LEAF
     # A minibatch of about 40 images is learned from in two parts.
     changes = {"minibatch_size": 30} if algorithm == "ppo" else {}
     settings = config(algorithm, network=network, lstm=lstm, **changes)
     normalisation = NormalisationSettings(observations=True, images=True, returns=True)
-    settings = settings.model_copy(update={"env": settings.env.model_copy(update={"normalisation": normalisation})})
+    settings = settings.model_copy(
+        update={"env": settings.env.model_copy(update={"normalisation": normalisation})}
+    )
     env = spec(DISCRETE, leaf, mask=True, autoreset="same_step")
     policy, cpu = pair(settings, env)
     arrays = rollout(policy, env)
@@ -797,16 +961,26 @@ def test_what_lies_on_another_device_is_learned_from_there_and_as_on_a_cpu(algor
         found = there.step(LearnerBatch({name: array.to(device) for name, array in arrays.items()}))
         there.load_state_dict(there.state_dict())
     assert expected.statistics == pytest.approx(found.statistics, rel=1e-3, abs=1e-5)
-    assert cpu.model.buffer.parameters.numpy() == pytest.approx(there.model.buffer.parameters.numpy(), abs=1e-6)
-    assert all(torch.allclose(value, there.model.buffer.extras[name]) for name, value in cpu.model.buffer.extras.items())
+    assert cpu.model.buffer.parameters.numpy() == pytest.approx(
+        there.model.buffer.parameters.numpy(), abs=1e-6
+    )
+    assert all(
+        torch.allclose(value, there.model.buffer.extras[name])
+        for name, value in cpu.model.buffer.extras.items()
+    )
 
 
 @pytest.mark.gpu
 @every_algorithm
 @pytest.mark.parametrize(("network", "lstm"), [("mlp", 0), ("mlp", 5), ("nature_cnn", 0)])
-def test_a_gpu_learner_does_what_a_cpu_learner_does_and_agrees_with_its_actors(algorithm: str, network: str, lstm: int) -> None:
+def test_a_gpu_learner_does_what_a_cpu_learner_does_and_agrees_with_its_actors(
+    algorithm: str, network: str, lstm: int
+) -> None:
     leaf = LeafSpec("", (1, 40, 40), "uint8") if network == "nature_cnn" else LEAF
-    settings, env = config(algorithm, network=network, lstm=lstm, normalise=True), spec(DISCRETE, leaf, autoreset="same_step")
+    settings, env = (
+        config(algorithm, network=network, lstm=lstm, normalise=True),
+        spec(DISCRETE, leaf, autoreset="same_step"),
+    )
     policy, cpu = pair(settings, env)
     gpu = ALGORITHMS[algorithm].make_learner(settings, env, torch.device("cuda"))
     assert np.array_equal(cpu.flat(), gpu.flat())

@@ -16,7 +16,14 @@ from tests.algorithms import test_off_policy as off_policy
 from tests.algorithms import test_on_policy as on_policy
 from tianflow.algorithms.common import precision
 from tianflow.algorithms.common.parameter_buffer import Adam
-from tianflow.algorithms.common.precision import InBfloat16, act_in, as_it_is, forward_in, raised, why_slow
+from tianflow.algorithms.common.precision import (
+    Autocast,
+    act_in,
+    as_it_is,
+    forward_in,
+    raised,
+    why_slow,
+)
 from tianflow.config.model import ActorSettings, Config, LearnerSettings
 from tianflow.core.payloads import LeafSpec
 from tianflow.errors import ConfigError
@@ -45,7 +52,9 @@ def halved(settings: Config) -> Config:
 def learners(settings: Config, spec: Any) -> tuple[Any, Any]:
     """One in float32, one in bfloat16, with equal weights."""
     factory: Any = on_policy.ALGORITHMS[settings.algorithm.name]
-    return factory.make_learner(settings, spec, CPU), factory.make_learner(halved(settings), spec, CPU)
+    return factory.make_learner(settings, spec, CPU), factory.make_learner(
+        halved(settings), spec, CPU
+    )
 
 
 def replaying(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -59,7 +68,9 @@ def first_gradient(learner: Any, batch: LearnerBatch, monkeypatch: pytest.Monkey
     """Of the first optimiser step of an update, clipped."""
     gradients: list[Tensor] = []
     with monkeypatch.context() as patch:
-        patch.setattr(Adam, "step", lambda optimiser, _: gradients.append(optimiser._gradients.clone()))
+        patch.setattr(
+            Adam, "step", lambda optimiser, _: gradients.append(optimiser._gradients.clone())
+        )
         assert learner.step(batch).finite
     return gradients[0]
 
@@ -81,7 +92,11 @@ class Watch:
             self.autocast.setdefault(name, set()).add(torch.is_autocast_enabled("cpu"))
             found = watched(*args, **kwargs)
             parts = [*args, *kwargs.values(), *(found if isinstance(found, tuple) else [found])]
-            floats = {part.dtype for part in parts if isinstance(part, Tensor) and part.is_floating_point()}
+            floats = {
+                part.dtype
+                for part in parts
+                if isinstance(part, Tensor) and part.is_floating_point()
+            }
             self.dtypes.setdefault(name, set()).update(floats)
             return found
 
@@ -89,13 +104,23 @@ class Watch:
 
     def in_float32(self) -> set[str]:
         """Functions that saw float32 alone, and never autocast."""
-        return {name for name, dtypes in self.dtypes.items() if dtypes == {torch.float32} and self.autocast[name] == {False}}
+        return {
+            name
+            for name, dtypes in self.dtypes.items()
+            if dtypes == {torch.float32} and self.autocast[name] == {False}
+        }
 
 
 def one_step(policy: Any, leaves: tuple[LeafSpec, ...], columns: int) -> Any:
     """What the policy makes of one observation for each of ``columns`` environments."""
-    observation = {name: leaf[0] for name, leaf in on_policy.observations(leaves, 1, columns).items()}
-    return policy.act(observation, policy.initial_state(columns), policy.noise(1, columns, np.random.default_rng(0))[0])
+    observation = {
+        name: leaf[0] for name, leaf in on_policy.observations(leaves, 1, columns).items()
+    }
+    return policy.act(
+        observation,
+        policy.initial_state(columns),
+        policy.noise(1, columns, np.random.default_rng(0))[0],
+    )
 
 
 def emitted(learner: Any) -> set[torch.dtype]:
@@ -112,18 +137,27 @@ def emitted(learner: Any) -> set[torch.dtype]:
 
 @pytest.mark.parametrize("lstm", [0, 5])
 @pytest.mark.parametrize("network", ["mlp", "nature_cnn"])
-@pytest.mark.parametrize(("algorithm", "estimator"), [("ppo", "gae"), ("impala", "vtrace"), ("a2c", "actor_critic_returns")])
+@pytest.mark.parametrize(
+    ("algorithm", "estimator"),
+    [("ppo", "gae"), ("impala", "vtrace"), ("a2c", "actor_critic_returns")],
+)
 def test_log_probabilities_targets_and_losses_are_float32(
     algorithm: str, estimator: str, network: str, lstm: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = on_policy.spec(on_policy.DISCRETE, *([IMAGE] if network == "nature_cnn" else []))
     settings = on_policy.config(algorithm, network=network, lstm=lstm)
     learner = learners(settings, env)[1]
-    batch, layers, watch = on_policy.batch_for(settings, env, learner), emitted(learner), Watch(monkeypatch)
+    batch, layers, watch = (
+        on_policy.batch_for(settings, env, learner),
+        emitted(learner),
+        Watch(monkeypatch),
+    )
     module = f"tianflow.algorithms.{algorithm}"
     watch.over(distributions.Categorical, "evaluate")
     watch.over(module, estimator)
-    watch.over(module if algorithm == "ppo" else "tianflow.algorithms.common.single_pass", "value_loss")
+    watch.over(
+        module if algorithm == "ppo" else "tianflow.algorithms.common.single_pass", "value_loss"
+    )
     watch.over(torch.autograd, "backward")
     assert learner.step(batch).finite
     assert torch.bfloat16 in layers
@@ -152,7 +186,10 @@ def test_targets_and_losses_from_replay_are_float32(
     watch.over(torch.autograd, "backward")
     assert learner.step(LearnerBatch(off_policy.windows(name))).finite
     assert torch.bfloat16 in layers
-    assert watched | {"backward"} | ({"squashed_sample"} if name == "sac" else set()) == watch.in_float32()
+    assert (
+        watched | {"backward"} | ({"squashed_sample"} if name == "sac" else set())
+        == watch.in_float32()
+    )
 
 
 def test_log_probabilities_have_more_digits_than_bfloat16() -> None:
@@ -173,23 +210,31 @@ def test_log_probabilities_have_more_digits_than_bfloat16() -> None:
 @pytest.mark.parametrize("kind", ["discrete", "box"])
 @pytest.mark.parametrize("network", ["mlp", "nature_cnn"])
 @every_actor_critic
-def test_its_gradient_is_that_of_float32_within_a_tenth(algorithm: str, network: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_gradient_is_that_of_float32_within_a_tenth(
+    algorithm: str, network: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of its length; and it is not the same gradient, or nothing was computed in bfloat16."""
     env = on_policy.spec(on_policy.ACTIONS[kind], *([IMAGE] if network == "nature_cnn" else []))
     settings = on_policy.config(algorithm, network=network)
     whole, half = learners(settings, env)
     batch = on_policy.batch_for(settings, env, whole)
     expected, found = (first_gradient(learner, batch, monkeypatch) for learner in (whole, half))
-    assert 0.0 < torch.linalg.vector_norm(found - expected) < 0.1 * torch.linalg.vector_norm(expected)
+    assert (
+        0.0 < torch.linalg.vector_norm(found - expected) < 0.1 * torch.linalg.vector_norm(expected)
+    )
     assert 0.995 < torch.cosine_similarity(found, expected, 0)
 
 
 @every_off_policy
-def test_its_gradient_from_replay_is_that_of_float32_within_a_tenth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_gradient_from_replay_is_that_of_float32_within_a_tenth(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = LearnerBatch(off_policy.windows(name))
     whole, half = off_policy.made(name)[1], replaying(name, monkeypatch)
     expected, found = (first_gradient(learner, batch, monkeypatch) for learner in (whole, half))
-    assert 0.0 < torch.linalg.vector_norm(found - expected) < 0.1 * torch.linalg.vector_norm(expected)
+    assert (
+        0.0 < torch.linalg.vector_norm(found - expected) < 0.1 * torch.linalg.vector_norm(expected)
+    )
 
 
 @every_actor_critic
@@ -198,9 +243,13 @@ def test_parameters_gradients_and_optimiser_stay_float32(algorithm: str) -> None
     whole, half = learners(settings, env)
     for seed in range(2):
         half.step(on_policy.batch_for(settings, env, half, seed))
-    assert {torch.float32} == {tensor.dtype for leaf in half.model.network.parameters() for tensor in (leaf, leaf.grad)}
+    assert {torch.float32} == {
+        tensor.dtype for leaf in half.model.network.parameters() for tensor in (leaf, leaf.grad)
+    }
     expected = {name: (array.dtype, array.shape) for name, array in whole.state_dict().items()}
-    assert expected == {name: (array.dtype, array.shape) for name, array in half.state_dict().items()}
+    assert expected == {
+        name: (array.dtype, array.shape) for name, array in half.state_dict().items()
+    }
     assert whole.table == half.table
 
 
@@ -226,7 +275,9 @@ def test_actors_and_evaluation_act_in_float32_whatever_the_learner_does() -> Non
         policy, learner = on_policy.pair(each, env)
         policy.load(learner.flat())
         arrays.append(on_policy.rollout(policy, env))
-    off_policy.same_state(*({name: tensor.numpy() for name, tensor in each.items()} for each in arrays))
+    off_policy.same_state(
+        *({name: tensor.numpy() for name, tensor in each.items()} for each in arrays)
+    )
 
 
 # Actors ----------------------------------------------------------------------------------------------------------------
@@ -235,7 +286,9 @@ def test_actors_and_evaluation_act_in_float32_whatever_the_learner_does() -> Non
 @pytest.mark.parametrize("lstm", [0, 5])
 @pytest.mark.parametrize("network", ["mlp", "nature_cnn", "impala_resnet"])
 @pytest.mark.parametrize("kind", ["discrete", "box"])
-def test_an_actor_in_bfloat16_records_the_log_probabilities_of_the_policy_it_followed(kind: str, network: str, lstm: int) -> None:
+def test_an_actor_in_bfloat16_records_the_log_probabilities_of_the_policy_it_followed(
+    kind: str, network: str, lstm: int
+) -> None:
     """They are in all digits of float32 those of parameters with the digits of bfloat16, which are nearly those of float32."""
     env = on_policy.spec(on_policy.ACTIONS[kind], *([] if network == "mlp" else [IMAGE]))
     policy, _ = on_policy.pair(on_policy.config(network=network, lstm=lstm), env)
@@ -246,7 +299,9 @@ def test_an_actor_in_bfloat16_records_the_log_probabilities_of_the_policy_it_fol
     assert torch.equal(low.parameters, low.parameters.bfloat16().float())
     assert 0.0 < (low.parameters - exact.parameters).abs().max() < 0.02
     recorded = policy.record(low.parameters, low.action)["log_prob"]
-    assert torch.equal(distributions.distribution_for(env.action).log_prob(low.parameters, low.action), recorded)
+    assert torch.equal(
+        distributions.distribution_for(env.action).log_prob(low.parameters, low.action), recorded
+    )
     assert not torch.equal(recorded, recorded.bfloat16().float())
 
 
@@ -302,7 +357,9 @@ def test_a_policy_that_cannot_is_refused_by_the_name_of_the_setting() -> None:
 
 
 @every_actor_critic
-def test_in_float32_no_layer_knows_of_autocast(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_float32_no_layer_knows_of_autocast(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env, settings = on_policy.spec(), on_policy.config(algorithm)
     learner = learners(settings, env)[0]
     layers, watch = emitted(learner), Watch(monkeypatch)
@@ -322,7 +379,11 @@ def test_float32_is_a_plain_call() -> None:
 
 
 def test_all_bfloat16_that_a_network_gives_is_raised_and_nothing_else_touched() -> None:
-    low, whole, number = torch.ones(2, dtype=torch.bfloat16), torch.ones(2), torch.ones(2, dtype=torch.int64)
+    low, whole, number = (
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.ones(2),
+        torch.ones(2, dtype=torch.int64),
+    )
     found = raised(Output(low, whole, {"h": low, "steps": number}))
     assert isinstance(found, Output)
     assert (torch.float32, torch.float32) == (found.parameters.dtype, found.state["h"].dtype)
@@ -333,7 +394,7 @@ def test_all_bfloat16_that_a_network_gives_is_raised_and_nothing_else_touched() 
 
 def test_weights_are_cast_anew_for_every_call() -> None:
     """What autocast keeps of a weight would be older than the weight after an optimiser step."""
-    layer, x, forward = torch.nn.Linear(4, 4), torch.ones(1, 4), InBfloat16(CPU)
+    layer, x, forward = torch.nn.Linear(4, 4), torch.ones(1, 4), Autocast(CPU)
     before = forward(layer, x)
     with torch.no_grad():
         layer.weight.zero_()
@@ -356,7 +417,9 @@ def test_weights_are_cast_anew_for_every_call() -> None:
         ("", True),
     ],
 )
-def test_a_cpu_without_bfloat16_is_known_by_its_flags(line: str, slow: bool, tmp_path: Path) -> None:
+def test_a_cpu_without_bfloat16_is_known_by_its_flags(
+    line: str, slow: bool, tmp_path: Path
+) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\n{line}\n")
     assert slow == bool(why_slow(CPU, cpuinfo))
@@ -367,9 +430,16 @@ def test_a_cpu_that_shows_no_flags_is_not_taken_for_fast(tmp_path: Path) -> None
     assert "cannot be read" in why_slow(CPU, cpuinfo)
 
 
-@pytest.mark.parametrize(("wanted", "reason", "lines"), [("bf16", "it is emulated", 1), ("bf16", "", 0), ("fp32", "it is emulated", 0)])
+@pytest.mark.parametrize(
+    ("wanted", "reason", "lines"),
+    [("bf16", "it is emulated", 1), ("bf16", "", 0), ("fp32", "it is emulated", 0)],
+)
 def test_slow_bfloat16_is_warned_of_once_and_computed_all_the_same(
-    wanted: Any, reason: str, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    wanted: Any,
+    reason: str,
+    lines: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(precision, "why_slow", lambda _: reason)
     settings = on_policy.config().model_copy(update={"learner": LearnerSettings(precision=wanted)})

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.bound import ACTORS, ALGORITHMS, HOLDERS, SECONDS, SLOTS, SLOWDOWNS, cases, seconds_to_target, table
+from benchmarks.bound import (
+    ACTORS,
+    ALGORITHMS,
+    HOLDERS,
+    SECONDS,
+    SLOTS,
+    SLOWDOWNS,
+    cases,
+    seconds_to_target,
+    table,
+)
 from benchmarks.learning import Record
 from tianflow.config.loading import load_config
 from tianflow.planning.memory import slots_wanted
@@ -30,7 +40,9 @@ def test_every_cell_is_one_valid_config_of_its_own() -> None:
 
 
 def test_who_is_not_paced_has_the_room_of_an_open_loop() -> None:
-    rooms = {case.name: slots_wanted(load_config(case.config, case.settings(1))) for case in cases()}
+    rooms = {
+        case.name: slots_wanted(load_config(case.config, case.settings(1))) for case in cases()
+    }
     assert rooms["PPO, slowed 0, filter at 4"] == rooms["PPO, slowed 0, open loop"] == SLOTS
     assert rooms["PPO, slowed 0, η = 4"] == 5 + ACTORS
 
@@ -44,5 +56,7 @@ def test_a_run_that_met_the_target_too_late_or_never_counts_as_the_whole_time() 
 def test_the_table_counts_who_failed_and_what_was_begun_in_vain() -> None:
     case = cases()[0]
     failed = summary(target_reached=False, time_to_target_s=None, evaluation={"mean_return": 20.0})
-    line = table([Record(case.name, 1, "", summary()), Record(case.name, 2, "", failed)], cases()).splitlines()[-1]
+    line = table(
+        [Record(case.name, 1, "", summary()), Record(case.name, 2, "", failed)], cases()
+    ).splitlines()[-1]
     assert line == "| PPO | no | η = 1 | 1 of 2 | 18.5 (7.0 – 30.0) | 250 | 600 | 2.00 | 4 | 40% |"

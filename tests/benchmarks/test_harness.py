@@ -43,7 +43,20 @@ from benchmarks import (
     turns,
     weights,
 )
-from benchmarks.harness import Benchmark, BenchmarkError, Outcome, Plan, Ratio, Side, Together, Values, alternate, part, quotient, spread
+from benchmarks.harness import (
+    Benchmark,
+    BenchmarkError,
+    Outcome,
+    Plan,
+    Ratio,
+    Side,
+    Together,
+    Values,
+    alternate,
+    part,
+    quotient,
+    spread,
+)
 from benchmarks.machine import Load, Reading
 from benchmarks.paced import Pace
 from tianflow.config.loading import load_config
@@ -84,8 +97,16 @@ def side(name: str, log: list[str], values: Callable[[int], Values]) -> Side:
 
 
 def benchmark(log: list[str], **parts: Any) -> Benchmark:
-    ours, theirs = side("ours", log, lambda n: {"s": 1.0 + n}), side("theirs", log, lambda n: {"s": None if n == 1 else 4.0 + 4.0 * n})
-    ratio = Ratio("theirs over ours", lambda v: quotient(v["theirs"]["s"], v["ours"]["s"]), aim=3.0, foretold=4.0)
+    ours, theirs = (
+        side("ours", log, lambda n: {"s": 1.0 + n}),
+        side("theirs", log, lambda n: {"s": None if n == 1 else 4.0 + 4.0 * n}),
+    )
+    ratio = Ratio(
+        "theirs over ours",
+        lambda v: quotient(v["theirs"]["s"], v["ours"]["s"]),
+        aim=3.0,
+        foretold=4.0,
+    )
     given = {
         "sides": (ours, theirs),
         "ratios": (ratio,),
@@ -100,12 +121,16 @@ def benchmark(log: list[str], **parts: Any) -> Benchmark:
 def run(rounds: int = 3, **parts: Any) -> tuple[Outcome, list[str], list[str]]:
     log: list[str] = []
     said: list[str] = []
-    outcome = alternate(benchmark(log, **parts), rounds, patience_s=0.0, say=said.append, read=Clock())
+    outcome = alternate(
+        benchmark(log, **parts), rounds, patience_s=0.0, say=said.append, read=Clock()
+    )
     return outcome, log, said
 
 
 def document(**parts: Any) -> dict[str, Any]:
-    return results.document(run(**parts)[0], machine=MACHINE, began="2030-01-01T00:00:00+00:00", quick=False)
+    return results.document(
+        run(**parts)[0], machine=MACHINE, began="2030-01-01T00:00:00+00:00", quick=False
+    )
 
 
 # Statistics ------------------------------------------------------------------------------------------------------------
@@ -116,20 +141,27 @@ def test_spread_is_median_and_range() -> None:
     assert (3.0, 1.0, 9.0, 5, 5) == (found.median, found.low, found.high, found.count, found.asked)
 
 
-def test_a_sample_that_did_not_come_about_counts_as_endless_in_the_median_and_not_in_the_range() -> None:
+def test_a_sample_that_did_not_come_about_counts_as_endless_in_the_median_and_not_in_the_range() -> (
+    None
+):
     found = spread([3.0, None, 1.0])
     assert (3.0, 1.0, 3.0, 2, 3) == (found.median, found.low, found.high, found.count, found.asked)
 
 
 @pytest.mark.parametrize("samples", [[None, None, 1.0], [None, 1.0], [], [None]])
-def test_there_is_no_median_when_half_of_the_samples_did_not_come_about(samples: list[float | None]) -> None:
+def test_there_is_no_median_when_half_of_the_samples_did_not_come_about(
+    samples: list[float | None],
+) -> None:
     assert spread(samples).median is None
 
 
 @pytest.mark.parametrize(
-    ("numerator", "denominator", "expected"), [(6.0, 3.0, 2.0), (None, 3.0, None), (6.0, None, None), (6.0, 0.0, None)]
+    ("numerator", "denominator", "expected"),
+    [(6.0, 3.0, 2.0), (None, 3.0, None), (6.0, None, None), (6.0, 0.0, None)],
 )
-def test_a_quotient_needs_both_its_parts(numerator: float | None, denominator: float | None, expected: float | None) -> None:
+def test_a_quotient_needs_both_its_parts(
+    numerator: float | None, denominator: float | None, expected: float | None
+) -> None:
     assert expected == quotient(numerator, denominator)
 
 
@@ -145,7 +177,9 @@ def test_sides_that_are_measured_together_have_a_sample_each_in_every_round_and_
     both = Together(("one", "two"), lambda number: {"one": {"s": 1.0 + number}, "two": {"s": 3.0}})
     outcome, _, said = run(rounds=2, sides=(both, Side("ours", lambda n: {"s": 4.0})))
     assert ("one", "two", "ours") == outcome.benchmark.names
-    assert [{"one": {"s": 1.0 + n}, "two": {"s": 3.0}, "ours": {"s": 4.0}} for n in range(2)] == list(outcome.rounds())
+    assert [
+        {"one": {"s": 1.0 + n}, "two": {"s": 3.0}, "ours": {"s": 4.0}} for n in range(2)
+    ] == list(outcome.rounds())
     one, two = outcome.samples[:2]
     assert (one.seconds, one.load) == (two.seconds, two.load)
     assert 6 == len(said)
@@ -158,7 +192,13 @@ def test_warm_ups_come_first_and_are_no_samples() -> None:
         log.append("warm")
         return {"s": 100.0}
 
-    outcome, rest, _ = run(rounds=1, sides=(Side("ours", lambda n: {"s": 1.0}, warm_up), side("theirs", log, lambda n: {"s": 2.0})))
+    outcome, rest, _ = run(
+        rounds=1,
+        sides=(
+            Side("ours", lambda n: {"s": 1.0}, warm_up),
+            side("theirs", log, lambda n: {"s": 2.0}),
+        ),
+    )
     assert ["warm", "theirs0"] == log
     assert [] == rest
     assert [1.0] == outcome.values("ours", "s")
@@ -167,14 +207,26 @@ def test_warm_ups_come_first_and_are_no_samples() -> None:
 
 def test_ratios_are_of_the_same_round() -> None:
     outcome, _, _ = run(rounds=3)
-    assert [{"ours": {"s": 1.0 + n}, "theirs": {"s": theirs}} for n, theirs in enumerate((4.0, None, 12.0))] == list(outcome.rounds())
+    assert [
+        {"ours": {"s": 1.0 + n}, "theirs": {"s": theirs}}
+        for n, theirs in enumerate((4.0, None, 12.0))
+    ] == list(outcome.rounds())
     (ratio,) = results.document(outcome, machine=MACHINE, began="now", quick=False)["ratios"]
     assert [4.0, None, 4.0] == ratio["samples"]
-    assert (4.0, 4.0, 4.0, 2, 3) == (ratio["median"], ratio["low"], ratio["high"], ratio["count"], ratio["asked"])
+    assert (4.0, 4.0, 4.0, 2, 3) == (
+        ratio["median"],
+        ratio["low"],
+        ratio["high"],
+        ratio["count"],
+        ratio["asked"],
+    )
 
 
 def test_a_part_has_the_sides_that_were_asked_for_and_the_ratios_that_need_no_other() -> None:
-    ours, both = (Ratio(name, lambda values: values["ours"]["s"], sides=sides) for name, sides in (("ours", ("ours",)), ("both", None)))
+    ours, both = (
+        Ratio(name, lambda values: values["ours"]["s"], sides=sides)
+        for name, sides in (("ours", ("ours",)), ("both", None))
+    )
     whole = benchmark([], ratios=(ours, both))
     outcome = alternate(part(whole, "our"), 1, patience_s=0.0, say=lambda _: None, read=Clock())
     found = results.document(outcome, machine=MACHINE, began="now", quick=False)
@@ -205,7 +257,14 @@ def test_others_are_waited_for_before_every_sample() -> None:
 
 def test_waiting_ends_when_others_are_quiet() -> None:
     readings = iter(
-        [Reading(0, 0, 0, 0), Reading(0, 0, 0, 0), Reading(1, 1, 0, 0), Reading(1, 1, 0, 0), Reading(1, 1, 0, 0), Reading(2, 1.05, 0, 0)]
+        [
+            Reading(0, 0, 0, 0),
+            Reading(0, 0, 0, 0),
+            Reading(1, 1, 0, 0),
+            Reading(1, 1, 0, 0),
+            Reading(1, 1, 0, 0),
+            Reading(2, 1.05, 0, 0),
+        ]
     )
     slept: list[float] = []
     found = machine.wait_until_quiet(10.0, read=lambda: next(readings), sleep=slept.append)
@@ -220,7 +279,9 @@ def test_waiting_ends_with_patience() -> None:
 
 
 def test_what_this_process_uses_is_not_the_load_of_others() -> None:
-    assert Load(0.5, 0.25) == machine.load_between(Reading(0.0, 10.0, 1.0, 5.0), Reading(2.0, 14.0, 1.5, 8.0))
+    assert Load(0.5, 0.25) == machine.load_between(
+        Reading(0.0, 10.0, 1.0, 5.0), Reading(2.0, 14.0, 1.5, 8.0)
+    )
 
 
 # Documents and tables --------------------------------------------------------------------------------------------------
@@ -233,7 +294,11 @@ def test_a_document_has_every_sample_and_fits_its_shape() -> None:
         (sample["side"], sample["round"]) for sample in found["samples"]
     ]
     assert [1, 2, 3] == found["seeds"]
-    assert {"foreign_cores_median": 0.25, "foreign_cores_highest": 0.25, "stolen_cores_highest": 0.0} == found["load"]
+    assert {
+        "foreign_cores_median": 0.25,
+        "foreign_cores_highest": 0.25,
+        "stolen_cores_highest": 0.0,
+    } == found["load"]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +327,10 @@ def test_json_and_table_lie_side_by_side(tmp_path: Path) -> None:
     written = results.write(document(), tmp_path / "results")
     assert tmp_path / "results" / "race.json" == written
     assert document()["samples"] == json.loads(written.read_text(encoding="utf-8"))["samples"]
-    assert results.table(document()).splitlines()[0] == (tmp_path / "results" / "race.md").read_text(encoding="utf-8").splitlines()[0]
+    assert (
+        results.table(document()).splitlines()[0]
+        == (tmp_path / "results" / "race.md").read_text(encoding="utf-8").splitlines()[0]
+    )
 
 
 def test_a_quick_run_never_replaces_a_real_one(tmp_path: Path) -> None:
@@ -277,25 +345,40 @@ def test_the_table_says_what_was_compared_and_whether_the_aim_was_met() -> None:
     assert "numpy 2.0.0;" in lines[2]
     assert "torch" not in lines[2]
     (ratio,) = [line for line in lines if line.startswith("| theirs over ours")]
-    assert ["theirs over ours", "4", "4 – 4", "≥ 3 foretold 4", "met"] == [cell.strip() for cell in ratio.strip("|").split("|")]
-    assert ["theirs", "s [s]", "12", "4 – 12", "2 of 3"] == [cell.strip() for cell in lines[-4].strip("|").split("|")]
+    assert ["theirs over ours", "4", "4 – 4", "≥ 3 foretold 4", "met"] == [
+        cell.strip() for cell in ratio.strip("|").split("|")
+    ]
+    assert ["theirs", "s [s]", "12", "4 – 12", "2 of 3"] == [
+        cell.strip() for cell in lines[-4].strip("|").split("|")
+    ]
     assert "- a note" == lines[-2]
     assert 1 == len({len(line) for line in lines if line.startswith(("| ours", "| theirs  "))})
 
 
 def test_an_aim_that_no_sample_reached_is_missed() -> None:
     never = Ratio("never", lambda _: None, aim=1.0)
-    (line,) = [line for line in results.table(document(ratios=(never,))).splitlines() if line.startswith("| never")]
-    assert ["never", "–", "–", "≥ 1", "missed"] == [cell.strip() for cell in line.strip("|").split("|")]
+    (line,) = [
+        line
+        for line in results.table(document(ratios=(never,))).splitlines()
+        if line.startswith("| never")
+    ]
+    assert ["never", "–", "–", "≥ 1", "missed"] == [
+        cell.strip() for cell in line.strip("|").split("|")
+    ]
 
 
 def test_what_only_the_warm_up_measured_is_marked() -> None:
     sides = (Side("ours", lambda n: {"s": 1.0}, lambda: {"mib": 12.0}),)
     found = document(sides=sides, ratios=(), units={"s": "s", "mib": "MiB"})["values"]
-    assert [("s", 1.0, False, 3), ("mib", 12.0, True, 1)] == [(v["name"], v["median"], v["warm_up"], v["count"]) for v in found]
+    assert [("s", 1.0, False, 3), ("mib", 12.0, True, 1)] == [
+        (v["name"], v["median"], v["warm_up"], v["count"]) for v in found
+    ]
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.12345, "0.123"), (999.4, "999"), (1234.5, "1,234"), (1e6, "1,000,000")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.12345, "0.123"), (999.4, "999"), (1234.5, "1,234"), (1e6, "1,000,000")],
+)
 def test_numbers_are_short(value: float | None, text: str) -> None:
     assert text == results.number(value)
 
@@ -310,7 +393,9 @@ def test_the_machine_is_told_by_names_and_numbers_alone() -> None:
 
 
 def test_of_the_kernel_only_the_version_is_told() -> None:
-    assert ["6.18.44", "6.1.0"] == [machine.kernel_version(release) for release in ("6.18.44-made-by-somebody", "6.1.0")]
+    assert ["6.18.44", "6.1.0"] == [
+        machine.kernel_version(release) for release in ("6.18.44-made-by-somebody", "6.1.0")
+    ]
     assert "-" not in str(machine.describe()["system"])
 
 
@@ -330,14 +415,18 @@ def test_gpus_that_may_be_used_are_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert ["Abacus Two"] == machine.gpus()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert [] == machine.gpus()
-    assert "abacus, 2 cores, Abacus One, Linux" in results.table({**document(), "machine": {**MACHINE, "gpus": ["Abacus One"]}})
+    assert "abacus, 2 cores, Abacus One, Linux" in results.table(
+        {**document(), "machine": {**MACHINE, "gpus": ["Abacus One"]}}
+    )
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert [] == machine.gpus()
 
 
 def test_what_misleads_numerical_libraries_is_unset_for_children() -> None:
-    found = machine.clean_environment({"OPENBLAS_CORETYPE": "X", "OPENBLAS_L2_SIZE": "1", "HOME": "here", "OMP_NUM_THREADS": "8"})
+    found = machine.clean_environment(
+        {"OPENBLAS_CORETYPE": "X", "OPENBLAS_L2_SIZE": "1", "HOME": "here", "OMP_NUM_THREADS": "8"}
+    )
     assert {"HOME", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH"} == set(found)
     assert "1" == found["OMP_NUM_THREADS"]
 
@@ -355,7 +444,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
 
 
 def test_the_last_line_of_a_child_is_its_answer(module: Callable[[str], str]) -> None:
-    found = child.run(module("import json, sys; print('hello'); print(json.dumps({'given': sys.argv[1:]}))"), 1, "two", timeout_s=30.0)
+    found = child.run(
+        module("import json, sys; print('hello'); print(json.dumps({'given': sys.argv[1:]}))"),
+        1,
+        "two",
+        timeout_s=30.0,
+    )
     assert {"given": ["1", "two"]} == found.answer
     assert found.peak_mib is None
 
@@ -365,14 +459,20 @@ def test_a_child_that_fails_is_told_with_what_it_said(module: Callable[[str], st
         child.run(module("raise SystemExit('no such luck')"), timeout_s=30.0)
 
 
-def test_a_child_that_takes_too_long_is_gone_afterwards(module: Callable[[str], str], tmp_path: Path) -> None:
-    name = module("import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)")
+def test_a_child_that_takes_too_long_is_gone_afterwards(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
+    name = module(
+        "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+    )
     with pytest.raises(BenchmarkError, match="took longer than 1 s"):
         child.run(name, tmp_path / "pid", timeout_s=1.0)
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text(encoding='utf-8')}").exists()
 
 
-def test_children_that_run_together_wait_for_one_another(module: Callable[[str], str], tmp_path: Path) -> None:
+def test_children_that_run_together_wait_for_one_another(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
     text = """
 import pathlib, sys, time
 from benchmarks import child
@@ -382,11 +482,17 @@ child.wait_for_go()
 child.say({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
 """
     name, a, b = module(text), tmp_path / "a", tmp_path / "b"
-    assert [{"others": [True]}, {"others": [True]}] == child.run_together([(name, (a, b)), (name, (b, a))], timeout_s=30.0)
+    assert [{"others": [True]}, {"others": [True]}] == child.run_together(
+        [(name, (a, b)), (name, (b, a))], timeout_s=30.0
+    )
 
 
-def test_a_partner_answers_line_by_line_and_says_why_it_failed(module: Callable[[str], str]) -> None:
-    name = module("import sys\nfor line in sys.stdin: print('{\"twice\": %d}' % (2 * int(line)), flush=True)")
+def test_a_partner_answers_line_by_line_and_says_why_it_failed(
+    module: Callable[[str], str],
+) -> None:
+    name = module(
+        "import sys\nfor line in sys.stdin: print('{\"twice\": %d}' % (2 * int(line)), flush=True)"
+    )
     with child.Partner(name) as partner:
         for number in (3, 5):
             partner.tell(number)
@@ -400,10 +506,28 @@ def test_a_partner_answers_line_by_line_and_says_why_it_failed(module: Callable[
 
 
 def test_of_many_windows_means_are_made_and_lags_put_together() -> None:
-    first: dict[str, Any] = {"trained_per_s": 10.0, "staleness_max": 1.0, "return": 7.0, "late": [0.001], "bare_late": [0.002]}
-    second = {"trained_per_s": 20.0, "staleness_max": 0.0, "return": 8.0, "late": [0.003], "bare_late": [0.001]}
+    first: dict[str, Any] = {
+        "trained_per_s": 10.0,
+        "staleness_max": 1.0,
+        "return": 7.0,
+        "late": [0.001],
+        "bare_late": [0.002],
+    }
+    second = {
+        "trained_per_s": 20.0,
+        "staleness_max": 0.0,
+        "return": 8.0,
+        "late": [0.003],
+        "bare_late": [0.001],
+    }
     found = turns.merged([first, second])
-    assert {"trained_per_s": 15.0, "staleness_max": 1.0, "return": 8.0, "lag": 3.0, "bare_lag": 2.0} == found
+    assert {
+        "trained_per_s": 15.0,
+        "staleness_max": 1.0,
+        "return": 8.0,
+        "lag": 3.0,
+        "bare_lag": 2.0,
+    } == found
 
 
 # The benchmarks themselves ---------------------------------------------------------------------------------------------
@@ -411,7 +535,19 @@ def test_of_many_windows_means_are_made_and_lags_put_together() -> None:
 
 MADE = [
     *(impala_cartpole, cost_of_balance, freshness, many_actors, stalled, pong_gpu),
-    *(channels, transports, weights, actors, learner, idle, readers, replay, foretold, peers_cartpole, peers_pong),
+    *(
+        channels,
+        transports,
+        weights,
+        actors,
+        learner,
+        idle,
+        readers,
+        replay,
+        foretold,
+        peers_cartpole,
+        peers_pong,
+    ),
 ]
 
 
@@ -424,7 +560,10 @@ def test_every_benchmark_can_be_made_and_says_how_to_repeat_it(module: Any, tmp_
 
 
 def test_every_benchmark_that_can_be_named_is_there() -> None:
-    assert {"time_to_target", *(module.__name__.removeprefix("benchmarks.") for module in MADE)} == {
+    assert {
+        "time_to_target",
+        *(module.__name__.removeprefix("benchmarks.") for module in MADE),
+    } == {
         *command_line.NAMES,
         *command_line.LONG,
     }
@@ -441,7 +580,10 @@ def test_nobody_is_idle_by_law_however_many_actors_there_are() -> None:
 
 
 def test_many_actors_are_compared_with_each_other_count() -> None:
-    values = {many_actors.side_of(count): {"trained_per_s": rate, "lag": 2.0, "bare_lag": 1.0} for count, rate in ((1, 50.0), (8, 40.0))}
+    values = {
+        many_actors.side_of(count): {"trained_per_s": rate, "lag": 2.0, "bare_lag": 1.0}
+        for count, rate in ((1, 50.0), (8, 40.0))
+    }
     made = many_actors.make(Plan(quick=True, rounds=1, scratch=Path()))
     assert [0.8, 1.5] == [ratio.of(values) for ratio in made.ratios]
 
@@ -450,16 +592,24 @@ def test_actors_are_faster_than_the_learner_where_freshness_is_measured() -> Non
     config = load_config(training.CONFIGS / "paced.toml", freshness.overrides("freshest", 1))
     steps_s = config.actors.rollout_steps * config.env.kwargs["seconds"]
     update_s = config.algorithm.update_seconds  # type: ignore[attr-defined]
-    batches_while_one_is_trained_on = config.actors.count / steps_s * update_s / config.algorithm.batch_trajectories
+    batches_while_one_is_trained_on = (
+        config.actors.count / steps_s * update_s / config.algorithm.batch_trajectories
+    )
     assert pytest.approx(freshness.FASTER) == batches_while_one_is_trained_on
     assert ("freshest", 4) == (config.balance.controller, config.bound)
 
 
-def test_carriers_that_are_not_installed_are_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_carriers_that_are_not_installed_are_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transports.importlib.util, "find_spec", lambda name: None)
     made = transports.make(Plan(quick=True, rounds=1, scratch=tmp_path))
-    assert {"tianflow", transports.ONES, transports.COLD, "memcpy", "multiprocessing.Queue"} == set(made.names)
-    assert {f"{name} is not installed, so it was left out." for name in ("zmq ipc", "zmq tcp", "mpi4py")} == set(made.notes[6:])
+    assert {"tianflow", transports.ONES, transports.COLD, "memcpy", "multiprocessing.Queue"} == set(
+        made.names
+    )
+    assert {
+        f"{name} is not installed, so it was left out." for name in ("zmq ipc", "zmq tcp", "mpi4py")
+    } == set(made.notes[6:])
     values = {name: dict.fromkeys(made.units, 2.0) for name in made.names}
     assert {1.0} == {ratio.of(values) for ratio in made.ratios}
 
@@ -471,14 +621,18 @@ def test_without_an_mpi_there_is_no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("module", [actors, learner, pong_gpu, replay])
-def test_without_atari_it_is_said_what_to_install(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_atari_it_is_said_what_to_install(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
         module.make(Plan(quick=True, rounds=1, scratch=tmp_path))
 
 
 @pytest.mark.parametrize("case", foretold.CASES.values(), ids=list(foretold.CASES))
-def test_every_run_that_is_foretold_is_a_config_and_takes_what_its_source_does(case: foretold.Case) -> None:
+def test_every_run_that_is_foretold_is_a_config_and_takes_what_its_source_does(
+    case: foretold.Case,
+) -> None:
     """Otherwise nothing would be told: a time is that of a piece of work."""
     config = load_config(case.config, case.settings)
     source = load_config(case.config, case.settings if case.source is None else case.source)
@@ -489,18 +643,32 @@ def test_every_run_that_is_foretold_is_a_config_and_takes_what_its_source_does(c
 
 
 def test_what_is_foretold_is_compared_with_what_was_seen_on_either_side_of_it() -> None:
-    seen: Values = {"committed_per_s": 100.0, "staleness_mean": 2.0, "return": None, "learner_waits": 0.0, "actors_wait": 0.0}
-    values = dict.fromkeys(foretold.CASES, foretold.beside(seen, {"steps_per_s": 125.0, "staleness": {"mean": 1.5}}))
+    seen: Values = {
+        "committed_per_s": 100.0,
+        "staleness_mean": 2.0,
+        "return": None,
+        "learner_waits": 0.0,
+        "actors_wait": 0.0,
+    }
+    values = dict.fromkeys(
+        foretold.CASES, foretold.beside(seen, {"steps_per_s": 125.0, "staleness": {"mean": 1.5}})
+    )
     values |= {foretold.ADVICE: {"pace": 100.0, "foretold_pace": 50.0}}
     values |= {foretold.CROWD: {"virtual_per_cpu_s": 3.0, "staleness_max": 10.0}}
-    assert [1.25, 0.8, 0.75, 0.75] * len(foretold.CASES) + [0.5, 0.5, 3.0, 2.0] == [ratio.of(values) for ratio in foretold.ratios()]
+    assert [1.25, 0.8, 0.75, 0.75] * len(foretold.CASES) + [0.5, 0.5, 3.0, 2.0] == [
+        ratio.of(values) for ratio in foretold.ratios()
+    ]
 
 
-@pytest.mark.parametrize("case", [*actors.CASES.items(), *learner.CASES.items(), *replay.SHARDS.items()])
+@pytest.mark.parametrize(
+    "case", [*actors.CASES.items(), *learner.CASES.items(), *replay.SHARDS.items()]
+)
 def test_every_case_of_a_half_is_a_config(case: tuple[str, tuple[Path, tuple[str, ...]]]) -> None:
     name, (file, overrides) = case
     config = load_config(file, overrides)
-    assert ("ALE" in config.env.id) == any(word in name for word in ("ALE", "Atari", "nature_cnn", "impala_resnet"))
+    assert ("ALE" in config.env.id) == any(
+        word in name for word in ("ALE", "Atari", "nature_cnn", "impala_resnet")
+    )
     assert name == config.network.name or case not in learner.CASES.items()
 
 
@@ -548,7 +716,10 @@ def test_the_larger_the_fewer_messages_but_never_none() -> None:
         found = [carriers.counts(nbytes, share) for nbytes in sizes]
         assert sorted(found, reverse=True) == found
         assert min(min(pair) for pair in found) >= 2
-        assert {0} == {many % carriers.in_flight(nbytes) for nbytes, (many, _) in zip(sizes, found, strict=True)}
+        assert {0} == {
+            many % carriers.in_flight(nbytes)
+            for nbytes, (many, _) in zip(sizes, found, strict=True)
+        }
 
 
 @pytest.mark.parametrize("carrier", ["memcpy", "queue"])
@@ -560,7 +731,13 @@ def test_a_carrier_brings_every_message(carrier: str) -> None:
 
 def test_what_the_producer_wrote_is_what_the_consumer_copies() -> None:
     sent: list[Any] = []
-    carriers.produce(lambda _, data: data.copy(), lambda written, _: sent.append(written), lambda: None, 4096, 0.02)
+    carriers.produce(
+        lambda _, data: data.copy(),
+        lambda written, _: sent.append(written),
+        lambda: None,
+        4096,
+        0.02,
+    )
     many, single = carriers.counts(4096, 0.02)
     before = carriers.in_flight(4096)
     assert before + many + single == len(sent)
@@ -593,7 +770,9 @@ def test_a_stopped_process_uses_nothing_and_a_busy_one_all() -> None:
 
 
 def test_a_shard_is_filled_by_real_trajectories_until_it_lets_go() -> None:
-    config = load_config(replay.CARTPOLE, ("replay.capacity=2000", "replay.min_size=100", "env.num_envs=4"))
+    config = load_config(
+        replay.CARTPOLE, ("replay.capacity=2000", "replay.min_size=100", "env.num_envs=4")
+    )
     source = shards.fragments(config)
     first = [next(source) for _ in range(shards.FRAGMENTS + 1)]
     assert [0, *range(1, shards.FRAGMENTS), 0] == [fragment.number for fragment in first]
@@ -603,7 +782,9 @@ def test_a_shard_is_filled_by_real_trajectories_until_it_lets_go() -> None:
     assert found.resident > 1000
 
 
-def test_without_its_peer_a_comparison_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_peer_a_comparison_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time_to_target.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
         time_to_target.make(Plan(quick=True, rounds=1, scratch=tmp_path))
@@ -614,7 +795,11 @@ def test_every_case_of_balance_is_a_config(case: str) -> None:
     file, overrides = cost_of_balance.CASES[case]
     config = load_config(training.CONFIGS / file, overrides)
     assert 1 == config.algorithm.batch_trajectories
-    assert ("open loop" in case) == (config.bound is None) == (config.balance.controller == "open_loop")
+    assert (
+        ("open loop" in case)
+        == (config.bound is None)
+        == (config.balance.controller == "open_loop")
+    )
 
 
 @pytest.mark.parametrize("actors", [1, 4])
@@ -627,7 +812,8 @@ def test_paced_halves_are_equally_fast(actors: int) -> None:
 
 def test_the_law_foretells_throughput() -> None:
     assert [1.0, 1.0, 0.4, 0.5, 0.2] == [
-        cost_of_balance.foretold(*case) for case in ((1, 1, 1), (4, 1, 4), (4, 1, 1), (1, 1, 0), (4, 1, 0))
+        cost_of_balance.foretold(*case)
+        for case in ((1, 1, 1), (4, 1, 4), (4, 1, 1), (1, 1, 0), (4, 1, 0))
     ]
 
 
@@ -646,7 +832,9 @@ def test_quick_is_one_round_without_waiting() -> None:
     assert (["channels"], 1, 0.0) == (chosen.names, chosen.rounds, chosen.patience)
 
 
-def test_an_unknown_benchmark_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_benchmark_is_answered_with_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         command_line.arguments(["chanels"])
     assert "many_actors, channels" in capsys.readouterr().err
@@ -674,8 +862,13 @@ def test_only_the_cores_that_may_be_used_count_as_load() -> None:
     assert [101, 202, 303, 404] == machine._core_times(stat, {0, 10})
 
 
-@pytest.mark.parametrize(("module", "hosted"), [("benchmarks.bare", True), ("benchmarks.halves", True), ("tianflow.cli", False)])
-def test_parts_of_a_run_get_the_environment_of_hosts(module: str, hosted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "hosted"),
+    [("benchmarks.bare", True), ("benchmarks.halves", True), ("tianflow.cli", False)],
+)
+def test_parts_of_a_run_get_the_environment_of_hosts(
+    module: str, hosted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: dict[str, str] = {}
     monkeypatch.setattr(child.subprocess, "Popen", lambda *_, env, **__: given.update(env))
     monkeypatch.setenv("MALLOC_ARENA_MAX", "3")

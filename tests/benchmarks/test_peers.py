@@ -43,7 +43,9 @@ def progress(task: Task = CARTPOLE) -> tuple[Progress, Clock]:
 # The rule of the target ------------------------------------------------------------------------------------------------
 
 
-def test_the_target_is_reached_at_the_first_look_at_which_the_last_100_episodes_average_it() -> None:
+def test_the_target_is_reached_at_the_first_look_at_which_the_last_100_episodes_average_it() -> (
+    None
+):
     made, clock = progress()
     clock.now = 1.0
     assert not made.look(100, [474.0] * 100)
@@ -71,7 +73,10 @@ def test_only_the_last_100_episodes_count() -> None:
 
 def test_a_peer_that_keeps_the_mean_itself_is_held_to_the_same_rule() -> None:
     made, _ = progress()
-    assert [False, False, True] == [made.look_at_mean(1, mean, episodes) for mean, episodes in ((None, 0), (490.0, 99), (475.0, 100))]
+    assert [False, False, True] == [
+        made.look_at_mean(1, mean, episodes)
+        for mean, episodes in ((None, 0), (490.0, 99), (475.0, 100))
+    ]
 
 
 def test_training_ends_when_its_time_is_up_and_the_target_has_not_come_about() -> None:
@@ -80,7 +85,12 @@ def test_training_ends_when_its_time_is_up_and_the_target_has_not_come_about() -
     assert not made.look(5_000)
     clock.now = 60.0
     assert made.look(6_000, [1.0])
-    assert (None, None, None, 1.0) == (made.time_to_target_s, made.start_to_target_s, made.steps_to_target, made.mean_return)
+    assert (None, None, None, 1.0) == (
+        made.time_to_target_s,
+        made.start_to_target_s,
+        made.steps_to_target,
+        made.mean_return,
+    )
     assert 100.0 == made.steps_per_s
 
 
@@ -127,7 +137,9 @@ def test_lag_is_the_mean_of_means_and_the_largest_maximum() -> None:
 # What a script is given, and says ------------------------------------------------------------------------------------
 
 
-def test_a_task_is_read_from_the_command_line_and_what_misleads_libraries_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_is_read_from_the_command_line_and_what_misleads_libraries_is_cleared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(machine.UNSET[0], "X")
     given = ["pong", "--seed", "3", "--target", "9", "--seconds", "50", "--warm", "5", "epochs=1"]
     assert Task("pong", 3, 9.0, 50.0, 5.0, {"epochs": "1"}) == read_task("", given)
@@ -152,21 +164,36 @@ progress = Progress(task)
 progress.look(64, [1.0, 3.0])
 speaker.tell(task, progress, peer="it", clock_starts="now", settings={"n": 1}, packages=("pytest", "no-such-package"), more=2)
 """
-    done = subprocess.run([sys.executable, "-c", text], cwd=machine.ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=machine.ROOT, capture_output=True, text=True, check=True
+    )
     said = json.loads(done.stdout)
-    assert {"peer": "it", "env_steps": 64, "mean_return": 2.0, "lag_mean": None, "settings": {"n": 1}, "more": 2}.items() <= said.items()
+    assert {
+        "peer": "it",
+        "env_steps": 64,
+        "mean_return": 2.0,
+        "lag_mean": None,
+        "settings": {"n": 1},
+        "more": 2,
+    }.items() <= said.items()
     assert {"pytest"} == set(said["versions"])
-    assert ["chatter of a library", "chatter of another process"] == sorted(done.stderr.splitlines())
+    assert ["chatter of a library", "chatter of another process"] == sorted(
+        done.stderr.splitlines()
+    )
 
 
 def test_a_process_knows_how_long_ago_it_was_started() -> None:
     text = "import time; time.sleep(0.3); from benchmarks.peers.common import process_age_s; print(process_age_s())"
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", text], cwd=machine.ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=machine.ROOT, capture_output=True, text=True, check=True
+    )
     assert 0.3 <= float(done.stdout) <= time.monotonic() - began + 0.02
 
 
-def test_rllibs_episodes_are_put_together_from_the_pieces_that_it_cuts_them_into(tmp_path: Path) -> None:
+def test_rllibs_episodes_are_put_together_from_the_pieces_that_it_cuts_them_into(
+    tmp_path: Path,
+) -> None:
     class Piece:
         def __init__(self, value: float) -> None:
             self.value = value
@@ -175,22 +202,33 @@ def test_rllibs_episodes_are_put_together_from_the_pieces_that_it_cuts_them_into
             return self.value
 
     noted = tmp_path / "returns"
-    rllib_algorithms.note_return(noted, episode=Piece(10.0), prev_episode_chunks=[Piece(200.0), Piece(250.0)], env_index=0)
+    rllib_algorithms.note_return(
+        noted, episode=Piece(10.0), prev_episode_chunks=[Piece(200.0), Piece(250.0)], env_index=0
+    )
     rllib_algorithms.note_return(noted, episode=Piece(12.0), metrics_logger=None)
     assert "460.0\n12.0\n" == noted.read_text(encoding="utf-8")
 
 
 def test_rllibs_lag_is_found_wherever_it_lies() -> None:
-    found = {"a": {"diff_num_grad_updates_vs_sampler_policy": 2, "loss": 0.5}, "diff_num_grad_updates": 1.0}
+    found = {
+        "a": {"diff_num_grad_updates_vs_sampler_policy": 2, "loss": 0.5},
+        "diff_num_grad_updates": 1.0,
+    }
     assert [1.0, 2.0] == sorted(rllib_algorithms.numbers(found, rllib_algorithms.LAG))
 
 
 @pytest.mark.parametrize("script", [factory_appo, rllib_algorithms])
 def test_a_peers_own_network_can_be_changed_for_that_of_the_others(script: Any) -> None:
-    own, same = script.settings_of(CARTPOLE), script.settings_of(Task("cartpole", 1, 475.0, 60.0, 0.0, {"network": "64-64"}))
+    own, same = (
+        script.settings_of(CARTPOLE),
+        script.settings_of(Task("cartpole", 1, 475.0, 60.0, 0.0, {"network": "64-64"})),
+    )
     assert own == script.CARTPOLE
     changed = {name: same[name] for name in same if same[name] != own.get(name)}
-    assert changed in ({"encoder_mlp_layers": (64, 64), "nonlinearity": "tanh"}, {"model": rllib_algorithms.SAME_NETWORK})
+    assert changed in (
+        {"encoder_mlp_layers": (64, 64), "nonlinearity": "tanh"},
+        {"model": rllib_algorithms.SAME_NETWORK},
+    )
 
 
 def test_sample_factory_is_told_several_values_as_its_parser_takes_them() -> None:
@@ -201,7 +239,10 @@ def test_sample_factory_is_told_several_values_as_its_parser_takes_them() -> Non
 
 def test_one_pass_over_pong_is_an_option_of_sample_factory() -> None:
     assert factory_appo.PONG == factory_appo.settings_of(Task("pong", 1, None, 60.0, 0.0, {}))
-    assert 1 == factory_appo.settings_of(Task("pong", 1, None, 60.0, 0.0, {"epochs": "1"}))["num_epochs"]
+    assert (
+        1
+        == factory_appo.settings_of(Task("pong", 1, None, 60.0, 0.0, {"epochs": "1"}))["num_epochs"]
+    )
 
 
 def test_sample_factorys_frames_are_told_as_environment_steps() -> None:
@@ -238,7 +279,9 @@ class Shell:
             python.chmod(0o755)
 
 
-def test_a_peer_is_installed_once_and_again_when_the_plan_changes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_is_installed_once_and_again_when_the_plan_changes(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shell, peer = Shell(), install.PEERS["cleanrl"]
     assert install.install(peer, shell)
     assert not install.install(peer, shell)
@@ -263,30 +306,44 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(place: Path) -> N
     assert install.install(peer, Shell())
 
 
-def test_what_a_machine_constrains_for_all_does_not_bind_a_peer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_machine_constrains_for_all_does_not_bind_a_peer(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIP_CONSTRAINT", "/somewhere/constraints.txt")
     monkeypatch.setenv("PIP_INDEX_URL", "as-it-is-set")
     shell = Shell()
     install.install(install.PEERS["rllib"], shell)
     environment = shell.environments[-1]
-    assert (str(place / "rllib" / "constraints.txt"), "as-it-is-set") == (environment["PIP_CONSTRAINT"], environment["PIP_INDEX_URL"])
+    assert (str(place / "rllib" / "constraints.txt"), "as-it-is-set") == (
+        environment["PIP_CONSTRAINT"],
+        environment["PIP_INDEX_URL"],
+    )
     lines = Path(environment["PIP_CONSTRAINT"]).read_text(encoding="utf-8").splitlines()
     assert {"torch==2.13.0", "ray==2.60.0"} <= set(lines)
     assert "ray[rllib]==2.60.0" in shell.commands[-1]
 
 
-def test_a_peer_without_wheels_is_built_with_what_its_build_needs_and_what_its_setup_leaves_undefined(place: Path) -> None:
+def test_a_peer_without_wheels_is_built_with_what_its_build_needs_and_what_its_setup_leaves_undefined(
+    place: Path,
+) -> None:
     shell, peer = Shell(), install.PEERS["pufferlib"]
     assert peer.build is not None
     packages = place / peer.name / "lib" / "python3" / "site-packages"
-    run = lambda command, **options: (shell(command, **options), packages.mkdir(parents=True, exist_ok=True))  # noqa: E731
+    run = lambda command, **options: (
+        shell(command, **options),
+        packages.mkdir(parents=True, exist_ok=True),
+    )  # noqa: E731
     assert install.install(peer, run)
     first, second = shell.commands[1:]
     assert {*install.COMMON, *peer.build.needs} <= set(first)
     assert {"--no-build-isolation", *peer.packages} <= set(second)
     assert ("1", None) == (shell.environments[2]["NO_OCEAN"], shell.environments[1].get("NO_OCEAN"))
     said = subprocess.run(
-        [sys.executable, "-c", f"import site; site.addsitedir({str(packages)!r}); print(c_extension_paths)"],
+        [
+            sys.executable,
+            "-c",
+            f"import site; site.addsitedir({str(packages)!r}); print(c_extension_paths)",
+        ],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -324,22 +381,52 @@ def test_pufferlib_gets_what_it_ships_with_and_what_it_leaves_behind_goes(tmp_pa
         path.write_text(text, encoding="utf-8")
     here = tmp_path / "here"
     here.mkdir()
-    command = [sys.executable, "-m", "benchmarks.peers.puffer_ppo", "cartpole", "--seed", "7", "--seconds", "0", "horizon=32"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(machine.ROOT), str(tmp_path / "installed")))}
-    said = json.loads(subprocess.run(command, cwd=here, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.peers.puffer_ppo",
+        "cartpole",
+        "--seed",
+        "7",
+        "--seconds",
+        "0",
+        "horizon=32",
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(machine.ROOT), str(tmp_path / "installed"))),
+    }
+    said = json.loads(
+        subprocess.run(
+            command, cwd=here, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+    )
     assert [] == list(here.iterdir())
     assert (10, 32.0) == (said["env_steps"], said["mean_return"])
-    told = {name: said["settings"][name] for name in ("seed", "optimizer", "bptt_horizon", "adam_eps", "device")}
-    assert {"seed": 7, "optimizer": "muon", "bptt_horizon": 32, "adam_eps": 1e-12, "device": "cpu"} == told
+    told = {
+        name: said["settings"][name]
+        for name in ("seed", "optimizer", "bptt_horizon", "adam_eps", "device")
+    }
+    assert {
+        "seed": 7,
+        "optimizer": "muon",
+        "bptt_horizon": 32,
+        "adam_eps": 1e-12,
+        "device": "cpu",
+    } == told
 
 
-def test_a_python_without_packages_for_a_peer_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_packages_for_a_peer_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(install.sys, "version_info", (3, 13, 0))
     with pytest.raises(RuntimeError, match=r"newer than 3\.12"):
         install.install(install.PEERS["sample_factory"], Shell())
 
 
-def test_a_peer_that_cannot_be_installed_does_not_keep_the_others_from_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_cannot_be_installed_does_not_keep_the_others_from_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried: list[str] = []
 
     def attempt(peer: install.Peer) -> bool:
@@ -354,10 +441,15 @@ def test_a_peer_that_cannot_be_installed_does_not_keep_the_others_from_it(place:
     assert 0 == install.main(["torchrl"])
 
 
-def test_a_peer_that_is_not_known_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_peer_that_is_not_known_is_refused_with_those_that_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         install.main(["tianji"])
-    assert "known are sb3, sample_factory, rllib, cleanrl, pufferlib, torchrl" in capsys.readouterr().err
+    assert (
+        "known are sb3, sample_factory, rllib, cleanrl, pufferlib, torchrl"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("peer", install.PEERS.values())
@@ -391,12 +483,18 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     return write
 
 
-def test_a_child_gets_the_interpreter_and_the_threads_it_is_to_have(module: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_child_gets_the_interpreter_and_the_threads_it_is_to_have(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
     python = tmp_path / "another-python"
     python.symlink_to(sys.executable)
-    name = module("import json, os, sys; print(json.dumps({'python': sys.orig_argv[0], 'threads': os.environ.get('OMP_NUM_THREADS')}))")
+    name = module(
+        "import json, os, sys; print(json.dumps({'python': sys.orig_argv[0], 'threads': os.environ.get('OMP_NUM_THREADS')}))"
+    )
     assert {"python": sys.executable, "threads": "1"} == child.run(name, timeout_s=30.0).answer
-    assert {"python": str(python), "threads": "2"} == child.run(name, timeout_s=30.0, python=python, threads=2).answer
+    assert {"python": str(python), "threads": "2"} == child.run(
+        name, timeout_s=30.0, python=python, threads=2
+    ).answer
     assert child.run(name, timeout_s=30.0, threads=None).answer["threads"] is None
 
 
@@ -405,7 +503,9 @@ def is_gone(pid: int, within_s: float = 20.0) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         try:
-            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            state = (
+                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            )
         except (FileNotFoundError, ProcessLookupError):
             return True
         if state == "Z":
@@ -414,7 +514,9 @@ def is_gone(pid: int, within_s: float = 20.0) -> bool:
     return False
 
 
-def test_what_a_child_started_in_a_group_of_its_own_does_not_outlive_it(module: Callable[[str], str]) -> None:
+def test_what_a_child_started_in_a_group_of_its_own_does_not_outlive_it(
+    module: Callable[[str], str],
+) -> None:
     text = """
 import subprocess, sys, time
 started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -429,7 +531,9 @@ time.sleep(600)
     assert is_gone(started)
 
 
-def test_a_child_that_takes_too_long_is_told_apart_from_one_that_fails(module: Callable[[str], str]) -> None:
+def test_a_child_that_takes_too_long_is_told_apart_from_one_that_fails(
+    module: Callable[[str], str],
+) -> None:
     with pytest.raises(child.TookLongerError, match="took longer than 1 s"):
         child.run(module("import time; time.sleep(600)"), timeout_s=1.0)
 
@@ -450,23 +554,43 @@ def there(place: Path) -> None:
     install.install(install.PEERS["cleanrl"], Shell())
 
 
-def test_a_peers_answer_becomes_the_values_of_its_row(there: None, module: Callable[[str], str]) -> None:
+def test_a_peers_answer_becomes_the_values_of_its_row(
+    there: None, module: Callable[[str], str]
+) -> None:
     module(f"import json, sys; print(json.dumps({ANSWER!r} | {{'steps_to_target': sys.argv[1:]}}))")
     values = beside.attempt(RIVAL, ("--seed", 4, "cartpole", "--target", 475.0), 20.0)
-    assert {"time_to_target": 9.0, "start_to_target": 11.0, "env_steps_per_s": 10.0, "return": 476.0}.items() <= values.items()
-    assert ["--seed", "4", "cartpole", "--target", "475.0", "--seconds", "20.0"] == values["steps_to_target"]
+    assert {
+        "time_to_target": 9.0,
+        "start_to_target": 11.0,
+        "env_steps_per_s": 10.0,
+        "return": 476.0,
+    }.items() <= values.items()
+    assert ["--seed", "4", "cartpole", "--target", "475.0", "--seconds", "20.0"] == values[
+        "steps_to_target"
+    ]
     assert {"whole_process", "cores"} <= set(values)
     assert "lag_mean" not in values
 
 
-def test_a_run_without_a_target_says_nothing_of_one(there: None, module: Callable[[str], str]) -> None:
+def test_a_run_without_a_target_says_nothing_of_one(
+    there: None, module: Callable[[str], str]
+) -> None:
     module(f"import json; print(json.dumps({ANSWER!r}))")
-    assert not {"time_to_target", "start_to_target", "steps_to_target"} & set(beside.attempt(RIVAL, (), 20.0))
+    assert not {"time_to_target", "start_to_target", "steps_to_target"} & set(
+        beside.attempt(RIVAL, (), 20.0)
+    )
 
 
 def test_lag_is_in_the_row_of_a_peer_that_tells_it() -> None:
-    values = beside.told(child.Finished(ANSWER | {"lag_mean": 1.5, "lag_max": 4.0}, 10.0, 15.0, 100.0))
-    assert {"lag_mean": 1.5, "lag_max": 4.0, "cores": 1.5, "peak_pss": 100.0}.items() <= values.items()
+    values = beside.told(
+        child.Finished(ANSWER | {"lag_mean": 1.5, "lag_max": 4.0}, 10.0, 15.0, 100.0)
+    )
+    assert {
+        "lag_mean": 1.5,
+        "lag_max": 4.0,
+        "cores": 1.5,
+        "peak_pss": 100.0,
+    }.items() <= values.items()
 
 
 def test_a_peer_that_hangs_is_a_sample_that_did_not_come_about(
@@ -475,7 +599,11 @@ def test_a_peer_that_hangs_is_a_sample_that_did_not_come_about(
     monkeypatch.setattr(beside, "GRACE_S", 0.5)
     module("import time; time.sleep(600)")
     values = beside.attempt(RIVAL, ("--target", 475.0), 0.5)
-    assert (None, None, 1.0) == (values["time_to_target"], values["env_steps_per_s"], values["hung"])
+    assert (None, None, 1.0) == (
+        values["time_to_target"],
+        values["env_steps_per_s"],
+        values["hung"],
+    )
 
 
 def test_a_peer_that_fails_is_told_as_that_and_not_as_slow(
@@ -489,7 +617,11 @@ def test_a_peer_that_fails_is_told_as_that_and_not_as_slow(
 
 
 def row(table: str, side: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith(f"| {side}")]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith(f"| {side}")
+    ]
 
 
 def test_a_peer_that_is_not_installed_is_a_row_that_says_so(place: Path, tmp_path: Path) -> None:
@@ -497,23 +629,50 @@ def test_a_peer_that_is_not_installed_is_a_row_that_says_so(place: Path, tmp_pat
     made = peers_cartpole.make(plan)
     theirs = tuple(side for side in made.sides if side.name == "TorchRL PPO")
     outcome = alternate(
-        type(made)(name="x", title="x", sides=theirs, ratios=(), units=made.units, settings=made.settings), 2, patience_s=0.0, say=str
+        type(made)(
+            name="x", title="x", sides=theirs, ratios=(), units=made.units, settings=made.settings
+        ),
+        2,
+        patience_s=0.0,
+        say=str,
     )
-    found = results.document(outcome, machine=machine.describe(), began="2030-01-01T00:00:00+00:00", quick=True)
+    found = results.document(
+        outcome, machine=machine.describe(), began="2030-01-01T00:00:00+00:00", quick=True
+    )
     results.check(found)
-    assert [["TorchRL PPO", "not installed [make bench-peers installs it]", "–", "–", "0 of 2"]] == row(results.table(found), "TorchRL PPO")
-    assert "TorchRL PPO = RL Zoo's settings, 8 environments, 1 process, 64-64 tanh (not installed)" in results.table(found)
+    assert [
+        ["TorchRL PPO", "not installed [make bench-peers installs it]", "–", "–", "0 of 2"]
+    ] == row(results.table(found), "TorchRL PPO")
+    assert (
+        "TorchRL PPO = RL Zoo's settings, 8 environments, 1 process, 64-64 tanh (not installed)"
+        in results.table(found)
+    )
 
 
-def test_a_ratio_with_a_peer_that_is_not_installed_does_not_come_about(place: Path, tmp_path: Path) -> None:
-    for made in (module.make(Plan(quick=True, rounds=1, scratch=tmp_path)) for module in (peers_cartpole, peers_pong)):
+def test_a_ratio_with_a_peer_that_is_not_installed_does_not_come_about(
+    place: Path, tmp_path: Path
+) -> None:
+    for made in (
+        module.make(Plan(quick=True, rounds=1, scratch=tmp_path))
+        for module in (peers_cartpole, peers_pong)
+    ):
         values: dict[str, Any] = {
-            side.name: {"time_to_target": 2.0, "env_steps_per_s": 2.0} if "tianflow" in side.name else side.measure(0)
+            side.name: {"time_to_target": 2.0, "env_steps_per_s": 2.0}
+            if "tianflow" in side.name
+            else side.measure(0)
             for side in made.sides
         }
-        beside = [ratio for ratio in made.ratios if "bf16" not in ratio.name]  # those are between two of ours
+        beside = [
+            ratio for ratio in made.ratios if "bf16" not in ratio.name
+        ]  # those are between two of ours
         assert {None} == {ratio.of(values) for ratio in beside}
-        values = {side.name: {"time_to_target": 2.0 if "tianflow" in side.name else 6.0, "env_steps_per_s": 3.0} for side in made.sides}
+        values = {
+            side.name: {
+                "time_to_target": 2.0 if "tianflow" in side.name else 6.0,
+                "env_steps_per_s": 3.0,
+            }
+            for side in made.sides
+        }
         of_time = {ratio.name for ratio in beside if "time to target" in ratio.name}
         assert bool(of_time) == (made.name == "peers_cartpole")
         assert all((3.0 if ratio.name in of_time else 1.0) == ratio.of(values) for ratio in beside)
@@ -521,14 +680,22 @@ def test_a_ratio_with_a_peer_that_is_not_installed_does_not_come_about(place: Pa
 
 def test_what_is_sustained_is_compared_with_the_quicker_of_the_peers_that_are_there() -> None:
     first, second = (rival.name for rival in peers_cartpole.FASTEST)
-    values: dict[str, dict[str, float | None]] = {peers_cartpole.SUSTAINED: {"env_steps_per_s": 60.0}}
+    values: dict[str, dict[str, float | None]] = {
+        peers_cartpole.SUSTAINED: {"env_steps_per_s": 60.0}
+    }
     for ours, theirs in ((10.0, 20.0), (20.0, 10.0), (20.0, None)):
         values |= {first: {"env_steps_per_s": ours}, second: {"env_steps_per_s": theirs}}
         assert 3.0 == peers_cartpole.over_the_quicker(values)
     assert peers_cartpole.over_the_quicker({**values, first: {}}) is None
 
 
-def value(side: str, name: str, figures: tuple[float | None, float | None, float | None], count: int, asked: int) -> dict[str, Any]:
+def value(
+    side: str,
+    name: str,
+    figures: tuple[float | None, float | None, float | None],
+    count: int,
+    asked: int,
+) -> dict[str, Any]:
     median, low, high = figures
     more = {"median": median, "low": low, "high": high, "count": count, "asked": asked}
     return {"side": side, "name": name, "unit": "", "warm_up": False, **more}
@@ -544,7 +711,9 @@ def test_the_short_table_has_a_line_for_each_side_and_says_what_did_not_come_abo
         value("absent", beside.NOT_INSTALLED, (None, None, None), 0, 3),
     ]
     head, _, *lines = peers_table.compact({"values": values}).splitlines()
-    assert ["side", "time to target, s", "env steps/s"] == [cell.strip() for cell in head.strip("|").split("|")]
+    assert ["side", "time to target, s", "env steps/s"] == [
+        cell.strip() for cell in head.strip("|").split("|")
+    ]
     assert [
         ["ours", "2 (1 – 4)", "50,000 (40,000 – 60,000)"],
         ["slow", "– (50 – 50), 1 of 3", "900 (800 – 1,000)"],
@@ -553,28 +722,43 @@ def test_the_short_table_has_a_line_for_each_side_and_says_what_did_not_come_abo
     ] == [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_a_short_table_of_results_that_are_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_table_of_results_that_are_not_there_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert 1 == peers_table.main([str(tmp_path / "peers_pong.json")])
     assert "make bench-peers" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("rival", [*peers_cartpole.RIVALS, *peers_cartpole.FASTEST, *peers_pong.RIVALS])
+@pytest.mark.parametrize(
+    "rival", [*peers_cartpole.RIVALS, *peers_cartpole.FASTEST, *peers_pong.RIVALS]
+)
 def test_every_rival_has_an_environment_and_a_script(rival: Rival) -> None:
     assert rival.peer in install.PEERS
     assert (machine.ROOT / f"{rival.module.replace('.', '/')}.py").exists()
 
 
-def test_without_atari_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_atari_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peers_pong.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchmarkError, match=r"pip install -e '\.\[bench\]'"):
         peers_pong.make(Plan(quick=True, rounds=1, scratch=tmp_path))
 
 
-@pytest.mark.parametrize(("name", "passes"), [(peers_pong.ONE_PASS, 1), (peers_pong.FOUR_PASSES, 4), (peers_pong.IMPALA, 1)])
-def test_our_rows_of_pong_have_the_games_shape_and_the_passes_that_they_say(name: str, passes: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "passes"),
+    [(peers_pong.ONE_PASS, 1), (peers_pong.FOUR_PASSES, 4), (peers_pong.IMPALA, 1)],
+)
+def test_our_rows_of_pong_have_the_games_shape_and_the_passes_that_they_say(
+    name: str, passes: int
+) -> None:
     file, overrides = peers_pong.CONFIGS[name]
     config = load_config(beside.training.CONFIGS / file, overrides)
-    assert (84, 84, "nature_cnn") == (config.env.kwargs["img_height"], config.env.kwargs["img_width"], config.network.name)
+    assert (84, 84, "nature_cnn") == (
+        config.env.kwargs["img_height"],
+        config.env.kwargs["img_width"],
+        config.network.name,
+    )
     assert passes == getattr(config.algorithm, "epochs", 1)
     assert f"{passes} pass" in name
 
@@ -582,7 +766,9 @@ def test_our_rows_of_pong_have_the_games_shape_and_the_passes_that_they_say(name
 # The command line -----------------------------------------------------------------------------------------------------
 
 
-def test_cores_are_numbers_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cores_are_numbers_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 7})
     assert {2, 7} == command_line.arguments(["--cores", "2,7", "peers_pong"]).cores
     assert command_line.arguments(["peers_pong"]).cores is None
@@ -596,7 +782,9 @@ def test_what_needs_peers_runs_only_when_it_is_named() -> None:
     assert {"peers_cartpole", "peers_pong"} <= set(command_line.LONG)
 
 
-def test_seconds_bound_each_run(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_bound_each_run(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plans: list[Plan] = []
 
     def make(plan: Plan) -> None:
@@ -605,7 +793,11 @@ def test_seconds_bound_each_run(place: Path, tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(peers_cartpole, "make", make)
     with pytest.raises(BenchmarkError, match="enough"):
-        command_line.run("peers_cartpole", command_line.arguments(["--seconds", "33", "peers_cartpole"]), tmp_path)
+        command_line.run(
+            "peers_cartpole",
+            command_line.arguments(["--seconds", "33", "peers_cartpole"]),
+            tmp_path,
+        )
     monkeypatch.undo()
     assert 33.0 == peers_cartpole.make(plans[0]).settings["seconds of training at most"]
     assert "23 s after 10 s of training" == peers_pong.make(plans[0]).settings["window"]

@@ -18,7 +18,12 @@ CURVE = [(10.0, 1000, None), (170.0, 20_000, -20.5), (350.0, 40_000, -18.0), (53
 
 
 def summary(**changes: Any) -> dict[str, Any]:
-    given = {"env_steps": 60_000, "steps_per_s": 110.0, "staleness": {"mean": 1.5, "max": 2, "violations": 0}, "curve": CURVE}
+    given = {
+        "env_steps": 60_000,
+        "steps_per_s": 110.0,
+        "staleness": {"mean": 1.5, "max": 2, "violations": 0},
+        "curve": CURVE,
+    }
     return {**given, **changes}
 
 
@@ -28,7 +33,10 @@ def test_the_runs_of_a_seed_differ_in_precision_alone() -> None:
     assert precisions == [("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")]
     assert {config.run.max_seconds for config in found} == {SECONDS}
     alike = [
-        config.model_copy(update={"learner": None, "actors": config.actors.model_copy(update={"precision": None})}) for config in found
+        config.model_copy(
+            update={"learner": None, "actors": config.actors.model_copy(update={"precision": None})}
+        )
+        for config in found
     ]
     assert 1 == len({config.model_dump_json(warnings=False) for config in alike})
 
@@ -40,7 +48,9 @@ def test_a_return_is_the_last_one_known_up_to_there() -> None:
 
 def test_the_table_compares_at_times_and_at_the_steps_of_the_slowest() -> None:
     slow = summary(env_steps=41_000, steps_per_s=76.0, curve=CURVE[:3])
-    lines = table([Record("fp32", 1, "", slow), Record("bf16", 1, "", summary())], cases()).splitlines()[-2:]
+    lines = table(
+        [Record("fp32", 1, "", slow), Record("bf16", 1, "", summary())], cases()
+    ).splitlines()[-2:]
     at_times = "– | -20.5 (-20.5 – -20.5)"
     assert lines == [
         f"| fp32 | 1 | 76 (76 – 76) | {at_times} | -18.0 (-18.0 – -18.0) | -18.0 (-18.0 – -18.0) | 1.50 | 2 | 0 |",
@@ -52,7 +62,15 @@ def test_a_run_keeps_its_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     def trained(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         run = Path(command[command.index("--runs-dir") + 1]) / "a-run"
         run.mkdir()
-        rows = [{"t": float(t), "span_s": 1.0, "env_steps": 100 * t, "mean_return": None if t < 9 else -20.0} for t in range(1, 301)]
+        rows = [
+            {
+                "t": float(t),
+                "span_s": 1.0,
+                "env_steps": 100 * t,
+                "mean_return": None if t < 9 else -20.0,
+            }
+            for t in range(1, 301)
+        ]
         (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return subprocess.CompletedProcess(command, 0, '{"run": "a-run"}\n', "")
 

@@ -41,7 +41,12 @@ def bounds(array: NDArray[np.generic]) -> tuple[int, int]:
 @given(layout=layouts(), capacity=st.integers(1, 9))
 def test_nothing_in_an_arena_overlaps(layout: TrajectoryLayout, capacity: int) -> None:
     arena = heap_arena(layout, capacity)
-    pieces = [bounds(array) for slot in range(capacity) for array in arena.views(slot).values() if array.nbytes]
+    pieces = [
+        bounds(array)
+        for slot in range(capacity)
+        for array in arena.views(slot).values()
+        if array.nbytes
+    ]
     words = bounds(arena._words)
     pieces = sorted([*pieces, words])
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(pieces))
@@ -53,7 +58,9 @@ def test_nothing_in_an_arena_overlaps(layout: TrajectoryLayout, capacity: int) -
 
 @settings(max_examples=60)
 @given(layout=layouts(), capacity=st.integers(1, 5))
-def test_every_array_has_its_shape_and_starts_on_a_cache_line_of_the_buffer(layout: TrajectoryLayout, capacity: int) -> None:
+def test_every_array_has_its_shape_and_starts_on_a_cache_line_of_the_buffer(
+    layout: TrajectoryLayout, capacity: int
+) -> None:
     arena = heap_arena(layout, capacity)
     for slot in range(capacity):
         views = arena.views(slot)
@@ -88,7 +95,9 @@ def test_a_lease_is_a_view_of_its_slot() -> None:
 def test_a_buffer_that_is_too_small_is_refused_with_what_is_needed() -> None:
     layout = small_layout()
     needed = arena_nbytes(layout, 3)
-    with pytest.raises(ValueError, match=f"3 slots need {needed} bytes, the buffer has {needed - 1}"):
+    with pytest.raises(
+        ValueError, match=f"3 slots need {needed} bytes, the buffer has {needed - 1}"
+    ):
         Arena(layout=layout, buffer=np.zeros(needed - 1, np.uint8), capacity=3)
 
 

@@ -24,15 +24,27 @@ from tianflow.channels.codec import (
 )
 from tianflow.core import events
 from tianflow.core.payloads import Batch, Trajectory, Version
-from tianflow.core.statistics import ComponentStatistics, Distribution, Histogram, StateClock, TimeShares
+from tianflow.core.statistics import (
+    ComponentStatistics,
+    Histogram,
+    HistogramBuilder,
+    StateClock,
+    TimeShares,
+)
 from tianflow.errors import BrokenChannelError
 
-EVENTS = [cls for cls in vars(events).values() if isinstance(cls, type) and issubclass(cls, events.Event) and cls is not events.Event]
+EVENTS = [
+    cls
+    for cls in vars(events).values()
+    if isinstance(cls, type) and issubclass(cls, events.Event) and cls is not events.Event
+]
 counts = st.integers(0, 2**62)
 floats = st.floats(allow_nan=False)
 versions = st.builds(Version, st.integers(0, 2**31), st.integers(-1, 2**62))
 trajectories = st.builds(Trajectory, counts, counts, counts, counts, versions)
-distributions = st.builds(Distribution, st.tuples(floats, floats), st.tuples(counts, counts, counts), floats)
+distributions = st.builds(
+    Histogram, st.tuples(floats, floats), st.tuples(counts, counts, counts), floats
+)
 
 
 def travelled(values: Any) -> Any:
@@ -57,7 +69,9 @@ VALUES: dict[object, st.SearchStrategy[Any]] = {
 @given(data=st.data())
 def test_every_event_comes_back_the_same(data: st.DataObject, cls: type[events.Event]) -> None:
     hints = typing.get_type_hints(cls)
-    event = cls(**{field.name: data.draw(VALUES[hints[field.name]]) for field in dataclasses.fields(cls)})
+    event = cls(
+        **{field.name: data.draw(VALUES[hints[field.name]]) for field in dataclasses.fields(cls)}
+    )
     assert event == decode_event(*travelled(encode_event(event)))
 
 
@@ -65,7 +79,10 @@ def test_there_are_events_to_look_at() -> None:
     assert 6 < len(EVENTS)
 
 
-@pytest.mark.parametrize(("name", "values"), [("Unheard", []), ("Event", []), ("HostExited", ["host"]), ("HostExited", ["host", "why", 3])])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("Unheard", []), ("Event", []), ("HostExited", ["host"]), ("HostExited", ["host", "why", 3])],
+)
 def test_an_event_of_another_version_is_refused_by_name(name: str, values: list[Any]) -> None:
     with pytest.raises(BrokenChannelError, match=f"does not know: '{name}'"):
         decode_event(name, values)
@@ -99,11 +116,20 @@ def test_the_statistics_of_a_component_come_back_the_same(statistics: ComponentS
 
 
 def test_numbers_that_are_not_finite_come_back() -> None:
-    clock, timed = StateClock("busy", clock=lambda: 5.0), Histogram()
+    clock, timed = StateClock("busy", clock=lambda: 5.0), HistogramBuilder()
     timed.add(0.3)
-    sent = ComponentStatistics("learner", "learner", "host", clock.read(), gauges={"kl": math.inf}, distributions={"s": timed.read()})
+    sent = ComponentStatistics(
+        "learner",
+        "learner",
+        "host",
+        clock.read(),
+        gauges={"kl": math.inf},
+        distributions={"s": timed.read()},
+    )
     assert sent == decode_statistics(travelled(encode_statistics(sent)))
 
 
 def test_every_field_of_the_statistics_travels() -> None:
-    assert len(dataclasses.fields(ComponentStatistics)) == len(encode_statistics(ComponentStatistics("", "", "", StateClock().read())))
+    assert len(dataclasses.fields(ComponentStatistics)) == len(
+        encode_statistics(ComponentStatistics("", "", "", StateClock().read()))
+    )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.support.conformance import EventsConform, GrantsConform, OpenWorld, Soak, TrajectoriesConform, WeightsConform
+from tests.support.conformance import (
+    EventsConform,
+    GrantsConform,
+    OpenWorld,
+    Soak,
+    TrajectoriesConform,
+    WeightsConform,
+)
 from tests.support.worlds import (
     FIRST,
     MemoryEventsLink,
@@ -25,7 +32,9 @@ class TestGrantsInMemory(GrantsConform):
 class TestGrantsOverLinks(GrantsConform):
     form = SharedWorld
 
-    async def test_the_version_of_a_grant_is_announced_before_the_grant_is_there(self, open_world: OpenWorld) -> None:
+    async def test_the_version_of_a_grant_is_announced_before_the_grant_is_there(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(bound=3)
         assert isinstance(world, SharedWorld)
         sender = world.sender("a")

@@ -89,7 +89,9 @@ async def test_what_is_pushed_is_with_the_kernel_before_this_turn_is_over(ends: 
     assert [["first"], ["second"]] == there.heard
 
 
-async def test_a_pull_and_the_settlement_before_it_do_not_wait_for_the_end_of_the_turn(ends: Pair) -> None:
+async def test_a_pull_and_the_settlement_before_it_do_not_wait_for_the_end_of_the_turn(
+    ends: Pair,
+) -> None:
     """Actors may wait for its credits while the learner's loop begins the next update."""
     here, there = ends
     source = LinkBatchSource(link=here.link, arena=heap_arena(small_layout(), 1))
@@ -102,11 +104,16 @@ async def test_a_pull_and_the_settlement_before_it_do_not_wait_for_the_end_of_th
 
 async def test_a_batch_leaves_before_whatever_else_this_turn_brings(ends: Pair) -> None:
     here, there = ends
-    exchange = Exchange(ledger=Ledger(limits=Limits(batch=1, max_staleness=0, credits=1), slots=1), arena=heap_arena(small_layout(), 1))
+    exchange = Exchange(
+        ledger=Ledger(limits=Limits(batch=1, max_staleness=0, credits=1), slots=1),
+        arena=heap_arena(small_layout(), 1),
+    )
     exchange.open_lineage(Version(1, 0))
     grant = exchange.ledger.grant("a")
     assert grant is not None
-    handlers = ServedExchange(exchange=exchange, send=here.link.send, push=here.link.push, on_episodes=lambda *_: None).handlers
+    handlers = ServedExchange(
+        exchange=exchange, send=here.link.send, push=here.link.push, on_episodes=lambda *_: None
+    ).handlers
     handlers["pull"](1, *grant.version)
     handlers["begin"](grant.ticket, *grant.version)
     there.link.drain()
@@ -116,9 +123,13 @@ async def test_a_batch_leaves_before_whatever_else_this_turn_brings(ends: Pair) 
     assert ["batch"] == [message[0] for message in there.heard]
 
 
-async def test_a_grant_is_asked_for_at_the_call_together_with_the_commit_before_it(ends: Pair) -> None:
+async def test_a_grant_is_asked_for_at_the_call_together_with_the_commit_before_it(
+    ends: Pair,
+) -> None:
     here, there = ends
-    sender = LinkTrajectorySender(link=here.link, arena=heap_arena(small_layout(), 1), holder="a", announce=lambda _: None)
+    sender = LinkTrajectorySender(
+        link=here.link, arena=heap_arena(small_layout(), 1), holder="a", announce=lambda _: None
+    )
     sender.commit(Trajectory(0, 0, 1, 1, Version(1, 0)), ())
     asked = sender.acquire()
     here.link.push()
@@ -186,7 +197,9 @@ async def test_both_directions_can_be_full_at_once(ends: Pair) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [PACKET - 20, PACKET, PACKET + 1, 3 * PACKET, 20 * PACKET])
-async def test_a_message_of_any_length_arrives_whole_between_its_neighbours(ends: Pair, nbytes: int) -> None:
+async def test_a_message_of_any_length_arrives_whole_between_its_neighbours(
+    ends: Pair, nbytes: int
+) -> None:
     us, them = ends
     payload = bytes(range(256)) * (nbytes // 256 + 1)
     us.link.send("before")
@@ -204,7 +217,9 @@ async def test_messages_that_are_sent_while_others_wait_come_after_them(ends: Pa
     await turn()
     them.resume()
     await them.until(lambda: len(them.heard) == count + 1)
-    assert [*range(count), "last"] == [message[1] if message[0] == "fill" else message[0] for message in them.heard]
+    assert [*range(count), "last"] == [
+        message[1] if message[0] == "fill" else message[0] for message in them.heard
+    ]
 
 
 async def test_another_thread_may_send(ends: Pair) -> None:
@@ -367,7 +382,9 @@ async def test_flush_of_an_idle_link_returns_at_once(ends: Pair) -> None:
 # Events -------------------------------------------------------------------------------------------------------------------
 
 
-async def test_events_are_dropped_behind_a_reader_that_stops_and_every_gap_is_counted(ends: Pair) -> None:
+async def test_events_are_dropped_behind_a_reader_that_stops_and_every_gap_is_counted(
+    ends: Pair,
+) -> None:
     us, them = ends
     them.pause()
     sent = 0
@@ -420,7 +437,9 @@ async def test_an_event_that_found_no_room_is_not_told_after_a_newer_one(ends: P
     await us.link.flush()
     us.link.send("end")
     await them.until(lambda: them.heard[-1:] == [["end"]])
-    assert [["event", 1, "Newer", []]] == [message for message in them.heard if message[0] == "event"]
+    assert [["event", 1, "Newer", []]] == [
+        message for message in them.heard if message[0] == "event"
+    ]
 
 
 async def test_messages_are_kept_where_events_are_dropped(ends: Pair) -> None:
@@ -465,7 +484,9 @@ async def test_sending_never_waits_for_a_reader_that_stopped(ends: Pair) -> None
     ],
     ids=lambda fact: fact.__name__,
 )
-def test_on_the_loop_that_runs_use_the_same_holds(fact: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+def test_on_the_loop_that_runs_use_the_same_holds(
+    fact: Callable[[Pair], Coroutine[Any, Any, None]],
+) -> None:
     async def hold() -> None:
         async with opened() as pair:
             await fact(pair)

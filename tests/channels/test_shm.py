@@ -26,7 +26,13 @@ from tianflow.channels import shm
 from tianflow.channels.arena import arena_nbytes
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.memory import MemoryBatchSource, heap_arena
-from tianflow.channels.shm import BUFFERS, SharedArena, SharedMemory, SharedWeights, weights_checksum
+from tianflow.channels.shm import (
+    BUFFERS,
+    SharedArena,
+    SharedMemory,
+    SharedWeights,
+    weights_checksum,
+)
 from tianflow.core.payloads import NO_VERSION, Episode, Settlement, Version, aligned
 from tianflow.errors import BrokenChannelError, TianflowError
 from tianflow.exchange.exchange import Exchange
@@ -41,8 +47,14 @@ SMALL = 4096
 
 def start(target: str, *arguments: int) -> subprocess.Popen[bytes]:
     """``tests.support.shm_targets`` in a process of its own, which gets ``arguments`` and every descriptor among them."""
-    fds = [number for number in arguments if number > 2 and Path(f"/proc/self/fd/{number}").exists()]
-    return subprocess.Popen([sys.executable, "-m", "tests.support.shm_targets", target, *map(str, arguments)], pass_fds=fds, cwd=ROOT)
+    fds = [
+        number for number in arguments if number > 2 and Path(f"/proc/self/fd/{number}").exists()
+    ]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.shm_targets", target, *map(str, arguments)],
+        pass_fds=fds,
+        cwd=ROOT,
+    )
 
 
 def no_room(_fd: int, _start: int, _nbytes: int) -> None:
@@ -101,9 +113,13 @@ def test_reserved_pages_exist(memory: SharedMemory) -> None:
     assert 2 * PAGE == os.fstat(memory.fd).st_blocks * 512
 
 
-def test_a_full_machine_is_an_error_with_a_sentence(memory: SharedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_machine_is_an_error_with_a_sentence(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "posix_fallocate", no_room)
-    with pytest.raises(TianflowError, match=f"no room for {PAGE} bytes of shared memory: No space left on device"):
+    with pytest.raises(
+        TianflowError, match=f"no room for {PAGE} bytes of shared memory: No space left on device"
+    ):
         memory.reserve(0, PAGE)
 
 
@@ -183,7 +199,10 @@ def flat(value: int, nbytes: int = SMALL) -> NDArray[np.uint8]:
 
 
 def newest(weights: SharedWeights) -> int:
-    return max(range(len(weights._buffers)), key=lambda index: int(weights._headers[index][2]) if weights._headers[index][0] else -1)
+    return max(
+        range(len(weights._buffers)),
+        key=lambda index: int(weights._headers[index][2]) if weights._headers[index][0] else -1,
+    )
 
 
 def publish(weights: SharedWeights, *numbers: int) -> None:
@@ -226,7 +245,11 @@ def test_bytes_under_the_label_of_another_version_are_convicted() -> None:
 
 
 def test_the_checksum_is_tied_to_lineage_and_number() -> None:
-    sums = {weights_checksum(Version(lineage, number), flat(7)) for lineage in range(8) for number in range(1000)}
+    sums = {
+        weights_checksum(Version(lineage, number), flat(7))
+        for lineage in range(8)
+        for number in range(1000)
+    }
     assert 8000 == len(sums)
 
 
@@ -295,7 +318,9 @@ def test_a_reader_is_overtaken_only_by_a_writer_that_is_as_many_publishes_ahead_
 
 def test_a_torn_copy_whose_sum_happens_to_be_right_is_convicted_by_the_label() -> None:
     def ordered(number: int) -> NDArray[np.uint8]:
-        return np.roll(np.arange(SMALL // 8).reshape(2, -1), number, axis=1).reshape(-1).view(np.uint8)
+        return (
+            np.roll(np.arange(SMALL // 8).reshape(2, -1), number, axis=1).reshape(-1).view(np.uint8)
+        )
 
     def publish_ordered(writer: SharedWeights, *numbers: int) -> None:
         for number in numbers:
@@ -305,13 +330,17 @@ def test_a_torn_copy_whose_sum_happens_to_be_right_is_convicted_by_the_label() -
     writer = open_weights(reader.memory)
     publish_ordered(writer, *range(1, 11))
     index = newest(writer)
-    reader._buffers[index] = Overtaken(reader._buffers[index], partial(publish_ordered, writer, *range(11, 15)))  # type: ignore[call-overload]  # as above
+    reader._buffers[index] = Overtaken(
+        reader._buffers[index], partial(publish_ordered, writer, *range(11, 15))
+    )  # type: ignore[call-overload]  # as above
     into = flat(0)
     assert Version(1, 14) == reader.read_into(into)
     assert (into == ordered(14)).all()
 
 
-def test_twenty_thousand_reads_beside_a_writer_in_another_process_are_whole_and_never_go_back() -> None:
+def test_twenty_thousand_reads_beside_a_writer_in_another_process_are_whole_and_never_go_back() -> (
+    None
+):
     nbytes = 16 * 1024
     reader = open_weights(nbytes=nbytes)
     writer = start("hammer", reader.memory.fd, nbytes)
@@ -320,7 +349,9 @@ def test_twenty_thousand_reads_beside_a_writer_in_another_process_are_whole_and_
         while not reader._stored(0):
             assert writer.poll() is None
         reads = 0
-        while reads < 20_000 or len(versions) <= 100:  # on one core the two take turns, so it takes more
+        while (
+            reads < 20_000 or len(versions) <= 100
+        ):  # on one core the two take turns, so it takes more
             reads += 1
             version = reader.read_into(into)
             assert (into.view(np.int64) == version.number).all()
@@ -335,10 +366,15 @@ def test_twenty_thousand_reads_beside_a_writer_in_another_process_are_whole_and_
 # Trajectories across processes ------------------------------------------------------------------------------------------
 
 
-async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gives_the_open_one_back() -> None:
+async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gives_the_open_one_back() -> (
+    None
+):
     shared = SharedArena(layout=small_layout(), capacity=4)
     shared.add_slots(4)
-    exchange = Exchange(ledger=Ledger(limits=Limits(batch=1, max_staleness=1, credits=4), slots=4), arena=shared.arena)
+    exchange = Exchange(
+        ledger=Ledger(limits=Limits(batch=1, max_staleness=1, credits=4), slots=4),
+        arena=shared.arena,
+    )
     exchange.open_lineage(FIRST)
     episodes: list[Episode] = []
     ours, theirs = socket_pair()
@@ -348,7 +384,12 @@ async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gi
         served.handlers[message[0]](*message[1:])
 
     link = Link(end=ours, handle=handle, closed=gone.set)
-    served = ServedExchange(exchange=exchange, send=link.send, push=link.push, on_episodes=lambda _, ended: episodes.extend(ended))
+    served = ServedExchange(
+        exchange=exchange,
+        send=link.send,
+        push=link.push,
+        on_episodes=lambda _, ended: episodes.extend(ended),
+    )
     child = await asyncio.to_thread(start, "act", shared.memory.fd, 4, theirs.fileno())
     theirs.close()
     source = MemoryBatchSource(exchange=exchange)

@@ -66,11 +66,20 @@ def control() -> Iterator[Control]:
             serving.join()
 
 
-def announce(runs: Path, name: str, address: str = "http://127.0.0.1:9", **changes: Any) -> ControlFile:
+def announce(
+    runs: Path, name: str, address: str = "http://127.0.0.1:9", **changes: Any
+) -> ControlFile:
     """Write the control file of a run that this process runs."""
     start_time = process_start_time(os.getpid())
     file = replace(
-        ControlFile(run=name, pid=os.getpid(), start_time=start_time, address=address, token="secret", read_token="look"),
+        ControlFile(
+            run=name,
+            pid=os.getpid(),
+            start_time=start_time,
+            address=address,
+            token="secret",
+            read_token="look",
+        ),
         **changes,
     )
     (runs / name).mkdir(parents=True)
@@ -89,7 +98,9 @@ def test_one_of_several_runs_must_be_named(tmp_path: Path) -> None:
     announce(tmp_path, "one")
     two = announce(tmp_path, "two")
     assert two == client.find(tmp_path, "two")
-    with pytest.raises(client.RunNotFoundError, match=r"2 runs are going on in .* \(one, two\): name one"):
+    with pytest.raises(
+        client.RunNotFoundError, match=r"2 runs are going on in .* \(one, two\): name one"
+    ):
         client.find(tmp_path, None)
 
 
@@ -106,9 +117,15 @@ def test_a_run_that_was_killed_is_told_from_one_that_has_ended(tmp_path: Path) -
     (tmp_path / "ended").mkdir()
     announce(tmp_path, "going")
     assert ["killed"] == client.broken_off(tmp_path)
-    with pytest.raises(client.RunNotFoundError, match=r"'killed' was broken off \(tianflow train --resume killed goes on .*: going$"):
+    with pytest.raises(
+        client.RunNotFoundError,
+        match=r"'killed' was broken off \(tianflow train --resume killed goes on .*: going$",
+    ):
         client.find(tmp_path, "killed")
-    for name, told in (("killed", "was broken off"), ("ended", "has ended")):  # and neither is taken for a section
+    for name, told in (
+        ("killed", "was broken off"),
+        ("ended", "has ended"),
+    ):  # and neither is taken for a section
         with pytest.raises(client.RunNotFoundError, match=told):
             client.get(tmp_path, [name])
 
@@ -135,7 +152,9 @@ def test_a_torn_control_file_is_no_run(tmp_path: Path) -> None:
 
 def test_an_unknown_run_is_told_the_nearest(tmp_path: Path) -> None:
     announce(tmp_path, "cartpole-1")
-    with pytest.raises(client.RunNotFoundError, match="'cartpol-1' is not known; .*did you mean 'cartpole-1'"):
+    with pytest.raises(
+        client.RunNotFoundError, match="'cartpol-1' is not known; .*did you mean 'cartpole-1'"
+    ):
         client.find(tmp_path, "cartpol-1")
 
 
@@ -161,13 +180,17 @@ def test_only_its_owner_may_read_a_control_file(tmp_path: Path) -> None:
 def test_a_change_is_a_merge_patch_with_the_token(tmp_path: Path, control: Control) -> None:
     control.answer(200, {"max_staleness": 4}, ETag='"7"')
     contact = announce(tmp_path, "one", control.address)
-    assert {"max_staleness": 4, "generation": "7"} == client.change(contact, "balance", {"max_staleness": 4})
+    assert {"max_staleness": 4, "generation": "7"} == client.change(
+        contact, "balance", {"max_staleness": 4}
+    )
     assert [("PATCH", "/api/v1/runs/one/balance", {"max_staleness": 4})] == control.asked
     assert "application/merge-patch+json" == control.sent[0]["Content-Type"]
     assert "Bearer secret" == control.sent[0]["Authorization"]
 
 
-def test_a_proxy_of_the_environment_is_not_asked(tmp_path: Path, control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_not_asked(
+    tmp_path: Path, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     assert {} == client.request(announce(tmp_path, "one", control.address), "GET")
 
@@ -181,7 +204,9 @@ def test_every_section_with_live_settings_has_a_resource() -> None:
 
 
 def test_a_section_without_live_settings_is_refused_before_anyone_is_asked() -> None:
-    with pytest.raises(ConfigError, match="blance: has no settings that change .* did you mean 'balance'"):
+    with pytest.raises(
+        ConfigError, match="blance: has no settings that change .* did you mean 'balance'"
+    ):
         client.resource("blance")
 
 
@@ -192,23 +217,42 @@ def refusal(contact: ControlFile) -> client.RequestError:
 
 
 def test_a_problem_document_is_told_in_words(tmp_path: Path, control: Control) -> None:
-    wrong = {"path": "balance.max_staleness", "value": -1, "message": "is out of range", "accepted": "a number >= 0", "nearest": ""}
-    control.answer(422, {"title": "Invalid settings", "detail": "Nothing of it was accepted.", "errors": [wrong]})
+    wrong = {
+        "path": "balance.max_staleness",
+        "value": -1,
+        "message": "is out of range",
+        "accepted": "a number >= 0",
+        "nearest": "",
+    }
+    control.answer(
+        422,
+        {"title": "Invalid settings", "detail": "Nothing of it was accepted.", "errors": [wrong]},
+    )
     error = refusal(announce(tmp_path, "one", control.address))
-    lines = ["Invalid settings: Nothing of it was accepted.", "balance.max_staleness = -1: is out of range; accepted: a number >= 0"]
+    lines = [
+        "Invalid settings: Nothing of it was accepted.",
+        "balance.max_staleness = -1: is out of range; accepted: a number >= 0",
+    ]
     assert (lines, True) == (str(error).splitlines(), error.bad)
     assert lines[1:] == [str(problem) for problem in error.problems]
 
 
-@pytest.mark.parametrize(("status", "bad"), [(400, True), (422, True), (401, False), (404, False), (409, False), (503, False)])
-def test_only_a_request_that_is_wrong_in_itself_is_bad(tmp_path: Path, control: Control, status: int, bad: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "bad"),
+    [(400, True), (422, True), (401, False), (404, False), (409, False), (503, False)],
+)
+def test_only_a_request_that_is_wrong_in_itself_is_bad(
+    tmp_path: Path, control: Control, status: int, bad: bool
+) -> None:
     control.answer(status, {"title": "No", "detail": "because"})
     error = refusal(announce(tmp_path, "one", control.address))
     assert ("No: because", bad) == (str(error), error.bad)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b'{"errors": 3}', b"\xff"])
-def test_a_refusal_that_is_no_problem_document_tells_its_status(tmp_path: Path, control: Control, body: bytes) -> None:
+def test_a_refusal_that_is_no_problem_document_tells_its_status(
+    tmp_path: Path, control: Control, body: bytes
+) -> None:
     control.status, control.body = 502, body
     assert "refused with status 502" == str(refusal(announce(tmp_path, "one", control.address)))
 
@@ -220,7 +264,9 @@ def test_an_answer_that_is_no_object_is_told(tmp_path: Path, control: Control, b
 
 
 def test_a_run_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    assert "run 'one' at http://127.0.0.1:9 does not answer" in str(refusal(announce(tmp_path, "one")))
+    assert "run 'one' at http://127.0.0.1:9 does not answer" in str(
+        refusal(announce(tmp_path, "one"))
+    )
 
 
 # A service ------------------------------------------------------------------------------------------------------------------
@@ -229,12 +275,21 @@ def test_a_run_that_does_not_answer_is_named(tmp_path: Path) -> None:
 def announce_service(runs: Path, address: str) -> ControlFile:
     """Write the file of a service that this process runs."""
     start_time = process_start_time(os.getpid())
-    file = ControlFile(run="", pid=os.getpid(), start_time=start_time, address=address, token="secret", read_token="look")
+    file = ControlFile(
+        run="",
+        pid=os.getpid(),
+        start_time=start_time,
+        address=address,
+        token="secret",
+        read_token="look",
+    )
     file.write(runs, SERVICE)
     return file
 
 
-def test_a_run_that_waits_or_has_ended_is_found_through_its_service(tmp_path: Path, control: Control) -> None:
+def test_a_run_that_waits_or_has_ended_is_found_through_its_service(
+    tmp_path: Path, control: Control
+) -> None:
     announce_service(tmp_path, control.address)
     control.answer(200, {"id": "two words", "state": "pending"})
     found = client.find(tmp_path, "two words")
@@ -264,10 +319,14 @@ def test_a_service_that_is_gone_is_none(tmp_path: Path) -> None:
     assert client.service(tmp_path) is None
 
 
-def test_all_runs_are_read_page_by_page(tmp_path: Path, control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_runs_are_read_page_by_page(
+    tmp_path: Path, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pages = {
         "/api/v1/runs": {"runs": [{"id": "b"}], "next": "/api/v1/runs?before=2"},
         "/api/v1/runs?before=2": {"runs": [{"id": "a"}], "next": None},
     }
     monkeypatch.setattr(client, "ask", lambda _contact, _method, path: pages[path])
-    assert ["b", "a"] == [run["id"] for run in client.all_runs(announce_service(tmp_path, control.address))]
+    assert ["b", "a"] == [
+        run["id"] for run in client.all_runs(announce_service(tmp_path, control.address))
+    ]

@@ -33,13 +33,17 @@ def test_tables_inside_a_section_have_paths_of_their_own() -> None:
     paths = {setting.path for setting in find("env")}
 
     assert "env.normalisation.returns" in paths
-    assert {path for path in paths if "normalisation" in path} == {setting.path for setting in find("env.normalisation")}
+    assert {path for path in paths if "normalisation" in path} == {
+        setting.path for setting in find("env.normalisation")
+    }
 
 
 def test_an_algorithm_is_told_of_with_what_only_it_has() -> None:
     assert "algorithm.clip" in {setting.path for setting in find("ppo")}
     assert "algorithm.clip" not in {setting.path for setting in find("algorithm")}
-    assert ["algorithm.clip"] == [setting.path for setting in find("clip") if setting.path.startswith("algorithm")]
+    assert ["algorithm.clip"] == [
+        setting.path for setting in find("clip") if setting.path.startswith("algorithm")
+    ]
 
 
 def test_what_two_algorithms_have_by_other_defaults_is_told_once() -> None:
@@ -69,7 +73,11 @@ def test_sections_and_configs_are_listed() -> None:
 
 
 def test_what_a_setting_takes_is_said_in_words() -> None:
-    assert "whole number from 0 to 4096" == takes({"type": "integer", "minimum": 0, "maximum": 4096})
-    assert "number above 0" == takes({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]})
+    assert "whole number from 0 to 4096" == takes(
+        {"type": "integer", "minimum": 0, "maximum": 4096}
+    )
+    assert "number above 0" == takes(
+        {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]}
+    )
     assert "a, b" == takes({"enum": ["a", "b"], "type": "string"})
     assert "list of text" == takes({"type": "array", "items": {"type": "string"}})

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tianflow.cli.main import app, client
+from tianflow.cli import client
+from tianflow.cli.main import app
 from tianflow.errors import TianflowError
 
 DOCUMENT = {
@@ -53,8 +54,15 @@ def test_the_verdict_its_advice_and_the_shares_behind_it_are_printed() -> None:
     ]
 
 
-def test_what_is_suggested_can_be_typed_section_by_section_and_what_needs_a_new_run_is_told_apart(answer: dict[str, Any]) -> None:
-    answer["suggested"] = {"actors.count": 33, "actors.hosts": 33, "balance.max_staleness": 33, "replay.error_buffer": 1234567.0}
+def test_what_is_suggested_can_be_typed_section_by_section_and_what_needs_a_new_run_is_told_apart(
+    answer: dict[str, Any],
+) -> None:
+    answer["suggested"] = {
+        "actors.count": 33,
+        "actors.hosts": 33,
+        "balance.max_staleness": 33,
+        "replay.error_buffer": 1234567.0,
+    }
     said = CliRunner().invoke(app, ["diagnose", "one"]).stdout.splitlines()
     assert [
         "  try: tianflow set one actors.count=33",
@@ -66,9 +74,10 @@ def test_what_is_suggested_can_be_typed_section_by_section_and_what_needs_a_new_
 
 def test_who_stands_still_is_named(answer: dict[str, Any]) -> None:
     answer |= {"verdict": "stalled", "component": "actor-1", "suggested": {}, "shares": {}}
-    assert ["one: stalled (actor-1) for 12 s", "  the learner waits 41% of the time"] == CliRunner().invoke(
-        app, ["diagnose", "one"]
-    ).stdout.splitlines()
+    assert [
+        "one: stalled (actor-1) for 12 s",
+        "  the learner waits 41% of the time",
+    ] == CliRunner().invoke(app, ["diagnose", "one"]).stdout.splitlines()
 
 
 def test_as_json_it_is_what_the_run_says(answer: dict[str, Any]) -> None:

@@ -18,13 +18,22 @@ from tianflow.rundir.control_file import ControlFile, process_start_time
 def control_file(directory: Path, start_time: int | None) -> None:
     directory.mkdir()
     address = "http://127.0.0.1:1"
-    ControlFile(run=directory.name, pid=os.getpid(), start_time=start_time, address=address, token="", read_token="").write(directory)
+    ControlFile(
+        run=directory.name,
+        pid=os.getpid(),
+        start_time=start_time,
+        address=address,
+        token="",
+        read_token="",
+    ).write(directory)
 
 
 def test_runs_that_go_on_are_told_from_those_that_died(tmp_path: Path) -> None:
     control_file(tmp_path / "alive", process_start_time(os.getpid()))
     control_file(tmp_path / "dead", 1)
-    assert [("run alive", "ok"), ("run dead", "warning")] == [(f.name, f.level) for f in doctor.runs(tmp_path)]
+    assert [("run alive", "ok"), ("run dead", "warning")] == [
+        (f.name, f.level) for f in doctor.runs(tmp_path)
+    ]
 
 
 def test_the_quota_of_the_control_group_counts(tmp_path: Path) -> None:
@@ -36,10 +45,14 @@ def test_the_quota_of_the_control_group_counts(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_a_problem_that_says_what_to_install() -> None:
-    assert doctor.Finding("no-such-package", "problem", "not installed", "pip install no-such-package") == doctor.package("no-such-package")
+    assert doctor.Finding(
+        "no-such-package", "problem", "not installed", "pip install no-such-package"
+    ) == doctor.package("no-such-package")
 
 
-@pytest.mark.parametrize(("limit", "level"), [(256, "warning"), (1024, "ok"), (resource.RLIM_INFINITY, "ok")])
+@pytest.mark.parametrize(
+    ("limit", "level"), [(256, "warning"), (1024, "ok"), (resource.RLIM_INFINITY, "ok")]
+)
 def test_few_open_files_are_a_warning(limit: int, level: str) -> None:
     assert level == doctor.descriptors(limit).level
 
@@ -52,7 +65,9 @@ def test_shared_memory_that_cannot_be_made_is_a_problem(monkeypatch: pytest.Monk
     assert doctor.shared_memory().level == "problem"
 
 
-def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "ok" == doctor.place(tmp_path / "not" / "yet").level
     monkeypatch.setattr(doctor, "ROOM", 2**80)
     assert "warning" == doctor.place(tmp_path).level
@@ -67,10 +82,14 @@ def test_every_extra_of_the_package_is_looked_for() -> None:
     assert set(project["optional-dependencies"]) - {"bench", "dev"} == set(doctor.EXTRAS)
 
 
-def test_the_command_exits_with_one_when_there_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_exits_with_one_when_there_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["doctor", "--runs-dir", str(tmp_path), "--json"]
     monkeypatch.setattr(doctor, "REQUIRED", ("numpy",))
-    monkeypatch.setattr(doctor, "shared_memory", lambda: doctor.Finding("shared memory", "ok", "there"))
+    monkeypatch.setattr(
+        doctor, "shared_memory", lambda: doctor.Finding("shared memory", "ok", "there")
+    )
     monkeypatch.setattr(doctor, "gpu", lambda: doctor.Finding("gpu", "ok", "none"))
     assert CliRunner().invoke(cli.app, arguments).exit_code == 0
     monkeypatch.setattr(doctor, "REQUIRED", ("no-such-package",))

@@ -64,7 +64,17 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
 
 
 def test_train_hands_over_the_config_and_what_was_wished(api: Api, tmp_path: Path) -> None:
-    done = run("train", "cartpole_ppo", "run.seed=7", "--plain", "--json", "--require-target", "--no-http", "--runs-dir", str(tmp_path))
+    done = run(
+        "train",
+        "cartpole_ppo",
+        "run.seed=7",
+        "--plain",
+        "--json",
+        "--require-target",
+        "--no-http",
+        "--runs-dir",
+        str(tmp_path),
+    )
     wishes = {
         "resume": None,
         "runs_dir": tmp_path,
@@ -74,17 +84,26 @@ def test_train_hands_over_the_config_and_what_was_wished(api: Api, tmp_path: Pat
         "require_target": True,
         "until_eof": False,
     }
-    assert (0, [(load_config("cartpole_ppo", ["run.seed=7"]), wishes)]) == (done.exit_code, api.asked)
+    assert (0, [(load_config("cartpole_ppo", ["run.seed=7"]), wishes)]) == (
+        done.exit_code,
+        api.asked,
+    )
 
 
-@pytest.mark.parametrize(("arguments", "served"), [([], True), (["--no-http"], False), (["http.enabled=false"], False)])
-def test_control_is_served_unless_file_or_flag_say_no(api: Api, arguments: list[str], served: bool) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "served"), [([], True), (["--no-http"], False), (["http.enabled=false"], False)]
+)
+def test_control_is_served_unless_file_or_flag_say_no(
+    api: Api, arguments: list[str], served: bool
+) -> None:
     run("train", "cartpole_ppo", *arguments)
     assert served == api.asked[0][1]["http"]
 
 
 def test_what_a_config_costs_is_told_before_training(api: Api) -> None:
-    assert run("train", "cartpole_ppo", "actors.count=4").stderr.startswith("note: with A = 4 actors")
+    assert run("train", "cartpole_ppo", "actors.count=4").stderr.startswith(
+        "note: with A = 4 actors"
+    )
     assert "" == run("train", "cartpole_ppo").stderr
 
 
@@ -97,11 +116,18 @@ def test_the_exit_code_of_training_is_that_of_the_command(api: Api, code: int) -
 def test_a_failed_run_ends_with_its_first_error(api: Api) -> None:
     api.error = RunError("actor-3", "the environment raised", "Traceback ...\nValueError: first\n")
     done = run("train", "cartpole_ppo")
-    assert (1, ["Traceback ...", "ValueError: first", "actor-3: the environment raised"]) == (done.exit_code, done.stderr.splitlines())
+    assert (1, ["Traceback ...", "ValueError: first", "actor-3: the environment raised"]) == (
+        done.exit_code,
+        done.stderr.splitlines(),
+    )
 
 
-@pytest.mark.parametrize(("error", "code"), [(CheckpointError("torn"), 2), (StateConflictError("has ended"), 1)])
-def test_errors_raised_on_purpose_are_one_line_and_a_code(api: Api, error: Exception, code: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"), [(CheckpointError("torn"), 2), (StateConflictError("has ended"), 1)]
+)
+def test_errors_raised_on_purpose_are_one_line_and_a_code(
+    api: Api, error: Exception, code: int
+) -> None:
     api.error = error
     done = run("train", "cartpole_ppo")
     assert (code, f"{error}\n", "") == (done.exit_code, done.stderr, done.stdout)
@@ -121,7 +147,9 @@ def test_what_the_system_refuses_is_one_line(api: Api, error: OSError, line: str
     assert (1, line, "") == (done.exit_code, done.stderr, done.stdout)
 
 
-@pytest.mark.parametrize("command", [["report"], ["status"], ["diagnose"], ["eval"], ["train", "--resume"]])
+@pytest.mark.parametrize(
+    "command", [["report"], ["status"], ["diagnose"], ["eval"], ["train", "--resume"]]
+)
 def test_a_name_that_no_disk_takes_is_one_line(tmp_path: Path, command: list[str]) -> None:
     done = run(*command, "x" * 300, "--runs-dir", str(tmp_path))
     assert (1, 1) == (done.exit_code, len(done.stderr.splitlines()))
@@ -132,7 +160,9 @@ def test_every_problem_of_a_config_is_one_line_and_nothing_is_started(api: Api) 
     done = run("train", "cartpole_ppo", "env.num_env=3", "actors.count=-1")
     assert (2, []) == (done.exit_code, api.asked)
     first, second = done.stderr.splitlines()
-    assert first.startswith("env.num_env = 3: there is no such setting; accepted: one of failure_window_s")
+    assert first.startswith(
+        "env.num_env = 3: there is no such setting; accepted: one of failure_window_s"
+    )
     assert first.endswith("did you mean 'num_envs'?")
     assert "actors.count = -1: is out of range; accepted: a number >= 0" == second
 
@@ -146,7 +176,12 @@ def saved_run(folder: Path) -> Path:
     store = CheckpointStore(folder / "a-run" / "checkpoints", keep=1)
     staged = store.stage()
     state = write_state(staged, {"x": np.zeros(1, np.float32)})
-    manifest = {"config": json.loads(config.model_dump_json()), "env_steps": 640, "elapsed_s": 8.0, "trained_s": 4.0}
+    manifest = {
+        "config": json.loads(config.model_dump_json()),
+        "env_steps": 640,
+        "elapsed_s": 8.0,
+        "trained_s": 4.0,
+    }
     return store.publish(staged, version=Version(1, 10), state=state, manifest=manifest)
 
 
@@ -165,15 +200,21 @@ def test_a_resumed_run_keeps_what_was_changed_while_it_went_on(api: Api, tmp_pat
     assert [4, 4, 3] == [config.bound for config, _ in api.asked]
 
 
-def test_a_run_that_lost_its_config_goes_on_with_that_of_its_checkpoint(api: Api, tmp_path: Path) -> None:
+def test_a_run_that_lost_its_config_goes_on_with_that_of_its_checkpoint(
+    api: Api, tmp_path: Path
+) -> None:
     saved_run(tmp_path)
     (tmp_path / "a-run" / "config.toml").unlink()
     run("train", "--resume", "a-run", "--runs-dir", str(tmp_path))
     assert 3 == api.asked[0][0].bound
 
 
-@pytest.mark.parametrize("text", [b"", b'[env]\nid = "CartPo', b"\xff\xfe", b"a = " + b"[" * 100_000])
-def test_a_run_whose_config_is_spoiled_goes_on_with_that_of_its_checkpoint_and_says_so(api: Api, tmp_path: Path, text: bytes) -> None:
+@pytest.mark.parametrize(
+    "text", [b"", b'[env]\nid = "CartPo', b"\xff\xfe", b"a = " + b"[" * 100_000]
+)
+def test_a_run_whose_config_is_spoiled_goes_on_with_that_of_its_checkpoint_and_says_so(
+    api: Api, tmp_path: Path, text: bytes
+) -> None:
     saved_run(tmp_path)
     (tmp_path / "a-run" / "config.toml").write_bytes(text)
     assert 0 == run("train", "--resume", "a-run", "--runs-dir", str(tmp_path)).exit_code
@@ -185,23 +226,45 @@ def test_a_run_whose_config_is_spoiled_goes_on_with_that_of_its_checkpoint_and_s
 
 def test_a_resumed_run_may_be_given_other_settings(api: Api, tmp_path: Path) -> None:
     saved_run(tmp_path)
-    run("train", "balance.max_staleness=9", "run.seed=6", "--resume", "a-run", "--runs-dir", str(tmp_path))
+    run(
+        "train",
+        "balance.max_staleness=9",
+        "run.seed=6",
+        "--resume",
+        "a-run",
+        "--runs-dir",
+        str(tmp_path),
+    )
     config, options = api.asked[0]
     assert (9, 6, "a-run") == (config.bound, config.run.seed, options["resume"])
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"), [("run.max_seconds=4", "(4 before)"), ("run.max_seconds=5", ""), ("run.max_updates=10", "(10 before)")]
+    ("limit", "told"),
+    [
+        ("run.max_seconds=4", "(4 before)"),
+        ("run.max_seconds=5", ""),
+        ("run.max_updates=10", "(10 before)"),
+    ],
 )
-def test_a_resumed_run_whose_limit_is_used_up_is_told_so(api: Api, tmp_path: Path, limit: str, told: str) -> None:
+def test_a_resumed_run_whose_limit_is_used_up_is_told_so(
+    api: Api, tmp_path: Path, limit: str, told: str
+) -> None:
     """It ends as soon as it begins, which is not what somebody wants who lets it go on."""
     saved_run(tmp_path)
     done = run("train", limit, "--resume", "a-run", "--runs-dir", str(tmp_path))
     assert 0 == done.exit_code
-    assert [1 if told else 0] == [done.stderr.count(f"note: {limit.replace('=', ' = ')} is used up {told}, so nothing will be trained")]
+    assert [1 if told else 0] == [
+        done.stderr.count(
+            f"note: {limit.replace('=', ' = ')} is used up {told}, so nothing will be trained"
+        )
+    ]
 
 
-@pytest.mark.parametrize("arguments", [["train"], ["train", "--resume", "nothing"], ["train", "--no-such-flag"], ["no-such-command"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["train"], ["train", "--resume", "nothing"], ["train", "--no-such-flag"], ["no-such-command"]],
+)
 def test_bad_usage_is_code_2(api: Api, arguments: list[str]) -> None:
     assert (2, []) == (run(*arguments).exit_code, api.asked)
 
@@ -209,11 +272,16 @@ def test_bad_usage_is_code_2(api: Api, arguments: list[str]) -> None:
 def test_eval_plays_the_episodes_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     result = {"episodes": 7, "mean_return": 3.5}
-    monkeypatch.setattr("tianflow.cli.eval.evaluated", lambda *what, **options: asked.append((*what, options)) or result)
+    monkeypatch.setattr(
+        "tianflow.cli.eval.evaluated",
+        lambda *what, **options: asked.append((*what, options)) or result,
+    )
     done = run("eval", "a-run", "--episodes", "7")
     assert (0, "mean return 3.50 over 7 episodes\n") == (done.exit_code, done.stdout)
     assert result == json.loads(run("eval", "a-run", "--episodes", "7", "--json").stdout)
-    assert [("a-run", {"episodes": 7, "runs_dir": Path("runs"), "video": None, "video_episodes": 3})] * 2 == asked
+    assert [
+        ("a-run", {"episodes": 7, "runs_dir": Path("runs"), "video": None, "video_episodes": 3})
+    ] * 2 == asked
 
 
 # validate and config ------------------------------------------------------------------------------------------------
@@ -222,13 +290,19 @@ def test_eval_plays_the_episodes_wished_for(monkeypatch: pytest.MonkeyPatch) -> 
 def test_validate_looks_for_what_a_sink_needs() -> None:
     done = run("validate", "cartpole_ppo", 'metrics.sinks=["tests.observability.test_sinks:Needy"]')
     assert 2 == done.exit_code
-    assert "no_such_package_at_all is not installed; accepted: pip install 'tianflow[needy]' first" in done.stderr
+    assert (
+        "no_such_package_at_all is not installed; accepted: pip install 'tianflow[needy]' first"
+        in done.stderr
+    )
 
 
 def test_validate_tells_environment_and_costs() -> None:
     done = run("validate", "cartpole_ppo", "actors.count=4")
     assert 0 == done.exit_code
-    assert "environment: CartPole-v1, 32 of them, observation float32[4]; discrete actions" in done.stdout
+    assert (
+        "environment: CartPole-v1, 32 of them, observation float32[4]; discrete actions"
+        in done.stdout
+    )
     assert "note: with A = 4 actors" in done.stdout
     assert done.stdout.endswith("cartpole_ppo: valid\n")
 
@@ -242,7 +316,9 @@ def test_validate_refuses_what_does_not_fit_the_environment() -> None:
 def test_config_show_prints_what_can_be_read_back() -> None:
     config = load_config("cartpole_ppo", ["run.seed=7"])
     for flags in ([], ["--resolved"]):
-        assert config == load_config(tomllib.loads(run("config", "show", "cartpole_ppo", "run.seed=7", *flags).stdout))
+        assert config == load_config(
+            tomllib.loads(run("config", "show", "cartpole_ppo", "run.seed=7", *flags).stdout)
+        )
 
 
 def test_config_show_resolved_prints_the_defaults_too() -> None:
@@ -255,7 +331,9 @@ def test_config_show_resolved_names_every_setting_also_those_that_are_not_set() 
     assert "# credits is not set" in told
     config = load_config("cartpole_ppo")
     settings = [key for section in config.model_dump().values() for key in section if key != "name"]
-    assert [] == [key for key in settings if f"\n{key} = " not in told and f"\n# {key} is not set" not in told]
+    assert [] == [
+        key for key in settings if f"\n{key} = " not in told and f"\n# {key} is not set" not in told
+    ]
 
 
 OWN = """
@@ -266,28 +344,57 @@ class MyEnv(CounterEnv):
 """
 
 
-def test_a_config_may_name_a_module_of_the_folder_that_the_command_is_called_in(tmp_path: Path) -> None:
+def test_a_config_may_name_a_module_of_the_folder_that_the_command_is_called_in(
+    tmp_path: Path,
+) -> None:
     """A script's own folder is on the path of Python, the folder it is called in is not."""
     (tmp_path / "my_env.py").write_text(OWN)
-    (tmp_path / "typer.py").write_text("raise ImportError('a module of that folder hides an installed one')")
+    (tmp_path / "typer.py").write_text(
+        "raise ImportError('a module of that folder hides an installed one')"
+    )
     script = [sys.executable, "-P", "-c", "from tianflow.cli.main import main; main()"]
     root = ROOT
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers")))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers"))),
+    }
     command = [*script, "validate", "cartpole_ppo", "env.id=my_env:MyEnv"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert (0, "") == (done.returncode, done.stderr)
     assert "environment: my_env:MyEnv, 32 of them" in done.stdout
 
 
 @pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
-def test_a_command_does_not_need_the_standard_streams(tmp_path: Path, closed: tuple[int, ...]) -> None:
+def test_a_command_does_not_need_the_standard_streams(
+    tmp_path: Path, closed: tuple[int, ...]
+) -> None:
     """As cron jobs and daemons start it: the loop's own descriptors would otherwise be standard streams, and its library aborts."""
     closing = "; ".join(f"os.close({number})" for number in closed)
     again = "os.execv(sys.executable, [sys.executable, '-m', 'tianflow', 'train', *sys.argv[1:]])"
-    config = ["cartpole_ppo", "placement.launcher=inline", "run.max_updates=1", "run.target_return=9999", "evaluation.episodes=1"]
-    command = [sys.executable, "-c", f"import os, sys; {closing}; {again}", *config, "run.name=a", "--plain", "--runs-dir", str(tmp_path)]
+    config = [
+        "cartpole_ppo",
+        "placement.launcher=inline",
+        "run.max_updates=1",
+        "run.target_return=9999",
+        "evaluation.episodes=1",
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        f"import os, sys; {closing}; {again}",
+        *config,
+        "run.name=a",
+        "--plain",
+        "--runs-dir",
+        str(tmp_path),
+    ]
     root = ROOT
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers")))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers"))),
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr
     assert "done" == json.loads((tmp_path / "a" / "summary.json").read_text())["state"]
@@ -295,9 +402,28 @@ def test_a_command_does_not_need_the_standard_streams(tmp_path: Path, closed: tu
 
 def test_a_file_as_standard_input_tells_of_no_end_and_is_refused(tmp_path: Path) -> None:
     root = ROOT
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers")))}
-    command = [sys.executable, "-m", "tianflow", "train", "cartpole_ppo", "--until-eof", "--runs-dir", str(tmp_path)]
-    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(root), str(root / "controllers"))),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "tianflow",
+        "train",
+        "cartpole_ppo",
+        "--until-eof",
+        "--runs-dir",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (2, 1) == (done.returncode, len(done.stderr.splitlines())), done.stderr
     assert "--until-eof: standard input is a file" in done.stderr
 
@@ -319,7 +445,13 @@ class Running:
     def running(runs_dir: Path) -> dict[str, Any]:
         return {"one": Contact("one")} if runs_dir == Path("runs") else {}
 
-    def request(self, contact: Contact, method: str, path: str = "", body: Mapping[str, object] | None = None) -> dict[str, Any]:
+    def request(
+        self,
+        contact: Contact,
+        method: str,
+        path: str = "",
+        body: Mapping[str, object] | None = None,
+    ) -> dict[str, Any]:
         self.asked.append((contact.run, method, path, body))
         if self.error is not None:
             raise self.error
@@ -338,10 +470,14 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
 
 @pytest.mark.parametrize("named", [[], ["one"]])
 @pytest.mark.parametrize("action", ["pause", "resume", "drain", "checkpoint", "stop"])
-def test_an_action_is_posted_and_answers_the_state_it_leads_to(running: Running, action: str, named: list[str]) -> None:
+def test_an_action_is_posted_and_answers_the_state_it_leads_to(
+    running: Running, action: str, named: list[str]
+) -> None:
     running.answer = {"state": "pausing"}
     assert (
-        "one: pausing" + (", writes a checkpoint at the next boundary" if action == "checkpoint" else "") + "\n"
+        "one: pausing"
+        + (", writes a checkpoint at the next boundary" if action == "checkpoint" else "")
+        + "\n"
         == run(action, *named).stdout
     )
     assert [("one", "POST", f"/{action}", None)] == running.asked
@@ -351,12 +487,22 @@ def test_an_action_is_posted_and_answers_the_state_it_leads_to(running: Running,
     ("arguments", "path", "body"),
     [
         (["balance.max_staleness=4"], "/balance", {"max_staleness": 4}),
-        (["one", "balance.max_staleness=unbounded", "balance.credits=null"], "/balance", {"max_staleness": "unbounded", "credits": None}),
-        (["one", "algorithm.learning_rate=1e-4", "learner.slowdown=0.5"], "/learner", {"learning_rate": 1e-4, "slowdown": 0.5}),
+        (
+            ["one", "balance.max_staleness=unbounded", "balance.credits=null"],
+            "/balance",
+            {"max_staleness": "unbounded", "credits": None},
+        ),
+        (
+            ["one", "algorithm.learning_rate=1e-4", "learner.slowdown=0.5"],
+            "/learner",
+            {"learning_rate": 1e-4, "slowdown": 0.5},
+        ),
         (["balance.parameters.quiet_updates=3"], "/balance", {"parameters": {"quiet_updates": 3}}),
     ],
 )
-def test_set_changes_one_section_as_a_whole(running: Running, arguments: list[str], path: str, body: object) -> None:
+def test_set_changes_one_section_as_a_whole(
+    running: Running, arguments: list[str], path: str, body: object
+) -> None:
     running.answer = {"generation": "3"}
     done = run("set", *arguments)
     assert (0, [("one", "PATCH", path, body)]) == (done.exit_code, running.asked)
@@ -380,16 +526,22 @@ def test_set_changes_one_section_as_a_whole(running: Running, arguments: list[st
         ["scale", "one", "actors=-1"],
     ],
 )
-def test_a_wish_that_cannot_be_meant_is_code_2_and_changes_nothing(running: Running, arguments: list[str]) -> None:
+def test_a_wish_that_cannot_be_meant_is_code_2_and_changes_nothing(
+    running: Running, arguments: list[str]
+) -> None:
     done = run(*arguments)
     assert 2 == done.exit_code
     assert done.stderr
     assert "PATCH" not in {method for _, method, _, _ in running.asked}
 
 
-def test_a_setting_that_is_misspelt_is_told_the_nearest_where_it_is_read_too(running: Running) -> None:
+def test_a_setting_that_is_misspelt_is_told_the_nearest_where_it_is_read_too(
+    running: Running,
+) -> None:
     running.answer = {"max_staleness": 1, "credits": None}
-    assert run("get", "balance.max_stalenes").stderr.endswith("one of credits, max_staleness; did you mean 'max_staleness'?\n")
+    assert run("get", "balance.max_stalenes").stderr.endswith(
+        "one of credits, max_staleness; did you mean 'max_staleness'?\n"
+    )
 
 
 def test_settings_of_two_sections_are_refused_by_their_names(running: Running) -> None:
@@ -400,25 +552,43 @@ def test_settings_of_two_sections_are_refused_by_their_names(running: Running) -
 def test_scale_sets_the_number_of_actors(running: Running) -> None:
     assert 0 == run("scale", "actors=16").exit_code
     assert 0 == run("scale", "one", "actors=0").exit_code
-    assert [("one", "PATCH", "/actors", {"count": 16}), ("one", "PATCH", "/actors", {"count": 0})] == running.asked
+    assert [
+        ("one", "PATCH", "/actors", {"count": 16}),
+        ("one", "PATCH", "/actors", {"count": 0}),
+    ] == running.asked
 
 
 def test_get_prints_settings_as_they_are_set(running: Running) -> None:
-    running.answer = {"max_staleness": "unbounded", "credits": None, "straggler_patience": 10.0, "generation": "3"}
-    assert 'max_staleness = "unbounded"\ncredits = null\nstraggler_patience = 10.0\n' == run("get", "balance").stdout
+    running.answer = {
+        "max_staleness": "unbounded",
+        "credits": None,
+        "straggler_patience": 10.0,
+        "generation": "3",
+    }
+    assert (
+        'max_staleness = "unbounded"\ncredits = null\nstraggler_patience = 10.0\n'
+        == run("get", "balance").stdout
+    )
     assert "10.0\n" == run("get", "one", "balance.straggler_patience").stdout
     assert "unbounded" == json.loads(run("get", "balance.max_staleness", "--json").stdout)
     assert [("one", "GET", "/balance", None)] * 3 == running.asked
 
 
 @pytest.mark.parametrize("wish", [[], ["one"]])
-def test_get_without_a_section_prints_all_as_they_are_set(running: Running, wish: list[str]) -> None:
+def test_get_without_a_section_prints_all_as_they_are_set(
+    running: Running, wish: list[str]
+) -> None:
     running.answer = {"slowdown": 0.0, "learning_rate": 1e-4, "generation": "3"}
     told = run("get", *wish).stdout.splitlines()
-    assert {"balance.slowdown = 0.0", "learner.slowdown = 0.0", "algorithm.learning_rate = 0.0001"} <= set(told)
-    assert {("one", "GET", f"/{part}", None) for part in ("actors", "balance", "evaluation", "learner", "replay", "weights")} == set(
-        running.asked
-    )
+    assert {
+        "balance.slowdown = 0.0",
+        "learner.slowdown = 0.0",
+        "algorithm.learning_rate = 0.0001",
+    } <= set(told)
+    assert {
+        ("one", "GET", f"/{part}", None)
+        for part in ("actors", "balance", "evaluation", "learner", "replay", "weights")
+    } == set(running.asked)
     assert 1e-4 == json.loads(run("get", *wish, "--json").stdout)["algorithm.learning_rate"]
 
 
@@ -430,32 +600,64 @@ def test_a_shell_is_told_how_names_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert [] == complete_run("")
     (tmp_path / "runs" / "one" / "control.json").touch()
     assert (["one"], []) == (complete_run("o"), complete_run("t"))
-    assert ["cartpole_a2c", "cartpole_apex", "cartpole_impala", "cartpole_ppo", "cartoon.toml", "carts/"] == complete_config("cart")
-    environment = {"_TIANFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "tianflow pause o", "COMP_CWORD": "2"}
-    assert "one" == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+    assert [
+        "cartpole_a2c",
+        "cartpole_apex",
+        "cartpole_impala",
+        "cartpole_ppo",
+        "cartoon.toml",
+        "carts/",
+    ] == complete_config("cart")
+    environment = {
+        "_TIANFLOW_COMPLETE": "complete_bash",
+        "COMP_WORDS": "tianflow pause o",
+        "COMP_CWORD": "2",
+    }
+    assert (
+        "one" == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+    )
 
 
 @pytest.mark.parametrize("line", ["eval", "export", "report", "train --resume"])
-def test_a_shell_is_told_of_runs_that_have_ended_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+def test_a_shell_is_told_of_runs_that_have_ended_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "over").mkdir(parents=True)
     (tmp_path / "runs" / "over" / "config.toml").touch()
     for begun, found in (("o", "over"), ("runs/o", "runs/over"), ("x", "")):
         words = f"tianflow {line} {begun}"
-        environment = {"_TIANFLOW_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-        assert found == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+        environment = {
+            "_TIANFLOW_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        }
+        assert (
+            found
+            == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+        )
 
 
 @pytest.mark.parametrize("command", ["get", "set", "scale"])
-def test_a_shell_is_told_of_runs_whose_settings_can_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_a_shell_is_told_of_runs_whose_settings_can_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "control.json").touch()
-    environment = {"_TIANFLOW_COMPLETE": "complete_bash", "COMP_WORDS": f"tianflow {command} o", "COMP_CWORD": "2"}
-    assert "one" == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+    environment = {
+        "_TIANFLOW_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"tianflow {command} o",
+        "COMP_CWORD": "2",
+    }
+    assert (
+        "one" == CliRunner().invoke(cli.app, prog_name="tianflow", env=environment).stdout.strip()
+    )
 
 
-def test_an_interrupt_while_the_script_is_imported_shows_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_the_script_is_imported_shows_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Slow(ModuleType):
         def __getattr__(self, name: str) -> object:
             raise KeyboardInterrupt
@@ -473,13 +675,22 @@ def test_the_version_is_told() -> None:
 def test_a_refusal_is_told_on_stderr_with_its_code(running: Running) -> None:
     running.error = client.RequestError("Invalid settings\nbalance.credits = 1: no", bad=True)
     done = run("set", "balance.credits=1")
-    assert (2, "", "Invalid settings\nbalance.credits = 1: no\n") == (done.exit_code, done.stdout, done.stderr)
+    assert (2, "", "Invalid settings\nbalance.credits = 1: no\n") == (
+        done.exit_code,
+        done.stdout,
+        done.stderr,
+    )
     running.error = client.RequestError("State conflict: the run has ended")
     assert 1 == run("pause").exit_code
 
 
 def test_a_run_that_is_not_going_on_is_code_1(running: Running) -> None:
-    for arguments in (["pause", "two"], ["get", "two", "balance"], ["status", "two"], ["stop", "--runs-dir", "elsewhere"]):
+    for arguments in (
+        ["pause", "two"],
+        ["get", "two", "balance"],
+        ["status", "two"],
+        ["stop", "--runs-dir", "elsewhere"],
+    ):
         assert 1 == run(*arguments).exit_code
     assert [] == running.asked
 
@@ -499,8 +710,31 @@ STATUS = {
 def test_status_shows_every_run_in_a_line(running: Running) -> None:
     running.answer = STATUS
     head, line = run("status").stdout.splitlines()
-    assert ["run", "state", "env", "steps", "updates", "steps/s", "return", "staleness", "bound", "actors", "bottleneck"] == head.split()
-    assert ["one", "running", "123456", "60", "24284", "471.2", "0.98", "1", "2", "-"] == line.split()
+    assert [
+        "run",
+        "state",
+        "env",
+        "steps",
+        "updates",
+        "steps/s",
+        "return",
+        "staleness",
+        "bound",
+        "actors",
+        "bottleneck",
+    ] == head.split()
+    assert [
+        "one",
+        "running",
+        "123456",
+        "60",
+        "24284",
+        "471.2",
+        "0.98",
+        "1",
+        "2",
+        "-",
+    ] == line.split()
 
 
 def test_status_as_json_is_what_the_run_says(running: Running) -> None:

@@ -17,23 +17,31 @@ from rich.console import Console
 
 from tests.support.fakes_run import FakeRun
 from tianflow import logs
-from tianflow.cli.screen import LastingConsole, PlainLines, Screen, drawing, make_screen, plain_line, summary_text
+from tianflow.cli.screen import (
+    LastingConsole,
+    PlainLines,
+    Screen,
+    drawing,
+    make_screen,
+    plain_line,
+    summary_text,
+)
 from tianflow.core.formatting import duration, number
 from tianflow.core.payloads import Settlement, Version
 from tianflow.core.statistics import ComponentStatistics, TimeShares
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
-from tianflow.observability.rates import Rates
+from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import describe, time_left
 from tianflow.rundir.summary import lost
 
 
-def described(run: FakeRun, rates: Rates | None = None) -> dict[str, Any]:
-    rates = Rates(read=run.statistics) if rates is None else rates
+def described(run: FakeRun, rates: RunRates | None = None) -> dict[str, Any]:
+    rates = RunRates(read=run.statistics) if rates is None else rates
     return describe(rates.sample(), run.config, rates)
 
 
-def shown(run: FakeRun, width: int = 120, rates: Rates | None = None) -> str:
+def shown(run: FakeRun, width: int = 120, rates: RunRates | None = None) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     console.print(drawing(described(run, rates)))
     assert isinstance(console.file, io.StringIO)
@@ -52,13 +60,15 @@ def row(text: str, name: str) -> str:
 
 
 def test_the_screen_tells_the_whole_story(run: FakeRun) -> None:
-    rates = Rates(read=run.statistics)
+    rates = RunRates(read=run.statistics)
     rates.sample()
     run.train(10)
     run.evaluation = {"mean_return": 12.5, "version": 9.0, "episodes": 100.0}
     text = shown(run, rates=rates)
     assert "fake  CartPole-v1 ppo  running  1:55" in text
-    assert "8 mean  1 to 15 over 15 episodes   target 475   evaluated 12.5 at version 9" in row(text, "return")
+    assert "8 mean  1 to 15 over 15 episodes   target 475   evaluated 12.5 at version 9" in row(
+        text, "return"
+    )
     assert "64 (10 s)  64 (60 s)  64 (300 s)   960 steps" in row(text, "steps/s")
     assert "0 min  0 mean  0 p99  0 max   bound 1" in row(text, "staleness")
     assert "busy 100%" in row(text, "learner")
@@ -90,7 +100,9 @@ def test_violations_are_shouted(run: FakeRun) -> None:
 def test_a_plain_line_is_one_line_without_control_characters(run: FakeRun) -> None:
     line = plain_line(described(run))
     assert line.isprintable()
-    assert line.startswith("1:45  running  steps 320 (–/s)  updates 5  return 3 over 5 episodes  staleness mean 0 max 0 bound 1  dropped 0")
+    assert line.startswith(
+        "1:45  running  steps 320 (–/s)  updates 5  return 3 over 5 episodes  staleness mean 0 max 0 bound 1  dropped 0"
+    )
 
 
 async def test_plain_lines_come_at_an_interval_and_once_at_the_end(run: FakeRun) -> None:
@@ -126,7 +138,11 @@ async def test_plain_lines_go_on_after_one_that_could_not_be_written(run: FakeRu
         written.set()
 
     task = asyncio.create_task(PlainLines(run=run, write=write, interval_s=0.001).run(lambda: None))
-    done, _ = await asyncio.wait({task, asyncio.create_task(written.wait())}, timeout=5.0, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait(
+        {task, asyncio.create_task(written.wait())},
+        timeout=5.0,
+        return_when=asyncio.FIRST_COMPLETED,
+    )
     assert task not in done
     assert written.is_set()
     task.cancel()
@@ -146,7 +162,9 @@ def test_a_reader_who_leaves_ends_nothing_but_what_it_read() -> None:
 
 async def test_the_screen_draws_again_and_leaves_its_last_drawing(run: FakeRun) -> None:
     out = io.StringIO()
-    screen = Screen(run=run, console=Console(file=out, force_terminal=True, width=100), interval_s=0.001)
+    screen = Screen(
+        run=run, console=Console(file=out, force_terminal=True, width=100), interval_s=0.001
+    )
     started = asyncio.Event()
     task = asyncio.create_task(screen.run(started.set))
     await asyncio.wait_for(started.wait(), 5.0)
@@ -160,8 +178,13 @@ async def test_the_screen_draws_again_and_leaves_its_last_drawing(run: FakeRun) 
     assert out.getvalue().endswith("\x1b[?25h")  # the cursor is visible again
 
 
-@pytest.mark.parametrize(("terminal", "plain", "kind"), [(True, False, Screen), (True, True, PlainLines), (False, False, PlainLines)])
-def test_a_terminal_gets_the_screen_unless_plain_is_asked_for(run: FakeRun, terminal: bool, plain: bool, kind: type) -> None:
+@pytest.mark.parametrize(
+    ("terminal", "plain", "kind"),
+    [(True, False, Screen), (True, True, PlainLines), (False, False, PlainLines)],
+)
+def test_a_terminal_gets_the_screen_unless_plain_is_asked_for(
+    run: FakeRun, terminal: bool, plain: bool, kind: type
+) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal)
     assert kind is type(make_screen(run=run, console=console, plain=plain))
 
@@ -176,21 +199,37 @@ def test_plain_lines_on_a_console_are_not_wrapped(run: FakeRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "–"), (0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3723, "1:02:03"), (360_000, "100:00:00")]
+    ("seconds", "text"),
+    [
+        (None, "–"),
+        (0.4, "0:00"),
+        (59.6, "1:00"),
+        (61, "1:01"),
+        (3723, "1:02:03"),
+        (360_000, "100:00:00"),
+    ],
 )
 def test_durations(seconds: float | None, text: str) -> None:
     assert text == duration(seconds)
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "–"), (0, "0"), (1.23456, "1.235"), (1234567.8, "1,234,568"), (12345, "12,345"), (-0.5, "-0.5")]
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (1.23456, "1.235"),
+        (1234567.8, "1,234,568"),
+        (12345, "12,345"),
+        (-0.5, "-0.5"),
+    ],
 )
 def test_numbers(value: float | None, text: str) -> None:
     assert text == number(value)
 
 
 def test_time_left_follows_the_pace_of_the_last_minute(run: FakeRun) -> None:
-    rates = Rates(read=run.statistics)
+    rates = RunRates(read=run.statistics)
     rates.sample()
     assert time_left(run.statistics(), run.config, rates) == {}
     run.train(10)
@@ -203,11 +242,17 @@ def test_time_left_follows_the_pace_of_the_last_minute(run: FakeRun) -> None:
 
 def test_time_before_training_does_not_count_towards_the_limit_of_seconds() -> None:
     run = FakeRun()
-    run.config = run.config.model_copy(update={"run": run.config.run.model_copy(update={"max_seconds": 40.0})})
-    rates = Rates(read=run.statistics)
+    run.config = run.config.model_copy(
+        update={"run": run.config.run.model_copy(update={"max_seconds": 40.0})}
+    )
+    rates = RunRates(read=run.statistics)
     run.now += 30.0
-    assert 40.0 == time_left(replace(rates.sample(), trained_s=0.0), run.config, rates)["max_seconds"]
-    assert 25.0 == time_left(replace(rates.sample(), trained_s=15.0), run.config, rates)["max_seconds"]
+    assert (
+        40.0 == time_left(replace(rates.sample(), trained_s=0.0), run.config, rates)["max_seconds"]
+    )
+    assert (
+        25.0 == time_left(replace(rates.sample(), trained_s=15.0), run.config, rates)["max_seconds"]
+    )
     run.state = "stopping"
     assert {} == time_left(rates.sample(), run.config, rates)
 
@@ -221,7 +266,7 @@ def test_an_evaluation_that_a_run_waits_for_is_named(run: FakeRun) -> None:
 def test_a_run_that_waits_for_an_evaluation_tells_for_how_long_at_most(run: FakeRun) -> None:
     run.state = "stopping"
     seen = replace(run.statistics(), evaluating=True, evaluation_left_s=592.0)
-    line = plain_line(describe(seen, run.config, Rates(read=run.statistics)))
+    line = plain_line(describe(seen, run.config, RunRates(read=run.statistics)))
     assert line.endswith("  evaluating  evaluation.timeout_s in 9:52")
 
 
@@ -233,7 +278,7 @@ def test_a_learner_that_is_not_there_yet_has_made_no_update() -> None:
 
 
 def test_a_falling_return_foretells_no_target(run: FakeRun) -> None:
-    rates = Rates(read=run.statistics)
+    rates = RunRates(read=run.statistics)
     rates.sample()
     run.train(1)
     run.returns.append(-100.0)
@@ -242,7 +287,7 @@ def test_a_falling_return_foretells_no_target(run: FakeRun) -> None:
 
 def test_recent_shares_forget_what_was_before_the_window() -> None:
     run = FakeRun()
-    rates = Rates(read=run.statistics)
+    rates = RunRates(read=run.statistics)
     for _ in range(100):
         run.train(1)
         rates.sample()
@@ -250,13 +295,15 @@ def test_recent_shares_forget_what_was_before_the_window() -> None:
 
 
 def test_a_restarted_component_counts_from_zero_again(run: FakeRun) -> None:
-    rates = Rates(read=run.statistics)
+    rates = RunRates(read=run.statistics)
     rates.sample()
     run.now += 30.0
     young = TimeShares({"starting": 3.0, "waiting:batch": 15.0}, "busy", run.now)
     run._components = lambda: (ComponentStatistics("learner", "learner", "learner", young),)  # type: ignore[method-assign]
     rates.sample()
-    assert {"learner": {"starting": pytest.approx(2 / 7), "waiting:batch": pytest.approx(5 / 7)}} == rates.shares(60.0)
+    assert {
+        "learner": {"starting": pytest.approx(2 / 7), "waiting:batch": pytest.approx(5 / 7)}
+    } == rates.shares(60.0)
 
 
 SUMMARY = {
@@ -313,14 +360,20 @@ def test_a_summary_says_what_no_checkpoint_holds(checkpoint: int | None, said: s
 
 
 def test_a_summary_of_a_failed_start_says_why() -> None:
-    text = summary_text({"run": "a", "state": "failed", "target_return": 475.0, "error": "actor-0: no such file"})
+    text = summary_text(
+        {"run": "a", "state": "failed", "target_return": 475.0, "error": "actor-0: no such file"}
+    )
     assert "a: failed\n  target 475: not reached\n  error: actor-0: no such file" == text
 
 
 def test_skipped_publishes_show_as_lag(run: FakeRun) -> None:
     run.ledger.settle(Settlement(Version(1, 6), (), 1, published=False))
     versions = described(run)["versions"]
-    assert (6, 5, 1) == (versions["learner"]["number"], versions["published"]["number"], versions["publish_lag"])
+    assert (6, 5, 1) == (
+        versions["learner"]["number"],
+        versions["published"]["number"],
+        versions["publish_lag"],
+    )
 
 
 # Log lines ------------------------------------------------------------------------------------------------------------
@@ -334,7 +387,13 @@ def test_json_lines_hold_what_is_bound_and_the_exception() -> None:
     except ValueError:
         logs.logger("host", run="a", component="actor-1").exception("a component failed", version=3)
     line = json.loads(out.getvalue())
-    expected = {"run": "a", "component": "actor-1", "event": "a component failed", "version": 3, "level": "error"}
+    expected = {
+        "run": "a",
+        "component": "actor-1",
+        "event": "a component failed",
+        "version": 3,
+        "level": "error",
+    }
     assert expected == {key: line[key] for key in expected}
     assert "ValueError: invalid literal" in line["exception"]
     assert line["timestamp"].endswith("Z")
@@ -366,7 +425,10 @@ def test_the_root_logger_is_never_touched() -> None:
     root.removeHandler(handler)
     assert [] == heard
     assert (list(root.handlers), root.level) == before
-    assert 1 == sum(isinstance(handler, logs._TianflowHandler) for handler in logging.getLogger("tianflow").handlers)
+    assert 1 == sum(
+        isinstance(handler, logs._TianflowHandler)
+        for handler in logging.getLogger("tianflow").handlers
+    )
 
 
 def test_levels_are_obeyed_and_loggers_made_before_follow() -> None:
@@ -377,10 +439,18 @@ def test_levels_are_obeyed_and_loggers_made_before_follow() -> None:
     asked.info("quiet")
     early.warning("loud")
     asked.warning("loud too")
-    assert ["loud", "loud too"] == [json.loads(line)["event"] for line in out.getvalue().splitlines()]
+    assert ["loud", "loud too"] == [
+        json.loads(line)["event"] for line in out.getvalue().splitlines()
+    ]
 
 
-def test_without_set_up_records_go_where_the_program_sends_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_set_up_records_go_where_the_program_sends_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO):
         logs.logger("host", component="actor-1").info("hello", steps=3)
-    assert ("hello", "actor-1", 3) == (caplog.records[0].message, caplog.records[0].component, caplog.records[0].steps)  # type: ignore[attr-defined]
+    assert ("hello", "actor-1", 3) == (
+        caplog.records[0].message,
+        caplog.records[0].component,
+        caplog.records[0].steps,
+    )  # type: ignore[attr-defined]

@@ -30,7 +30,12 @@ class Services:
 
     def __init__(self) -> None:
         self.own = ControlFile(
-            run="", pid=os.getpid(), start_time=process_start_time(os.getpid()), address="http://here", token="t", read_token="r"
+            run="",
+            pid=os.getpid(),
+            start_time=process_start_time(os.getpid()),
+            address="http://here",
+            token="t",
+            read_token="r",
         )
         self.there = True
         self.runs: list[dict[str, Any]] = []
@@ -54,7 +59,14 @@ class Services:
         return self.runs
 
     def ask(
-        self, contact: ControlFile, method: str, path: str, body: Any, *, content_type: str, headers: Mapping[str, str]
+        self,
+        contact: ControlFile,
+        method: str,
+        path: str,
+        body: Any,
+        *,
+        content_type: str,
+        headers: Mapping[str, str],
     ) -> dict[str, Any]:
         assert "application/json" == content_type
         self.asked.append((contact.address + contact.token, method, path, body, headers))
@@ -73,17 +85,28 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Services:
 
 def test_status_shows_what_goes_on_what_waits_and_what_ended_lately(services: Services) -> None:
     services.going = {"going": {"id": "going", "state": "running"}}
-    services.runs = [{"id": "waits", "state": "pending", "ended": None}, {"id": "going", "state": "running", "ended": None}]
+    services.runs = [
+        {"id": "waits", "state": "pending", "ended": None},
+        {"id": "going", "state": "running", "ended": None},
+    ]
     services.runs += [{"id": f"old-{index}", **ENDED} for index in range(overview.ENDED_SHOWN + 3)]
     lines = run("status").stdout.splitlines()[1:]
     assert ["going", "running"] == lines[0].split()[:2]
     assert ["waits", "pending"] == lines[1].split()[:2]
-    assert [f"old-{index}" for index in range(overview.ENDED_SHOWN)] == [line.split()[0] for line in lines[2:]]
+    assert [f"old-{index}" for index in range(overview.ENDED_SHOWN)] == [
+        line.split()[0] for line in lines[2:]
+    ]
     assert "going" in run("top").stdout  # no terminal: once
 
 
-def test_status_leaves_out_a_run_that_ends_meanwhile_not_one_that_hangs(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
-    services.there, services.going, services.silent = False, {"a": {"id": "a", "state": "running"}, "b": {}}, {"b"}
+def test_status_leaves_out_a_run_that_ends_meanwhile_not_one_that_hangs(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services.there, services.going, services.silent = (
+        False,
+        {"a": {"id": "a", "state": "running"}, "b": {}},
+        {"b"},
+    )
     done = run("status")
     assert 1 == done.exit_code
     assert "'b' does not answer" in done.stderr
@@ -115,31 +138,53 @@ def test_what_has_ended_is_shown_with_what_it_reached(services: Services, tmp_pa
     assert header.split()[0] == "run"
 
 
-def test_status_of_a_run_that_has_ended_needs_no_service(services: Services, tmp_path: Path) -> None:
+def test_status_of_a_run_that_has_ended_needs_no_service(
+    services: Services, tmp_path: Path
+) -> None:
     services.there = False
     left(tmp_path, "old")
-    assert ["old", "done"] == run("status", "old", "--runs-dir", str(tmp_path)).stdout.splitlines()[1].split()[:2]
-    assert 9.5 == json.loads(run("status", "old", "--runs-dir", str(tmp_path), "--json").stdout)["summary"]["mean_return"]
-    assert "ended: old (tianflow status RUN shows one)" in run("status", "--runs-dir", str(tmp_path)).stdout
+    assert ["old", "done"] == run("status", "old", "--runs-dir", str(tmp_path)).stdout.splitlines()[
+        1
+    ].split()[:2]
+    assert (
+        9.5
+        == json.loads(run("status", "old", "--runs-dir", str(tmp_path), "--json").stdout)[
+            "summary"
+        ]["mean_return"]
+    )
+    assert (
+        "ended: old (tianflow status RUN shows one)"
+        in run("status", "--runs-dir", str(tmp_path)).stdout
+    )
     (tmp_path / "old" / "summary.json").write_text("torn")
     assert 1 == run("status", "old", "--runs-dir", str(tmp_path)).exit_code
 
 
-def test_a_run_that_was_broken_off_has_not_ended_whatever_an_earlier_life_left(services: Services, tmp_path: Path) -> None:
+def test_a_run_that_was_broken_off_has_not_ended_whatever_an_earlier_life_left(
+    services: Services, tmp_path: Path
+) -> None:
     services.there = False
     left(tmp_path, "old")
     left(tmp_path, "killed")
     replace(services.own, run="killed", start_time=1).write(tmp_path / "killed")
     told = run("status", "--runs-dir", str(tmp_path)).stdout
-    assert "ended: old (tianflow status RUN shows one); broken off: killed (tianflow train --resume RUN goes on)\n" in told
+    assert (
+        "ended: old (tianflow status RUN shows one); broken off: killed (tianflow train --resume RUN goes on)\n"
+        in told
+    )
     done = run("status", "killed", "--runs-dir", str(tmp_path))
     assert 1 == done.exit_code
     assert "run 'killed' was broken off" in done.stderr
 
 
 def test_why_a_run_failed_stands_below_the_table(services: Services, tmp_path: Path) -> None:
-    services.runs = [{"id": "bad", "state": "failed", "ended": 5.0, "reasons": ["env.id = 'X': there is none"]}, {"id": "good", **ENDED}]
-    assert ["bad: env.id = 'X': there is none"] == run("status", "--runs-dir", str(tmp_path)).stdout.splitlines()[3:]
+    services.runs = [
+        {"id": "bad", "state": "failed", "ended": 5.0, "reasons": ["env.id = 'X': there is none"]},
+        {"id": "good", **ENDED},
+    ]
+    assert ["bad: env.id = 'X': there is none"] == run(
+        "status", "--runs-dir", str(tmp_path)
+    ).stdout.splitlines()[3:]
 
 
 def test_the_console_is_that_of_the_service_or_of_the_run_that_is_named(services: Services) -> None:
@@ -151,7 +196,9 @@ def test_the_console_is_that_of_the_service_or_of_the_run_that_is_named(services
     assert 1 == run("console", "two").exit_code
 
 
-def test_submit_sends_what_the_file_says_unchecked_and_a_key_of_its_own(services: Services, tmp_path: Path) -> None:
+def test_submit_sends_what_the_file_says_unchecked_and_a_key_of_its_own(
+    services: Services, tmp_path: Path
+) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[env]\nid = "only.there:Env"\n')
     for _ in range(2):
@@ -159,12 +206,17 @@ def test_submit_sends_what_the_file_says_unchecked_and_a_key_of_its_own(services
         assert (0, "a-run: pending\n") == (done.exit_code, done.stdout)
     (_, method, where, body, first), (_, _, _, _, second) = services.asked
     assert ("POST", "/api/v1/runs") == (method, where)
-    assert {"config": {"env": {"id": "only.there:Env"}}, "overrides": {"balance.max_staleness": 3, "run.name": "mine"}} == body
+    assert {
+        "config": {"env": {"id": "only.there:Env"}},
+        "overrides": {"balance.max_staleness": 3, "run.name": "mine"},
+    } == body
     assert first["Idempotency-Key"] != second["Idempotency-Key"]
 
 
 def test_submit_sends_a_shipped_config_by_name_and_prints_json(services: Services) -> None:
-    assert {"id": "a-run", "state": "pending"} == json.loads(run("submit", "cartpole_ppo", "--json").stdout)
+    assert {"id": "a-run", "state": "pending"} == json.loads(
+        run("submit", "cartpole_ppo", "--json").stdout
+    )
     assert {"config": "cartpole_ppo", "overrides": {}} == services.asked[0][3]
 
 
@@ -172,10 +224,14 @@ def test_submit_tells_a_refused_setting_as_it_was_written(services: Services) ->
     services.refusal = client.RequestError(
         "Invalid settings: Nothing of it was accepted.\nconfig.run.sed = 1: no",
         bad=True,
-        problems=[Problem("config.run.sed", 1, "there is no such setting", "one of name, seed", "seed")],
+        problems=[
+            Problem("config.run.sed", 1, "there is no such setting", "one of name, seed", "seed")
+        ],
     )
     done = run("submit", "cartpole_ppo", "run.sed=1")
-    told = "run.sed = 1: there is no such setting; accepted: one of name, seed; did you mean 'seed'?\n"
+    told = (
+        "run.sed = 1: there is no such setting; accepted: one of name, seed; did you mean 'seed'?\n"
+    )
     assert (2, "", told) == (done.exit_code, done.stdout, done.stderr)
 
     services.refusal = client.RequestError("the service at http://here does not answer: no")
@@ -183,7 +239,9 @@ def test_submit_tells_a_refused_setting_as_it_was_written(services: Services) ->
     assert (1, "the service at http://here does not answer: no\n") == (done.exit_code, done.stderr)
 
 
-def test_submit_to_a_service_elsewhere_takes_the_token_of_the_environment(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_to_a_service_elsewhere_takes_the_token_of_the_environment(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TIANFLOW_TOKEN", "secret")
     assert 0 == run("submit", "cartpole_ppo", "--address", "http://there:1/").exit_code
     assert "http://there:1secret" == services.asked[0][0]

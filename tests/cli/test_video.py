@@ -19,7 +19,9 @@ from tianflow.cli import main as cli
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning:moviepy"),  # its reader leaves a closed process to the collector
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning:moviepy"
+    ),  # its reader leaves a closed process to the collector
 ]
 moviepy = pytest.importorskip("moviepy", reason="the extra video is not installed")
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="the extra video is not installed")
@@ -47,7 +49,9 @@ class Vector(gymnasium.vector.SyncVectorEnv):
 
 
 def trained(folder: Path, env: dict[str, Any], **sections: Any) -> None:
-    checkpoint(folder, {"env": env, "algorithm": {"name": "ppo"}, "network": {"hidden": [16]}, **sections})
+    checkpoint(
+        folder, {"env": env, "algorithm": {"name": "ppo"}, "network": {"hidden": [16]}, **sections}
+    )
 
 
 def run(folder: Path, *arguments: str) -> Result:
@@ -82,10 +86,15 @@ def test_episodes_of_cartpole_are_filmed_and_returns_are_those_without(tmp_path:
 
 def test_a_video_shows_every_step_of_its_episode_and_no_other(tmp_path: Path) -> None:
     trained(tmp_path, {"id": "tests.cli.test_video:Drawn"})
-    done = run(tmp_path, "--episodes", "5", "--video", str(tmp_path / "videos"), "--video-episodes", "2")
+    done = run(
+        tmp_path, "--episodes", "5", "--video", str(tmp_path / "videos"), "--video-episodes", "2"
+    )
     assert [
         "mean return 4.00 over 5 episodes",
-        *(f"{tmp_path}/videos/a-run-v1-0000000010-episode-{k}.mp4: return 4.00 in 4 steps" for k in (0, 1)),
+        *(
+            f"{tmp_path}/videos/a-run-v1-0000000010-episode-{k}.mp4: return 4.00 in 4 steps"
+            for k in (0, 1)
+        ),
     ] == (done.stdout.splitlines())
     for path in (tmp_path / "videos").iterdir():
         brightness = [picture.mean() for picture in frames(path)]
@@ -102,12 +111,24 @@ def test_videos_of_two_runs_lie_beside_each_other(tmp_path: Path) -> None:
     for name in ("one", "two"):
         trained(tmp_path / name, {"id": "tests.cli.test_video:Drawn"})
         (tmp_path / name / "a-run").rename(tmp_path / name / f"{name}-run")
-        shutil.copytree(tmp_path / name / f"{name}-run" / "checkpoints" / "v1-0000000010", tmp_path / name / "best")
+        shutil.copytree(
+            tmp_path / name / f"{name}-run" / "checkpoints" / "v1-0000000010",
+            tmp_path / name / "best",
+        )
         for source in (f"{name}-run", "best"):
-            done = run(tmp_path, str(tmp_path / name / source), "--episodes", "1", "--video", str(tmp_path / "videos"))
+            done = run(
+                tmp_path,
+                str(tmp_path / name / source),
+                "--episodes",
+                "1",
+                "--video",
+                str(tmp_path / "videos"),
+            )
             assert 0 == done.exit_code, done.stderr
     names = ("one-best", "one-run-v1-0000000010", "two-best", "two-run-v1-0000000010")
-    assert [f"{name}-episode-0.mp4" for name in names] == sorted(path.name for path in (tmp_path / "videos").iterdir())
+    assert [f"{name}-episode-0.mp4" for name in names] == sorted(
+        path.name for path in (tmp_path / "videos").iterdir()
+    )
 
 
 def refused(folder: Path, video: Path) -> str:
@@ -119,14 +140,26 @@ def refused(folder: Path, video: Path) -> str:
 @pytest.mark.parametrize(
     ("env", "why"),
     [
-        ({"id": "tests.support.environments:CounterEnv"}, "unexpected keyword argument 'render_mode'"),
+        (
+            {"id": "tests.support.environments:CounterEnv"},
+            "unexpected keyword argument 'render_mode'",
+        ),
         ({"id": "tests.cli.test_video:Vector", "vectorization": "auto"}, "makes a whole vector"),
         ({"id": "tests.cli.test_video:Drawn", "kwargs": {"picture": False}}, "gave no pictures"),
-        ({"id": "ALE/Pong-v5"}, "a single one does not look as those do that come as a whole vector"),
+        (
+            {"id": "ALE/Pong-v5"},
+            "a single one does not look as those do that come as a whole vector",
+        ),
     ],
 )
-def test_an_environment_that_cannot_be_filmed_is_named_and_nothing_is_left(tmp_path: Path, env: dict[str, Any], why: str) -> None:
-    network = {"network": {"name": "nature_cnn", "kwargs": {"units": 8}}} if env["id"].startswith("ALE") else {}
+def test_an_environment_that_cannot_be_filmed_is_named_and_nothing_is_left(
+    tmp_path: Path, env: dict[str, Any], why: str
+) -> None:
+    network = (
+        {"network": {"name": "nature_cnn", "kwargs": {"units": 8}}}
+        if env["id"].startswith("ALE")
+        else {}
+    )
     trained(tmp_path, env, **network)
     said = refused(tmp_path, tmp_path / "videos")
     assert said.startswith(env["id"])
@@ -134,7 +167,9 @@ def test_an_environment_that_cannot_be_filmed_is_named_and_nothing_is_left(tmp_p
     assert [] == list((tmp_path / "videos").iterdir())
 
 
-def test_without_the_extra_video_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_video_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "moviepy", None)
     assert "pip install 'tianflow[video]'" in refused(tmp_path, tmp_path / "videos")
 

@@ -75,7 +75,9 @@ class Stage:
         self.actor = Actor(
             name="actor-0",
             host="host",
-            sender=kind(exchange=self.world.exchange, holder="actor-0", on_episodes=self.world.heard),
+            sender=kind(
+                exchange=self.world.exchange, holder="actor-0", on_episodes=self.world.heard
+            ),
             settings=self.settings,
             events=self,
             compute=self.compute,
@@ -127,7 +129,9 @@ async def test_the_next_one_is_asked_for_before_the_turn_ends_in_which_a_commit_
             return await super().acquire()
 
         def commit(self, trajectory, episodes):
-            asyncio.get_running_loop().call_soon(said.append, "packet")  # where a link would send what was said
+            asyncio.get_running_loop().call_soon(
+                said.append, "packet"
+            )  # where a link would send what was said
             said.append("commit")
             super().commit(trajectory, episodes)
 
@@ -139,7 +143,9 @@ async def test_the_next_one_is_asked_for_before_the_turn_ends_in_which_a_commit_
     assert ["commit", "want", "packet"] == said[:3]
 
 
-async def test_a_trajectory_is_timed_from_its_first_step_and_one_that_was_cut_as_if_it_were_whole(monkeypatch):
+async def test_a_trajectory_is_timed_from_its_first_step_and_one_that_was_cut_as_if_it_were_whole(
+    monkeypatch,
+):
     clock = SimpleNamespace(now=10.0, monotonic=lambda: clock.now)
     monkeypatch.setattr("tianflow.components.actor.time", clock)
     async with acting(batch=1, bound=8) as (stage, _):
@@ -275,23 +281,31 @@ async def test_making_environments_anew_is_tried_again_when_that_fails_too(soon)
 
 async def test_environments_that_cannot_be_made_anew_end_it_with_their_own_words(soon):
     async with acting(batch=1, bound=1) as (stage, task):
-        stage.rollout.rebuild_errors = [EnvironmentFailedError("no display", "Traceback: no display")] * 5
+        stage.rollout.rebuild_errors = [
+            EnvironmentFailedError("no display", "Traceback: no display")
+        ] * 5
         stage.rollout.failures = 1
         stage.rollout.turn.release()
-        with pytest.raises(RunError, match=r"failed 3 times in 60 s \(env.max_failures = 2\): no display") as caught:
+        with pytest.raises(
+            RunError, match=r"failed 3 times in 60 s \(env.max_failures = 2\): no display"
+        ) as caught:
             await task
         assert caught.value.details == "Traceback: no display"
 
 
 async def test_what_is_not_finite_is_dropped_counted_and_told_with_environment_and_step(soon):
     async with acting(batch=1, bound=0) as (stage, _):
-        stage.rollout.error = PoisonedTrajectoryError("reward of environment 1 is nan after step 3", environment=1, step=3)
+        stage.rollout.error = PoisonedTrajectoryError(
+            "reward of environment 1 is nan after step 3", environment=1, step=3
+        )
         stage.rollout.failures = 1
         stage.rollout.turn.release()
         await until(lambda: len(stage.rollout.begun) == 2)
         assert stage.world.ledger.snapshot().dropped == {"poisoned": 1}
         assert stage.actor.statistics().counters["poisoned"] == 1
-        assert [event.message for event in stage.events] == ["reward of environment 1 is nan after step 3"]
+        assert [event.message for event in stage.events] == [
+            "reward of environment 1 is nan after step 3"
+        ]
 
 
 async def test_failures_that_lie_far_apart_do_not_add_up(soon, monkeypatch):

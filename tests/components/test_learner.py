@@ -26,7 +26,13 @@ from tianflow.interfaces import LearnerBatch, LiveSettings, StepResult
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits, State
 
-SPEC = EnvironmentSpec("Small-v0", (LeafSpec("", (3,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")
+SPEC = EnvironmentSpec(
+    "Small-v0",
+    (LeafSpec("", (3,), "float32"),),
+    ActionSpec("discrete", (), "int64", (2,), (0,)),
+    2,
+    "next_step",
+)
 STEPS, FIRST = 4, Version(1, 0)
 Settings = LatestCell[LiveSettings, int]
 BASE = cartpole(run={"max_updates": None})  # outside a loop: whoever makes one looks for plug-ins
@@ -34,7 +40,11 @@ BASE = cartpole(run={"max_updates": None})  # outside a loop: whoever makes one 
 
 def config(**sections: dict[str, Any]) -> Config:
     """`BASE` with single settings of sections replaced."""
-    return BASE.model_copy(update={name: getattr(BASE, name).model_copy(update=values) for name, values in sections.items()})
+    return BASE.model_copy(
+        update={
+            name: getattr(BASE, name).model_copy(update=values) for name, values in sections.items()
+        }
+    )
 
 
 class FakeCompute:
@@ -96,11 +106,15 @@ class FakeStacker:
 class World:
     """A learner with everything around it, in one loop. Actors are played by the test."""
 
-    def __init__(self, *, bound: int | None = 1, batch: int = 1, start: Version = FIRST, **sections: Any) -> None:
+    def __init__(
+        self, *, bound: int | None = 1, batch: int = 1, start: Version = FIRST, **sections: Any
+    ) -> None:
         layout = make_layout(SPEC, steps=STEPS, state_spec={}, return_accumulator=False)
         self.ledger = Ledger(limits=Limits(batch=batch, max_staleness=bound, credits=16), slots=16)
         self.exchange = Exchange(ledger=self.ledger, arena=heap_arena(layout, 16))
-        self.settings: Settings = LatestCell(LiveSettings(config(algorithm={"batch_trajectories": batch}, **sections), bound), 0)
+        self.settings: Settings = LatestCell(
+            LiveSettings(config(algorithm={"batch_trajectories": batch}, **sections), bound), 0
+        )
         self.weights = MemoryWeights()
         self.compute = FakeCompute()
         self.algorithm = FakeAlgorithm(start.number)
@@ -120,7 +134,9 @@ class World:
     def set(self, **live: Any) -> None:
         """Change live settings; a changed bound is the ledger's, too, as the balancer sees to."""
         self.settings.put(replace(self.settings.value, **live), self.settings.key + 1)
-        self.exchange.set_limits(replace(self.ledger.limits, max_staleness=self.settings.value.bound))
+        self.exchange.set_limits(
+            replace(self.ledger.limits, max_staleness=self.settings.value.bound)
+        )
 
     def commit(self, version: int | None = None, *, lineage: int | None = None) -> int:
         """One trajectory made with ``version`` (the newest published one); its ticket."""
@@ -128,7 +144,9 @@ class World:
         self.exchange.request_grant("actor-0", given.append)
         (grant,) = given
         assert grant is not None, "no credit is left"
-        made = Version(lineage or grant.version.lineage, grant.version.number if version is None else version)
+        made = Version(
+            lineage or grant.version.lineage, grant.version.number if version is None else version
+        )
         self.exchange.arena.views(grant.slot)["version"][:] = made.number
         self.exchange.begin(grant.ticket, made)
         self.exchange.commit(Trajectory(grant.ticket, grant.slot, STEPS, 2 * STEPS, made))
@@ -164,7 +182,10 @@ async def running(world: World) -> AsyncIterator[World]:
 
 
 def batch(*versions: tuple[int, int]) -> Batch:
-    return Batch(Version(1, 10), tuple(Trajectory(i, i, STEPS, 8, Version(*version)) for i, version in enumerate(versions)))
+    return Batch(
+        Version(1, 10),
+        tuple(Trajectory(i, i, STEPS, 8, Version(*version)) for i, version in enumerate(versions)),
+    )
 
 
 # The guarantee ---------------------------------------------------------------------------------------------------------
@@ -188,7 +209,9 @@ def test_a_batch_is_admissible_if_its_oldest_is_young_enough_and_of_this_lineage
     assert expected == admissible(batch(*versions), Version(1, 10), bound)
 
 
-async def test_a_batch_pulled_ahead_that_a_lowered_bound_has_made_too_old_is_given_back_and_never_used() -> None:
+async def test_a_batch_pulled_ahead_that_a_lowered_bound_has_made_too_old_is_given_back_and_never_used() -> (
+    None
+):
     async with running(World(bound=2)) as world:
         world.compute.gate.clear()
         world.commit()
@@ -259,7 +282,11 @@ async def test_slots_and_credits_return_together_when_the_version_is_settled() -
         world.compute.gate.clear()
         world.commit()
         await settle()
-        assert ("busy", free - 1, 1) == (world.doing, world.ledger.snapshot().free_slots, world.ledger.credits_in_use)
+        assert ("busy", free - 1, 1) == (
+            world.doing,
+            world.ledger.snapshot().free_slots,
+            world.ledger.credits_in_use,
+        )
         world.compute.gate.set()
         await settle()
         assert (free, 0) == (world.ledger.snapshot().free_slots, world.ledger.credits_in_use)
@@ -285,10 +312,15 @@ async def test_every_nth_version_is_published_and_the_others_are_settled_unpubli
             await settle()
             published.append(world.weights.version.number)
         assert [0, 0, 3, 3, 3, 6] == published
-        assert (6, 4) == (world.ledger.snapshot().updates, world.ledger.snapshot().unpublished_updates)
+        assert (6, 4) == (
+            world.ledger.snapshot().updates,
+            world.ledger.snapshot().unpublished_updates,
+        )
 
 
-async def test_a_lowered_bound_that_breaks_the_invariant_publishes_at_once_without_an_update() -> None:
+async def test_a_lowered_bound_that_breaks_the_invariant_publishes_at_once_without_an_update() -> (
+    None
+):
     """Else everything would be born too stale, nothing trained, nothing published: a livelock."""
     async with running(World(bound=4, weights={"publish_interval_updates": 8})) as world:
         for _ in range(2):
@@ -297,7 +329,11 @@ async def test_a_lowered_bound_that_breaks_the_invariant_publishes_at_once_witho
         assert (0, 2) == (world.weights.version.number, world.ledger.publish_lag)
         world.set(bound=1)
         await settle()
-        assert (2, 0, 2) == (world.weights.version.number, world.ledger.publish_lag, world.ledger.snapshot().updates)
+        assert (2, 0, 2) == (
+            world.weights.version.number,
+            world.ledger.publish_lag,
+            world.ledger.snapshot().updates,
+        )
         world.commit()
         await settle()
         assert 3 == world.trained
@@ -367,7 +403,9 @@ async def test_the_state_for_a_checkpoint_is_never_that_of_half_an_update() -> N
 
 
 @pytest.mark.parametrize("rest", ["paused", "hold_learner"])
-async def test_a_learner_that_rests_begins_no_update_and_goes_on_with_what_it_had_pulled(rest: str) -> None:
+async def test_a_learner_that_rests_begins_no_update_and_goes_on_with_what_it_had_pulled(
+    rest: str,
+) -> None:
     async with running(World(bound=2)) as world:
         world.set(**{rest: True})
         await settle()

@@ -21,14 +21,14 @@ from tianflow.core.payloads import (
     ActionSpec,
     Batch,
     DrawPart,
-    Drop,
+    DropItems,
     EnvironmentSpec,
-    Keep,
     LeafSpec,
     Prioritise,
+    SaveItems,
     Settlement,
     ShardRequest,
-    Store,
+    StoreTrajectory,
     Trajectory,
     Version,
 )
@@ -47,29 +47,58 @@ from tianflow.replay.shard import Shard
 from tianflow.replay.sharding import importance_weights
 
 T, N, DRAWN, LENGTH, ALPHA, BETA = 5, 2, 8, 2, 0.7, 0.4
-SPEC = EnvironmentSpec("Small-v0", (LeafSpec("", (1,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), N, "next_step")
+SPEC = EnvironmentSpec(
+    "Small-v0",
+    (LeafSpec("", (1,), "float32"),),
+    ActionSpec("discrete", (), "int64", (2,), (0,)),
+    N,
+    "next_step",
+)
 STATE = {"h": (3,)}
-LAYOUT = make_layout(SPEC, steps=T, state_spec=STATE, return_accumulator=False, recorded=(), replayed=True)
+LAYOUT = make_layout(
+    SPEC, steps=T, state_spec=STATE, return_accumulator=False, recorded=(), replayed=True
+)
 DRAWS = make_draw_layout(SPEC, length=LENGTH, items=DRAWN, state_spec=STATE)
 
 
-def make_shard(capacity: int = 100, *, max_samples: int | None = None, alpha: float | None = ALPHA) -> Shard:
+def make_shard(
+    capacity: int = 100, *, max_samples: int | None = None, alpha: float | None = ALPHA
+) -> Shard:
     settings = ShardSettings(
-        observation=SPEC.observation, action=((), "int64"), capacity=capacity, length=LENGTH, state=(("h", (3,)),), max_samples=max_samples
+        observation=SPEC.observation,
+        action=((), "int64"),
+        capacity=capacity,
+        length=LENGTH,
+        state=(("h", (3,)),),
+        max_samples=max_samples,
     )
-    return Shard(settings=settings, selector=Uniform if alpha is None else lambda size: Prioritised(size, alpha=alpha))
+    return Shard(
+        settings=settings,
+        selector=Uniform if alpha is None else lambda size: Prioritised(size, alpha=alpha),
+    )
 
 
 class Place:
     """A component by itself: `do` has it do one request, and gives its answer."""
 
-    def __init__(self, shard: Shard | None = None, *, seed: int = 0, answer: Callable[..., None] | None = None, slots: Any = None) -> None:
+    def __init__(
+        self,
+        shard: Shard | None = None,
+        *,
+        seed: int = 0,
+        answer: Callable[..., None] | None = None,
+        slots: Any = None,
+    ) -> None:
         self.slots: Arena
         self.draws: Arena
         self.slots, self.draws = slots or (heap_arena(LAYOUT, 4), heap_arena(DRAWS, 2))
         self.said: list[tuple[Any, ...]] = []
         self.shard = make_shard() if shard is None else shard
-        self.end = ShardEnd(slots=self.slots, draws=self.draws, answer=answer or (lambda *words: self.said.append(words)))
+        self.end = ShardEnd(
+            slots=self.slots,
+            draws=self.draws,
+            answer=answer or (lambda *words: self.said.append(words)),
+        )
         self.component = ReplayShard(
             name="replay-0",
             host="replay-0",
@@ -87,10 +116,12 @@ class Place:
 
     def store(self, number: int, **more: Any) -> tuple[Any, ...]:
         write(self.slots.views(0), number=number, **more)
-        return self.do(Store(number, 0, T))
+        return self.do(StoreTrajectory(number, 0, T))
 
 
-def write(arrays: Any, *, number: int, actor: int = 0, version: int = 0, first: int | None = None) -> None:
+def write(
+    arrays: Any, *, number: int, actor: int = 0, version: int = 0, first: int | None = None
+) -> None:
     """A trajectory of T steps; the action of step k of environment i is 2 (first + k) + i."""
     begin = T * number if first is None else first
     steps = np.arange(begin, begin + T + 1)[:, None]
@@ -181,7 +212,9 @@ def test_a_priority_that_is_none_is_left_out_and_counted() -> None:
     assert 3.0 == place.component.statistics().counters["refused_priorities"]
 
 
-def test_where_the_learner_gives_no_priorities_those_of_an_earlier_draw_are_not_taken_for_its_own() -> None:
+def test_where_the_learner_gives_no_priorities_those_of_an_earlier_draw_are_not_taken_for_its_own() -> (
+    None
+):
     place = Place()
     place.store(0)
     place.draws.views(0)["priority"][:] = 9.0
@@ -193,7 +226,7 @@ def test_where_the_learner_gives_no_priorities_those_of_an_earlier_draw_are_not_
 def test_asked_what_is_there_it_drops_nothing() -> None:
     place = Place()
     place.store(0)
-    assert (8, 0) == held(place.do(Drop("")))
+    assert (8, 0) == held(place.do(DropItems("")))
 
 
 def test_dropping_takes_the_windows_in_the_making_along() -> None:
@@ -201,7 +234,7 @@ def test_dropping_takes_the_windows_in_the_making_along() -> None:
     place = Place()
     place.store(0, version=9)
     place.store(0, version=9, actor=1)
-    assert (0, 16) == held(place.do(Drop("lineage")))
+    assert (0, 16) == held(place.do(DropItems("lineage")))
     stored = place.store(1, version=2)
     assert 8 == stored[2]
     assert (8, 16) == held(stored)
@@ -222,7 +255,7 @@ def test_what_it_says_it_holds_is_what_came_less_what_went() -> None:
         if number % 3 == 0:
             place.do(DrawPart(number, 0, 0, DRAWN, number - 6))
         if number % 17 == 16:
-            place.do(Drop("lineage"))
+            place.do(DropItems("lineage"))
         there, went = held(place.said[-1])
         assert came - went == there == len(place.shard)
 
@@ -239,13 +272,17 @@ def test_its_numbers_are_told() -> None:
     assert {"insert_seconds", "draw_seconds", "prioritise_seconds"} == set(told.distributions)
 
 
-def test_what_it_holds_can_be_kept_and_a_place_that_cannot_be_written_is_said_to_be_none(tmp_path: Path) -> None:
+def test_what_it_holds_can_be_kept_and_a_place_that_cannot_be_written_is_said_to_be_none(
+    tmp_path: Path,
+) -> None:
     place = Place()
     place.store(0)
-    name, sha256, nbytes, _ = place.do(Keep(str(tmp_path / "replay-0.safetensors")))
+    name, sha256, nbytes, _ = place.do(SaveItems(str(tmp_path / "replay-0.safetensors")))
     assert ("kept", 64) == (name, len(sha256))
     assert (tmp_path / "replay-0.safetensors").stat().st_size == nbytes
-    assert ("kept", "", 0) == place.do(Keep(str(tmp_path / "nowhere" / "replay-0.safetensors")))[:3]
+    assert ("kept", "", 0) == place.do(
+        SaveItems(str(tmp_path / "nowhere" / "replay-0.safetensors"))
+    )[:3]
 
 
 @pytest.mark.asyncio
@@ -263,8 +300,8 @@ async def test_it_answers_one_request_after_the_other_until_it_is_cancelled() ->
     task = asyncio.create_task(place.component.run(started.set))
     await started.wait()
     write(place.slots.views(0), number=0)
-    place.end.ask(Store(3, 0, T))
-    place.end.ask(Drop(""))
+    place.end.ask(StoreTrajectory(3, 0, T))
+    place.end.ask(DropItems(""))
     async with asyncio.timeout(5.0):
         await answered.wait()
     assert ["stored", "dropped"] == [words[0] for words in said]
@@ -277,7 +314,9 @@ async def test_it_answers_one_request_after_the_other_until_it_is_cancelled() ->
 
 
 @pytest.mark.asyncio
-async def test_priorities_and_the_next_draw_take_one_turn_of_the_thread_and_trajectories_one_of_their_own() -> None:
+async def test_priorities_and_the_next_draw_take_one_turn_of_the_thread_and_trajectories_one_of_their_own() -> (
+    None
+):
     started, answered = asyncio.Event(), asyncio.Event()
     said: list[tuple[Any, ...]] = []
 
@@ -296,13 +335,17 @@ async def test_priorities_and_the_next_draw_take_one_turn_of_the_thread_and_traj
     task = asyncio.create_task(place.component.run(started.set))
     await started.wait()
     write(place.slots.views(1), number=1)
-    store, back, draw = Store(4, 1, T), Prioritise(0, 0, 0, DRAWN), DrawPart(1, 1, 0, DRAWN, 0)
-    for request in (store, back, draw, Drop("")):
+    store, back, draw = (
+        StoreTrajectory(4, 1, T),
+        Prioritise(0, 0, 0, DRAWN),
+        DrawPart(1, 1, 0, DRAWN, 0),
+    )
+    for request in (store, back, draw, DropItems("")):
         place.end.ask(request)
     async with asyncio.timeout(5.0):
         await answered.wait()
     assert ["prioritised", "drawn", "stored", "dropped"] == [words[0] for words in said]
-    assert [[back, draw], [store], [Drop("")]] == turns
+    assert [[back, draw], [store], [DropItems("")]] == turns
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     compute.close()
@@ -333,7 +376,12 @@ class Several:
         self.exchange.open_lineage(self.version)
         self.places = []
         for index in range(count):
-            place = Place(make_shard(200, alpha=alpha), seed=seed + index, answer=answers(self.exchange, index, 0), slots=self.arenas)
+            place = Place(
+                make_shard(200, alpha=alpha),
+                seed=seed + index,
+                answer=answers(self.exchange, index, 0),
+                slots=self.arenas,
+            )
             self.places.append(place)
             self.exchange.shard_opened(index, 0, place.end)
         self.work()
@@ -353,15 +401,24 @@ class Several:
         actors = 4
         for number in range(trajectories):
             for actor in range(actors):
-                self.exchange.request_grant(f"actor-{actor}", lambda grant, a=actor, n=number: self.made(grant, a, n))  # type: ignore[misc]
+                self.exchange.request_grant(
+                    f"actor-{actor}", lambda grant, a=actor, n=number: self.made(grant, a, n)
+                )  # type: ignore[misc]
                 self.work()
 
     def made(self, grant: Any, actor: int, number: int) -> None:
-        write(self.arenas[0].views(grant.slot), number=number, actor=actor, first=1000 * actor + T * number)
+        write(
+            self.arenas[0].views(grant.slot),
+            number=number,
+            actor=actor,
+            first=1000 * actor + T * number,
+        )
         self.exchange.begin(grant.ticket, grant.version)
         self.exchange.commit(Trajectory(grant.ticket, grant.slot, T, T * N, grant.version))
 
-    def prioritise(self, priority: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> dict[int, float]:
+    def prioritise(
+        self, priority: Callable[[NDArray[np.int64]], NDArray[np.float64]]
+    ) -> dict[int, float]:
         """Give every item its priority, by what it is; p^alpha of each."""
         masses: dict[int, float] = {}
         for place in self.places:
@@ -372,7 +429,7 @@ class Several:
             keys, names = np.array(list(known)), np.array(list(known.values()))
             shard.update_priorities(keys, priority(names))
             masses |= dict(zip(names.tolist(), (priority(names) ** ALPHA).tolist(), strict=True))
-            place.end.ask(Drop(""))
+            place.end.ask(DropItems(""))
         self.work()
         return masses
 
@@ -408,7 +465,9 @@ def test_frequencies_and_weights_are_those_of_one_shard_however_many_there_are(c
     for _ in range(draws):
         names, weights = several.draw()
         chances = np.array([masses[name] for name in names]) / whole
-        np.testing.assert_allclose(importance_weights(chances, count=items, beta=BETA), weights, rtol=1e-5)
+        np.testing.assert_allclose(
+            importance_weights(chances, count=items, beta=BETA), weights, rtol=1e-5
+        )
         by_hand = (items * chances) ** -BETA
         np.testing.assert_allclose(by_hand / by_hand.max(), weights, rtol=1e-5)
         for name in names:
@@ -432,7 +491,9 @@ def test_uniform_draws_have_weight_one_over_any_number_of_shards(count: int) -> 
     items = 4 * (3 * T - 1) * N
     expected = 800 * DRAWN / items
     assert items == len(seen)
-    assert sum((n - expected) ** 2 / expected for n in seen.values()) < items - 1 + 4.5 * np.sqrt(2.0 * items)
+    assert sum((n - expected) ** 2 / expected for n in seen.values()) < items - 1 + 4.5 * np.sqrt(
+        2.0 * items
+    )
 
 
 def test_items_without_any_mass_are_drawn_alike() -> None:

@@ -8,7 +8,14 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests.support import environments
-from tests.support.fakes import CountingPolicy, FakePolicy, FakeSlot, VersionPolicy, granted, versions
+from tests.support.fakes import (
+    CountingPolicy,
+    FakePolicy,
+    FakeSlot,
+    VersionPolicy,
+    granted,
+    versions,
+)
 from tianflow.algorithms.common.actor_critic import ActorCriticPolicy
 from tianflow.components.rollout import Rollout
 from tianflow.config.model import ActorSettings, Config, EnvSettings, PPOSettings, RunSettings
@@ -20,10 +27,20 @@ from tianflow.errors import EnvironmentFailedError, PoisonedTrajectoryError
 MODES = {"next_step": "NextStepVector", "same_step": "SameStepVector", "disabled": "DisabledVector"}
 
 
-def make_config(env_id: str, *, num_envs: int = 2, steps: int = 8, seed: int = 1, refresh: str = "trajectory", **kwargs: object) -> Config:
+def make_config(
+    env_id: str,
+    *,
+    num_envs: int = 2,
+    steps: int = 8,
+    seed: int = 1,
+    refresh: str = "trajectory",
+    **kwargs: object,
+) -> Config:
     return Config(
         env=EnvSettings(
-            id=env_id if ":" in env_id or "/" in env_id else f"tests.support.environments:{env_id}", num_envs=num_envs, kwargs=kwargs
+            id=env_id if ":" in env_id or "/" in env_id else f"tests.support.environments:{env_id}",
+            num_envs=num_envs,
+            kwargs=kwargs,
         ),
         algorithm=PPOSettings(discount=0.5),
         actors=ActorSettings(rollout_steps=steps, refresh=refresh),
@@ -34,11 +51,17 @@ def make_config(env_id: str, *, num_envs: int = 2, steps: int = 8, seed: int = 1
 class Harness:
     """A rollout with a slot to fill."""
 
-    def __init__(self, config: Config, policy=FakePolicy, *, state=None, returns=False, load=None, **rollout):
+    def __init__(
+        self, config: Config, policy=FakePolicy, *, state=None, returns=False, load=None, **rollout
+    ):
         self.config, self.spec = config, probe(config)
         self.policy = policy(self.spec.action)
         self.slot = FakeSlot(self.spec, config.actors.rollout_steps, state, returns=returns)
-        arguments = {"component": "actor-0", "actor_index": 0, "load_weights": load or versions(3)} | rollout
+        arguments = {
+            "component": "actor-0",
+            "actor_index": 0,
+            "load_weights": load or versions(3),
+        } | rollout
         self.rollout = Rollout(config=config, spec=self.spec, policy=self.policy, **arguments)
 
     def run(self, *, epoch: int = 0, min_fragment: int = 1, begun=lambda version: None):
@@ -54,7 +77,11 @@ def transitions(arrays, length, env, autoreset):
     rows = []
     for t in range(length):
         if arrays["valid"][t, env]:
-            after = arrays["obs/"][t + 1, env] if autoreset == "next_step" else arrays["final_obs/"][t, env]
+            after = (
+                arrays["obs/"][t + 1, env]
+                if autoreset == "next_step"
+                else arrays["final_obs/"][t, env]
+            )
             rows.append(
                 (
                     tuple(arrays["obs/"][t, env].tolist()),
@@ -67,7 +94,9 @@ def transitions(arrays, length, env, autoreset):
     return rows
 
 
-def collect(mode: str, env: str = "CounterEnv", *, steps: int = 8, trajectories: int = 6, cuts=(), **kwargs):
+def collect(
+    mode: str, env: str = "CounterEnv", *, steps: int = 8, trajectories: int = 6, cuts=(), **kwargs
+):
     harness = Harness(make_config(MODES[mode], steps=steps, env=env, **kwargs))
     assert mode == harness.spec.autoreset
     seen, episodes = [], []
@@ -82,7 +111,12 @@ def collect(mode: str, env: str = "CounterEnv", *, steps: int = 8, trajectories:
 
 # MutatingEnv under SAME_STEP is left out: SyncVectorEnv itself hands out the very array that its reset then changes.
 @pytest.mark.parametrize(
-    ("mode", "env"), [*((mode, "CounterEnv") for mode in MODES), ("next_step", "MutatingEnv"), ("disabled", "MutatingEnv")]
+    ("mode", "env"),
+    [
+        *((mode, "CounterEnv") for mode in MODES),
+        ("next_step", "MutatingEnv"),
+        ("disabled", "MutatingEnv"),
+    ],
 )
 @pytest.mark.parametrize("ending", ["terminate", "truncate"])
 @pytest.mark.parametrize("cuts", [(), (3, None, 5)])
@@ -94,17 +128,29 @@ def test_no_trained_transition_joins_two_episodes_or_contains_a_reset(mode, endi
         length = lengths[episode % 3]
         for t in range(length):
             over = t + 1 == length
-            expected.append(((episode, t), (episode, t + 1), 1.0, over and ending == "terminate", over and ending == "truncate"))
+            expected.append(
+                (
+                    (episode, t),
+                    (episode, t + 1),
+                    1.0,
+                    over and ending == "terminate",
+                    over and ending == "truncate",
+                )
+            )
     assert len(seen) >= 20
     assert expected[: len(seen)] == seen
     finished = seen[-1][0][0] + (seen[-1][3] or seen[-1][4])
     for env_index in range(2):
-        assert [Episode(float(lengths[k % 3]), lengths[k % 3]) for k in range(int(finished))] == episodes[env_index::2]
+        assert [
+            Episode(float(lengths[k % 3]), lengths[k % 3]) for k in range(int(finished))
+        ] == episodes[env_index::2]
 
 
 def test_every_autoreset_mode_gives_the_same_transitions():
     count = 24
-    first, second, third = (collect(mode, length=(2, 5), trajectories=8)[0][:count] for mode in MODES)
+    first, second, third = (
+        collect(mode, length=(2, 5), trajectories=8)[0][:count] for mode in MODES
+    )
     assert len(first) == count
     assert first == second == third
 
@@ -115,10 +161,21 @@ def test_the_handed_rows_of_next_step_autoreset():
     result = harness.run()
     arrays = harness.slot.arrays
     rows = [
-        (arrays["obs/"][k, 0, 1], arrays["obs/"][k + 1, 0, 1], arrays["reward"][k, 0], arrays["terminated"][k, 0], arrays["valid"][k, 0])
+        (
+            arrays["obs/"][k, 0, 1],
+            arrays["obs/"][k + 1, 0, 1],
+            arrays["reward"][k, 0],
+            arrays["terminated"][k, 0],
+            arrays["valid"][k, 0],
+        )
         for k in range(8)
     ]
-    expected = [(0, 1, 1.0, False, True), (1, 2, 1.0, False, True), (2, 3, 1.0, True, True), (3, 0, 0.0, False, False)]
+    expected = [
+        (0, 1, 1.0, False, True),
+        (1, 2, 1.0, False, True),
+        (2, 3, 1.0, True, True),
+        (3, 0, 0.0, False, False),
+    ]
     assert 2 * expected == rows
     assert result.env_steps == 6
     assert (Episode(3.0, 3),) * 2 == result.episodes
@@ -139,7 +196,9 @@ def test_what_a_vector_says_of_a_step_that_only_resets_does_not_count():
     lengths, steps = (3, 1, 2), 10
     harness = Harness(
         make_config("CounterEnv", num_envs=1, steps=steps),
-        make_environment=lambda: VectorEnvironment(Stubborn([lambda: environments.CounterEnv(lengths)]), "stubborn"),
+        make_environment=lambda: VectorEnvironment(
+            Stubborn([lambda: environments.CounterEnv(lengths)]), "stubborn"
+        ),
     )
     valid = [1, 1, 1, 0, 1, 0, 1, 1, 0, 1]
     for expected in (valid, [1, 1, 0, 1, 0, 1, 1, 0, 1, 1]):
@@ -165,11 +224,19 @@ def test_structured_observations_are_exact_in_every_mode(mode, env):
             "mode": arrays["obs/arm/mode"],
         }
     else:
-        clocks = {"vector": arrays["obs/0"][..., 1], "first": arrays["obs/1"][..., 0], "second": arrays["obs/1"][..., 1]}
+        clocks = {
+            "vector": arrays["obs/0"][..., 1],
+            "first": arrays["obs/1"][..., 0],
+            "second": arrays["obs/1"][..., 1],
+        }
     for name, clock in clocks.items():
         np.testing.assert_array_equal(np.broadcast_to(time, clock.shape), clock, err_msg=name)
     if mode != "next_step":
-        final = arrays["final_obs/camera"][..., 0, 0, 0] if env == "DictEnv" else arrays["final_obs/1"][..., 0]
+        final = (
+            arrays["final_obs/camera"][..., 0, 0, 0]
+            if env == "DictEnv"
+            else arrays["final_obs/1"][..., 0]
+        )
         np.testing.assert_array_equal(np.broadcast_to(1 + np.arange(12) % 4, (2, 12)).T, final)
 
 
@@ -182,7 +249,10 @@ def test_returns_are_summed_as_the_environment_gave_them(mode):
 
 def test_float64_rewards_too_large_for_float32_are_refused_by_name():
     harness = Harness(make_config("CounterEnv", reward=1e200))
-    with pytest.raises(PoisonedTrajectoryError, match=r"^actor-0: reward of environment 0 is inf after step 1 of its trajectory$"):
+    with pytest.raises(
+        PoisonedTrajectoryError,
+        match=r"^actor-0: reward of environment 0 is inf after step 1 of its trajectory$",
+    ):
         harness.run()
 
 
@@ -191,12 +261,21 @@ def test_float64_rewards_too_large_for_float32_are_refused_by_name():
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_refused_naming_environment_and_step(mode, what, value):
     def make():
-        makers = [lambda: environments.CounterEnv(length=4), lambda: environments.NaNEnv(length=4, at=4, what=what, value=value)]
-        kinds = {"next_step": AutoresetMode.NEXT_STEP, "same_step": AutoresetMode.SAME_STEP, "disabled": AutoresetMode.DISABLED}
+        makers = [
+            lambda: environments.CounterEnv(length=4),
+            lambda: environments.NaNEnv(length=4, at=4, what=what, value=value),
+        ]
+        kinds = {
+            "next_step": AutoresetMode.NEXT_STEP,
+            "same_step": AutoresetMode.SAME_STEP,
+            "disabled": AutoresetMode.DISABLED,
+        }
         return VectorEnvironment(SyncVectorEnv(makers, autoreset_mode=kinds[mode]), "nan")
 
     harness = Harness(make_config(MODES[mode], env="CounterEnv"), make_environment=make)
-    with pytest.raises(PoisonedTrajectoryError, match=f"environment 1 is {value} after step 4") as caught:
+    with pytest.raises(
+        PoisonedTrajectoryError, match=f"environment 1 is {value} after step 4"
+    ) as caught:
         harness.run()
     assert (1, 4) == (caught.value.environment, caught.value.step)
 
@@ -206,7 +285,10 @@ def test_a_first_observation_that_is_not_finite_is_refused_at_step_0():
         def observation(self):
             return np.array([np.nan, 0], np.float32)
 
-    harness = Harness(make_config("CounterEnv"), make_environment=lambda: VectorEnvironment(SyncVectorEnv([Broken, Broken]), "broken"))
+    harness = Harness(
+        make_config("CounterEnv"),
+        make_environment=lambda: VectorEnvironment(SyncVectorEnv([Broken, Broken]), "broken"),
+    )
     with pytest.raises(PoisonedTrajectoryError, match="obs of environment 0 is nan after step 0"):
         harness.run()
 
@@ -218,7 +300,9 @@ def test_log_probabilities_that_are_not_finite_are_refused():
             broken[2, 1] = torch.nan
             return broken
 
-    with pytest.raises(PoisonedTrajectoryError, match="log_prob of environment 1 is nan after step 2"):
+    with pytest.raises(
+        PoisonedTrajectoryError, match="log_prob of environment 1 is nan after step 2"
+    ):
         Harness(make_config("CounterEnv"), Broken).run()
 
 
@@ -242,12 +326,22 @@ class WrongShape(SyncVectorEnv):
 @pytest.mark.parametrize("what", ["observation", "reward", "terminated"])
 def test_wrong_shapes_are_refused_and_not_broadcast(what):
     harness = Harness(make_config("tests.components.test_rollout:WrongShape", what=what))
-    with pytest.raises(PoisonedTrajectoryError, match=rf"{what}.* shapes? .*instead of \(2,.* after step 3"):
+    with pytest.raises(
+        PoisonedTrajectoryError, match=rf"{what}.* shapes? .*instead of \(2,.* after step 3"
+    ):
         harness.run()
 
 
 @pytest.mark.parametrize(
-    "env", ["CounterEnv", "DiscreteStartEnv", "MultiDiscreteEnv", "MultiBinaryEnv", "BoxActionEnv", "UnboundedBoxActionEnv"]
+    "env",
+    [
+        "CounterEnv",
+        "DiscreteStartEnv",
+        "MultiDiscreteEnv",
+        "MultiBinaryEnv",
+        "BoxActionEnv",
+        "UnboundedBoxActionEnv",
+    ],
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_actions_are_inside_the_space_and_stored_as_sampled(mode, env):
@@ -293,8 +387,14 @@ class Forgetful(environments.MaskedEnv):
 @pytest.mark.parametrize("kinds", [[Forgetful, Forgetful], [environments.MaskedEnv, Forgetful]])
 def test_a_mask_that_goes_missing_is_refused(kinds):
     """Of one environment, too: else what stood there before, in an earlier trajectory, would be taken for it."""
-    harness = Harness(make_config("MaskedEnv"), make_environment=lambda: VectorEnvironment(SyncVectorEnv(kinds), "forgetful"))
-    with pytest.raises(PoisonedTrajectoryError, match=f"action_mask.*environment {kinds.index(Forgetful)} .*missing"):
+    harness = Harness(
+        make_config("MaskedEnv"),
+        make_environment=lambda: VectorEnvironment(SyncVectorEnv(kinds), "forgetful"),
+    )
+    with pytest.raises(
+        PoisonedTrajectoryError,
+        match=f"action_mask.*environment {kinds.index(Forgetful)} .*missing",
+    ):
         harness.run()
 
 
@@ -309,8 +409,16 @@ class SilentAtTheEnd(environments.MaskedEnv):
 def test_an_observation_after_which_nothing_follows_may_come_without_a_mask(silent, autoreset):
     kinds = [SilentAtTheEnd if quiet else environments.MaskedEnv for quiet in silent]
     makers = [partial(kind, length=length) for kind, length in zip(kinds, (3, 4), strict=True)]
-    config, mode = make_config("MaskedEnv", vector_kwargs={"autoreset_mode": autoreset}), AutoresetMode(autoreset)
-    harness = Harness(config, make_environment=lambda: VectorEnvironment(SyncVectorEnv(makers, autoreset_mode=mode), "silent"))
+    config, mode = (
+        make_config("MaskedEnv", vector_kwargs={"autoreset_mode": autoreset}),
+        AutoresetMode(autoreset),
+    )
+    harness = Harness(
+        config,
+        make_environment=lambda: VectorEnvironment(
+            SyncVectorEnv(makers, autoreset_mode=mode), "silent"
+        ),
+    )
     for _ in range(4):
         harness.run()
         assert harness.slot.arrays["action_mask"].any(-1).all()
@@ -336,14 +444,20 @@ def test_the_policy_is_shown_what_is_stored():
 @pytest.mark.parametrize("mode", MODES)
 def test_recurrent_state_is_zero_before_an_episode_and_goes_on_inside_it(mode):
     """In the second trajectory, too: the state counts the observations of the episode so far."""
-    harness = Harness(make_config(MODES[mode], steps=5, env="CounterEnv", length=7), CountingPolicy, state={"count": (1,)})
+    harness = Harness(
+        make_config(MODES[mode], steps=5, env="CounterEnv", length=7),
+        CountingPolicy,
+        state={"count": (1,)},
+    )
     for cut in (None, 3, None, None):
         harness.slot.cut_at = cut
         length = harness.run().length
         arrays, counts = harness.slot.arrays, np.stack(harness.policy.counts[-length:])
         np.testing.assert_array_equal(arrays["obs/"][:length, :, 1], counts)
         np.testing.assert_array_equal(arrays["obs/"][0, :, 1], arrays["state/count"][:, 0])
-        np.testing.assert_array_equal(arrays["obs/"][: length + 1, :, 1] == 0, arrays["start"][: length + 1])
+        np.testing.assert_array_equal(
+            arrays["obs/"][: length + 1, :, 1] == 0, arrays["start"][: length + 1]
+        )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -369,7 +483,12 @@ def test_a_cut_is_honoured_once_the_fragment_is_long_enough():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_past_the_length_are_not_valid_and_finite(mode):
-    harness = Harness(make_config(MODES[mode], env="MaskedEnv"), CountingPolicy, state={"count": (1,)}, returns=True)
+    harness = Harness(
+        make_config(MODES[mode], env="MaskedEnv"),
+        CountingPolicy,
+        state={"count": (1,)},
+        returns=True,
+    )
     harness.slot.cut_at = 3
     result = harness.run()
     arrays = harness.slot.arrays
@@ -385,14 +504,21 @@ def test_rows_past_the_length_are_not_valid_and_finite(mode):
 
 def test_every_row_of_a_full_trajectory_is_written():
     for vector in MODES.values():
-        harness = Harness(make_config(vector, env="MaskedEnv"), CountingPolicy, state={"count": (1,)}, returns=True)
+        harness = Harness(
+            make_config(vector, env="MaskedEnv"),
+            CountingPolicy,
+            state={"count": (1,)},
+            returns=True,
+        )
         harness.run()
         for name, array in harness.slot.arrays.items():
             assert np.isfinite(array).all(), name
             assert not (array == 99).any(), name
 
 
-@pytest.mark.parametrize(("refresh", "expected"), [("trajectory", [4] * 8), ("step", [4, 5, 6, 6, 7, 7, 7, 7])])
+@pytest.mark.parametrize(
+    ("refresh", "expected"), [("trajectory", [4] * 8), ("step", [4, 5, 6, 6, 7, 7, 7, 7])]
+)
 def test_every_step_records_the_version_that_chose_it(refresh, expected):
     told = []
     numbers = versions(4, 5, 6, 6, 7)
@@ -412,7 +538,10 @@ def test_every_step_records_the_version_that_chose_it(refresh, expected):
 
 def test_a_new_lineage_in_the_middle_leaves_the_trajectory_with_the_old_one():
     left = [Version(1, 40), Version(2, 38)]
-    harness = Harness(make_config("CounterEnv", refresh="step"), load=lambda: left.pop(0) if len(left) > 1 else left[0])
+    harness = Harness(
+        make_config("CounterEnv", refresh="step"),
+        load=lambda: left.pop(0) if len(left) > 1 else left[0],
+    )
     assert Version(1, 40) == harness.run().version
 
 
@@ -436,7 +565,9 @@ def test_stopping_ends_it_before_the_next_step_and_for_good():
 def test_an_environment_that_raises_is_made_anew_and_the_run_goes_on(mode, tmp_path):
     marker = str(tmp_path / "raised")
     harness = Harness(make_config(MODES[mode], env="RaisingEnv", at=4, marker=marker, length=3))
-    with pytest.raises(EnvironmentFailedError, match=r"failed in step: EnvironmentBrokeError: step broke") as caught:
+    with pytest.raises(
+        EnvironmentFailedError, match=r"failed in step: EnvironmentBrokeError: step broke"
+    ) as caught:
         harness.run()
     assert "environments.py" in caught.value.details
     assert caught.value.details.rstrip().endswith("EnvironmentBrokeError: step broke")
@@ -459,7 +590,9 @@ def test_raising_in_a_later_reset_is_a_failure_too(mode, tmp_path):
     harness = Harness(make_config(MODES[mode], env="CounterEnv", length=3))
     harness.rollout.prepare()
     for env in harness.rollout._environment._vector.envs:
-        env.reset = lambda **_: (_ for _ in ()).throw(environments.EnvironmentBrokeError("reset broke"))
+        env.reset = lambda **_: (_ for _ in ()).throw(
+            environments.EnvironmentBrokeError("reset broke")
+        )
     with pytest.raises(EnvironmentFailedError, match="reset broke"):
         harness.run()
     assert harness.run().length == 8
@@ -471,7 +604,8 @@ def test_an_environment_that_wants_to_exit_is_only_a_failure():
             raise SystemExit(0)
 
     harness = Harness(
-        make_config("CounterEnv"), make_environment=lambda: VectorEnvironment(SyncVectorEnv([Quitting, Quitting]), "quitting")
+        make_config("CounterEnv"),
+        make_environment=lambda: VectorEnvironment(SyncVectorEnv([Quitting, Quitting]), "quitting"),
     )
     with pytest.raises(EnvironmentFailedError, match="SystemExit"):
         harness.run()
@@ -491,7 +625,9 @@ def test_a_constructor_or_first_reset_that_raises_is_a_failure(where, tmp_path):
 
 def test_other_spaces_than_those_checked_are_a_failure():
     harness = Harness(make_config("CounterEnv"))
-    harness.rollout._spec = replace(harness.spec, action=replace(harness.spec.action, categories=(3,)))
+    harness.rollout._spec = replace(
+        harness.spec, action=replace(harness.spec.action, categories=(3,))
+    )
     with pytest.raises(EnvironmentFailedError, match="spaces"):
         harness.run()
 
@@ -503,7 +639,11 @@ def seeds_of(**rollout: object) -> set[int]:
 
 
 def test_all_seeds_differ_between_actors_members_and_incarnations():
-    sets = [seeds_of(actor_index=actor, incarnation=incarnation) for actor in range(3) for incarnation in range(3)]
+    sets = [
+        seeds_of(actor_index=actor, incarnation=incarnation)
+        for actor in range(3)
+        for incarnation in range(3)
+    ]
     assert 3 * 3 * 4 == len(set.union(*sets))
     assert seeds_of(actor_index=1, incarnation=2) == sets[5]
 
@@ -551,7 +691,11 @@ def test_a_new_epoch_begins_as_a_fresh_process_would(mode):
 
 def test_native_cartpole_episodes_have_the_lengths_that_it_says():
     """Reward is 1 a step, so return and length agree, and what is valid adds up."""
-    config = Config(env=EnvSettings(id="CartPole-v1", num_envs=8), algorithm=PPOSettings(), actors=ActorSettings(rollout_steps=32))
+    config = Config(
+        env=EnvSettings(id="CartPole-v1", num_envs=8),
+        algorithm=PPOSettings(),
+        actors=ActorSettings(rollout_steps=32),
+    )
     harness = Harness(config)
     episodes, steps = [], 0
     for _ in range(10):
@@ -581,11 +725,18 @@ def test_slots_written_in_turn_hold_what_one_slot_would():
 @pytest.mark.parametrize("mode", MODES)
 def test_a_policy_that_acts_on_arrays_writes_what_it_would_write_with_tensors(mode):
     """A `refresh` between steps included: the arrays follow the weights that were loaded."""
-    config = make_config(MODES[mode], num_envs=3, steps=12, env="CounterEnv", length=5, refresh="step")
+    config = make_config(
+        MODES[mode], num_envs=3, steps=12, env="CounterEnv", length=5, refresh="step"
+    )
     written = []
     for hidden in (False, True):
         policy = ActorCriticPolicy(config, probe(config))
-        flat, loads = ActorCriticPolicy(config.model_copy(update={"run": RunSettings(seed=7)}), probe(config)), count()
+        flat, loads = (
+            ActorCriticPolicy(
+                config.model_copy(update={"run": RunSettings(seed=7)}), probe(config)
+            ),
+            count(),
+        )
         if hidden:
             policy.on_arrays = lambda num_envs: None
 

@@ -19,7 +19,11 @@ CPU = torch.device("cpu")
 
 def full_layout() -> TrajectoryLayout:
     """Every kind of field there is."""
-    observation = (LeafSpec("camera", (2, 2), "uint8"), LeafSpec("arm/joints", (3,), "float32"), LeafSpec("gear", (), "int64", (4,)))
+    observation = (
+        LeafSpec("camera", (2, 2), "uint8"),
+        LeafSpec("arm/joints", (3,), "float32"),
+        LeafSpec("gear", (), "int64", (4,)),
+    )
     action = ActionSpec("multi_discrete", (2,), "int64", (3, 2), (0, 0))
     spec = EnvironmentSpec("Full-v0", observation, action, N, "same_step", action_mask=True)
     return make_layout(spec, steps=T, state_spec={"hidden": (6,)}, return_accumulator=True)
@@ -97,14 +101,18 @@ def test_whole_trajectories_are_copied_exactly_side_by_side(stacker: BatchStacke
 
 
 @pytest.mark.parametrize("length", range(1, T))
-def test_a_cut_trajectory_has_its_own_rows_and_nothing_behind_them(stacker: BatchStacker, length: int) -> None:
+def test_a_cut_trajectory_has_its_own_rows_and_nothing_behind_them(
+    stacker: BatchStacker, length: int
+) -> None:
     for index in range(B):
         stacker.fill(index, spoilt(trajectory(50 + index), T), T)  # what the last batch left behind
     source = trajectory(1)
     stacker.fill(2, spoilt(source, length), length)
     for name, tensor in stacker.batch().arrays.items():
         if name == "version":
-            assert [*source[name][:length]] + [source[name][length - 1]] * (T - length) == tensor[:, 2].tolist()
+            assert [*source[name][:length]] + [source[name][length - 1]] * (T - length) == tensor[
+                :, 2
+            ].tolist()
         elif name.startswith("state/"):
             assert source[name].tobytes() == tensor[columns(2)].numpy().tobytes()
         else:
@@ -115,7 +123,9 @@ def test_a_cut_trajectory_has_its_own_rows_and_nothing_behind_them(stacker: Batc
 
 
 @pytest.mark.parametrize("length", range(1, T))
-def test_nothing_behind_the_end_is_valid_and_the_bootstrap_row_is_kept(stacker: BatchStacker, length: int) -> None:
+def test_nothing_behind_the_end_is_valid_and_the_bootstrap_row_is_kept(
+    stacker: BatchStacker, length: int
+) -> None:
     source = spoilt(trajectory(3), length)
     stacker.fill(0, source, length)
     arrays = stacker.batch().arrays
@@ -158,7 +168,9 @@ def test_what_is_copied_out_does_not_change_with_its_slot(stacker: BatchStacker)
 
 def test_a_draw_is_copied_whole_but_for_what_only_replay_needs() -> None:
     action = ActionSpec("discrete", (), "int64", (3,), (0,))
-    spec = EnvironmentSpec("Drawn-v0", (LeafSpec("camera", (2, 2), "uint8"),), action, N, "same_step", action_mask=True)
+    spec = EnvironmentSpec(
+        "Drawn-v0", (LeafSpec("camera", (2, 2), "uint8"),), action, N, "same_step", action_mask=True
+    )
     layout = make_draw_layout(spec, length=T, items=7, state_spec={"hidden": (6,)})
     buffer = np.random.default_rng(3).integers(0, 2, layout.nbytes, np.uint8)
     drawn, before = views(layout, buffer), buffer.copy()

@@ -69,7 +69,9 @@ def test_a_version_is_due_every_interval_and_sooner_when_the_bound_needs_it(
 
 
 @given(bound=st.integers(0, 20), interval=st.integers(1, 50))
-def test_the_lag_never_exceeds_the_bound_so_that_one_batch_of_credits_is_never_born_too_stale(bound: int, interval: int) -> None:
+def test_the_lag_never_exceeds_the_bound_so_that_one_batch_of_credits_is_never_born_too_stale(
+    bound: int, interval: int
+) -> None:
     published = 0
     for version in range(1, 100):
         if publish_due(version=version, published=published, interval=interval, bound=bound):
@@ -83,7 +85,10 @@ def test_offered_versions_are_published_or_skipped_and_counted() -> None:
     publisher = WeightPublisher(writer=channel)
     assert NO_VERSION == publisher.version
     publisher.publish(Version(1, 0), flat(0))
-    answers = [publisher.offer(Version(1, number), flat(number), interval=3, bound=9) for number in range(1, 7)]
+    answers = [
+        publisher.offer(Version(1, number), flat(number), interval=3, bound=9)
+        for number in range(1, 7)
+    ]
     assert [False, False, True, False, False, True] == answers
     assert (3, 4, 3 * 32) == (publisher.published, publisher.skipped, publisher.nbytes)
     assert Version(1, 6) == publisher.version == channel.version

@@ -15,7 +15,16 @@ from pydantic import model_validator
 
 from tests.support.paths import ROOT
 from tests.support.refusing import full_disk
-from tianflow.config.loading import load_config, nested, parse_overrides, parse_value, shipped, to_toml, with_changes, write_config
+from tianflow.config.loading import (
+    load_config,
+    nested,
+    parse_overrides,
+    parse_value,
+    shipped,
+    to_toml,
+    with_changes,
+    write_config,
+)
 from tianflow.config.model import LIVE, AlgorithmSettings, Config, ImpalaSettings, PPOSettings
 from tianflow.errors import ConfigError, Problem
 
@@ -91,14 +100,22 @@ def test_an_override_is_a_toml_value_or_else_a_bare_string(text: str, expected: 
 
 def test_overrides_replace_what_the_file_says() -> None:
     config = load_config(
-        TABLES, ["env.id=Acrobot-v1", "balance.max_staleness=unbounded", "network.hidden=[32]", "env.kwargs.render_mode=x"]
+        TABLES,
+        [
+            "env.id=Acrobot-v1",
+            "balance.max_staleness=unbounded",
+            "network.hidden=[32]",
+            "env.kwargs.render_mode=x",
+        ],
     )
     assert ("Acrobot-v1", None, (32,)) == (config.env.id, config.bound, config.network.hidden)
     assert {"render_mode": "x"} == config.env.kwargs
 
 
 def test_overrides_may_be_a_mapping_from_paths_to_values() -> None:
-    assert load_config(TABLES, ["balance.max_staleness=4"]) == load_config(TABLES, {"balance.max_staleness": 4})
+    assert load_config(TABLES, ["balance.max_staleness=4"]) == load_config(
+        TABLES, {"balance.max_staleness": 4}
+    )
 
 
 def test_null_resets_a_setting_to_its_default() -> None:
@@ -111,7 +128,13 @@ def test_the_config_given_is_not_changed_by_overrides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "path"), [("foo", "foo"), (".x=1", ".x"), ("env..id=1", "env..id"), ("env.id.deeper=1", "env.id.deeper")]
+    ("override", "path"),
+    [
+        ("foo", "foo"),
+        (".x=1", ".x"),
+        ("env..id=1", "env..id"),
+        ("env.id.deeper=1", "env.id.deeper"),
+    ],
 )
 def test_an_override_without_a_sensible_path_is_refused(override: str, path: str) -> None:
     assert path == only_problem(override).path
@@ -126,7 +149,10 @@ def test_a_config_that_a_full_disk_refuses_is_named_and_leaves_nothing(tmp_path:
     config = load_config(TABLES)
     with full_disk(), pytest.raises(OSError, match="config.toml") as refused:
         write_config(tmp_path, config)
-    assert (errno.EFBIG, str(tmp_path / "config.toml")) == (refused.value.errno, refused.value.filename)
+    assert (errno.EFBIG, str(tmp_path / "config.toml")) == (
+        refused.value.errno,
+        refused.value.filename,
+    )
     assert [] == list(tmp_path.iterdir())
     write_config(tmp_path, config)
     assert load_config(tmp_path / "config.toml") == config
@@ -134,7 +160,10 @@ def test_a_config_that_a_full_disk_refuses_is_named_and_leaves_nothing(tmp_path:
 
 @pytest.mark.parametrize("first", ["balance.parameters=3", "balance.parameters=null"])
 def test_a_path_through_a_value_is_refused_by_name(first: str) -> None:
-    with pytest.raises(ConfigError, match=r"balance.parameters.quiet_updates = 4: 'parameters' is a value, not a table"):
+    with pytest.raises(
+        ConfigError,
+        match=r"balance.parameters.quiet_updates = 4: 'parameters' is a value, not a table",
+    ):
         nested(parse_overrides([first, "balance.parameters.quiet_updates=4"]))
 
 
@@ -145,7 +174,12 @@ def test_a_path_through_a_value_is_refused_by_name(first: str) -> None:
     ("override", "path", "accepted", "nearest"),
     [
         ("balance.max_stalness=3", "balance.max_stalness", "max_staleness", "max_staleness"),
-        ("env.normalisation.observation=true", "env.normalisation.observation", "observations", "observations"),
+        (
+            "env.normalisation.observation=true",
+            "env.normalisation.observation",
+            "observations",
+            "observations",
+        ),
         ("max_staleness=3", "max_staleness", "balance", "balance.max_staleness"),
         ("blance.max_staleness=3", "blance", "balance", "balance"),
         ("algorithm.vtrace_lambda=1.0", "algorithm.vtrace_lambda", "gae_lambda", "gae_lambda"),
@@ -160,7 +194,12 @@ def test_a_path_through_a_value_is_refused_by_name(first: str) -> None:
         ("network.hidden=[64, 'a']", "network.hidden.1", "a whole number", ""),
         ("network.activation=rel", "network.activation", "'relu' or 'tanh'", "relu"),
         ("balance.max_staleness=-1", "balance.max_staleness", "a number >= 0, or 'unbounded'", ""),
-        ("balance.max_staleness=unbouded", "balance.max_staleness", "a whole number, or 'unbounded'", "unbounded"),
+        (
+            "balance.max_staleness=unbouded",
+            "balance.max_staleness",
+            "a whole number, or 'unbounded'",
+            "unbounded",
+        ),
         ("balance.controller=[3]", "balance.controller.0", "a string", ""),
         ("balance.memory_limit=2GG", "balance.memory_limit", "GiB", ""),
         ("balance.parameters.x=y", "balance.parameters.x", "a number", ""),
@@ -168,14 +207,26 @@ def test_a_path_through_a_value_is_refused_by_name(first: str) -> None:
         ("run.name=../up", "run.name", "a string like", ""),
         ("learner.device=gpu", "learner.device", "auto|cpu|cuda", ""),
         ("env.id=null", "env.id", "", ""),
-        ("run.target_return=none", "run.target_return", "a number, or null for no value (in a file: leave it out)", ""),
+        (
+            "run.target_return=none",
+            "run.target_return",
+            "a number, or null for no value (in a file: leave it out)",
+            "",
+        ),
         ("run.max_updates=''", "run.max_updates", "a whole number, or null for no value", ""),
         ("run.seed=None", "run.seed", "a whole number, or null for the default", ""),
-        ("balance.max_staleness=none", "balance.max_staleness", "a whole number, or 'unbounded', or null for the default", "unbounded"),
+        (
+            "balance.max_staleness=none",
+            "balance.max_staleness",
+            "a whole number, or 'unbounded', or null for the default",
+            "unbounded",
+        ),
         ("balance.parameters.x=none", "balance.parameters.x", "a number", ""),
     ],
 )
-def test_a_bad_setting_is_named_with_what_would_be_accepted(override: str, path: str, accepted: str, nearest: str) -> None:
+def test_a_bad_setting_is_named_with_what_would_be_accepted(
+    override: str, path: str, accepted: str, nearest: str
+) -> None:
     problem = only_problem(override)
     assert (path, nearest) == (problem.path, problem.nearest)
     assert accepted in problem.accepted
@@ -186,11 +237,18 @@ def test_a_bad_setting_is_named_with_what_would_be_accepted(override: str, path:
     [
         ("algorithm.name=pppo", "algorithm.name", "a2c, dqn, impala, ppo, r2d2, sac, td3", "ppo"),
         ("network.name=mpl", "network.name", "impala_resnet, mlp, nature_cnn", "mlp"),
-        ("balance.controller=stalenes", "balance.controller", "freshest, lockstep, open_loop, sample_ratio, staleness", "staleness"),
+        (
+            "balance.controller=stalenes",
+            "balance.controller",
+            "freshest, lockstep, open_loop, sample_ratio, staleness",
+            "staleness",
+        ),
         ("placement.launcher=process", "placement.launcher", "inline, processes", "processes"),
     ],
 )
-def test_an_unknown_name_is_told_the_installed_ones(override: str, path: str, known: str, nearest: str) -> None:
+def test_an_unknown_name_is_told_the_installed_ones(
+    override: str, path: str, known: str, nearest: str
+) -> None:
     problem = only_problem(override)
     assert (path, nearest) == (problem.path, problem.nearest)
     assert known in problem.accepted
@@ -198,18 +256,29 @@ def test_an_unknown_name_is_told_the_installed_ones(override: str, path: str, kn
 
 def test_all_problems_are_named_at_once() -> None:
     found = problems("env.num_envs=0", "actors.count=x", "algorithm.name=pppo", "foo.bar=1")
-    assert {"env.num_envs", "actors.count", "algorithm.name", "foo"} == {problem.path for problem in found}
+    assert {"env.num_envs", "actors.count", "algorithm.name", "foo"} == {
+        problem.path for problem in found
+    }
 
 
 def test_an_empty_config_is_told_which_sections_it_needs() -> None:
     found = {problem.path: problem.accepted for problem in problems(tables={})}
-    assert {"env": "a section [env] with id", "algorithm.name": "one of a2c, dqn, impala, ppo, r2d2, sac, td3"} == found
+    assert {
+        "env": "a section [env] with id",
+        "algorithm.name": "one of a2c, dqn, impala, ppo, r2d2, sac, td3",
+    } == found
 
 
 def test_a_setting_of_another_algorithm_is_told_whose_it_is_not() -> None:
     """As when one takes a shipped config with another algorithm."""
-    assert "there is no such setting of sac" == only_problem(tables=TABLES | {"algorithm": {"name": "sac", "clip": 0.2}}).message
-    assert "there is no such setting" == only_problem(tables=TABLES | {"env": {"id": "CartPole-v1", "clip": 0.2}}).message
+    assert (
+        "there is no such setting of sac"
+        == only_problem(tables=TABLES | {"algorithm": {"name": "sac", "clip": 0.2}}).message
+    )
+    assert (
+        "there is no such setting"
+        == only_problem(tables=TABLES | {"env": {"id": "CartPole-v1", "clip": 0.2}}).message
+    )
 
 
 def test_a_lambda_is_refused_with_what_to_write_instead() -> None:
@@ -219,7 +288,10 @@ def test_a_lambda_is_refused_with_what_to_write_instead() -> None:
 
 
 def test_an_importable_object_is_refused_with_its_name() -> None:
-    assert "tianflow.config:Config" == only_problem(tables=TABLES | {"network": {"name": Config}}).nearest
+    assert (
+        "tianflow.config:Config"
+        == only_problem(tables=TABLES | {"network": {"name": Config}}).nearest
+    )
 
 
 def test_a_name_in_main_is_refused() -> None:
@@ -230,7 +302,9 @@ def test_large_whole_numbers_may_be_written_with_an_exponent() -> None:
     assert 2_000_000 == load_config(TABLES, ["run.max_env_steps=2e6"]).run.max_env_steps
 
 
-@pytest.mark.parametrize(("text", "expected"), [("'2GiB'", 2 * 2**30), ("'1.5 kB'", 1500), ("4096", 4096)])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("'2GiB'", 2 * 2**30), ("'1.5 kB'", 1500), ("4096", 4096)]
+)
 def test_memory_is_a_number_of_bytes_or_has_a_unit(text: str, expected: int) -> None:
     assert expected == load_config(TABLES, [f"balance.memory_limit={text}"]).balance.memory_limit
 
@@ -268,9 +342,15 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_plug_in_brings_its_own_settings(plug_in: str) -> None:
-    config = load_config(TABLES, [f"algorithm.name={plug_in}", "algorithm.temperature=0.5", "algorithm.widths=[1, 2]"])
+    config = load_config(
+        TABLES,
+        [f"algorithm.name={plug_in}", "algorithm.temperature=0.5", "algorithm.widths=[1, 2]"],
+    )
     assert _MySettings(name=plug_in, temperature=0.5, widths=(1, 2)) == config.algorithm
-    assert "temperature" == only_problem(f"algorithm.name={plug_in}", "algorithm.temprature=0.5").nearest
+    assert (
+        "temperature"
+        == only_problem(f"algorithm.name={plug_in}", "algorithm.temprature=0.5").nearest
+    )
 
 
 def test_a_combination_that_a_section_refuses_is_told_in_its_own_words(plug_in: str) -> None:
@@ -298,9 +378,16 @@ def test_a_config_written_as_toml_reads_back_equal(name: str, only_changed: bool
     assert config == load_config(tomllib.loads(to_toml(config, only_changed=only_changed)))
 
 
-SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+SCALARS = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
 KEYS = st.text(min_size=1)
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=5)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=5
+)
 
 
 @settings(max_examples=40)
@@ -331,30 +418,51 @@ def change_problems(changes: dict[str, Any]) -> list[Problem]:
 
 @pytest.mark.parametrize(
     ("algorithm", "changed", "value"),
-    [("dqn", "epsilon_end", 0.01), ("dqn", "target_update_updates", 7), ("td3", "noise_end", 0.3), ("sac", "target_smoothing", 0.1)],
+    [
+        ("dqn", "epsilon_end", 0.01),
+        ("dqn", "target_update_updates", 7),
+        ("td3", "noise_end", 0.3),
+        ("sac", "target_smoothing", 0.1),
+    ],
 )
-def test_exploration_and_targets_of_replay_algorithms_change_live(algorithm: str, changed: str, value: float) -> None:
+def test_exploration_and_targets_of_replay_algorithms_change_live(
+    algorithm: str, changed: str, value: float
+) -> None:
     config = load_config({"env": {"id": "X-v0"}, "algorithm": {"name": algorithm}})
-    assert value == getattr(with_changes(config, {"algorithm": {changed: value}}).algorithm, changed)
-    with pytest.raises(ConfigError, match=rf"cannot change while the run goes on.*algorithm\.{changed}"):
+    assert value == getattr(
+        with_changes(config, {"algorithm": {changed: value}}).algorithm, changed
+    )
+    with pytest.raises(
+        ConfigError, match=rf"cannot change while the run goes on.*algorithm\.{changed}"
+    ):
         with_changes(config, {"algorithm": {"batch_size": 64}})
 
 
 def test_what_may_change_of_another_algorithm_is_unknown() -> None:
     config = load_config({"env": {"id": "X-v0"}, "algorithm": {"name": "ppo"}})
-    with pytest.raises(ConfigError, match="no such setting; accepted: one of batch_trajectories, entropy_cost, learning_rate"):
+    with pytest.raises(
+        ConfigError,
+        match="no such setting; accepted: one of batch_trajectories, entropy_cost, learning_rate",
+    ):
         with_changes(config, {"algorithm": {"epsilon_end": 0.1}})
 
 
 def test_live_settings_change_and_nothing_else_does() -> None:
     config = changed({"balance": {"max_staleness": 4}, "algorithm": {"learning_rate": 1e-4}})
     assert (4, 1e-4) == (config.balance.max_staleness, config.algorithm.learning_rate)
-    assert load_config(TABLES) == with_changes(config, {"balance": {"max_staleness": None}, "algorithm": {"learning_rate": None}})
+    assert load_config(TABLES) == with_changes(
+        config, {"balance": {"max_staleness": None}, "algorithm": {"learning_rate": None}}
+    )
 
 
 def test_every_setting_said_to_be_live_exists() -> None:
     config = load_config(TABLES)
-    assert [] == [f"{section}.{key}" for section, keys in LIVE.items() for key in keys if not hasattr(getattr(config, section), key)]
+    assert [] == [
+        f"{section}.{key}"
+        for section, keys in LIVE.items()
+        for key in keys
+        if not hasattr(getattr(config, section), key)
+    ]
 
 
 def test_a_setting_that_needs_a_new_run_is_refused_with_what_is_live() -> None:
@@ -392,7 +500,9 @@ def test_a_change_that_makes_the_combination_impossible_is_refused() -> None:
 
 
 def test_parameters_of_a_law_are_merged_one_by_one() -> None:
-    config = load_config(TABLES, ["balance.controller=freshest", "balance.parameters.quiet_updates=3"])
+    config = load_config(
+        TABLES, ["balance.controller=freshest", "balance.parameters.quiet_updates=3"]
+    )
     config = with_changes(config, {"balance": {"parameters": {"hold_updates": 4}}})
     assert {"quiet_updates": 3.0, "hold_updates": 4.0} == config.balance.parameters
 
@@ -409,19 +519,27 @@ def test_parameters_of_a_law_are_merged_one_by_one() -> None:
         (f"balance.memory_limit={'9' * 400}TiB", "balance.memory_limit"),
     ],
 )
-def test_a_number_that_no_other_process_could_be_sent_is_refused_wherever_it_comes_from(override: str, path: str) -> None:
+def test_a_number_that_no_other_process_could_be_sent_is_refused_wherever_it_comes_from(
+    override: str, path: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         load_config("cartpole_ppo", [override])
     assert [path] == [problem.path for problem in refused.value.problems]
     assert "larger than any number that can be kept" in str(refused.value)
 
 
-@pytest.mark.parametrize("path", ["actors.rollout_steps", "env.num_envs", "algorithm.batch_trajectories"])
+@pytest.mark.parametrize(
+    "path", ["actors.rollout_steps", "env.num_envs", "algorithm.batch_trajectories"]
+)
 def test_an_infinite_number_of_something_is_of_the_wrong_type(path: str) -> None:
-    with pytest.raises(ConfigError, match="is of the wrong type; accepted: a whole number") as refused:
+    with pytest.raises(
+        ConfigError, match="is of the wrong type; accepted: a whole number"
+    ) as refused:
         load_config("cartpole_ppo", [f"{path}=inf"])
     assert path in {problem.path for problem in refused.value.problems}
 
 
 def test_the_largest_number_there_is_does() -> None:
-    assert 2**63 - 1 == load_config("cartpole_ppo", [f"run.max_updates={2**63 - 1}"]).run.max_updates
+    assert (
+        2**63 - 1 == load_config("cartpole_ppo", [f"run.max_updates={2**63 - 1}"]).run.max_updates
+    )

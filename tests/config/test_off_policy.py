@@ -10,8 +10,21 @@ import pytest
 from pydantic import ValidationError
 
 from tianflow.algorithms.dqn import DQN
-from tianflow.config.model import Config, EnvSettings, NetworkSettings, NormalisationSettings, PPOSettings
-from tianflow.config.off_policy import DQNSettings, OffPolicySettings, R2D2Settings, SACSettings, TD3Settings, check
+from tianflow.config.model import (
+    Config,
+    EnvSettings,
+    NetworkSettings,
+    NormalisationSettings,
+    PPOSettings,
+)
+from tianflow.config.off_policy import (
+    DQNSettings,
+    OffPolicySettings,
+    R2D2Settings,
+    SACSettings,
+    TD3Settings,
+    check,
+)
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 SETTINGS: list[Any] = [DQNSettings, R2D2Settings, SACSettings, TD3Settings]
@@ -22,7 +35,9 @@ LEAF = LeafSpec("", (4,), "float32")
 every_settings = pytest.mark.parametrize("settings", SETTINGS)
 
 
-def problems(algorithm: Any, action: ActionSpec, *, returns: bool = False, **network: Any) -> dict[str, str]:
+def problems(
+    algorithm: Any, action: ActionSpec, *, returns: bool = False, **network: Any
+) -> dict[str, str]:
     """What is wrong, by path."""
     env = EnvSettings(id="Test-v0", normalisation=NormalisationSettings(returns=returns))
     memory = {"lstm": 8} if algorithm.name == "r2d2" else {}
@@ -49,7 +64,9 @@ def test_settings_come_back_from_what_was_dumped(settings: Any) -> None:
         (R2D2Settings(burn_in=0, unroll=80, overlap=40), (80, 40)),
     ],
 )
-def test_items_are_windows_of_so_many_steps(settings: OffPolicySettings, window: tuple[int, int]) -> None:
+def test_items_are_windows_of_so_many_steps(
+    settings: OffPolicySettings, window: tuple[int, int]
+) -> None:
     assert window == settings.window
     assert settings.batch_size == settings.items
 
@@ -61,7 +78,9 @@ def test_actors_record_what_first_priorities_are_made_of() -> None:
 
 def test_epsilon_falls_on_a_line_unless_every_environment_has_its_own() -> None:
     settings = DQNSettings(epsilon_start=1.0, epsilon_end=0.2, epsilon_updates=10)
-    assert [1.0, 0.6, 0.2, 0.2] == pytest.approx([settings.exploration(updates)["epsilon"] for updates in (0, 5, 10, 99)])
+    assert [1.0, 0.6, 0.2, 0.2] == pytest.approx(
+        [settings.exploration(updates)["epsilon"] for updates in (0, 5, 10, 99)]
+    )
     assert 0.0 == settings.exploration(0)["alpha"]
     assert {"epsilon": 0.4, "alpha": 7.0} == DQNSettings(epsilon_base=0.4).exploration(3)
     assert 0.2 == settings.model_copy(update={"epsilon_updates": 0}).exploration(0)["epsilon"]
@@ -83,7 +102,11 @@ def test_a_rate_that_would_fall_with_every_replayed_sample_is_refused(settings: 
 @pytest.mark.parametrize(
     ("settings", "changes", "message"),
     [
-        (R2D2Settings, {"unroll": 10, "overlap": 10}, "overlap = 10 is not below unroll = 10: the next item would never begin later"),
+        (
+            R2D2Settings,
+            {"unroll": 10, "overlap": 10},
+            "overlap = 10 is not below unroll = 10: the next item would never begin later",
+        ),
         (R2D2Settings, {"priority_eta": 1.5}, "less than or equal to 1"),
         (DQNSettings, {"n_step": 0}, "greater than 0"),
         (DQNSettings, {"epsilon_start": 2.0}, "less than or equal to 1"),
@@ -106,7 +129,10 @@ def test_what_can_work_has_no_problems() -> None:
 
 @pytest.mark.parametrize("algorithm", [DQNSettings(), R2D2Settings()])
 def test_values_of_actions_need_one_discrete_choice(algorithm: Any) -> None:
-    assert "infinitely many actions (box [2]); accepted: sac or td3" in problems(algorithm, BOX)["algorithm.name"]
+    assert (
+        "infinitely many actions (box [2]); accepted: sac or td3"
+        in problems(algorithm, BOX)["algorithm.name"]
+    )
     assert "6 combinations of actions" in problems(algorithm, SEVERAL)["algorithm.name"]
 
 
@@ -114,9 +140,14 @@ def test_values_of_actions_need_one_discrete_choice(algorithm: Any) -> None:
 @pytest.mark.parametrize("high", [(1.0, float("inf")), (1.0, -1.0)])
 def test_squashed_actions_need_bounds(algorithm: Any, high: tuple[float, float]) -> None:
     assert "accepted: dqn or r2d2" in problems(algorithm, DISCRETE)["algorithm.name"]
-    assert "the actions of Test-v0 are multi_discrete" in problems(algorithm, SEVERAL)["algorithm.name"]
+    assert (
+        "the actions of Test-v0 are multi_discrete"
+        in problems(algorithm, SEVERAL)["algorithm.name"]
+    )
     unbounded = ActionSpec(kind="box", shape=(2,), dtype="float32", low=(-1.0, -1.0), high=high)
-    assert "has no bounds with room between them" in problems(algorithm, unbounded)["algorithm.name"]
+    assert (
+        "has no bounds with room between them" in problems(algorithm, unbounded)["algorithm.name"]
+    )
 
 
 @every_settings
@@ -124,19 +155,35 @@ def test_networks_are_refused_that_no_values_could_be_built_on(settings: Any) ->
     algorithm = settings()
     action = DISCRETE if algorithm.name in ("dqn", "r2d2") else BOX
     found = problems(
-        algorithm, action, name="my.networks:Net", share_torso=True, kwargs={"log_std": -1.0}, lstm=0 if action == DISCRETE else 3
+        algorithm,
+        action,
+        name="my.networks:Net",
+        share_torso=True,
+        kwargs={"log_std": -1.0},
+        lstm=0 if action == DISCRETE else 3,
     )
     memory = set() if algorithm.name == "dqn" else {"network.lstm"}
-    assert {"network.name", "network.share_torso", "network.kwargs.log_std"} | memory == found.keys()
+    assert {
+        "network.name",
+        "network.share_torso",
+        "network.kwargs.log_std",
+    } | memory == found.keys()
     assert "accepted: mlp, nature_cnn, impala_resnet" in found["network.name"]
 
 
 def test_memory_belongs_to_r2d2_alone() -> None:
-    assert {"network.lstm"} == problems(DQNSettings(), DISCRETE, lstm=4).keys() == problems(R2D2Settings(), DISCRETE, lstm=0).keys()
+    assert (
+        {"network.lstm"}
+        == problems(DQNSettings(), DISCRETE, lstm=4).keys()
+        == problems(R2D2Settings(), DISCRETE, lstm=0).keys()
+    )
 
 
 def test_returns_are_not_normalised_when_rewards_are_replayed() -> None:
-    assert "false; value_rescaling tames large returns" in problems(R2D2Settings(), DISCRETE, returns=True)["env.normalisation.returns"]
+    assert (
+        "false; value_rescaling tames large returns"
+        in problems(R2D2Settings(), DISCRETE, returns=True)["env.normalisation.returns"]
+    )
     assert {"env.normalisation.returns"} == problems(SACSettings(), BOX, returns=True).keys()
 
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from tests.support.settings import cartpole
+from tianflow.config import replay_rules
 from tianflow.config.loading import load_config, with_changes
-from tianflow.config.model import Config, replay_rules
+from tianflow.config.model import Config
 from tianflow.core.layout import views
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
 from tianflow.hosts.shard_factory import make_shard
 from tianflow.planning.layouts import trajectory_layout
-from tianflow.replay import Fragment, Stream
+from tianflow.replay import Fragment, StepStream
 
 DQN: dict[str, Any] = {"name": "dqn", "batch_size": 32}
 R2D2: dict[str, Any] = {"name": "r2d2", "batch_size": 8, "burn_in": 4, "unroll": 8}
@@ -32,7 +33,12 @@ def config(algorithm: dict[str, Any] = DQN, **sections: dict[str, Any]) -> Confi
         "placement": {"launcher": "inline"},
         "run": {"max_updates": 4},
     }
-    return load_config({name: {**given.get(name, {}), **sections.get(name, {})} for name in (*given, *(set(sections) - set(given)))})
+    return load_config(
+        {
+            name: {**given.get(name, {}), **sections.get(name, {})}
+            for name in (*given, *(set(sections) - set(given)))
+        }
+    )
 
 
 def refusal(algorithm: dict[str, Any] = DQN, **sections: dict[str, Any]) -> str:
@@ -52,7 +58,12 @@ def test_a_run_with_replay_has_the_law_of_replay_and_no_bound_unless_it_says_so(
 
 def test_without_a_ratio_neither_side_ever_waits_for_the_other() -> None:
     limits = replay_rules.rate_limits(config(replay={"min_size": 50}))
-    assert (1.0, 50, -inf, inf) == (limits.samples_per_insert, limits.min_size, limits.min_diff, limits.max_diff)
+    assert (1.0, 50, -inf, inf) == (
+        limits.samples_per_insert,
+        limits.min_size,
+        limits.min_diff,
+        limits.max_diff,
+    )
 
 
 def test_a_ratio_without_a_buffer_has_the_narrowest_band_that_lets_both_go_on() -> None:
@@ -65,21 +76,38 @@ def test_a_ratio_without_a_buffer_has_the_narrowest_band_that_lets_both_go_on() 
 
 
 def test_a_buffer_is_the_band_to_either_side_in_draws() -> None:
-    limits = replay_rules.rate_limits(config(replay={"samples_per_insert": 2.0, "min_size": 100, "error_buffer": 500.0}))
+    limits = replay_rules.rate_limits(
+        config(replay={"samples_per_insert": 2.0, "min_size": 100, "error_buffer": 500.0})
+    )
     assert (-300.0, 700.0) == (limits.min_diff, limits.max_diff)
 
 
-def test_the_limiter_counts_items_so_windows_that_begin_further_apart_make_inserts_smaller() -> None:
+def test_the_limiter_counts_items_so_windows_that_begin_further_apart_make_inserts_smaller() -> (
+    None
+):
     assert (-(-(16 + 12) // 8) + 1) * 4 == replay_rules.insert_size(config(R2D2))
 
 
-@pytest.mark.parametrize(("algorithm", "actors", "shards"), [(DQN, 1, 1), (DQN, 3, 2), (R2D2, 2, 1), (DQN, 2, 4), (R2D2, 1, 2)])
-def test_so_many_items_as_promised_are_there_once_all_shards_are_full(algorithm: dict[str, Any], actors: int, shards: int) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "actors", "shards"),
+    [(DQN, 1, 1), (DQN, 3, 2), (R2D2, 2, 1), (DQN, 2, 4), (R2D2, 1, 2)],
+)
+def test_so_many_items_as_promised_are_there_once_all_shards_are_full(
+    algorithm: dict[str, Any], actors: int, shards: int
+) -> None:
     """Episodes that never end, in real shards."""
     made = config(
-        algorithm, actors={"count": actors, "rollout_steps": 16}, replay={"capacity": 800 * shards, "min_size": 1, "shards": shards}
+        algorithm,
+        actors={"count": actors, "rollout_steps": 16},
+        replay={"capacity": 800 * shards, "min_size": 1, "shards": shards},
     )
-    spec = EnvironmentSpec("S", (LeafSpec("", (1,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 4, "next_step")
+    spec = EnvironmentSpec(
+        "S",
+        (LeafSpec("", (1,), "float32"),),
+        ActionSpec("discrete", (), "int64", (2,), (0,)),
+        4,
+        "next_step",
+    )
     layout = trajectory_layout(made, spec)
     filled, least, most = [make_shard(made, spec) for _ in range(shards)], inf, 0
     stay, turns = 8, 16 * shards
@@ -88,9 +116,11 @@ def test_so_many_items_as_promised_are_there_once_all_shards_are_full(algorithm:
             arrays = views(layout, np.zeros(layout.nbytes, np.uint8))
             arrays["valid"][:] = True
             arrays["start"][0] = number == 0
-            arrays["obs/"][:] = np.arange(16 * number, 16 * number + 17, dtype=np.float32)[:, None, None]
+            arrays["obs/"][:] = np.arange(16 * number, 16 * number + 17, dtype=np.float32)[
+                :, None, None
+            ]
             place = actor + (number // stay if actors < shards else 0)
-            filled[place % shards].insert(Fragment(arrays, 16, Stream(actor, 0), number))
+            filled[place % shards].insert(Fragment(arrays, 16, StepStream(actor, 0), number))
         if number >= turns:
             least, most = min(least, sum(map(len, filled))), max(most, sum(map(len, filled)))
     assert replay_rules.most_items(made) <= least
@@ -101,7 +131,9 @@ def test_so_many_items_as_promised_are_there_once_all_shards_are_full(algorithm:
 
 
 def test_settings_of_replay_without_replay_are_refused() -> None:
-    with pytest.raises(ConfigError, match="ppo uses each trajectory once: nothing would ever be kept"):
+    with pytest.raises(
+        ConfigError, match="ppo uses each trajectory once: nothing would ever be kept"
+    ):
         cartpole(replay={"capacity": 500})
     assert cartpole().replay == cartpole(replay={}).replay
 
@@ -115,7 +147,9 @@ def test_a_shard_that_one_trajectory_does_not_fit_into_is_refused() -> None:
 
 def test_a_shard_that_one_item_does_not_fit_into_is_refused() -> None:
     long = {**R2D2, "unroll": 296}
-    assert "fewer than the 300 steps of one item; at least 300" in refusal(long, replay={"capacity": 200, "min_size": 10})
+    assert "fewer than the 300 steps of one item; at least 300" in refusal(
+        long, replay={"capacity": 200, "min_size": 10}
+    )
 
 
 def test_a_size_that_is_never_reached_is_refused() -> None:
@@ -128,7 +162,10 @@ def test_a_size_that_is_never_reached_is_refused() -> None:
 
 def test_a_band_in_which_both_would_wait_is_refused() -> None:
     told = refusal(replay={"samples_per_insert": 2.0, "min_size": 100, "error_buffer": 10.0})
-    assert "both wait for ever, each for the other; a wider error_buffer, or another ratio or size" in told
+    assert (
+        "both wait for ever, each for the other; a wider error_buffer, or another ratio or size"
+        in told
+    )
 
 
 def test_more_draws_than_an_item_may_have_are_refused() -> None:
@@ -140,7 +177,9 @@ def test_more_draws_than_an_item_may_have_are_refused() -> None:
 
 def test_a_run_that_is_to_repeat_itself_is_refused() -> None:
     told = refusal(run={"deterministic": True}, balance={"max_staleness": 0})
-    assert "run.deterministic = True: which items are there when the learner draws is chance" in told
+    assert (
+        "run.deterministic = True: which items are there when the learner draws is chance" in told
+    )
 
 
 # Live -------------------------------------------------------------------------------------------------------------------
@@ -148,7 +187,10 @@ def test_a_run_that_is_to_repeat_itself_is_refused() -> None:
 
 def test_the_ratio_may_change_and_a_band_that_does_not_fit_it_is_refused() -> None:
     before = config(replay={"samples_per_insert": 2.0, "min_size": 100, "error_buffer": 200.0})
-    assert 1.5 == with_changes(before, {"replay": {"samples_per_insert": 1.5}}).replay.samples_per_insert
+    assert (
+        1.5
+        == with_changes(before, {"replay": {"samples_per_insert": 1.5}}).replay.samples_per_insert
+    )
     with pytest.raises(ConfigError, match="both wait for ever"):
         with_changes(before, {"replay": {"samples_per_insert": 50.0}})
     with pytest.raises(ConfigError, match="cannot change while the run goes on"):

@@ -4,10 +4,21 @@ import pytest
 
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
-from tianflow.config.rules import advice, bound_in_force, check, credits_ceiling, samples_per_update, used_up
+from tianflow.config.rules import (
+    advice,
+    bound_in_force,
+    check,
+    credits_ceiling,
+    samples_per_update,
+    used_up,
+)
 from tianflow.errors import ConfigError, Problem
 
-TABLES = {"env": {"id": "CartPole-v1", "num_envs": 2}, "algorithm": {"name": "ppo"}, "actors": {"count": 1, "rollout_steps": 16}}
+TABLES = {
+    "env": {"id": "CartPole-v1", "num_envs": 2},
+    "algorithm": {"name": "ppo"},
+    "actors": {"count": 1, "rollout_steps": 16},
+}
 
 
 def config(*overrides: str) -> Config:
@@ -22,12 +33,18 @@ def refused(*overrides: str) -> dict[str, Problem]:
 
 def test_fewer_credits_than_an_update_takes_can_never_feed_the_learner() -> None:
     problem = refused("balance.credits=3", "algorithm.batch_trajectories=4")["balance.credits"]
-    assert "3 credits can never feed the learner, which takes 4 trajectories for one update" == problem.message
+    assert (
+        "3 credits can never feed the learner, which takes 4 trajectories for one update"
+        == problem.message
+    )
     assert 4 == config("balance.credits=4", "algorithm.batch_trajectories=4").balance.credits
 
 
 def test_a_fragment_is_never_longer_than_a_rollout() -> None:
-    assert "could ever be cut" in refused("balance.min_fragment_steps=17")["balance.min_fragment_steps"].message
+    assert (
+        "could ever be cut"
+        in refused("balance.min_fragment_steps=17")["balance.min_fragment_steps"].message
+    )
     assert 16 == config("balance.min_fragment_steps=16").balance.min_fragment_steps
 
 
@@ -50,25 +67,36 @@ def test_defaults_that_short_rollouts_have_no_room_for_are_lowered() -> None:
         (["balance.max_staleness=0", "balance.controller=open_loop"], {"balance.max_staleness"}),
     ],
 )
-def test_deterministic_runs_have_one_actor_that_takes_turns_with_the_learner(overrides: list[str], paths: set[str]) -> None:
+def test_deterministic_runs_have_one_actor_that_takes_turns_with_the_learner(
+    overrides: list[str], paths: set[str]
+) -> None:
     assert paths == refused("run.deterministic=true", *overrides).keys()
 
 
-@pytest.mark.parametrize("overrides", [["balance.max_staleness=0"], ["balance.controller=lockstep"]])
+@pytest.mark.parametrize(
+    "overrides", [["balance.max_staleness=0"], ["balance.controller=lockstep"]]
+)
 def test_deterministic_runs_that_take_turns_are_accepted(overrides: list[str]) -> None:
     assert config("run.deterministic=true", *overrides).run.deterministic
 
 
 def test_a_run_has_at_least_one_law() -> None:
-    assert "no rollout would begin" in refused("balance.controller=[]")["balance.controller"].message
+    assert (
+        "no rollout would begin" in refused("balance.controller=[]")["balance.controller"].message
+    )
 
 
 def test_something_importable_that_is_no_law_is_refused() -> None:
-    assert "no handle(event)" in refused("balance.controller=tianflow.config:Config")["balance.controller"].message
+    assert (
+        "no handle(event)"
+        in refused("balance.controller=tianflow.config:Config")["balance.controller"].message
+    )
 
 
 def test_a_parameter_that_no_law_has_is_told_the_nearest() -> None:
-    problem = refused("balance.controller=freshest", "balance.parameters.quiet_update=3")["balance.parameters.quiet_update"]
+    problem = refused("balance.controller=freshest", "balance.parameters.quiet_update=3")[
+        "balance.parameters.quiet_update"
+    ]
     assert "quiet_updates" == problem.nearest
 
 
@@ -78,7 +106,10 @@ def test_parameters_may_belong_to_any_of_several_laws() -> None:
 
 
 def test_a_law_without_parameters_says_so() -> None:
-    assert "no law in force has parameters" in refused("balance.parameters.speed=1")["balance.parameters.speed"].accepted
+    assert (
+        "no law in force has parameters"
+        in refused("balance.parameters.speed=1")["balance.parameters.speed"].accepted
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,8 +126,13 @@ def test_a_law_without_parameters_says_so() -> None:
         (["balance.max_staleness=3", "balance.controller=['consume_only', 'staleness']"], 3, 4),
     ],
 )
-def test_the_credit_ceiling_follows_from_the_bound_in_force(overrides: list[str], bound: int | None, ceiling: int | None) -> None:
-    assert (bound, ceiling) == (bound_in_force(config(*overrides)), credits_ceiling(config(*overrides)))
+def test_the_credit_ceiling_follows_from_the_bound_in_force(
+    overrides: list[str], bound: int | None, ceiling: int | None
+) -> None:
+    assert (bound, ceiling) == (
+        bound_in_force(config(*overrides)),
+        credits_ceiling(config(*overrides)),
+    )
 
 
 # Advice -------------------------------------------------------------------------------------------------------------
@@ -108,9 +144,14 @@ def test_as_many_actors_as_the_bound_has_room_for_need_no_advice(actors: int, bo
 
 
 def test_more_actors_than_the_bound_has_room_for_are_idle_by_law() -> None:
-    (sentence,) = advice(config("actors.count=8", "algorithm.batch_trajectories=2", "balance.max_staleness=1"))
+    (sentence,) = advice(
+        config("actors.count=8", "algorithm.batch_trajectories=2", "balance.max_staleness=1")
+    )
     assert "A = 8 actors, B = 2 trajectories an update and max_staleness = 1" in sentence
-    assert "at most C - B = 2 trajectories roll out meanwhile and 6 of 8 actors are idle by law" in sentence
+    assert (
+        "at most C - B = 2 trajectories roll out meanwhile and 6 of 8 actors are idle by law"
+        in sentence
+    )
     assert "C/(A + B) = 0.40 of open loop" in sentence
     assert "max_staleness >= 4, or actors.count <= 2, costs nothing" in sentence
 
@@ -141,7 +182,10 @@ def test_limits_that_a_run_has_reached_before_it_goes_on_are_told() -> None:
     assert ["run.max_env_steps = 640", "run.max_updates = 10", "run.max_seconds = 8"] == [
         sentence.partition(" is used up")[0] for sentence in used_up(config(*limits), before)
     ]
-    assert [] == used_up(config("run.max_updates=11", "run.max_env_steps=641", "run.max_seconds=8"), before | {"trained_s": 4.0})
+    assert [] == used_up(
+        config("run.max_updates=11", "run.max_env_steps=641", "run.max_seconds=8"),
+        before | {"trained_s": 4.0},
+    )
 
 
 def test_a_run_without_actors_is_told() -> None:

@@ -79,7 +79,9 @@ class Loop:
         assert isinstance(directive, SetCredits)
         return directive.limit
 
-    def run(self, updates: int, *, learner: float = 0.0, actors: float = 0.0, **changes: Any) -> list[int]:
+    def run(
+        self, updates: int, *, learner: float = 0.0, actors: float = 0.0, **changes: Any
+    ) -> list[int]:
         """Credits after each update, in each of which the learner waits ``learner`` s and each of 4 actors ``actors`` s."""
         credits_ = []
         for _ in range(updates):
@@ -94,7 +96,11 @@ class Loop:
 @pytest.mark.parametrize("name", LAWS)
 def test_each_law_is_the_one_law_of_its_module(name: str) -> None:
     module = import_module(f"tianflow_controllers.{name}")
-    assert [LAWS[name]] == [found for _, found in inspect.getmembers(module, inspect.isclass) if hasattr(found, "handle")]
+    assert [LAWS[name]] == [
+        found
+        for _, found in inspect.getmembers(module, inspect.isclass)
+        if hasattr(found, "handle")
+    ]
 
 
 @pytest.mark.parametrize("law", [Staleness(), Freshest(), Lockstep(), OpenLoop()])
@@ -121,8 +127,15 @@ def test_staleness_never_gives_less_than_a_batch_even_while_a_publish_is_overdue
 
 
 def test_staleness_follows_live_changes_at_once_and_repeats_itself_otherwise() -> None:
-    events = [observed(1, max_staleness=0), observed(2, max_staleness=8), observed(3, max_staleness=8), observed(4, max_staleness=0)]
-    assert [[SetCredits(8)], [SetCredits(72)], [SetCredits(72)], [SetCredits(8)]] == answers(Staleness(), events)
+    events = [
+        observed(1, max_staleness=0),
+        observed(2, max_staleness=8),
+        observed(3, max_staleness=8),
+        observed(4, max_staleness=0),
+    ]
+    assert [[SetCredits(8)], [SetCredits(72)], [SetCredits(72)], [SetCredits(8)]] == answers(
+        Staleness(), events
+    )
 
 
 def test_lockstep_is_bound_zero_and_exactly_one_batch_of_credits() -> None:
@@ -130,13 +143,17 @@ def test_lockstep_is_bound_zero_and_exactly_one_batch_of_credits() -> None:
 
 
 def test_open_loop_lets_the_bound_go_and_gives_every_slot_in_order_of_arrival() -> None:
-    assert [[SetBound(None), SetCredits(64), SetOrder("arrival")]] == answers(OpenLoop(), [observed()])
+    assert [[SetBound(None), SetCredits(64), SetOrder("arrival")]] == answers(
+        OpenLoop(), [observed()]
+    )
 
 
 @pytest.mark.parametrize("bound", [0, 3, None])
 def test_consume_only_keeps_the_bound_and_paces_nobody(bound: int | None) -> None:
     event = observed(max_staleness=bound)
-    assert [[SetBound(bound), SetCredits(64), SetAdmission("open"), SetOrder("arrival")]] == answers(ConsumeOnly(), [event])
+    assert [
+        [SetBound(bound), SetCredits(64), SetAdmission("open"), SetOrder("arrival")]
+    ] == answers(ConsumeOnly(), [event])
 
 
 def test_filtering_at_use_alone_keeps_the_bound_and_wastes_what_pacing_saves() -> None:
@@ -161,7 +178,9 @@ def test_freshest_begins_with_one_batch() -> None:
 
 def test_freshest_raises_by_a_quarter_batch_once_per_turnover_when_both_wait() -> None:
     loop = Loop(Freshest(window_updates=1))
-    assert [10] * 3 + [12] * 3 + [14] * 3 + [16] * 3 + [18] * 4 + [20] == loop.run(17, learner=0.5, actors=0.5)
+    assert [10] * 3 + [12] * 3 + [14] * 3 + [16] * 3 + [18] * 4 + [20] == loop.run(
+        17, learner=0.5, actors=0.5
+    )
 
 
 def test_freshest_does_not_judge_a_raise_by_what_was_granted_before_it() -> None:
@@ -186,7 +205,11 @@ def test_freshest_does_not_raise_when_only_the_actors_wait() -> None:
 
 def test_freshest_needs_both_waits_in_the_same_window() -> None:
     loop = Loop(Freshest(window_updates=2))
-    assert {8} == {credits_ for _ in range(20) for credits_ in loop.run(2, learner=0.5) + loop.run(2, actors=0.5)}
+    assert {8} == {
+        credits_
+        for _ in range(20)
+        for credits_ in loop.run(2, learner=0.5) + loop.run(2, actors=0.5)
+    }
 
 
 def test_freshest_never_leaves_one_batch_to_the_ceiling() -> None:
@@ -226,7 +249,11 @@ def test_freshest_sees_actors_wait_by_their_share_not_by_their_sum() -> None:
 def test_freshest_counts_quiet_updates_anew_after_the_learner_waited() -> None:
     loop = Loop(Freshest(window_updates=1, quiet_updates=6, hold_updates=6))
     loop.run(4, learner=0.5, actors=0.5)
-    assert {12} == {credits_ for _ in range(10) for credits_ in loop.run(4, actors=0.5) + loop.run(2, learner=0.5)}
+    assert {12} == {
+        credits_
+        for _ in range(10)
+        for credits_ in loop.run(4, actors=0.5) + loop.run(2, learner=0.5)
+    }
 
 
 def test_freshest_obeys_a_lower_ceiling_at_once() -> None:
@@ -278,7 +305,9 @@ def test_freshest_follows_a_live_change_of_the_batch() -> None:
         ({"actors_waiting": 1.0}, "waiting would be seen always, or never"),
     ],
 )
-def test_freshest_refuses_what_it_could_not_work_with_and_says_why(parameters: dict[str, float], sentence: str) -> None:
+def test_freshest_refuses_what_it_could_not_work_with_and_says_why(
+    parameters: dict[str, float], sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence) as refused:
         Freshest(**parameters)
     assert str(refused.value).startswith(next(reversed(parameters)) + " = ")
@@ -308,7 +337,9 @@ def faster_actors(world: World) -> None:
         actor.step_s /= 4
 
 
-def balanced(law: Controller, *, seed: int = 0, actors: int = 16, batch: int = 8, step_s: float = 0.03) -> World:
+def balanced(
+    law: Controller, *, seed: int = 0, actors: int = 16, batch: int = 8, step_s: float = 0.03
+) -> World:
     world = World(settings=Settings(batch=batch, bound=8), laws=[law], seed=seed)
     for _ in range(actors):
         world.add_host(step_s, jitter=0.3)
@@ -336,7 +367,9 @@ def test_freshest_settles(change: Callable[[World], None]) -> None:
     near = [abs(limit - stays) <= max(1, batch // 4) for limit in credits_]
     first = near.index(True)
     assert first <= 16 * -(-max(before, stays) // batch)
-    leaves = [update for update in range(first + 1, len(near)) if near[update - 1] and not near[update]]
+    leaves = [
+        update for update in range(first + 1, len(near)) if near[update - 1] and not near[update]
+    ]
     assert all(later - earlier >= hold for earlier, later in itertools.pairwise(leaves))
     assert (world.idle - idle) / (world.now - began) < 0.03
 
@@ -369,7 +402,9 @@ def test_freshest_does_not_run_to_the_ceiling_when_sampling_is_the_bottleneck() 
 def test_with_replay_every_slot_is_a_credit_and_the_limiter_does_the_rest() -> None:
     law = SampleRatio()
     for version, slots in enumerate((64, 64, 80)):
-        assert [SetCredits(slots)] == list(law.handle(observed(version, slots=slots, batch=1, max_staleness=None)))
+        assert [SetCredits(slots)] == list(
+            law.handle(observed(version, slots=slots, batch=1, max_staleness=None))
+        )
 
 
 def test_fewer_slots_than_a_batch_are_not_asked_for_by_the_law_of_replay() -> None:

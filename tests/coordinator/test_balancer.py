@@ -7,21 +7,34 @@ import pytest
 from tests.support.settings import cartpole
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
-from tianflow.coordinator.balancer import Balancer, Wishes, make_laws, merge
+from tianflow.coordinator.balancer import Balancer, ControllerRequests, make_laws, merge
 from tianflow.core.directives import SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.core.layout import make_layout
-from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec, Settlement, Trajectory, Version
+from tianflow.core.payloads import (
+    ActionSpec,
+    EnvironmentSpec,
+    LeafSpec,
+    Settlement,
+    Trajectory,
+    Version,
+)
 from tianflow.errors import ConfigError
 from tianflow.exchange.exchange import Exchange
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits
 
-SPEC = EnvironmentSpec("x", (LeafSpec("", (2,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), 2, "next_step")
+SPEC = EnvironmentSpec(
+    "x",
+    (LeafSpec("", (2,), "float32"),),
+    ActionSpec("discrete", (), "int64", (2,), (0,)),
+    2,
+    "next_step",
+)
 
 
 def wish(*directives):
-    wishes = Wishes()
+    wishes = ControllerRequests()
     for directive in directives:
         wishes = wishes.after(directive)
     return wishes
@@ -33,7 +46,9 @@ def test_without_laws_the_config_decides_and_every_slot_is_a_credit():
 
 
 def test_the_smallest_credits_win_and_the_winner_is_named():
-    limits, winner = merge({"a": wish(SetCredits(5)), "b": wish(SetCredits(3))}, cartpole(), slots=20)
+    limits, winner = merge(
+        {"a": wish(SetCredits(5)), "b": wish(SetCredits(3))}, cartpole(), slots=20
+    )
     assert (limits.credits, winner) == (3, "b")
 
 
@@ -43,17 +58,29 @@ def test_a_person_s_limit_on_credits_beats_every_law():
 
 
 def test_credits_never_fall_below_a_batch():
-    limits, _ = merge({"a": wish(SetCredits(1))}, cartpole(algorithm={"batch_trajectories": 4}), slots=20)
+    limits, _ = merge(
+        {"a": wish(SetCredits(1))}, cartpole(algorithm={"batch_trajectories": 4}), slots=20
+    )
     assert limits.credits == 4
 
 
 @pytest.mark.parametrize(
     ("configured", "asked", "expected"),
-    [(4, (0,), 0), (4, (None,), None), (4, (None, 2), 2), (1, (3,), 1), ("unbounded", (5,), 5), ("unbounded", (), None)],
+    [
+        (4, (0,), 0),
+        (4, (None,), None),
+        (4, (None, 2), 2),
+        (1, (3,), 1),
+        ("unbounded", (5,), 5),
+        ("unbounded", (), None),
+    ],
 )
 def test_the_strictest_bound_wins_and_only_a_law_alone_may_let_it_go(configured, asked, expected):
     wishes = {str(index): wish(SetBound(bound)) for index, bound in enumerate(asked)}
-    assert merge(wishes, cartpole(balance={"max_staleness": configured}), slots=20)[0].max_staleness == expected
+    assert (
+        merge(wishes, cartpole(balance={"max_staleness": configured}), slots=20)[0].max_staleness
+        == expected
+    )
 
 
 def test_order_of_arrival_is_refused_while_anything_bounds_staleness():
@@ -66,7 +93,11 @@ def test_admission_is_open_and_in_order_of_arrival_only_where_every_law_says_so(
     filtering = wish(SetBound(2), SetAdmission("open"), SetOrder("arrival"))
     alone = merge({"a": filtering}, cartpole(balance={"max_staleness": 2}), slots=20)[0]
     assert (alone.max_staleness, alone.admission, alone.order) == (2, "open", "arrival")
-    beside = merge({"a": filtering, "b": wish(SetCredits(20))}, cartpole(balance={"max_staleness": 2}), slots=20)[0]
+    beside = merge(
+        {"a": filtering, "b": wish(SetCredits(20))},
+        cartpole(balance={"max_staleness": 2}),
+        slots=20,
+    )[0]
     assert (beside.admission, beside.order) == ("paced", "version")
     assert merge({}, cartpole(), slots=20)[0].admission == "paced"
 
@@ -77,7 +108,11 @@ def test_an_absolute_directive_overwrites_the_one_before():
 
 def test_an_unknown_law_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match="staleness"):
-        make_laws(cartpole().model_copy(update={"balance": cartpole().balance.model_copy(update={"controller": "stalenes"})}))
+        make_laws(
+            cartpole().model_copy(
+                update={"balance": cartpole().balance.model_copy(update={"controller": "stalenes"})}
+            )
+        )
 
 
 class World:
@@ -85,8 +120,12 @@ class World:
 
     def __init__(self, config):
         layout = make_layout(SPEC, steps=4, state_spec={}, return_accumulator=False)
-        limits = Limits(batch=config.algorithm.batch_trajectories, max_staleness=config.bound, credits=20)
-        self.exchange = Exchange(ledger=Ledger(limits=limits, slots=20), arena=heap_arena(layout, 20), clock=lambda: 0.0)
+        limits = Limits(
+            batch=config.algorithm.batch_trajectories, max_staleness=config.bound, credits=20
+        )
+        self.exchange = Exchange(
+            ledger=Ledger(limits=limits, slots=20), arena=heap_arena(layout, 20), clock=lambda: 0.0
+        )
         self.settings = LatestCell(LiveSettings(config, config.bound), 0)
         self.bounds = []
         self.balancer = Balancer(
@@ -118,9 +157,17 @@ def test_a_changed_bound_changes_credits_at_once():
 
 def test_open_loop_lets_the_bound_go_and_the_next_law_takes_it_back():
     world = World(cartpole(balance={"controller": "open_loop"}))
-    assert (world.bounds[-1], world.credits, world.exchange.ledger.limits.order) == (None, 20, "arrival")
+    assert (world.bounds[-1], world.credits, world.exchange.ledger.limits.order) == (
+        None,
+        20,
+        "arrival",
+    )
     world.change(balance={"controller": "staleness", "max_staleness": 2})
-    assert (world.bounds[-1], world.credits, world.exchange.ledger.limits.order) == (2, 3, "version")
+    assert (world.bounds[-1], world.credits, world.exchange.ledger.limits.order) == (
+        2,
+        3,
+        "version",
+    )
 
 
 def test_every_settled_update_shows_laws_the_new_lag():

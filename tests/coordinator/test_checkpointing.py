@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tianflow.coordinator.checkpointing import Keeper
+from tianflow.coordinator.checkpointing import CheckpointManager
 from tianflow.errors import CheckpointError
 
 
@@ -19,7 +19,9 @@ def staged_in(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("when", ["waiting for the disk", "staging", "the learner has it"])
-async def test_a_checkpoint_that_is_cancelled_leaves_nothing_staged(tmp_path: Path, when: str) -> None:
+async def test_a_checkpoint_that_is_cancelled_leaves_nothing_staged(
+    tmp_path: Path, when: str
+) -> None:
     disk, goes_on, asked = ThreadPoolExecutor(1), threading.Event(), asyncio.Event()
 
     class Learner:
@@ -28,7 +30,15 @@ async def test_a_checkpoint_that_is_cancelled_leaves_nothing_staged(tmp_path: Pa
             await asyncio.Event().wait()
 
     learner: Any = Learner()
-    keeper = Keeper(directory=tmp_path, keep=2, disk=disk, resumed=None, learner=lambda: learner, manifest=lambda _: {}, keep_replay=None)
+    keeper = CheckpointManager(
+        directory=tmp_path,
+        keep=2,
+        disk=disk,
+        resumed=None,
+        learner=lambda: learner,
+        manifest=lambda _: {},
+        keep_replay=None,
+    )
     stage, staging = keeper._store.stage, threading.Event()
 
     def staged() -> Path:
@@ -54,7 +64,9 @@ async def test_a_checkpoint_that_is_cancelled_leaves_nothing_staged(tmp_path: Pa
     assert [] == staged_in(tmp_path)
 
 
-async def test_a_checkpoint_that_is_asked_for_many_times_is_written_once_after_the_one_under_way(tmp_path: Path) -> None:
+async def test_a_checkpoint_that_is_asked_for_many_times_is_written_once_after_the_one_under_way(
+    tmp_path: Path,
+) -> None:
     """Else a program that asks all the time would have the last checkpoint of the run wait for hundreds."""
     disk, goes_on, begun = ThreadPoolExecutor(1), asyncio.Event(), []
 
@@ -65,9 +77,21 @@ async def test_a_checkpoint_that_is_asked_for_many_times_is_written_once_after_t
             raise CheckpointError("it is only counted")
 
     learner: Any = Learner()
-    keeper = Keeper(directory=tmp_path, keep=2, disk=disk, resumed=None, learner=lambda: learner, manifest=lambda _: {}, keep_replay=None)
+    keeper = CheckpointManager(
+        directory=tmp_path,
+        keep=2,
+        disk=disk,
+        resumed=None,
+        learner=lambda: learner,
+        manifest=lambda _: {},
+        keep_replay=None,
+    )
     under_way = asyncio.create_task(keeper.save())
-    asked = [asyncio.create_task(saving) for saving in [keeper.ask() for _ in range(100)] if saving is not None]
+    asked = [
+        asyncio.create_task(saving)
+        for saving in [keeper.ask() for _ in range(100)]
+        if saving is not None
+    ]
     assert 1 == len(asked)
     while not begun:
         await asyncio.to_thread(lambda: None)

@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from tianflow.coordinator import counters as tallies
-from tianflow.coordinator.counters import ActiveClock, EpisodeTally, Journal, waiting_seconds
+from tianflow.coordinator.counters import ActiveClock, AuditLog, EpisodeTally, waiting_seconds
 from tianflow.core.payloads import Episode
 from tianflow.core.statistics import ComponentStatistics, TimeShares
 
@@ -52,18 +52,21 @@ def test_the_mean_exists_once_a_hundred_episodes_have_ended():
 
 def test_the_audit_is_kept_in_memory_and_appended_to_the_file(tmp_path):
     with ThreadPoolExecutor(1) as executor:
-        journal = Journal(path=tmp_path / "audit.jsonl", executor=executor)
+        journal = AuditLog(path=tmp_path / "audit.jsonl", executor=executor)
         journal.add("cli", "pause")
         journal.add("http:::1", "change", old={"a": 1}, new={"a": 2})
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert lines == list(journal.records)
-    assert [(line["source"], line["action"]) for line in lines] == [("cli", "pause"), ("http:::1", "change")]
+    assert [(line["source"], line["action"]) for line in lines] == [
+        ("cli", "pause"),
+        ("http:::1", "change"),
+    ]
 
 
 def test_memory_holds_the_newest_records_only_and_the_file_all(tmp_path, monkeypatch):
     monkeypatch.setattr(tallies, "KEPT_RECORDS", 3)
     with ThreadPoolExecutor(1) as executor:
-        journal = Journal(path=tmp_path / "audit.jsonl", executor=executor)
+        journal = AuditLog(path=tmp_path / "audit.jsonl", executor=executor)
         for number in range(5):
             journal.add("cli", "change", new=number)
     assert [2, 3, 4] == [record["new"] for record in journal.records]
@@ -75,14 +78,16 @@ async def test_a_reader_that_gives_up_takes_no_line_of_the_audit_with_it(tmp_pat
     slow = threading.Event()
     with ThreadPoolExecutor(1) as executor:
         executor.submit(slow.wait)
-        journal = Journal(path=tmp_path / "audit.jsonl", executor=executor)
+        journal = AuditLog(path=tmp_path / "audit.jsonl", executor=executor)
         journal.add("cli", "pause")
         reading = asyncio.create_task(journal.read(before=None, limit=10))
         await asyncio.sleep(0)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         slow.set()
-        assert ["pause"] == [record["action"] for record in (await journal.read(before=None, limit=10)).records]
+        assert ["pause"] == [
+            record["action"] for record in (await journal.read(before=None, limit=10)).records
+        ]
 
 
 def test_waiting_is_summed_over_actors_and_kept_apart_from_the_learner():

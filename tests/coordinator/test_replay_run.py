@@ -8,27 +8,54 @@ from typing import Any
 
 import pytest
 
-from tests.coordinator.test_run import SPEC, FakeEvaluator, FakeHost, FakeLearner, config, going, soon, until
+from tests.coordinator.test_run import (
+    SPEC,
+    FakeEvaluator,
+    FakeHost,
+    FakeLearner,
+    config,
+    going,
+    soon,
+    until,
+)
 from tests.coordinator.test_run import World as PlainWorld
 from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.coordinator import supervisor as supervising
-from tianflow.core.payloads import Drop, Holdings, ShardRequest, Store
+from tianflow.core.payloads import DropItems, Holdings, ShardRequest, StoreTrajectory
 from tianflow.core.program import HostSpec
 from tianflow.errors import ConfigError
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.launchers.inline import HeapSlots
 from tianflow.planning.layouts import draw_layout, trajectory_layout
 
-REPLAY: Mapping[str, Any] = {"shards": 2, "capacity": 4000, "min_size": 50, "samples_per_insert": 2.0}
+REPLAY: Mapping[str, Any] = {
+    "shards": 2,
+    "capacity": 4000,
+    "min_size": 50,
+    "samples_per_insert": 2.0,
+}
 
 
 def apex(**replay: Any) -> Config:
     """The run of `tests.coordinator.test_run`, with DQN."""
-    from_plain = {name: getattr(config(), name).model_dump(exclude_defaults=True) for name in ("env", "actors", "evaluation", "placement")}
-    given = {"algorithm": {"name": "dqn", "batch_size": 8}, "network": {"hidden": [16]}, "replay": {**REPLAY, **replay}}
-    return load_config({**from_plain, **given, "run": {"max_updates": None, "grace_s": 0.2, "seed": 1} | {"max_env_steps": None}})
+    from_plain = {
+        name: getattr(config(), name).model_dump(exclude_defaults=True)
+        for name in ("env", "actors", "evaluation", "placement")
+    }
+    given = {
+        "algorithm": {"name": "dqn", "batch_size": 8},
+        "network": {"hidden": [16]},
+        "replay": {**REPLAY, **replay},
+    }
+    return load_config(
+        {
+            **from_plain,
+            **given,
+            "run": {"max_updates": None, "grace_s": 0.2, "seed": 1} | {"max_env_steps": None},
+        }
+    )
 
 
 class ReplayWorld(PlainWorld):
@@ -38,7 +65,14 @@ class ReplayWorld(PlainWorld):
         assert SPEC is not None
         layout = trajectory_layout(settings, SPEC)
         slots = HeapSlots(config=settings, layout=layout, draws=draw_layout(settings, SPEC))
-        self.run = Run(run_id="run", directory=directory, config=settings, spec=SPEC, layout=layout, slots=slots)
+        self.run = Run(
+            run_id="run",
+            directory=directory,
+            config=settings,
+            spec=SPEC,
+            layout=layout,
+            slots=slots,
+        )
         self.hosts: dict[str, FakeHost] = {}
         self.learner, self.evaluator = FakeLearner(), FakeEvaluator()
         self.learner.is_held = lambda: self.run.settings.value.hold_learner
@@ -52,7 +86,9 @@ class ReplayWorld(PlainWorld):
             (shard,) = spec.components
             asked: list[ShardRequest] = []
             self.asked[spec.name] = asked
-            self.answers[spec.name].append(self.run.reception.shard_answers(shard.index, incarnation))
+            self.answers[spec.name].append(
+                self.run.reception.shard_answers(shard.index, incarnation)
+            )
             self.run.reception.shard_opened(shard.index, incarnation, Port(asked))
             self.answers[spec.name][-1]("dropped", list(Holdings()))
         return await super().start(spec, incarnation)
@@ -64,9 +100,13 @@ class ReplayWorld(PlainWorld):
 
     def stored(self, name: str, items: int) -> None:
         """The newest life of a shard stores what it was asked to, which brings so many items."""
-        for request in [request for request in self.asked[name] if isinstance(request, Store)]:
+        for request in [
+            request for request in self.asked[name] if isinstance(request, StoreTrajectory)
+        ]:
             self.asked[name].remove(request)
-            self.answers[name][-1]("stored", request.ticket, items, list(Holdings(items, float(items))))
+            self.answers[name][-1](
+                "stored", request.ticket, items, list(Holdings(items, float(items)))
+            )
 
 
 class Port:
@@ -83,7 +123,9 @@ APEX = apex()
 
 
 @pytest.mark.asyncio
-async def test_a_shard_that_dies_loses_what_it_held_and_its_next_life_hears_nothing_of_the_last(tmp_path: Path) -> None:
+async def test_a_shard_that_dies_loses_what_it_held_and_its_next_life_hears_nothing_of_the_last(
+    tmp_path: Path,
+) -> None:
     world = ReplayWorld(tmp_path, APEX)
     async with going(world):
         world.commit()
@@ -96,10 +138,14 @@ async def test_a_shard_that_dies_loses_what_it_held_and_its_next_life_hears_noth
         assert {"shard_lost": 1} == statistics.ledger.dropped
         assert {("replay-0", "died"): 1} == statistics.restarts
         assert 0 == world.replay.limiter.statistics().size
-        assert [Drop("")] == world.asked["replay-0"]
+        assert [DropItems("")] == world.asked["replay-0"]
         world.commit()
         before = world.replay.replay_statistics()
-        ticket = next(request.ticket for request in world.asked["replay-0"] if isinstance(request, Store))
+        ticket = next(
+            request.ticket
+            for request in world.asked["replay-0"]
+            if isinstance(request, StoreTrajectory)
+        )
         world.answers["replay-0"][0]("stored", ticket, 64, list(Holdings(64, 64.0)))
         assert before == world.replay.replay_statistics()
         world.stored("replay-0", 64)
@@ -108,7 +154,9 @@ async def test_a_shard_that_dies_loses_what_it_held_and_its_next_life_hears_noth
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("samples_per_insert", [None, 2.0])
-async def test_a_run_with_replay_leaves_checkpoints_with_and_without_a_ratio(tmp_path: Path, samples_per_insert: float | None) -> None:
+async def test_a_run_with_replay_leaves_checkpoints_with_and_without_a_ratio(
+    tmp_path: Path, samples_per_insert: float | None
+) -> None:
     world = ReplayWorld(tmp_path, apex(samples_per_insert=samples_per_insert))
     async with going(world):
         assert await soon(world.run.keeper.save())
@@ -134,17 +182,28 @@ async def test_what_a_lost_learner_leaves_behind_stays_in_replay(tmp_path: Path)
         world.hosts["learner"].kill()
         await until(lambda: world.run.exchange.ledger.version.lineage == 2)
         world.stored("replay-0", 64)
-        assert (1, {}) == (world.run.statistics().ledger.inserted, world.run.statistics().ledger.dropped)
+        assert (1, {}) == (
+            world.run.statistics().ledger.inserted,
+            world.run.statistics().ledger.dropped,
+        )
         assert 64 == world.replay.limiter.statistics().size
 
 
 @pytest.mark.asyncio
-async def test_a_changed_ratio_is_in_force_at_once_and_one_that_cannot_work_changes_nothing(tmp_path: Path) -> None:
+async def test_a_changed_ratio_is_in_force_at_once_and_one_that_cannot_work_changes_nothing(
+    tmp_path: Path,
+) -> None:
     world = ReplayWorld(tmp_path, APEX)
     async with going(world):
-        world.run.change({"replay": {"samples_per_insert": 1.0, "error_buffer": 300.0}}, source="test")
+        world.run.change(
+            {"replay": {"samples_per_insert": 1.0, "error_buffer": 300.0}}, source="test"
+        )
         limits = world.replay.limiter.limits
-        assert (1.0, 50.0 - 300.0, 50.0 + 300.0) == (limits.samples_per_insert, limits.min_diff, limits.max_diff)
+        assert (1.0, 50.0 - 300.0, 50.0 + 300.0) == (
+            limits.samples_per_insert,
+            limits.min_diff,
+            limits.max_diff,
+        )
         with pytest.raises(ConfigError, match="both wait for ever"):
             world.run.change({"replay": {"error_buffer": 1.0}}, source="test")
         assert limits == world.replay.limiter.limits

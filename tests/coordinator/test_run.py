@@ -25,7 +25,13 @@ from tianflow.core.layout import make_layout
 from tianflow.core.payloads import Episode, Evaluation, SavedState, Settlement, Trajectory, Version
 from tianflow.core.program import HostSpec
 from tianflow.core.statistics import ComponentStatistics, StateClock, TimeShares
-from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError, StateConflictError
+from tianflow.errors import (
+    BrokenChannelError,
+    CheckpointError,
+    EnvironmentFailedError,
+    RunError,
+    StateConflictError,
+)
 from tianflow.launchers.inline import HeapSlots
 from tianflow.planning.validation import require_valid
 from tianflow.rundir.checkpoints import CheckpointStore, write_state
@@ -43,7 +49,11 @@ FIRST = Version(1, 0)
 
 def config(**sections: dict[str, Any]) -> Config:
     """`BASE` with single settings of sections replaced."""
-    return BASE.model_copy(update={name: getattr(BASE, name).model_copy(update=values) for name, values in sections.items()})
+    return BASE.model_copy(
+        update={
+            name: getattr(BASE, name).model_copy(update=values) for name, values in sections.items()
+        }
+    )
 
 
 @dataclass
@@ -122,9 +132,19 @@ class World:
 
     def __init__(self, directory: Path, config: Config = BASE, **options: Any) -> None:
         assert SPEC is not None
-        layout = make_layout(SPEC, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=False)
+        layout = make_layout(
+            SPEC, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=False
+        )
         slots = HeapSlots(config=config, layout=layout)
-        self.run = Run(run_id="run", directory=directory, config=config, spec=SPEC, layout=layout, slots=slots, **options)
+        self.run = Run(
+            run_id="run",
+            directory=directory,
+            config=config,
+            spec=SPEC,
+            layout=layout,
+            slots=slots,
+            **options,
+        )
         self.hosts: dict[str, FakeHost] = {}
         self.learner, self.evaluator = FakeLearner(), FakeEvaluator()
         self.learner.is_held = lambda: self.run.settings.value.hold_learner
@@ -149,7 +169,9 @@ class World:
             if component.name == "learner":
                 self.run.exchange.open_lineage(self.learner.version)
             self.run.reception.component_started(component.name)
-            statistics = ComponentStatistics(component.name, component.role, spec.name, StateClock("waiting:grant").read())
+            statistics = ComponentStatistics(
+                component.name, component.role, spec.name, StateClock("waiting:grant").read()
+            )
             self.run.reception.report(statistics)
 
     def commit(self) -> None:
@@ -227,7 +249,9 @@ async def test_a_pause_before_anything_works_holds_from_the_beginning(tmp_path: 
         assert ("running", 1) == (world.run.state, len(given))
 
 
-async def test_a_change_that_comes_while_the_disk_is_looked_at_is_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_that_comes_while_the_disk_is_looked_at_is_not_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path)
     opened = world.run.keeper.open
 
@@ -245,7 +269,9 @@ async def test_a_change_that_comes_while_the_disk_is_looked_at_is_not_undone(tmp
 # Losing ----------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_actor_host_gives_its_tickets_back_and_sums_of_waiting_never_go_down(tmp_path: Path) -> None:
+async def test_a_lost_actor_host_gives_its_tickets_back_and_sums_of_waiting_never_go_down(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     async with going(world):
         given: list[Any] = []
@@ -257,11 +283,16 @@ async def test_a_lost_actor_host_gives_its_tickets_back_and_sums_of_waiting_neve
         world.hosts["actors-1"].kill()
         await until(lambda: world.run.statistics().restarts)
         assert {"died": 1} == world.run.statistics().ledger.dropped
-        assert (0, 0) == (world.run.exchange.ledger.credits_in_use, world.run.statistics().ledger.quarantined_slots)
+        assert (0, 0) == (
+            world.run.exchange.ledger.credits_in_use,
+            world.run.statistics().ledger.quarantined_slots,
+        )
         assert world.run.roster.waiting_seconds()[1] >= 1000.0
 
 
-async def test_a_lost_learner_is_a_new_lineage_from_the_newest_checkpoint_and_not_ready_until_it_works(tmp_path: Path) -> None:
+async def test_a_lost_learner_is_a_new_lineage_from_the_newest_checkpoint_and_not_ready_until_it_works(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     async with going(world):
         world.learner.version = Version(1, 40)
@@ -291,15 +322,22 @@ async def test_of_all_tickets_those_are_watched_that_were_begun(tmp_path: Path) 
             world.run.exchange.request_grant(actor, given.append)
         world.run.exchange.begin(given[1].ticket, FIRST)
         assert world.run.staff._supervisor is not None
-        assert [(given[1].ticket, given[1].slot, "actor-1")] == world.run.staff._supervisor._open_tickets()
+        assert [
+            (given[1].ticket, given[1].slot, "actor-1")
+        ] == world.run.staff._supervisor._open_tickets()
 
 
 @pytest.mark.parametrize(("silent_for", "ready"), [(2.0, True), (9.0, False)])
-async def test_a_silent_host_makes_a_run_unready(tmp_path: Path, silent_for: float, ready: bool) -> None:
+async def test_a_silent_host_makes_a_run_unready(
+    tmp_path: Path, silent_for: float, ready: bool
+) -> None:
     world = World(tmp_path)
     async with going(world):
         world.hosts["learner"].silent_for = silent_for
-        assert (ready, () if ready else ("host 'learner' has said nothing for 9 s",)) == world.run.ready()
+        assert (
+            ready,
+            () if ready else ("host 'learner' has said nothing for 9 s",),
+        ) == world.run.ready()
 
 
 async def test_a_run_without_a_living_actor_is_not_ready(tmp_path: Path) -> None:
@@ -312,7 +350,9 @@ async def test_a_run_without_a_living_actor_is_not_ready(tmp_path: Path) -> None
         assert (False, ("there are no actors: actors.count is 0",)) == world.run.ready()
 
 
-async def test_a_change_is_kept_where_a_resumed_run_looks_for_it_before_any_checkpoint(tmp_path: Path) -> None:
+async def test_a_change_is_kept_where_a_resumed_run_looks_for_it_before_any_checkpoint(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     async with going(world):
         world.run.change({"balance": {"max_staleness": 7}}, source="test")
@@ -383,8 +423,12 @@ async def test_an_error_amid_the_last_things_is_the_end_of_the_run(tmp_path: Pat
 # Keeping ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [CheckpointError("the disk is full"), BrokenChannelError("the learner is gone")])
-async def test_a_checkpoint_that_fails_is_counted_leaves_nothing_and_the_run_goes_on(tmp_path: Path, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [CheckpointError("the disk is full"), BrokenChannelError("the learner is gone")]
+)
+async def test_a_checkpoint_that_fails_is_counted_leaves_nothing_and_the_run_goes_on(
+    tmp_path: Path, error: Exception
+) -> None:
     world = World(tmp_path)
     async with going(world):
         assert await soon(world.run.keeper.save())
@@ -396,7 +440,9 @@ async def test_a_checkpoint_that_fails_is_counted_leaves_nothing_and_the_run_goe
         await until(lambda: not list((tmp_path / "checkpoints").glob(".tmp-*")))
 
 
-async def test_a_directory_that_cannot_be_written_into_is_a_failed_checkpoint(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_written_into_is_a_failed_checkpoint(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     (tmp_path / "checkpoints").touch()
     async with going(world):
@@ -452,24 +498,37 @@ async def test_the_learner_rests_while_its_newest_version_is_judged(tmp_path: Pa
         world.evaluator.answers.clear()
         judging = asyncio.create_task(world.run.judge.judge(hold=True))
         await until(lambda: world.evaluator.asked)
-        assert ([Version(1, 30)], True) == (world.evaluator.asked, world.run.settings.value.hold_learner)
+        assert ([Version(1, 30)], True) == (
+            world.evaluator.asked,
+            world.run.settings.value.hold_learner,
+        )
         world.evaluator.answers.set()
         assert not await soon(judging)
         assert not world.run.settings.value.hold_learner
         assert {"version": 30, "mean_return": 15.0, "episodes": 2} == world.run.judge.newest
 
 
-@pytest.mark.parametrize("error", [EnvironmentFailedError("step broke"), BrokenChannelError("the evaluator is gone")])
-async def test_an_evaluation_that_fails_lets_the_learner_go_on(tmp_path: Path, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [EnvironmentFailedError("step broke"), BrokenChannelError("the evaluator is gone")]
+)
+async def test_an_evaluation_that_fails_lets_the_learner_go_on(
+    tmp_path: Path, error: Exception
+) -> None:
     world = World(tmp_path)
     async with going(world):
         world.evaluator.error = error
         assert not await soon(world.run.judge.judge(hold=True, target=1.0))
-        assert (False, "running", {}) == (world.run.settings.value.hold_learner, world.run.state, world.run.judge.newest)
+        assert (False, "running", {}) == (
+            world.run.settings.value.hold_learner,
+            world.run.state,
+            world.run.judge.newest,
+        )
         assert 1 == world.run.statistics().evaluation_failures
 
 
-async def test_an_evaluation_that_hangs_costs_the_evaluator_and_lets_the_learner_go_on(tmp_path: Path) -> None:
+async def test_an_evaluation_that_hangs_costs_the_evaluator_and_lets_the_learner_go_on(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, config(evaluation={"timeout_s": 0.05}))
     async with going(world):
         world.evaluator.answers.clear()
@@ -479,24 +538,36 @@ async def test_an_evaluation_that_hangs_costs_the_evaluator_and_lets_the_learner
         assert {("evaluator", "env_hang"): 1} == world.run.statistics().restarts
 
 
-async def test_a_target_is_confirmed_by_an_evaluation_and_the_confirmed_version_is_what_is_saved(tmp_path: Path) -> None:
+async def test_a_target_is_confirmed_by_an_evaluation_and_the_confirmed_version_is_what_is_saved(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, config(run={"target_return": 15.0}))
     async with going(world) as task:
         world.learner.version = Version(1, 30)
         world.run.reception.episodes_finished("actor-0", [Episode(16.0, 16)] * 100)
         await soon(task)
-    assert ("done", "target_return", True) == (world.run.state, world.run.end_reason, world.run.target_reached)
+    assert ("done", "target_return", True) == (
+        world.run.state,
+        world.run.end_reason,
+        world.run.target_reached,
+    )
     assert ([Version(1, 30)], ["v1-0000000030"]) == (world.evaluator.asked, world.checkpoints)
     assert world.run.settings.value.hold_learner
 
 
-async def test_a_target_that_only_evaluations_reach_ends_the_run_once_the_newest_version_confirms_it(tmp_path: Path) -> None:
+async def test_a_target_that_only_evaluations_reach_ends_the_run_once_the_newest_version_confirms_it(
+    tmp_path: Path,
+) -> None:
     """Where actors explore, training itself never shows how good the policy is."""
     world = World(tmp_path, config(run={"target_return": 15.0}, evaluation={"every_s": 0.05}))
     async with going(world) as task:
         world.learner.version = Version(1, 30)
         await soon(task)
-    assert ("done", "target_return", True) == (world.run.state, world.run.end_reason, world.run.target_reached)
+    assert ("done", "target_return", True) == (
+        world.run.state,
+        world.run.end_reason,
+        world.run.target_reached,
+    )
     assert (Version(1, 30), 2) == (world.evaluator.asked[-1], len(world.evaluator.asked))
     assert world.run.statistics().time_to_target_s is not None
     assert ["v1-0000000030"] == world.checkpoints
@@ -509,7 +580,9 @@ async def test_evaluations_short_of_the_target_end_nothing(tmp_path: Path) -> No
         assert ("running", False) == (world.run.state, world.run.settings.value.hold_learner)
 
 
-async def test_evaluations_that_take_longer_than_the_time_between_them_do_not_pile_up(tmp_path: Path) -> None:
+async def test_evaluations_that_take_longer_than_the_time_between_them_do_not_pile_up(
+    tmp_path: Path,
+) -> None:
     """Whoever came after all of them would wait, and the last one of the run would never be made."""
     world = World(tmp_path, config(run={"max_env_steps": 16}, evaluation={"every_s": 0.05}))
     async with going(world) as task:
@@ -525,13 +598,17 @@ async def test_evaluations_that_take_longer_than_the_time_between_them_do_not_pi
     assert 2 == len(world.evaluator.asked)
 
 
-async def test_a_target_that_is_first_reached_at_the_end_took_all_the_time_of_training(tmp_path: Path) -> None:
+async def test_a_target_that_is_first_reached_at_the_end_took_all_the_time_of_training(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, config(run={"target_return": 15.0, "max_env_steps": 16}))
     async with going(world) as task:
         world.commit()
         await soon(task)
     assert ("max_env_steps", True) == (world.run.end_reason, world.run.target_reached)
-    assert world.run.summary()["training_s"] == pytest.approx(world.run.statistics().time_to_target_s, abs=0.001)
+    assert world.run.summary()["training_s"] == pytest.approx(
+        world.run.statistics().time_to_target_s, abs=0.001
+    )
 
 
 async def test_a_target_that_only_training_reaches_ends_nothing(tmp_path: Path) -> None:
@@ -552,8 +629,15 @@ async def test_a_stop_drops_what_is_open_saves_and_sends_everyone_home(tmp_path:
         assert "stopping" == world.run.stop(source="test")
         await soon(task)
     assert ("stopped", "test") == (world.run.state, world.run.end_reason)
-    assert ({"stopped": 1}, 0) == (world.run.statistics().ledger.dropped, world.run.statistics().ledger.open)
-    assert (["v1-0000000000"], [], [True]) == (world.checkpoints, world.evaluator.asked, world.learner.held)
+    assert ({"stopped": 1}, 0) == (
+        world.run.statistics().ledger.dropped,
+        world.run.statistics().ledger.open,
+    )
+    assert (["v1-0000000000"], [], [True]) == (
+        world.checkpoints,
+        world.evaluator.asked,
+        world.learner.held,
+    )
     assert all(host.gone.is_set() for host in world.hosts.values())
     with pytest.raises(StateConflictError, match="the run is stopped"):
         world.run.stop(source="test")
@@ -561,17 +645,23 @@ async def test_a_stop_drops_what_is_open_saves_and_sends_everyone_home(tmp_path:
         world.run.change({"balance": {"max_staleness": 3}}, source="test")
 
 
-async def test_a_run_that_ends_by_itself_is_judged_and_saved_at_its_last_version(tmp_path: Path) -> None:
+async def test_a_run_that_ends_by_itself_is_judged_and_saved_at_its_last_version(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, config(run={"max_env_steps": 16}))
     async with going(world) as task:
         world.commit()
         await soon(task)
     assert ("done", "max_env_steps") == (world.run.state, world.run.end_reason)
     assert ([FIRST], ["v1-0000000000"]) == (world.evaluator.asked, world.checkpoints)
-    assert [True] == world.learner.held  # else it could train on what it has pulled ahead, and nobody would keep that
+    assert (
+        [True] == world.learner.held
+    )  # else it could train on what it has pulled ahead, and nobody would keep that
 
 
-async def test_the_clock_of_training_stands_still_while_the_last_version_is_judged(tmp_path: Path) -> None:
+async def test_the_clock_of_training_stands_still_while_the_last_version_is_judged(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, config(run={"max_env_steps": 16}))
     async with going(world) as task:
         world.evaluator.answers.clear()
@@ -584,7 +674,9 @@ async def test_the_clock_of_training_stands_still_while_the_last_version_is_judg
         assert first["training_s"] == world.run.summary()["training_s"] > 0
         world.evaluator.answers.set()
         await soon(task)
-    assert (first["training_s"], first["steps_per_s"]) == tuple(world.run.summary()[name] for name in ("training_s", "steps_per_s"))
+    assert (first["training_s"], first["steps_per_s"]) == tuple(
+        world.run.summary()[name] for name in ("training_s", "steps_per_s")
+    )
 
 
 async def test_after_the_last_update_nobody_begins_anything(tmp_path: Path) -> None:
@@ -600,32 +692,48 @@ async def test_after_the_last_update_nobody_begins_anything(tmp_path: Path) -> N
             world.run.exchange.request_grant(f"actor-{actor}", granted.append)
         before = len(granted)
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
-        world.run.exchange.settle(Settlement(Version(FIRST.lineage, FIRST.number + 1), tickets, 1, True))
+        world.run.exchange.settle(
+            Settlement(Version(FIRST.lineage, FIRST.number + 1), tickets, 1, True)
+        )
         assert before == len(granted) < 8
         await soon(task)
     assert ("done", "max_updates") == (world.run.state, world.run.end_reason)
 
 
-async def test_an_evaluator_that_is_gone_at_the_end_costs_the_evaluation_and_not_the_checkpoint(tmp_path: Path) -> None:
+async def test_an_evaluator_that_is_gone_at_the_end_costs_the_evaluation_and_not_the_checkpoint(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, config(run={"max_env_steps": 16}))
     async with going(world) as task:
         world.evaluator.error = BrokenChannelError("the evaluator is gone")
         world.commit()
         await soon(task)
-    assert ("done", {}, ["v1-0000000000"]) == (world.run.state, world.run.judge.newest, world.checkpoints)
+    assert ("done", {}, ["v1-0000000000"]) == (
+        world.run.state,
+        world.run.judge.newest,
+        world.checkpoints,
+    )
 
 
-async def test_a_last_evaluation_that_takes_all_its_time_costs_no_checkpoint(tmp_path: Path) -> None:
+async def test_a_last_evaluation_that_takes_all_its_time_costs_no_checkpoint(
+    tmp_path: Path,
+) -> None:
     """An environment may have episodes that never end."""
     world = World(tmp_path, config(run={"max_env_steps": 16}, evaluation={"timeout_s": 0.2}))
     async with going(world) as task:
         world.evaluator.answers.clear()
         world.commit()
         await soon(task)
-    assert ("done", {}, ["v1-0000000000"]) == (world.run.state, world.run.judge.newest, world.checkpoints)
+    assert ("done", {}, ["v1-0000000000"]) == (
+        world.run.state,
+        world.run.judge.newest,
+        world.checkpoints,
+    )
 
 
-async def test_whoever_stops_a_run_that_is_judged_at_its_end_gets_a_checkpoint_at_once(tmp_path: Path) -> None:
+async def test_whoever_stops_a_run_that_is_judged_at_its_end_gets_a_checkpoint_at_once(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, config(run={"max_env_steps": 16}))
     async with going(world) as task:
         world.evaluator.answers.clear()
@@ -640,7 +748,11 @@ async def test_whoever_stops_a_run_that_is_judged_at_its_end_gets_a_checkpoint_a
         world.run.end("stopped", "SIGTERM")
         await soon(task)
     assert world.run.statistics().evaluation_left_s is None
-    assert ("done", "max_env_steps", ["v1-0000000000"]) == (world.run.state, world.run.end_reason, world.checkpoints)
+    assert ("done", "max_env_steps", ["v1-0000000000"]) == (
+        world.run.state,
+        world.run.end_reason,
+        world.checkpoints,
+    )
 
 
 @pytest.mark.parametrize("how", ["stop", "drain"])
@@ -668,7 +780,11 @@ async def test_a_drain_waits_for_what_was_begun(tmp_path: Path) -> None:
         assert not task.done()
         world.run.exchange.abort(given[0].ticket, given[0].slot, "env_error")
         await soon(task)
-    assert ("done", "drained", {"env_error": 1}) == (world.run.state, world.run.end_reason, world.run.statistics().ledger.dropped)
+    assert ("done", "drained", {"env_error": 1}) == (
+        world.run.state,
+        world.run.end_reason,
+        world.run.statistics().ledger.dropped,
+    )
 
 
 async def test_a_drain_of_a_paused_run_begins_nothing(tmp_path: Path) -> None:
@@ -683,7 +799,9 @@ async def test_a_drain_of_a_paused_run_begins_nothing(tmp_path: Path) -> None:
     assert (("done", "drained"), [None]) == ((world.run.state, world.run.end_reason), given)
 
 
-async def test_a_drain_amid_which_the_run_fails_leaves_no_checkpoint_of_what_failed(tmp_path: Path) -> None:
+async def test_a_drain_amid_which_the_run_fails_leaves_no_checkpoint_of_what_failed(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     async with going(world) as task:
         given: list[Any] = []
@@ -697,7 +815,9 @@ async def test_a_drain_amid_which_the_run_fails_leaves_no_checkpoint_of_what_fai
     assert ("failed", []) == (world.run.state, world.checkpoints)
 
 
-async def test_a_cancelled_run_kills_everyone_and_waits_for_nobodys_checkpoint(tmp_path: Path) -> None:
+async def test_a_cancelled_run_kills_everyone_and_waits_for_nobodys_checkpoint(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     async with going(world) as task:
         world.learner.answers.clear()
@@ -731,7 +851,9 @@ async def test_a_resumed_run_goes_on_counting_in_a_new_lineage(tmp_path: Path) -
         assert (32, 2) == (second.run.env_steps, second.run.statistics().episodes)
 
 
-async def test_a_resumed_run_that_is_at_its_limit_ends_where_it_stood_before_a_learner_works(tmp_path: Path) -> None:
+async def test_a_resumed_run_that_is_at_its_limit_ends_where_it_stood_before_a_learner_works(
+    tmp_path: Path,
+) -> None:
     """Nobody is there to be judged, and that is no failure."""
     first = World(tmp_path)
     async with going(first) as task:
@@ -745,15 +867,23 @@ async def test_a_resumed_run_that_is_at_its_limit_ends_where_it_stood_before_a_l
     async with going(second) as task:
         await soon(task)
     assert ("done", "max_env_steps") == (second.run.state, second.run.end_reason)
-    assert (40, 40, 16) == tuple(second.run.summary()[name] for name in ("updates", "checkpoint", "env_steps"))
+    assert (40, 40, 16) == tuple(
+        second.run.summary()[name] for name in ("updates", "checkpoint", "env_steps")
+    )
     assert ([], 0) == (second.evaluator.asked, second.run.statistics().evaluation_failures)
 
 
 @pytest.mark.parametrize(
     ("before", "ends"),
-    [({"elapsed_s": 1000.0, "trained_s": 1000.0}, True), ({"elapsed_s": 1000.0, "trained_s": 800.0}, False), ({"elapsed_s": 1000.0}, True)],
+    [
+        ({"elapsed_s": 1000.0, "trained_s": 1000.0}, True),
+        ({"elapsed_s": 1000.0, "trained_s": 800.0}, False),
+        ({"elapsed_s": 1000.0}, True),
+    ],
 )
-async def test_a_limit_of_seconds_counts_those_of_training_before_a_resume(tmp_path: Path, before: dict[str, float], ends: bool) -> None:
+async def test_a_limit_of_seconds_counts_those_of_training_before_a_resume(
+    tmp_path: Path, before: dict[str, float], ends: bool
+) -> None:
     first = World(tmp_path)
     async with going(first) as task:
         first.commit()
@@ -762,7 +892,11 @@ async def test_a_limit_of_seconds_counts_those_of_training_before_a_resume(tmp_p
     checkpoint = await asyncio.to_thread(CheckpointStore(tmp_path / "checkpoints", keep=1).newest)
     assert checkpoint is not None
     assert 0.0 < checkpoint.manifest["trained_s"] <= checkpoint.manifest["elapsed_s"]
-    kept = {name: value for name, value in checkpoint.manifest.items() if name not in ("elapsed_s", "trained_s")}
+    kept = {
+        name: value
+        for name, value in checkpoint.manifest.items()
+        if name not in ("elapsed_s", "trained_s")
+    }
     lived = replace(checkpoint, manifest=kept | before)
     config = BASE.model_copy(update={"run": BASE.run.model_copy(update={"max_seconds": 900.0})})
     second = World(tmp_path, config, resumed=lived)

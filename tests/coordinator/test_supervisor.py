@@ -9,14 +9,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tianflow.coordinator import supervisor as module
-from tianflow.coordinator.supervisor import Patience, Supervisor
+from tianflow.coordinator.supervisor import HostTimeouts, Supervisor
 from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import RunError
 
 
 def host(name: str, *components: str) -> HostSpec:
     role = "actor" if name.startswith("actors") else name
-    return HostSpec(name, tuple(ComponentSpec(component, role) for component in components or (name,)))  # type: ignore[arg-type]  # tests name hosts by roles
+    return HostSpec(
+        name, tuple(ComponentSpec(component, role) for component in components or (name,))
+    )  # type: ignore[arg-type]  # tests name hosts by roles
 
 
 Clock = Callable[[Supervisor, float], None]
@@ -74,15 +76,24 @@ class Nursery:
         self.started_hosts.append(self.hosts[spec.name])
         return self.hosts[spec.name]
 
-    def supervisor(self, *, max_restarts: int = 20, step_s: float = 6.0, start_s: float = 10.0, grace_s: float = 0.05) -> Supervisor:
+    def supervisor(
+        self,
+        *,
+        max_restarts: int = 20,
+        step_s: float = 6.0,
+        start_s: float = 10.0,
+        grace_s: float = 0.05,
+    ) -> Supervisor:
         return Supervisor(
             start=self.start,
-            lost=lambda spec, reason: self.lost.append((spec.name, tuple(c.name for c in spec.components), reason)),
+            lost=lambda spec, reason: self.lost.append(
+                (spec.name, tuple(c.name for c in spec.components), reason)
+            ),
             failed=self.failures.append,
             open_tickets=lambda: self.tickets,
             progress=lambda _slot, ticket: self.steps[ticket],
             rebuilding=lambda: self.rebuilding,
-            patience=Patience(step_s, start_s, 100.0),
+            patience=HostTimeouts(step_s, start_s, 100.0),
             max_restarts=max_restarts,
             window_s=300.0,
             grace_s=grace_s,
@@ -117,7 +128,9 @@ async def keeping(supervisor: Supervisor, *hosts: HostSpec) -> AsyncIterator[Sup
 
 
 @pytest.mark.parametrize("how", ["exit status 0", "exit status 1", "signal 9"])
-async def test_a_host_that_ends_is_told_as_lost_and_started_again(nursery: Nursery, how: str) -> None:
+async def test_a_host_that_ends_is_told_as_lost_and_started_again(
+    nursery: Nursery, how: str
+) -> None:
     async with keeping(nursery.supervisor(), host("actors-0", "actor-0", "actor-1")) as supervisor:
         nursery.hosts["actors-0"].end(how)
         await settle()
@@ -134,7 +147,9 @@ async def test_more_restarts_than_the_budget_end_the_run(nursery: Nursery) -> No
             nursery.hosts[name].end()
             await settle()
         assert 4 == len(nursery.started_hosts)
-        assert "3 hosts ended within 300 s, the last one by died (exit status 0)" in str(nursery.failures[0])
+        assert "3 hosts ended within 300 s, the last one by died (exit status 0)" in str(
+            nursery.failures[0]
+        )
 
 
 async def test_a_host_that_never_starts_is_given_up_after_three_attempts(nursery: Nursery) -> None:
@@ -148,7 +163,9 @@ async def test_a_host_that_never_starts_is_given_up_after_three_attempts(nursery
         assert "learner: does not start" in str(nursery.failures[0])
 
 
-async def test_a_host_that_has_worked_may_be_killed_often_while_it_starts_again(nursery: Nursery) -> None:
+async def test_a_host_that_has_worked_may_be_killed_often_while_it_starts_again(
+    nursery: Nursery,
+) -> None:
     async with keeping(nursery.supervisor(), host("actors-0")):
         nursery.started = False
         for _ in range(5):
@@ -158,7 +175,9 @@ async def test_a_host_that_has_worked_may_be_killed_often_while_it_starts_again(
         assert 6 == len(nursery.started_hosts)
 
 
-async def test_a_host_that_has_worked_and_then_hangs_at_every_start_is_given_up(nursery: Nursery, clock: Clock) -> None:
+async def test_a_host_that_has_worked_and_then_hangs_at_every_start_is_given_up(
+    nursery: Nursery, clock: Clock
+) -> None:
     async with keeping(nursery.supervisor(start_s=10.0), host("actors-0")) as supervisor:
         nursery.started = False
         nursery.hosts["actors-0"].end()
@@ -170,11 +189,18 @@ async def test_a_host_that_has_worked_and_then_hangs_at_every_start_is_given_up(
         assert "actors-0: does not start: 3 attempts" in str(nursery.failures[0])
 
 
-@pytest.mark.parametrize("error", [RunError("nursery", "no more processes"), OSError("too many open files"), ValueError("a bug")])
-async def test_whatever_starting_a_host_raises_ends_the_run(nursery: Nursery, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [RunError("nursery", "no more processes"), OSError("too many open files"), ValueError("a bug")],
+)
+async def test_whatever_starting_a_host_raises_ends_the_run(
+    nursery: Nursery, error: Exception
+) -> None:
     nursery.error = error
     async with keeping(nursery.supervisor(), host("actors-0")):
-        assert [str(error).split(": ")[-1]] == [str(failure).split(": ")[-1] for failure in nursery.failures]
+        assert [str(error).split(": ")[-1]] == [
+            str(failure).split(": ")[-1] for failure in nursery.failures
+        ]
 
 
 # Stopping --------------------------------------------------------------------------------------------------------------
@@ -193,7 +219,9 @@ async def test_a_stop_asks_waits_the_grace_time_and_then_kills(nursery: Nursery)
 
 
 @pytest.mark.parametrize("how", ["stop", "abandon"])
-async def test_a_stop_does_not_wait_for_a_host_that_is_still_being_started(nursery: Nursery, how: str) -> None:
+async def test_a_stop_does_not_wait_for_a_host_that_is_still_being_started(
+    nursery: Nursery, how: str
+) -> None:
     """Actor hosts wait for the learner's first version, which never comes when the run is stopped before it."""
     nursery.hold.clear()
     supervisor = nursery.supervisor(grace_s=60.0)
@@ -205,7 +233,9 @@ async def test_a_stop_does_not_wait_for_a_host_that_is_still_being_started(nurse
 
 
 @pytest.mark.parametrize("how", ["stop", "abandon"])
-async def test_a_host_that_cannot_even_be_killed_keeps_no_run_from_ending(nursery: Nursery, how: str) -> None:
+async def test_a_host_that_cannot_even_be_killed_keeps_no_run_from_ending(
+    nursery: Nursery, how: str
+) -> None:
     """Who would kill it is stopped itself; the launcher ends both."""
     supervisor = nursery.supervisor(grace_s=0.02)
     supervisor.reconcile([host("actors-0")])
@@ -217,7 +247,9 @@ async def test_a_host_that_cannot_even_be_killed_keeps_no_run_from_ending(nurser
     assert [("actors-0", ("actors-0",), "stopped")] == nursery.lost
 
 
-async def test_a_stop_does_not_wait_for_a_back_off(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_does_not_wait_for_a_back_off(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "BACKOFF_S", (3600.0,))
     supervisor = nursery.supervisor(grace_s=60.0)
     supervisor.reconcile([host("actors-0")])
@@ -241,7 +273,9 @@ async def test_a_host_that_is_no_longer_wanted_leaves_and_stays_away(nursery: Nu
         assert not supervisor.restarts
 
 
-async def test_a_host_that_is_wanted_again_while_it_leaves_comes_back_and_is_no_restart(nursery: Nursery) -> None:
+async def test_a_host_that_is_wanted_again_while_it_leaves_comes_back_and_is_no_restart(
+    nursery: Nursery,
+) -> None:
     nursery.obeys = False
     async with keeping(nursery.supervisor(), host("actors-0")) as supervisor:
         first = nursery.hosts["actors-0"]
@@ -255,17 +289,23 @@ async def test_a_host_that_is_wanted_again_while_it_leaves_comes_back_and_is_no_
         assert [host("actors-0")] == first.specs
 
 
-async def test_components_added_while_a_host_runs_come_back_with_it_when_it_dies(nursery: Nursery) -> None:
+async def test_components_added_while_a_host_runs_come_back_with_it_when_it_dies(
+    nursery: Nursery,
+) -> None:
     """Else their tickets would stay open for ever, and their credits with them."""
     async with keeping(nursery.supervisor(), host("actors-0", "actor-0")) as supervisor:
         supervisor.reconcile([host("actors-0", "actor-0", "actor-2")])
-        supervisor.reconcile([host("actors-0", "actor-0")])  # the one retired may still hold a ticket
+        supervisor.reconcile(
+            [host("actors-0", "actor-0")]
+        )  # the one retired may still hold a ticket
         nursery.hosts["actors-0"].end()
         await settle()
         assert [("actors-0", ("actor-0", "actor-2"), "died")] == nursery.lost
 
 
-async def test_components_wanted_while_a_host_is_being_started_are_told_to_it(nursery: Nursery) -> None:
+async def test_components_wanted_while_a_host_is_being_started_are_told_to_it(
+    nursery: Nursery,
+) -> None:
     nursery.hold.clear()
     async with keeping(nursery.supervisor(), host("actors-0", "actor-0")) as supervisor:
         wanted = host("actors-0", "actor-0", "actor-1")
@@ -292,7 +332,9 @@ def clock() -> Clock:
     return look
 
 
-async def test_a_host_whose_components_do_not_start_in_time_is_killed_though_it_talks(nursery: Nursery, clock: Clock) -> None:
+async def test_a_host_whose_components_do_not_start_in_time_is_killed_though_it_talks(
+    nursery: Nursery, clock: Clock
+) -> None:
     """A constructor that hangs does so on the compute thread; the host's loop goes on reporting."""
     nursery.started = False
     async with keeping(nursery.supervisor(start_s=10.0), host("actors-0")) as supervisor:
@@ -313,8 +355,12 @@ async def test_every_start_of_a_host_has_its_own_time(nursery: Nursery, clock: C
         assert 0 == nursery.hosts["actors-0"].killed
 
 
-async def test_a_silent_actor_host_is_killed_and_a_silent_learner_is_not(nursery: Nursery, clock: Clock) -> None:
-    async with keeping(nursery.supervisor(step_s=6.0), host("actors-0"), host("learner")) as supervisor:
+async def test_a_silent_actor_host_is_killed_and_a_silent_learner_is_not(
+    nursery: Nursery, clock: Clock
+) -> None:
+    async with keeping(
+        nursery.supervisor(step_s=6.0), host("actors-0"), host("learner")
+    ) as supervisor:
         for handle in nursery.started_hosts:
             handle.silent_for = 7.0
         clock(supervisor, 8.0)
@@ -322,7 +368,9 @@ async def test_a_silent_actor_host_is_killed_and_a_silent_learner_is_not(nursery
         assert [("actors-0", ("actors-0",), "silent")] == nursery.lost
 
 
-async def test_an_environment_that_takes_no_step_is_hung_and_a_slow_one_is_not(nursery: Nursery, clock: Clock) -> None:
+async def test_an_environment_that_takes_no_step_is_hung_and_a_slow_one_is_not(
+    nursery: Nursery, clock: Clock
+) -> None:
     slow, hung = host("actors-0", "actor-0", "actor-2"), host("actors-1", "actor-1")
     async with keeping(nursery.supervisor(step_s=6.0), slow, hung) as supervisor:
         nursery.tickets = [(0, 0, "actor-0"), (1, 1, "actor-1")]
@@ -335,7 +383,9 @@ async def test_an_environment_that_takes_no_step_is_hung_and_a_slow_one_is_not(n
         assert 0 == nursery.hosts["actors-0"].killed
 
 
-async def test_environments_that_are_made_anew_for_too_long_are_hung(nursery: Nursery, clock: Clock) -> None:
+async def test_environments_that_are_made_anew_for_too_long_are_hung(
+    nursery: Nursery, clock: Clock
+) -> None:
     """No ticket is open then, so no progress word tells."""
     async with keeping(nursery.supervisor(start_s=10.0), host("actors-0", "actor-0")) as supervisor:
         nursery.rebuilding = [("actor-0", 123.0)]
@@ -348,8 +398,12 @@ async def test_environments_that_are_made_anew_for_too_long_are_hung(nursery: Nu
         assert [("actors-0", ("actor-0",), "env_hang")] == nursery.lost
 
 
-async def test_the_hung_environment_of_a_retired_actor_is_noticed(nursery: Nursery, clock: Clock) -> None:
-    async with keeping(nursery.supervisor(step_s=6.0), host("actors-0", "actor-0", "actor-2")) as supervisor:
+async def test_the_hung_environment_of_a_retired_actor_is_noticed(
+    nursery: Nursery, clock: Clock
+) -> None:
+    async with keeping(
+        nursery.supervisor(step_s=6.0), host("actors-0", "actor-0", "actor-2")
+    ) as supervisor:
         nursery.tickets, nursery.steps = [(7, 0, "actor-2")], {7: 3}
         supervisor.reconcile([host("actors-0", "actor-0")])
         clock(supervisor, 8.0)
@@ -357,7 +411,9 @@ async def test_the_hung_environment_of_a_retired_actor_is_noticed(nursery: Nurse
         assert [("actors-0", ("actor-0", "actor-2"), "env_hang")] == nursery.lost
 
 
-async def test_a_host_that_was_heard_of_is_not_silent_however_long_the_coordinator_stood_still(nursery: Nursery, clock: Clock) -> None:
+async def test_a_host_that_was_heard_of_is_not_silent_however_long_the_coordinator_stood_still(
+    nursery: Nursery, clock: Clock
+) -> None:
     """After a minute in which the coordinator was stopped, it may look at hosts before it reads what they have sent."""
     async with keeping(nursery.supervisor(step_s=6.0), host("actors-0")) as supervisor:
         clock(supervisor, 100.0)
@@ -368,7 +424,9 @@ async def test_a_host_that_was_heard_of_is_not_silent_however_long_the_coordinat
         assert 0 == nursery.hosts["actors-0"].killed
 
 
-async def test_a_gap_in_the_coordinators_own_time_is_nobodys_silence(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gap_in_the_coordinators_own_time_is_nobodys_silence(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The coordinator was stopped for a minute: everyone looks silent, and nobody is killed."""
     supervisor = nursery.supervisor(step_s=6.0)
     async with keeping(supervisor, host("actors-0")):
@@ -379,7 +437,9 @@ async def test_a_gap_in_the_coordinators_own_time_is_nobodys_silence(nursery: Nu
         looks: list[float] = []
         looked = asyncio.Event()
         watch = supervisor._watch
-        monkeypatch.setattr(supervisor, "_watch", lambda now: (watch(now), looks.append(now), looked.set()))
+        monkeypatch.setattr(
+            supervisor, "_watch", lambda now: (watch(now), looks.append(now), looked.set())
+        )
         monkeypatch.setattr(loop, "time", lambda: real() + 60.0)
         async with asyncio.timeout(5.0):
             await looked.wait()

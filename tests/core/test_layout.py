@@ -2,14 +2,24 @@ import msgpack
 import numpy as np
 import pytest
 
-from tianflow.core.layout import layout_from_wire, layout_to_wire, make_draw_layout, make_layout, spec_from_wire, spec_to_wire, views
+from tianflow.core.layout import (
+    layout_from_wire,
+    layout_to_wire,
+    make_draw_layout,
+    make_layout,
+    spec_from_wire,
+    spec_to_wire,
+    views,
+)
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 
 DISCRETE = ActionSpec("discrete", (), "int64", (3,), (1,))
 BOX = ActionSpec("box", (2,), "float32", low=(-np.inf, -1.0), high=(np.inf, 1.0))
 LEAVES = (LeafSpec("camera", (1, 5, 5), "uint8"), LeafSpec("mode", (), "int64", (4,)))
 PLAIN = EnvironmentSpec("Plain-v0", (LeafSpec("", (4,), "float32"),), BOX, 3, "next_step")
-FULL = EnvironmentSpec("Full-v0", LEAVES, DISCRETE, 3, "same_step", action_mask=True, frames_per_step=4)
+FULL = EnvironmentSpec(
+    "Full-v0", LEAVES, DISCRETE, 3, "same_step", action_mask=True, frames_per_step=4
+)
 
 
 def test_the_layout_has_the_fields_shapes_and_dtypes_of_the_table():
@@ -35,8 +45,21 @@ def test_the_layout_has_the_fields_shapes_and_dtypes_of_the_table():
 
 
 def test_what_is_not_needed_takes_no_memory():
-    names = {field.name for field in make_layout(PLAIN, steps=5, state_spec={}, return_accumulator=False).fields}
-    assert names == {"obs/", "action", "log_prob", "reward", "terminated", "truncated", "valid", "start", "version"}
+    names = {
+        field.name
+        for field in make_layout(PLAIN, steps=5, state_spec={}, return_accumulator=False).fields
+    }
+    assert names == {
+        "obs/",
+        "action",
+        "log_prob",
+        "reward",
+        "terminated",
+        "truncated",
+        "valid",
+        "start",
+        "version",
+    }
 
 
 def test_fields_begin_on_cache_lines_and_do_not_overlap():
@@ -51,7 +74,9 @@ def test_fields_begin_on_cache_lines_and_do_not_overlap():
 
 
 def test_frames_are_stored_as_single_bytes():
-    spec = EnvironmentSpec("Frames-v0", (LeafSpec("", (4, 84, 84), "uint8"),), DISCRETE, 8, "next_step")
+    spec = EnvironmentSpec(
+        "Frames-v0", (LeafSpec("", (4, 84, 84), "uint8"),), DISCRETE, 8, "next_step"
+    )
     layout = make_layout(spec, steps=20, state_spec={}, return_accumulator=False)
     assert 21 * 8 * 4 * 84 * 84 == layout.field("obs/").nbytes
     assert layout.nbytes < 1.01 * layout.field("obs/").nbytes
@@ -98,7 +123,14 @@ def test_a_draw_is_laid_out_as_windows_side_by_side_with_what_belongs_to_each_it
 
 
 def test_a_trajectory_for_replay_has_the_state_of_every_step_and_says_which_stream_it_continues():
-    layout = make_layout(FULL, steps=5, state_spec={"h": (7,)}, return_accumulator=False, recorded=("q_taken",), replayed=True)
+    layout = make_layout(
+        FULL,
+        steps=5,
+        state_spec={"h": (7,)},
+        return_accumulator=False,
+        recorded=("q_taken",),
+        replayed=True,
+    )
     shapes = {field.name: field.shape for field in layout.fields}
     assert ((5, 3, 7), (4,), (5, 3)) == (shapes["state/h"], shapes["stream"], shapes["q_taken"])
     assert "log_prob" not in shapes

@@ -8,11 +8,11 @@ from statistics import fmean, pstdev
 import pytest
 
 from tianflow.core.moments import Moments, durations, spread_between
-from tianflow.core.statistics import ComponentStatistics, Histogram, StateClock
+from tianflow.core.statistics import ComponentStatistics, HistogramBuilder, StateClock
 
 
 def of(*values: float) -> Moments:
-    histogram = Histogram()
+    histogram = HistogramBuilder()
     for value in values:
         histogram.add(value)
     return Moments.of(histogram.read())
@@ -27,7 +27,12 @@ def test_they_are_those_of_the_values() -> None:
     values = several(1)
     mean, deviation = fmean(values), pstdev(values)
     third = fmean([(value - mean) ** 3 for value in values])
-    assert {"count": 50, "mean": mean, "spread": deviation / mean, "skew": third / deviation**3} == pytest.approx(of(*values).told())
+    assert {
+        "count": 50,
+        "mean": mean,
+        "spread": deviation / mean,
+        "skew": third / deviation**3,
+    } == pytest.approx(of(*values).told())
 
 
 def test_two_told_parts_are_one_whole() -> None:
@@ -42,9 +47,17 @@ def test_who_counts_anew_after_a_restart_counts_from_its_own_start() -> None:
 
 
 def test_nothing_and_what_is_constant_vary_by_nothing() -> None:
-    assert {"count": 0, "mean": 0.0, "spread": 0.0, "skew": 0.0} == Moments().told() == Moments.read({}).told()
+    assert (
+        {"count": 0, "mean": 0.0, "spread": 0.0, "skew": 0.0}
+        == Moments().told()
+        == Moments.read({}).told()
+    )
     constant = of(*[0.1] * 1000)
-    assert (pytest.approx(0.1), pytest.approx(0.0, abs=1e-6), 0.0) == (constant.mean, constant.spread, constant.skew)
+    assert (pytest.approx(0.1), pytest.approx(0.0, abs=1e-6), 0.0) == (
+        constant.mean,
+        constant.spread,
+        constant.skew,
+    )
 
 
 def test_actors_that_differ_are_told_from_trajectories_that_do() -> None:
@@ -52,25 +65,46 @@ def test_actors_that_differ_are_told_from_trajectories_that_do() -> None:
     assert spread_between(alike) < 0.1
     steady = [of(*[pace] * 10) for pace in (0.9, 1.0, 1.1)]
     assert pytest.approx(0.1) == spread_between(steady)
-    assert 0.0 == spread_between([of(1.0, 3.0), of(2.0, 4.0)])  # so few of such a spread differ as much by chance
+    assert 0.0 == spread_between(
+        [of(1.0, 3.0), of(2.0, 4.0)]
+    )  # so few of such a spread differ as much by chance
     assert 0.0 == spread_between(steady[:1]) == spread_between([])
 
 
 def component(name: str, *values: float) -> ComponentStatistics:
-    histogram = Histogram()
+    histogram = HistogramBuilder()
     for value in values:
         histogram.add(value)
     role = name.partition("-")[0]
-    timed = {"actor": "trajectory_seconds", "learner": "update_seconds", "replay": "draw_seconds"}[role]
-    return ComponentStatistics(name, role, "host", StateClock().read(), distributions={timed: histogram.read()})
+    timed = {"actor": "trajectory_seconds", "learner": "update_seconds", "replay": "draw_seconds"}[
+        role
+    ]
+    return ComponentStatistics(
+        name, role, "host", StateClock().read(), distributions={timed: histogram.read()}
+    )
 
 
 def test_durations_between_two_looks_are_of_what_ended_in_the_meantime() -> None:
-    before = [component("learner", 1.0), component("actor-0", 0.5), component("actor-1", 0.5), component("replay-0", 9.0)]
-    now = [component("learner", 1.0, 3.0, 5.0), component("actor-0", 0.5), component("actor-1", 0.5, 0.7), component("actor-2", 0.9)]
+    before = [
+        component("learner", 1.0),
+        component("actor-0", 0.5),
+        component("actor-1", 0.5),
+        component("replay-0", 9.0),
+    ]
+    now = [
+        component("learner", 1.0, 3.0, 5.0),
+        component("actor-0", 0.5),
+        component("actor-1", 0.5, 0.7),
+        component("actor-2", 0.9),
+    ]
     told = durations(before, now)
     assert {"count": 2, "mean": 4.0, "spread": 0.25, "skew": 0.0} == pytest.approx(told["learner"])
     assert (2, pytest.approx(0.8)) == (told["actor"]["count"], told["actor"]["mean"])
     assert {} == durations(now, now)
     assert {"learner", "actor"} == set(durations([], now))
-    assert 0.0 < durations([], [component("actor-0", 1.0, 1.0), component("actor-1", 2.0, 2.0)])["actor"]["apart"]
+    assert (
+        0.0
+        < durations([], [component("actor-0", 1.0, 1.0), component("actor-1", 2.0, 2.0)])["actor"][
+            "apart"
+        ]
+    )

@@ -30,4 +30,6 @@ def test_screen_history_and_summary_tell_one_percentile_of_the_same_staleness() 
     run = replace(run, ledger=ledger)
     summary = summarise(run, reason="", target_reached=False, training_s=1.0, seed=1, error=None)
     assert 0 == staleness_summary(ledger).p99 == staleness_between(None, run)["p99"]
-    assert {"mean": 0.05, "p99": 0, "max": 5} == {key: summary["staleness"][key] for key in ("mean", "p99", "max")}  # type: ignore[index]
+    assert {"mean": 0.05, "p99": 0, "max": 5} == {
+        key: summary["staleness"][key] for key in ("mean", "p99", "max")
+    }  # type: ignore[index]

@@ -20,17 +20,24 @@ from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.rundir.control_file import NAME as NAME_OF_RUN
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.server.service.metrics import ServiceCollector, exposition
-from tianflow.server.service.run_process import Files
+from tianflow.server.service.run_process import RunFiles
 
 FOLDER = Path(make.__file__).parent
 BOARDS = {path.stem: json.loads(text) for path, text in make.files().items()}
 NAME = re.compile(r"\btianflow_[a-z0-9_]+")
 MATCHER = re.compile(r'(\w+)=~?"([^"]*)"')
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed"
+)
 
 
 def panel_expressions() -> list[str]:
-    return [target["expr"] for board in BOARDS.values() for panel in board["panels"] for target in panel["targets"]]
+    return [
+        target["expr"]
+        for board in BOARDS.values()
+        for panel in board["panels"]
+        for target in panel["targets"]
+    ]
 
 
 def rules_text() -> str:
@@ -50,7 +57,9 @@ def labels_emitted() -> dict[str, list[dict[str, str]]]:
     run.sinks = {"tensorboard": SinkStatistics(3, 1)}
     run.train(3)
     page, _ = Exporter(runs=lambda: [run.statistics()], requests={200: 1}).exposition("")
-    text, _ = exposition(ServiceCollector(counts={"failed": 1}, restarts=1, requests={200: 1}), [page.decode()], "")
+    text, _ = exposition(
+        ServiceCollector(counts={"failed": 1}, restarts=1, requests={200: 1}), [page.decode()], ""
+    )
     found: dict[str, list[dict[str, str]]] = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
@@ -71,14 +80,20 @@ def test_every_name_in_a_rule_is_emitted(emitted: dict[str, list[dict[str, str]]
 
 
 @pytest.mark.parametrize("expression", [*panel_expressions(), rules_text()])
-def test_every_label_that_is_matched_takes_that_value(emitted: dict[str, list[dict[str, str]]], expression: str) -> None:
+def test_every_label_that_is_matched_takes_that_value(
+    emitted: dict[str, list[dict[str, str]]], expression: str
+) -> None:
     for name, matchers in re.findall(r"(tianflow_[a-z0-9_]+)\{([^}]*)\}", expression):
         for label, value in MATCHER.findall(matchers):
             values = {labels.get(label, "") for labels in emitted[name]}
-            assert value == "$run" or any(re.fullmatch(value, one) for one in values), f"{name} has no {label}={value}, only {values}"
+            assert value == "$run" or any(re.fullmatch(value, one) for one in values), (
+                f"{name} has no {label}={value}, only {values}"
+            )
 
 
-def test_the_dashboards_on_disk_are_those_that_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dashboards_on_disk_are_those_that_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert 0 == make.main(["--check"])
     monkeypatch.setattr(make, "FOLDER", tmp_path)
     assert 1 == make.main(["--check"])
@@ -104,7 +119,11 @@ def test_panels_do_not_overlap(name: str) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in BOARDS[name]["panels"]:
         place: dict[str, Any] = panel["gridPos"]
-        cells = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
+        cells = {
+            (place["x"] + dx, place["y"] + dy)
+            for dx in range(place["w"])
+            for dy in range(place["h"])
+        }
         assert not cells & taken
         assert max(x for x, _ in cells) < 24
         taken |= cells
@@ -128,7 +147,9 @@ def test_targets_are_the_runs_that_go_on(tmp_path: Path) -> None:
     for name, start_time in (("alive", process_start_time(mine)), ("ended", 1)):
         (tmp_path / name).mkdir()
         address = f"http://127.0.0.1:{len(name)}"
-        ControlFile(run=name, pid=mine, start_time=start_time, address=address, token="a", read_token="b").write(tmp_path / name)
+        ControlFile(
+            run=name, pid=mine, start_time=start_time, address=address, token="a", read_token="b"
+        ).write(tmp_path / name)
     file = tmp_path / "runs.json"
     assert ["127.0.0.1:5"] == targets.write(tmp_path, file)
     assert [{"targets": ["127.0.0.1:5"]}] == json.loads(file.read_text())
@@ -140,18 +161,27 @@ def test_a_service_is_a_target_instead_of_the_runs_it_holds(tmp_path: Path) -> N
     def announce(directory: Path, name: str, address: str) -> None:
         directory.mkdir(exist_ok=True)
         began = process_start_time(mine)
-        file = ControlFile(run="", pid=mine, start_time=began, address=f"http://{address}", token="a", read_token="b")
+        file = ControlFile(
+            run="",
+            pid=mine,
+            start_time=began,
+            address=f"http://{address}",
+            token="a",
+            read_token="b",
+        )
         file.write(directory, name)
 
     announce(tmp_path, SERVICE, "127.0.0.1:1")
     announce(tmp_path / "held", NAME_OF_RUN, "127.0.0.1:2")
     announce(tmp_path / "alone", NAME_OF_RUN, "127.0.0.1:3")
-    files = Files(tmp_path)
+    files = RunFiles(tmp_path)
     files.own.mkdir()
     files.log("held").touch()
     assert ["127.0.0.1:1", "127.0.0.1:3"] == targets.addresses(tmp_path)
     (tmp_path / SERVICE).unlink()
-    assert ["127.0.0.1:3", "127.0.0.1:2"] == targets.addresses(tmp_path), "one that is gone holds none"
+    assert ["127.0.0.1:3", "127.0.0.1:2"] == targets.addresses(tmp_path), (
+        "one that is gone holds none"
+    )
 
 
 @needs_promtool
@@ -187,7 +217,8 @@ tests:
 
 @needs_promtool
 @pytest.mark.parametrize(
-    ("blocked", "actors", "minute", "fires"), [(57, 1, 25, True), (57, 1, 8, False), (40, 1, 25, False), (57, 0, 25, False)]
+    ("blocked", "actors", "minute", "fires"),
+    [(57, 1, 25, True), (57, 1, 8, False), (40, 1, 25, False), (57, 0, 25, False)],
 )
 def test_draws_held_back_for_ten_minutes_while_actors_run_alert(
     tmp_path: Path, blocked: int, actors: int, minute: int, fires: bool
@@ -195,6 +226,16 @@ def test_draws_held_back_for_ten_minutes_while_actors_run_alert(
     rules = FOLDER / "prometheus" / "rules.yml"
     samples = "{labels: '{}', value: 1}" if fires else ""
     file = tmp_path / "test.yml"
-    file.write_text(HELD_BACK.format(rules=rules, blocked=blocked, actors=actors, minute=minute, samples=samples))
-    checked = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False, timeout=30)
+    file.write_text(
+        HELD_BACK.format(
+            rules=rules, blocked=blocked, actors=actors, minute=minute, samples=samples
+        )
+    )
+    checked = subprocess.run(
+        ["promtool", "test", "rules", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
     assert 0 == checked.returncode, checked.stdout + checked.stderr

@@ -15,7 +15,17 @@ from tests.dashboards.test_make import labels_emitted
 
 Json = dict[str, Any]
 BOARDS: dict[str, Json] = {path.stem: json.loads(text) for path, text in make.files().items()}
-FIELDS = {"id", "type", "title", "description", "datasource", "targets", "gridPos", "fieldConfig", "options"}
+FIELDS = {
+    "id",
+    "type",
+    "title",
+    "description",
+    "datasource",
+    "targets",
+    "gridPos",
+    "fieldConfig",
+    "options",
+}
 OPTIONS = {
     "stat": {"textMode", "colorMode", "graphMode", "orientation", "reduceOptions"},
     "timeseries": {"legend", "tooltip"},
@@ -30,7 +40,10 @@ COLOURS = {"text", "green", "yellow", "orange", "red", "blue"}
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
     """Names of the labels of every series."""
-    return {name: {label for found in sets for label in found} for name, sets in labels_emitted().items()}
+    return {
+        name: {label for found in sets for label in found}
+        for name, sets in labels_emitted().items()
+    }
 
 
 def faults(panel: Json, labels: dict[str, set[str]]) -> list[str]:
@@ -47,7 +60,12 @@ def faults(panel: Json, labels: dict[str, set[str]]) -> list[str]:
 
 def _place(place: Json) -> list[str]:
     whole = all(isinstance(place.get(key), int) for key in "xywh")
-    inside = whole and place["x"] >= 0 <= place["y"] and place["w"] > 0 < place["h"] and place["x"] + place["w"] <= COLUMNS
+    inside = (
+        whole
+        and place["x"] >= 0 <= place["y"]
+        and place["w"] > 0 < place["h"]
+        and place["x"] + place["w"] <= COLUMNS
+    )
     return [] if inside else ["lies outside of the grid"]
 
 
@@ -57,7 +75,11 @@ def _defaults(panel: Json) -> list[str]:
     defaults, found = panel["fieldConfig"]["defaults"], []
     if defaults.get("unit") not in UNITS:
         found.append(f"has the unit {defaults.get('unit')}")
-    if panel["type"] == "timeseries" and defaults.get("unit") == "percentunit" and (defaults.get("min"), defaults.get("max")) != (0, 1):
+    if (
+        panel["type"] == "timeseries"
+        and defaults.get("unit") == "percentunit"
+        and (defaults.get("min"), defaults.get("max")) != (0, 1)
+    ):
         found.append("is a share that does not go from 0 to 1")
     if panel["type"] == "stat":
         steps = defaults.get("thresholds", {}).get("steps", [])
@@ -71,17 +93,28 @@ def _defaults(panel: Json) -> list[str]:
 
 def _targets(panel: Json, labels: dict[str, set[str]]) -> list[str]:
     targets, found = panel["targets"], []
-    if [chr(ord("A") + place) for place in range(len(targets))] != [target.get("refId") for target in targets] or not targets:
+    if [chr(ord("A") + place) for place in range(len(targets))] != [
+        target.get("refId") for target in targets
+    ] or not targets:
         found.append("has queries that are not told apart")
-    if len(targets) != len({(target.get("expr"), target.get("legendFormat")) for target in targets}):
+    if len(targets) != len(
+        {(target.get("expr"), target.get("legendFormat")) for target in targets}
+    ):
         found.append("asks the same twice")
     for target in targets:
-        if target.get("datasource") != panel["datasource"] or panel["datasource"] != {"type": "prometheus", "uid": "${datasource}"}:
+        if target.get("datasource") != panel["datasource"] or panel["datasource"] != {
+            "type": "prometheus",
+            "uid": "${datasource}",
+        }:
             found.append("asks another data source")
         legend, known = target.get("legendFormat", ""), labels_of(target.get("expr", ""), labels)
         if not legend.strip():
             found.append("has a line without a name")
-        found += [f"names a line by {label}, which it does not have" for label in re.findall(r"{{(\w+)}}", legend) if label not in known]
+        found += [
+            f"names a line by {label}, which it does not have"
+            for label in re.findall(r"{{(\w+)}}", legend)
+            if label not in known
+        ]
         if panel["type"] == "heatmap" and (target.get("format") != "heatmap" or legend != "{{le}}"):
             found.append("is a heatmap of no buckets")
     return found
@@ -93,11 +126,17 @@ def labels_of(expression: str, labels: dict[str, set[str]]) -> set[str]:
     if grouped:
         kept = {label.strip() for label in grouped[0].split(",")}
         return kept - {"le"} if "histogram_quantile" in expression else kept
-    return {label for name in re.findall(r"\btianflow_\w+", expression) for label in labels.get(name, ())}
+    return {
+        label
+        for name in re.findall(r"\btianflow_\w+", expression)
+        for label in labels.get(name, ())
+    }
 
 
 PANELS = [
-    pytest.param(panel, id=f"{name}: {panel['type']} {panel['title']}") for name, board in BOARDS.items() for panel in board["panels"]
+    pytest.param(panel, id=f"{name}: {panel['type']} {panel['title']}")
+    for name, board in BOARDS.items()
+    for panel in board["panels"]
 ]
 
 
@@ -117,9 +156,15 @@ def test_panels_of_a_dashboard_are_told_apart(name: str) -> None:
 def test_no_panel_hangs_in_the_air(name: str) -> None:
     """Grafana would move it up, and others with it."""
     panels = BOARDS[name]["panels"]
-    filled = {(x, panel["gridPos"]["y"] + panel["gridPos"]["h"]) for panel in panels for x in columns(panel)}
+    filled = {
+        (x, panel["gridPos"]["y"] + panel["gridPos"]["h"])
+        for panel in panels
+        for x in columns(panel)
+    }
     for panel in panels:
-        assert 0 == panel["gridPos"]["y"] or any((x, panel["gridPos"]["y"]) in filled for x in columns(panel)), panel["title"]
+        assert 0 == panel["gridPos"]["y"] or any(
+            (x, panel["gridPos"]["y"]) in filled for x in columns(panel)
+        ), panel["title"]
 
 
 def columns(panel: Json) -> range:
@@ -134,7 +179,10 @@ def test_variables_of_a_dashboard_are_filled_and_used(name: str) -> None:
     assert ("query", "${datasource}") == (run["type"], run["datasource"]["uid"])
     assert run["multi"]
     assert run["includeAll"]
-    assert run["refresh"] in {1, 2}  # when it is opened, or when its time changes; 0 would never ask
+    assert run["refresh"] in {
+        1,
+        2,
+    }  # when it is opened, or when its time changes; 0 would never ask
     assert isinstance(board["schemaVersion"], int)
 
 
@@ -163,8 +211,16 @@ HEATMAP = next(panel for panel in BOARDS["balance"]["panels"] if panel["type"] =
         (LINES, lambda panel: panel.update(description=""), "does not say what it shows"),
         (LINES, lambda panel: panel["gridPos"].update(x=13), "lies outside of the grid"),
         (LINES, lambda panel: panel["gridPos"].update(h=0), "lies outside of the grid"),
-        (LINES, lambda panel: panel["fieldConfig"]["defaults"].update(unit="percent"), "has the unit percent"),
-        (LINES, lambda panel: panel["fieldConfig"]["defaults"].pop("max"), "is a share that does not go from 0 to 1"),
+        (
+            LINES,
+            lambda panel: panel["fieldConfig"]["defaults"].update(unit="percent"),
+            "has the unit percent",
+        ),
+        (
+            LINES,
+            lambda panel: panel["fieldConfig"]["defaults"].pop("max"),
+            "is a share that does not go from 0 to 1",
+        ),
         (
             STAT,
             lambda panel: panel["fieldConfig"]["defaults"]["thresholds"]["steps"].reverse(),
@@ -172,16 +228,40 @@ HEATMAP = next(panel for panel in BOARDS["balance"]["panels"] if panel["type"] =
         ),
         (
             STAT,
-            lambda panel: panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0].update(color="rde"),
+            lambda panel: panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0].update(
+                color="rde"
+            ),
             "has a threshold of no colour",
         ),
-        (LINES, lambda panel: panel["targets"][0].update(refId="B"), "has queries that are not told apart"),
-        (LINES, lambda panel: panel["targets"].append({**panel["targets"][0], "refId": "B"}), "asks the same twice"),
-        (LINES, lambda panel: panel["targets"][0].update(datasource={"uid": "x"}), "asks another data source"),
-        (LINES, lambda panel: panel["targets"][0].update(legendFormat=" "), "has a line without a name"),
-        (LINES, lambda panel: panel["targets"][0].update(legendFormat="{{sink}}"), "names a line by sink, which it does not have"),
+        (
+            LINES,
+            lambda panel: panel["targets"][0].update(refId="B"),
+            "has queries that are not told apart",
+        ),
+        (
+            LINES,
+            lambda panel: panel["targets"].append({**panel["targets"][0], "refId": "B"}),
+            "asks the same twice",
+        ),
+        (
+            LINES,
+            lambda panel: panel["targets"][0].update(datasource={"uid": "x"}),
+            "asks another data source",
+        ),
+        (
+            LINES,
+            lambda panel: panel["targets"][0].update(legendFormat=" "),
+            "has a line without a name",
+        ),
+        (
+            LINES,
+            lambda panel: panel["targets"][0].update(legendFormat="{{sink}}"),
+            "names a line by sink, which it does not have",
+        ),
         (HEATMAP, lambda panel: panel["targets"][0].pop("format"), "is a heatmap of no buckets"),
     ],
 )
-def test_a_panel_without_it_would_be_found(panel: Json, change: Callable[[Json], object], fault: str, labels: dict[str, set[str]]) -> None:
+def test_a_panel_without_it_would_be_found(
+    panel: Json, change: Callable[[Json], object], fault: str, labels: dict[str, set[str]]
+) -> None:
     assert fault in faults(broken(panel, change), labels)

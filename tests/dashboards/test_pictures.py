@@ -33,9 +33,18 @@ class Prometheus:
         assert "/api/v1/query_range" == parts.path
         question = dict(urllib.parse.parse_qsl(parts.query, strict_parsing=True))
         self.asked.append(question)
-        found = next((series for begin, series in self.answers.items() if question["query"].startswith(begin)), [])
+        found = next(
+            (
+                series
+                for begin, series in self.answers.items()
+                if question["query"].startswith(begin)
+            ),
+            [],
+        )
         result = [{"metric": labels, "values": values} for labels, values in found]
-        return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}).encode()
+        return json.dumps(
+            {"status": "success", "data": {"resultType": "matrix", "result": result}}
+        ).encode()
 
 
 @pytest.fixture
@@ -75,11 +84,20 @@ def test_every_panel_that_is_shown_is_there_and_has_a_unit_that_can_be_drawn() -
         assert "stacking" in defaults["custom"] or defaults["unit"] in pictures.UNITS
 
 
-def test_expressions_are_asked_for_of_the_one_run_over_the_whole_time(prometheus: Prometheus, address: str) -> None:
+def test_expressions_are_asked_for_of_the_one_run_over_the_whole_time(
+    prometheus: Prometheus, address: str
+) -> None:
     prometheus.answers[""] = [({"run": pictures.RUN}, [(START, "1.5")])]
-    found = pictures.ask(address, 'rate(tianflow_x{run=~"$run"}[$__rate_interval])', START, START + 60.0)
+    found = pictures.ask(
+        address, 'rate(tianflow_x{run=~"$run"}[$__rate_interval])', START, START + 60.0
+    )
     assert [{"metric": {"run": "pictured"}, "values": [[START, "1.5"]]}] == found
-    expected = {"query": 'rate(tianflow_x{run=~"pictured"}[20s])', "start": "1000.0", "end": "1060.0", "step": "5"}
+    expected = {
+        "query": 'rate(tianflow_x{run=~"pictured"}[20s])',
+        "start": "1000.0",
+        "end": "1060.0",
+        "step": "5",
+    }
     assert [expected] == prometheus.asked
 
 
@@ -92,11 +110,15 @@ def test_expressions_are_asked_for_of_the_one_run_over_the_whole_time(prometheus
         ("failed", {}, "failed"),
     ],
 )
-def test_a_line_has_its_name_without_that_of_the_run(legend: str, labels: dict[str, str], name: str) -> None:
+def test_a_line_has_its_name_without_that_of_the_run(
+    legend: str, labels: dict[str, str], name: str
+) -> None:
     assert name == pictures.named(legend, labels)
 
 
-def test_lines_lie_at_their_times_and_limits_are_steps(prometheus: Prometheus, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_lie_at_their_times_and_limits_are_steps(
+    prometheus: Prometheus, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: dict[str, Any] = {}
 
     def line_chart(**given: Any) -> Markup:
@@ -104,10 +126,19 @@ def test_lines_lie_at_their_times_and_limits_are_steps(prometheus: Prometheus, a
         return Markup("")
 
     monkeypatch.setattr(pictures, "line_chart", line_chart)
-    prometheus.answers["tianflow_credits_in_use"] = [({"run": "pictured"}, [(START + 5.0, "3"), (START + 10.0, "4")])]
-    prometheus.answers["tianflow_credits_limit"] = [({"run": "pictured"}, [(START, "8"), (START + 10.2, "9")])]
+    prometheus.answers["tianflow_credits_in_use"] = [
+        ({"run": "pictured"}, [(START + 5.0, "3"), (START + 10.0, "4")])
+    ]
+    prometheus.answers["tianflow_credits_limit"] = [
+        ({"run": "pictured"}, [(START, "8"), (START + 10.2, "9")])
+    ]
     pictures.drawn(panel("Credits"), address, START, START + 10.0)
-    assert ("pCredits", "Credits", "", [0.0, 5.0, 10.0]) == (drawn["key"], drawn["title"], drawn["unit"], drawn["times"])
+    assert ("pCredits", "Credits", "", [0.0, 5.0, 10.0]) == (
+        drawn["key"],
+        drawn["title"],
+        drawn["unit"],
+        drawn["times"],
+    )
     lines = {line.name: line for line in drawn["lines"]}
     assert {"in use", "in force"} == set(lines)
     assert [None, 3.0, 4.0] == lines["in use"].values
@@ -129,7 +160,9 @@ def test_shares_are_drawn_on_top_of_each_other(prometheus: Prometheus, address: 
 
 @pytest.mark.parametrize("title", [title for _, title in pictures.SHOWN])
 def test_a_panel_of_which_nothing_is_known_is_drawn_all_the_same(address: str, title: str) -> None:
-    assert title.replace("'", "&#x27;") in str(pictures.drawn(panel(title), address, START, START + 60.0)).replace("&#39;", "&#x27;")
+    assert title.replace("'", "&#x27;") in str(
+        pictures.drawn(panel(title), address, START, START + 60.0)
+    ).replace("&#39;", "&#x27;")
 
 
 def test_the_scrape_file_is_the_committed_one_with_one_target(tmp_path: Path) -> None:
@@ -141,7 +174,14 @@ def test_the_scrape_file_is_the_committed_one_with_one_target(tmp_path: Path) ->
 
 def test_where_the_run_listens_is_in_its_control_file(tmp_path: Path) -> None:
     address = "http://127.0.0.1:1234"
-    ControlFile(run="pictured", pid=1, start_time=process_start_time(1), address=address, token="c", read_token="r").write(tmp_path)
+    ControlFile(
+        run="pictured",
+        pid=1,
+        start_time=process_start_time(1),
+        address=address,
+        token="c",
+        read_token="r",
+    ).write(tmp_path)
     with pictures.started(sys.executable, "-c", "import time; time.sleep(60)") as process:
         assert "127.0.0.1:1234" == pictures.address_of(tmp_path, process)
     assert process.poll() is not None
@@ -170,6 +210,9 @@ def test_pictures_are_on_one_page_that_is_photographed(monkeypatch: pytest.Monke
     monkeypatch.setattr(pictures, "photograph", photograph)
     assert 0 == pictures.main([])
     assert 0 == pictures.main(["1.5", "cartpole_ppo", "balance.max_staleness=1"])
-    assert [(4.0, "cartpole_impala", []), (1.5, "cartpole_ppo", ["balance.max_staleness=1"])] == asked
+    assert [
+        (4.0, "cartpole_impala", []),
+        (1.5, "cartpole_ppo", ["balance.max_staleness=1"]),
+    ] == asked
     assert pages[0].startswith("<!DOCTYPE html>")
     assert '<div class="charts"><svg>one</svg><svg>two</svg></div>' in pages[0]

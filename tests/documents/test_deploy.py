@@ -18,7 +18,10 @@ from tests.support.pages import ROOT
 from tianflow.cli.main import app
 
 UNIT, CONTAINER = ROOT / "deploy" / "tianflow.service", ROOT / "deploy" / "Containerfile"
-needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze (Debian: systemd) is not installed")
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None,
+    reason="systemd-analyze (Debian: systemd) is not installed",
+)
 
 
 def unit() -> dict[str, str]:
@@ -32,7 +35,10 @@ def unit() -> dict[str, str]:
 def instructions() -> list[tuple[str, str]]:
     """Of the container file: instruction and arguments, in order."""
     text = re.sub(r"^#.*\n", "", CONTAINER.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
-    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line.strip())]
+    return [
+        (word, rest.strip())
+        for word, _, rest in (line.partition(" ") for line in text.splitlines() if line.strip())
+    ]
 
 
 def given(word: str) -> str:
@@ -55,7 +61,9 @@ def test_what_is_started_is_accepted_by_the_command_line(command: list[str]) -> 
     assert ("tianflow", "serve") == (Path(program).name, subcommand)
     serve = typer.main.get_command(app).commands[subcommand]  # type: ignore[attr-defined]  # it is a group
     with serve.make_context("serve", arguments) as context:
-        assert {"/var/lib/tianflow"} == {str(Path(context.params[name]).parent) for name in ("runs_dir", "token_file")}
+        assert {"/var/lib/tianflow"} == {
+            str(Path(context.params[name]).parent) for name in ("runs_dir", "token_file")
+        }
 
 
 @needs_systemd
@@ -64,28 +72,45 @@ def test_the_unit_is_accepted_by_systemd(tmp_path: Path) -> None:
     program.symlink_to(sys.executable)
     here = tmp_path / UNIT.name
     here.write_text(UNIT.read_text().replace(STARTED["unit"][0], str(program)))
-    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", here], capture_output=True, text=True, check=False
+    )
     assert (0, "") == (done.returncode, done.stderr)
 
 
 @needs_systemd
 def test_a_key_that_systemd_does_not_know_is_noticed(tmp_path: Path) -> None:
     here = tmp_path / UNIT.name
-    here.write_text(UNIT.read_text().replace("KillMode=", "KilMode=").replace(STARTED["unit"][0], sys.executable))
-    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
+    here.write_text(
+        UNIT.read_text()
+        .replace("KillMode=", "KilMode=")
+        .replace(STARTED["unit"][0], sys.executable)
+    )
+    done = subprocess.run(
+        ["systemd-analyze", "verify", here], capture_output=True, text=True, check=False
+    )
     assert "KilMode" in done.stderr
 
 
 def test_a_stop_gives_runs_time_for_a_last_checkpoint_and_is_no_failure() -> None:
     service = unit()
-    assert ("mixed", "90", "on-failure") == tuple(service[key] for key in ("KillMode", "TimeoutStopSec", "Restart"))
+    assert ("mixed", "90", "on-failure") == tuple(
+        service[key] for key in ("KillMode", "TimeoutStopSec", "Restart")
+    )
     assert {"143", "130"} == set(service["SuccessExitStatus"].split())
     assert "tianflow" == service["StateDirectory"]
 
 
 def test_the_unit_forbids_nothing_that_training_needs() -> None:
     """Kernels are made at run time, shared memory is a descriptor, hosts are forked, a GPU is a device."""
-    assert set() == set(unit()) & {"MemoryDenyWriteExecute", "PrivateDevices", "ProtectClock", "ProcSubset", "LimitNPROC", "TasksMax"}
+    assert set() == set(unit()) & {
+        "MemoryDenyWriteExecute",
+        "PrivateDevices",
+        "ProtectClock",
+        "ProcSubset",
+        "LimitNPROC",
+        "TasksMax",
+    }
 
 
 def test_the_container_runs_as_nobody_and_brings_no_compiler() -> None:

@@ -11,7 +11,18 @@ import pytest
 import typer
 from pydantic import BaseModel
 
-from tests.support.pages import DOCS, LANGUAGES, PAGES, ROOT, Block, PageError, Reader, blocks, rows, unseen
+from tests.support.pages import (
+    DOCS,
+    LANGUAGES,
+    PAGES,
+    ROOT,
+    Block,
+    PageError,
+    Reader,
+    blocks,
+    rows,
+    unseen,
+)
 from tianflow.cli.main import app
 from tianflow.config.loading import load_config
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config
@@ -26,19 +37,32 @@ def exists(path: str) -> bool:
     """Whether the config has this setting; one of an algorithm, if any built-in one has it."""
     section, _, rest = path.partition(".")
     models: list[type[BaseModel]] = (
-        list(BUILT_IN_ALGORITHMS.values()) if section == "algorithm" else [Config.model_fields[section].annotation]  # type: ignore[list-item]
+        list(BUILT_IN_ALGORITHMS.values())
+        if section == "algorithm"
+        else [Config.model_fields[section].annotation]  # type: ignore[list-item]
     )
     for key in rest.split("."):
-        models = [field.annotation for model in models if key in model.model_fields and (field := model.model_fields[key])]  # type: ignore[misc]
+        models = [
+            field.annotation
+            for model in models
+            if key in model.model_fields and (field := model.model_fields[key])
+        ]  # type: ignore[misc]
         if not models:
             return False
-        models = [model for model in models if isinstance(model, type) and issubclass(model, BaseModel)]
+        models = [
+            model for model in models if isinstance(model, type) and issubclass(model, BaseModel)
+        ]
     return True
 
 
 def settings(text: str) -> set[str]:
     """Every setting that a page names between backticks, in prose and tables."""
-    return {found[0] for ticked in TICKS.findall(text) for found in [SETTING.match(ticked)] if found is not None}
+    return {
+        found[0]
+        for ticked in TICKS.findall(text)
+        for found in [SETTING.match(ticked)]
+        if found is not None
+    }
 
 
 def named(page: Path) -> list[Block]:
@@ -46,7 +70,14 @@ def named(page: Path) -> list[Block]:
 
 
 def test_there_are_pages() -> None:
-    assert {"own-environment", "own-algorithm", "own-law", "settings-map", "staleness", "search"} <= {page.stem for page in PAGES}
+    assert {
+        "own-environment",
+        "own-algorithm",
+        "own-law",
+        "settings-map",
+        "staleness",
+        "search",
+    } <= {page.stem for page in PAGES}
 
 
 @EVERY_PAGE
@@ -65,7 +96,9 @@ def test_a_file_to_be_written_has_at_most_40_lines_and_is_well_formed(page: Path
 
 
 @EVERY_PAGE
-def test_configs_of_the_pages_are_accepted(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configs_of_the_pages_are_accepted(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     for block in named(page):
         (tmp_path / block.name).write_text(block.text)
@@ -92,7 +125,13 @@ def test_a_setting_that_does_not_exist_is_noticed() -> None:
         "`balance.max_stale=3` and `algorithm.epochs`, not `tianflow.config.model.Config`"
     )
     assert [False, False, True, True] == [
-        exists(path) for path in ("balance.max_stale", "env.normalisation.reward", "env.normalisation.returns", "algorithm.burn_in")
+        exists(path)
+        for path in (
+            "balance.max_stale",
+            "env.normalisation.reward",
+            "env.normalisation.returns",
+            "algorithm.burn_in",
+        )
     ]
 
 
@@ -145,4 +184,6 @@ def test_a_reader_who_would_be_stuck_says_where(page: str, sentence: str, tmp_pa
 
 def test_a_command_may_go_over_several_lines() -> None:
     (block,) = blocks("```console\n$ tianflow train \\\n    cartpole_ppo\nfine\n```")
-    assert [("tianflow train      cartpole_ppo", ("fine",))] == [(command.line, command.expected) for command in block.commands]
+    assert [("tianflow train      cartpole_ppo", ("fine",))] == [
+        (command.line, command.expected) for command in block.commands
+    ]

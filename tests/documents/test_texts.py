@@ -17,9 +17,20 @@ from tianflow.cli.main import app
 from tianflow.server.run.app import ACTIONS, LOOKS
 from tianflow.server.service import openapi
 
-TEXTS = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "deploy/README.md", "dashboards/README.md")]
+TEXTS = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "DESIGN.md",
+        "CONTRIBUTING.md",
+        "deploy/README.md",
+        "dashboards/README.md",
+    )
+]
 RESULTS = ROOT / "benchmarks" / "results"
-EVERY_TEXT = pytest.mark.parametrize("text", [*TEXTS, *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
+EVERY_TEXT = pytest.mark.parametrize(
+    "text", [*TEXTS, *PAGES], ids=lambda path: str(path.relative_to(ROOT))
+)
 FOLDERS = r"(?:tianflow|controllers|tests|dashboards|deploy|configs|benchmarks|docs|\.ci)/"
 COMMAND = r"(?:[A-Z_]+=\S+ )?tianflow (?=-?-?[a-z])"
 FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
@@ -32,7 +43,11 @@ def commands(text: str) -> Iterator[str]:
     """What stands after ``tianflow`` in lines of a terminal and between backticks, one command each, without what a remark says."""
     for line in text.splitlines():
         typed = re.fullmatch(rf"(?: {{4}}|\$ )({COMMAND}.*)", line)
-        for found in [typed[1]] if typed else [ticked for ticked in TICKS.findall(line) if re.match(COMMAND, ticked)]:
+        for found in (
+            [typed[1]]
+            if typed
+            else [ticked for ticked in TICKS.findall(line) if re.match(COMMAND, ticked)]
+        ):
             for command in re.split(r" ; | \| ", re.sub(r"\s+#.*", "", found)):
                 yield command.partition("tianflow ")[2]
 
@@ -45,25 +60,42 @@ def named_wrongly(command: str) -> list[str]:
         if words[0] not in known.commands:
             return [words[0]]
         known = known.commands[words.pop(0)]
-    flags = {flag for parameter in known.params for flag in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+    flags = {
+        flag for parameter in known.params for flag in (*parameter.opts, *parameter.secondary_opts)
+    } | {"--help"}
     return [flag for flag in FLAG.findall(" ".join(words)) if flag not in flags]
 
 
 def addresses() -> list[re.Pattern[str]]:
     paths = openapi.document(looks=LOOKS, actions=ACTIONS)["paths"]
-    return [re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))) for path in (*paths, "/openapi.json")]
+    return [
+        re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path)))
+        for path in (*paths, "/openapi.json")
+    ]
 
 
 @EVERY_TEXT
 def test_every_command_and_flag_is_known(text: Path) -> None:
-    assert {} == {command: wrong for command in commands(text.read_text()) if (wrong := named_wrongly(command))}
+    assert {} == {
+        command: wrong
+        for command in commands(text.read_text())
+        if (wrong := named_wrongly(command))
+    }
 
 
 @EVERY_TEXT
 def test_every_setting_exists(text: Path) -> None:
     written = text.read_text()
-    words = {word for found in (*TICKS.findall(FENCE.sub("", written)), *commands(written)) for word in found.split()}
-    settings = {found[0] for word in words if not word.endswith((".md", ".py")) and (found := SETTING.match(word)) is not None}
+    words = {
+        word
+        for found in (*TICKS.findall(FENCE.sub("", written)), *commands(written))
+        for word in found.split()
+    }
+    settings = {
+        found[0]
+        for word in words
+        if not word.endswith((".md", ".py")) and (found := SETTING.match(word)) is not None
+    }
     if text.name == "own-algorithm.md":
         settings.remove("algorithm.epsilom")  # it shows what a misspelt one is answered
     assert set() == {path for path in settings if not exists(path)}
@@ -73,13 +105,21 @@ def test_every_setting_exists(text: Path) -> None:
 def test_every_address_answers(text: Path) -> None:
     known = addresses()
     found = set(ADDRESS.findall(text.read_text()))
-    assert set() == {address for address in found if not any(path.fullmatch(address.rstrip("./")) for path in known)}
+    assert set() == {
+        address
+        for address in found
+        if not any(path.fullmatch(address.rstrip("./")) for path in known)
+    }
 
 
 @pytest.fixture(scope="module")
 def names() -> set[str]:
     """Of series and of families."""
-    return {name for emitted in labels_emitted() for name in (emitted, re.sub(r"_(bucket|count|sum)$", "", emitted))}
+    return {
+        name
+        for emitted in labels_emitted()
+        for name in (emitted, re.sub(r"_(bucket|count|sum)$", "", emitted))
+    }
 
 
 @EVERY_TEXT
@@ -87,26 +127,54 @@ def test_every_metric_is_emitted(text: Path, names: set[str]) -> None:
     written = text.read_text()
     assert set() == set(SERIES.findall(FENCE.sub("", written))) - names
     # a program may look for the beginning of a name
-    assert set() == {found for found in SERIES.findall(written) if not any(name.startswith(found) for name in names)}
+    assert set() == {
+        found
+        for found in SERIES.findall(written)
+        if not any(name.startswith(found) for name in names)
+    }
 
 
 @EVERY_TEXT
 def test_every_file_is_there(text: Path) -> None:
     written = text.read_text()
-    linked = [text.parent / target for target in re.findall(r'(?:\]\(|src(?:set)?=")([^)#":]+)["#)]', written)]
-    ticked = [ROOT / name for name in TICKS.findall(written) if re.fullmatch(FOLDERS + r"[\w./-]*", name) and "NAME" not in name]
-    measured = [RESULTS / name for name in re.findall(r"`([a-z_0-9]+\.(?:md|json))`", written)] if text.name == "README.md" else []
+    linked = [
+        text.parent / target
+        for target in re.findall(r'(?:\]\(|src(?:set)?=")([^)#":]+)["#)]', written)
+    ]
+    ticked = [
+        ROOT / name
+        for name in TICKS.findall(written)
+        if re.fullmatch(FOLDERS + r"[\w./-]*", name) and "NAME" not in name
+    ]
+    measured = (
+        [RESULTS / name for name in re.findall(r"`([a-z_0-9]+\.(?:md|json))`", written)]
+        if text.name == "README.md"
+        else []
+    )
     kept = {"control.json", "summary.json", "service.json"}  # of a run
-    missing = [path for path in (*linked, *ticked, *measured) if not path.exists() and path.name not in kept]
+    missing = [
+        path
+        for path in (*linked, *ticked, *measured)
+        if not path.exists() and path.name not in kept
+    ]
     assert [] == missing
 
 
 def test_what_is_not_there_is_noticed() -> None:
     found = list(
-        commands("    tianflow sett RUN x.y=1   # a remark\n`A=b tianflow top --evry 1`, `tianflow config show X --resolved | less`")
+        commands(
+            "    tianflow sett RUN x.y=1   # a remark\n`A=b tianflow top --evry 1`, `tianflow config show X --resolved | less`"
+        )
     )
     assert ["sett RUN x.y=1", "top --evry 1", "config show X --resolved", ""] == found
-    assert [["sett"], ["--evry"], [], [], ["-x"]] == [*map(named_wrongly, found), named_wrongly("eval RUN -x")]
-    written = ADDRESS.findall("`PATCH /api/v1/runs/ID/balance`, `/api/v1/runs/ID/balances`, `/ready`, `/readyz.`, metrics/families.py")
+    assert [["sett"], ["--evry"], [], [], ["-x"]] == [
+        *map(named_wrongly, found),
+        named_wrongly("eval RUN -x"),
+    ]
+    written = ADDRESS.findall(
+        "`PATCH /api/v1/runs/ID/balance`, `/api/v1/runs/ID/balances`, `/ready`, `/readyz.`, metrics/families.py"
+    )
     assert ["/api/v1/runs/ID/balance", "/api/v1/runs/ID/balances", "/readyz."] == written
-    assert [True, False, True] == [any(path.fullmatch(name.rstrip("./")) for path in addresses()) for name in written]
+    assert [True, False, True] == [
+        any(path.fullmatch(name.rstrip("./")) for path in addresses()) for name in written
+    ]

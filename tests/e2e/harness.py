@@ -53,7 +53,13 @@ class ImpatienceError(AssertionError):
     """Something did not come true in time."""
 
 
-def until(what: str, condition: Callable[[], T | None], *, within_s: float = PATIENCE_S, tell: Callable[[], str] = str) -> T:
+def until(
+    what: str,
+    condition: Callable[[], T | None],
+    *,
+    within_s: float = PATIENCE_S,
+    tell: Callable[[], str] = str,
+) -> T:
     """Ask again and again until ``condition`` answers something true, and give it back."""
     deadline = time.monotonic() + within_s
     while not (found := condition()):
@@ -82,7 +88,9 @@ class LiveRun:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._stdout, self._stderr = (self.folder / f"{stream}-{self.mark}" for stream in ("stdout", "stderr"))
+        self._stdout, self._stderr = (
+            self.folder / f"{stream}-{self.mark}" for stream in ("stdout", "stderr")
+        )
         overrides = [assignment(path, value) for path, value in self.settings.items()]
         command = [
             sys.executable,
@@ -103,7 +111,9 @@ class LiveRun:
             "TIANFLOW_TEST": self.mark,
         }
         with self._stdout.open("w") as out, self._stderr.open("w") as err:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
 
     # What it says ----------------------------------------------------------------------------------------------------
 
@@ -137,16 +147,23 @@ class LiveRun:
         found = ControlFile.read(self.directory)
         return found if found is not None and found.pid == self.process.pid else None
 
-    def request(self, path: str, method: str = "GET", body: Mapping[str, object] | None = None) -> tuple[int, str]:
+    def request(
+        self, path: str, method: str = "GET", body: Mapping[str, object] | None = None
+    ) -> tuple[int, str]:
         """Status and body of an answer; (0, "") when nobody answers."""
         control = self.control
         if control is None:
             return 0, ""
-        headers = {"Authorization": f"Bearer {control.token}", "Content-Type": "application/merge-patch+json"}
+        headers = {
+            "Authorization": f"Bearer {control.token}",
+            "Content-Type": "application/merge-patch+json",
+        }
         data = None if body is None else json.dumps(body).encode()
         wish = urllib.request.Request(control.address + path, data, headers, method=method)
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(wish, timeout=10.0) as answer:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                wish, timeout=10.0
+            ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -158,7 +175,9 @@ class LiveRun:
         """Status of the answer to ``data``, whatever it is."""
         control = self.control
         assert control is not None
-        wish = urllib.request.Request(f"{control.address}/api/v1/runs/{self.name}/{action}", data, method="POST")
+        wish = urllib.request.Request(
+            f"{control.address}/api/v1/runs/{self.name}/{action}", data, method="POST"
+        )
         try:
             with urllib.request.urlopen(wish, timeout=10.0) as answer:
                 return int(answer.status)
@@ -190,7 +209,10 @@ class LiveRun:
         """Samples by name and sorted label values (the run's own left out)."""
         body = self.request("/metrics")[1]
         return {
-            (sample.name.removeprefix("tianflow_"), *(value for key, value in sorted(sample.labels.items()) if key != "run")): sample.value
+            (
+                sample.name.removeprefix("tianflow_"),
+                *(value for key, value in sorted(sample.labels.items()) if key != "run"),
+            ): sample.value
             for family in text_string_to_metric_families(body)
             for sample in family.samples
         }
@@ -199,7 +221,9 @@ class LiveRun:
         return self.metrics().get(key, 0.0)
 
     def restarts(self) -> float:
-        return sum(value for key, value in self.metrics().items() if key[0] == "component_restarts_total")
+        return sum(
+            value for key, value in self.metrics().items() if key[0] == "component_restarts_total"
+        )
 
     def checkpoints(self) -> list[Path]:
         """Those that have their name, oldest first."""
@@ -215,7 +239,9 @@ class LiveRun:
         """Whoever carries the run's id or this test's mark, but for the coordinator: pid and name."""
         found = {}
         for entry in processes():
-            mine = carries(entry.pid, "TIANFLOW_TEST", self.mark) or carries(entry.pid, "TIANFLOW_RUN", self.name)
+            mine = carries(entry.pid, "TIANFLOW_TEST", self.mark) or carries(
+                entry.pid, "TIANFLOW_RUN", self.name
+            )
             if entry.pid != self.process.pid and entry.state not in "ZX" and mine:
                 found[entry.pid] = _command(entry.pid)
         return found
@@ -237,7 +263,9 @@ class LiveRun:
 
     # Waiting -----------------------------------------------------------------------------------------------------------
 
-    def until(self, what: str, condition: Callable[[], T | None], *, within_s: float = PATIENCE_S) -> T:
+    def until(
+        self, what: str, condition: Callable[[], T | None], *, within_s: float = PATIENCE_S
+    ) -> T:
         """As `until`; ends at once when the process has."""
 
         def unless_ended() -> T | None:
@@ -256,14 +284,18 @@ class LiveRun:
 
         before = updates()
 
-        self.until(f"{before + more} updates", lambda: updates() >= before + more, within_s=within_s)
+        self.until(
+            f"{before + more} updates", lambda: updates() >= before + more, within_s=within_s
+        )
         return updates()
 
     def until_checkpoint(self) -> Path:
         """Ask for a checkpoint and wait for a new one; where it is."""
         before = set(self.checkpoints())
         self.act("checkpoint")
-        return self.until("a new checkpoint", lambda: next(iter(set(self.checkpoints()) - before), None))
+        return self.until(
+            "a new checkpoint", lambda: next(iter(set(self.checkpoints()) - before), None)
+        )
 
     def end(self, within_s: float = PATIENCE_S) -> int:
         """Wait until it has ended; its exit code."""
@@ -290,7 +322,10 @@ def run(folder: Path, *arguments: str, **settings: object) -> Iterator[LiveRun]:
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are wanted; this is the directory that must stay clean
     given = {key.replace("__", "."): value for key, value in settings.items()}
     name = f"run-{uuid.uuid4().hex[:12]}"
-    with _watched(LiveRun(folder, {**SMALL, **given, "run.name": name}, arguments or ("cartpole_ppo",), name), before) as live:
+    with _watched(
+        LiveRun(folder, {**SMALL, **given, "run.name": name}, arguments or ("cartpole_ppo",), name),
+        before,
+    ) as live:
         yield live
 
 
@@ -317,8 +352,17 @@ def _watched(live: LiveRun, before: set[str]) -> Iterator[LiveRun]:
 
 def nothing_left(live: LiveRun, shared_before: set[str], within_s: float = PATIENCE_S) -> None:
     """No process, no socket, no memory file, no half-written checkpoint."""
-    until("no process is left", lambda: not live.descendants(), within_s=within_s, tell=lambda: str(live.descendants()))
-    mine = {name for name in set(os.listdir("/dev/shm")) - shared_before if "tianflow" in name or "torch" in name}  # noqa: PTH208
+    until(
+        "no process is left",
+        lambda: not live.descendants(),
+        within_s=within_s,
+        tell=lambda: str(live.descendants()),
+    )
+    mine = {
+        name
+        for name in set(os.listdir("/dev/shm")) - shared_before
+        if "tianflow" in name or "torch" in name
+    }  # noqa: PTH208
     assert set() == mine
     control = ControlFile.read(live.directory)
     if control is not None:  # only a coordinator that was killed leaves it

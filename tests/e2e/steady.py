@@ -20,7 +20,9 @@ class SteadyLearner(OracleLearner):
         super().__init__(settings.model_copy(update={"update_s": 0.0}))
         self._update_s = settings.update_s
 
-    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = lambda: False) -> StepResult:
+    def step(
+        self, batch: LearnerBatch, should_stop: Callable[[], bool] = lambda: False
+    ) -> StepResult:
         time.sleep(self._update_s)
         return super().step(batch, should_stop)
 

@@ -16,10 +16,20 @@ from benchmarks.machine import ROOT, clean_environment
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize(("name", "sides"), [("channels", 6), ("impala_cartpole", 5), ("many_actors", 2)])
+@pytest.mark.parametrize(
+    ("name", "sides"), [("channels", 6), ("impala_cartpole", 5), ("many_actors", 2)]
+)
 def test_a_quick_run_writes_a_document_and_a_table(name: str, sides: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", name, "--quick", "--results", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=clean_environment(os.environ), capture_output=True, text=True, timeout=800, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=clean_environment(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
     assert 0 == done.returncode, done.stderr
     found = json.loads((tmp_path / f"{name}-quick.json").read_text(encoding="utf-8"))
     results.check(found)

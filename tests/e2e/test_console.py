@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Request,
+    Route,
+    expect,
+    sync_playwright,
+)
 
 from tests.e2e import harness
 from tests.e2e.harness import LiveRun
@@ -21,7 +29,9 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium (Debian package of that name) is not installed"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="chromium (Debian package of that name) is not installed"
+    ),
 ]
 PATIENCE_MS = 1000.0 * harness.PATIENCE_S
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
@@ -47,7 +57,12 @@ class Watched:
         page.set_default_timeout(PATIENCE_MS)
         page.on("console", self._heard)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("requestfailed", lambda request: self.errors.append(f"{request.method} {request.url}: {request.failure}"))
+        page.on(
+            "requestfailed",
+            lambda request: self.errors.append(
+                f"{request.method} {request.url}: {request.failure}"
+            ),
+        )
 
     def _heard(self, message: ConsoleMessage) -> None:
         refused = REFUSED.match(message.text)
@@ -72,9 +87,15 @@ class Watched:
                 self.page.set_viewport_size(size)  # type: ignore[arg-type]  # a table of width and height
                 self.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of the two
                 found = Axe().run(self.page).response["violations"]
-                grave = [(rule["id"], rule["nodes"][0]["html"]) for rule in found if rule["impact"] in {"serious", "critical"}]
+                grave = [
+                    (rule["id"], rule["nodes"][0]["html"])
+                    for rule in found
+                    if rule["impact"] in {"serious", "critical"}
+                ]
                 assert [] == grave, f"{size['width']} pixels, {scheme}"
-                assert 0 >= self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"), size
+                assert 0 >= self.page.evaluate(
+                    "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+                ), size
         self.page.set_viewport_size(WIDE)  # type: ignore[arg-type]  # as above
 
 
@@ -119,13 +140,17 @@ def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         yield live
 
 
-def test_without_a_token_one_is_asked_for_and_a_token_to_read_changes_nothing(live: LiveRun, watched: Watched) -> None:
+def test_without_a_token_one_is_asked_for_and_a_token_to_read_changes_nothing(
+    live: LiveRun, watched: Watched
+) -> None:
     page = watched.page
     assert live.control is not None
     page.goto(live.control.address)
     for token in ("wrong", live.control.read_token):
         watched.sees("#token")
-        expect(page.locator("#token")).to_have_value("", timeout=PATIENCE_MS)  # a refused one has brought an empty form
+        expect(page.locator("#token")).to_have_value(
+            "", timeout=PATIENCE_MS
+        )  # a refused one has brought an empty form
         page.locator("#token").fill(token)
         page.keyboard.press("Enter")
     watched.reads(".head .state", "running")
@@ -186,7 +211,12 @@ def change_by_keyboard(watched: Watched, live: LiveRun) -> None:
     """From the top of the page to another bound in force, without a mouse."""
     page = watched.page
     page.evaluate("document.activeElement.blur()")
-    for key in ("Tab", "Enter", "Tab", "Tab"):  # the link over everything, into the settings, past the title of the first part
+    for key in (
+        "Tab",
+        "Enter",
+        "Tab",
+        "Tab",
+    ):  # the link over everything, into the settings, past the title of the first part
         page.keyboard.press(key)
     assert "max_staleness" == page.evaluate("document.activeElement.name")
     page.keyboard.press("Control+A")
@@ -211,9 +241,14 @@ def refusals_stand_at_their_fields(watched: Watched, live: LiveRun) -> None:
     page.locator("#settings-balance button[type=submit]").click()
     watched.text_in(f"{field('max_staleness')} .error", "accepted")
     assert "max_staleness" == page.evaluate("document.activeElement.name")
-    assert ["max_staleness"] == page.locator(".field.refused").evaluate_all("nodes => nodes.map((node) => node.dataset.name)")
+    assert ["max_staleness"] == page.locator(".field.refused").evaluate_all(
+        "nodes => nodes.map((node) => node.dataset.name)"
+    )
     assert "true" == page.locator(f"{field('max_staleness')} input").get_attribute("aria-invalid")
-    assert (4, 10.0) == (live.status()["staleness"]["bound"], settings(live)["straggler_patience"]), "all or none"
+    assert (4, 10.0) == (
+        live.status()["staleness"]["bound"],
+        settings(live)["straggler_patience"],
+    ), "all or none"
     page.get_by_role("button", name="Undo").first.click()
     page.locator(f"{field('controller')} input").fill("<img src=x onerror=alert(1)>")
     page.keyboard.press("Enter")
@@ -288,7 +323,9 @@ def lines_of(live: LiveRun) -> int:
     return len(read_rows(live.directory / NAME))
 
 
-def test_runs_are_submitted_to_a_service_watched_and_queued_again(tmp_path: Path, watched: Watched) -> None:
+def test_runs_are_submitted_to_a_service_watched_and_queued_again(
+    tmp_path: Path, watched: Watched
+) -> None:
     page = watched.page
     with service(tmp_path / "runs", "--max-runs", "1") as served:
         page.goto(f"{served.control.address}/#token={served.control.token}")
@@ -319,7 +356,9 @@ def test_runs_are_submitted_to_a_service_watched_and_queued_again(tmp_path: Path
         page.get_by_role("link", name="Runs").click()
         served.until("the next takes the place", lambda: served.run("two")["state"] == "running")
         watched.reads("tbody tr:nth-child(1) .state", "running")
-        expect(page.locator("tbody tr:nth-child(2) td").nth(2)).to_have_text(re.compile(r"^\d"), timeout=PATIENCE_MS)
+        expect(page.locator("tbody tr:nth-child(2) td").nth(2)).to_have_text(
+            re.compile(r"^\d"), timeout=PATIENCE_MS
+        )
         page.goto(f"{served.control.address}/#/runs/three")
         watched.text_in("h1", "No such run")
         page.get_by_role("link", name="All runs").click()
@@ -333,12 +372,19 @@ def submit(watched: Watched, name: str) -> None:
     """By the form, after a value that is refused where it was given."""
     page = watched.page
     watched.sees("form.submit")
-    given = {"run.name": name, "actors.count": -1, "run.target_return": 1e6, "balance.max_staleness": 2}
+    given = {
+        "run.name": name,
+        "actors.count": -1,
+        "run.target_return": 1e6,
+        "balance.max_staleness": 2,
+    }
     for at, (path, value) in enumerate(given.items()):
         if at:
             page.get_by_role("button", name="Add a setting").click()
             page.locator(".override").nth(at).get_by_label("Setting", exact=True).fill(path)
-        page.locator(".override").nth(at).get_by_label("Value").fill(json.dumps(value) if at else str(value))
+        page.locator(".override").nth(at).get_by_label("Value").fill(
+            json.dumps(value) if at else str(value)
+        )
     page.get_by_role("button", name="Submit").click()
     watched.text_in(".override:nth-child(2) .error", "accepted")
     page.locator(".override").nth(1).get_by_label("Value").fill("1")

@@ -45,32 +45,65 @@ class Deployed:
         started = [sys.executable, "-m", "tianflow", *map(self.here, command[1:])]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                started, cwd=folder, env=self.environment, umask=int(unit()["UMask"], 8), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                started,
+                cwd=folder,
+                env=self.environment,
+                umask=int(unit()["UMask"], 8),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def here(self, word: str) -> str:
-        return self.port if word == PORT else word.replace(STATE, str(self.folder)).replace(f":{PORT}/", f":{self.port}/")
+        return (
+            self.port
+            if word == PORT
+            else word.replace(STATE, str(self.folder)).replace(f":{PORT}/", f":{self.port}/")
+        )
 
     def healthy(self) -> bool:
         """The health check as the container asks it."""
         program, *arguments = map(self.here, health_check())
         assert program == "python"
-        return subprocess.run([sys.executable, *arguments], capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(
+                [sys.executable, *arguments], capture_output=True, check=False
+            ).returncode
+            == 0
+        )
 
     def tell(self, *words: str) -> str:
-        command = [sys.executable, "-m", "tianflow", *words, "--runs-dir", str(self.folder / "runs")]
-        return subprocess.run(command, cwd=ROOT, env=self.environment, text=True, capture_output=True, check=True).stdout
+        command = [
+            sys.executable,
+            "-m",
+            "tianflow",
+            *words,
+            "--runs-dir",
+            str(self.folder / "runs"),
+        ]
+        return subprocess.run(
+            command, cwd=ROOT, env=self.environment, text=True, capture_output=True, check=True
+        ).stdout
 
     def updates(self) -> int:
         """Of the one run, as the command line tells."""
         documents = json.loads(self.tell("status", "--json"))
-        return max(((document.get("progress") or {}).get("updates", 0) for document in documents), default=0)
+        return max(
+            ((document.get("progress") or {}).get("updates", 0) for document in documents),
+            default=0,
+        )
 
-    def until(self, what: str, condition: Callable[[], T | None], *, within_s: float = PATIENCE_S) -> T:
+    def until(
+        self, what: str, condition: Callable[[], T | None], *, within_s: float = PATIENCE_S
+    ) -> T:
         return until(what, condition, within_s=within_s, tell=self.log.read_text)
 
     def descendants(self) -> list[int]:
-        mine = [entry.pid for entry in processes() if entry.state not in "ZX" and carries(entry.pid, "TIANFLOW_TEST", self.mark)]
+        mine = [
+            entry.pid
+            for entry in processes()
+            if entry.state not in "ZX" and carries(entry.pid, "TIANFLOW_TEST", self.mark)
+        ]
         return [pid for pid in mine if pid != self.process.pid]
 
     def stop(self) -> int:
@@ -101,7 +134,9 @@ def test_the_container_answers_its_health_check_until_it_is_stopped(tmp_path: Pa
 def test_a_stopped_unit_has_saved_its_runs_and_goes_on_with_them(tmp_path: Path) -> None:
     settings = {**SMALL, "env.id": "CartPole-v1", "run.name": "kept"}
     with deployed("unit", tmp_path) as first:
-        first.tell("submit", "cartpole_ppo", *(assignment(path, value) for path, value in settings.items()))
+        first.tell(
+            "submit", "cartpole_ppo", *(assignment(path, value) for path, value in settings.items())
+        )
         first.until("the run trains", lambda: first.updates() > 3)
         assert str(first.stop()) in unit()["SuccessExitStatus"].split()
         assert [] == first.descendants(), "the last process has ended before the service does"

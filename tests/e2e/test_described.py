@@ -44,11 +44,36 @@ def schemathesis(folder: Path, address: str, token: str, run: str) -> None:
     """Every check on data of both kinds: at the edges of the schemas, drawn, and in sequences that follow links."""
     (folder / "schemathesis.toml").write_text(CONFIG.format(run=run))
     program = "from schemathesis.cli import schemathesis; schemathesis()"
-    arguments = ("--checks", "all", "--mode", "all", "--max-examples", str(EXAMPLES), "--generation-deterministic", "--no-color")
+    arguments = (
+        "--checks",
+        "all",
+        "--mode",
+        "all",
+        "--max-examples",
+        str(EXAMPLES),
+        "--generation-deterministic",
+        "--no-color",
+    )
     found = subprocess.run(
         [
-            *(sys.executable, "-c", program, "run", f"{address}/openapi.json", "--header", f"Authorization: Bearer {token}"),
-            *(*arguments, "--rate-limit", f"{REQUESTS_PER_S}/s", "--exclude-path-regex", LEFT_OUT, "--warnings", "off"),
+            *(
+                sys.executable,
+                "-c",
+                program,
+                "run",
+                f"{address}/openapi.json",
+                "--header",
+                f"Authorization: Bearer {token}",
+            ),
+            *(
+                *arguments,
+                "--rate-limit",
+                f"{REQUESTS_PER_S}/s",
+                "--exclude-path-regex",
+                LEFT_OUT,
+                "--warnings",
+                "off",
+            ),
         ],
         cwd=folder,
         text=True,

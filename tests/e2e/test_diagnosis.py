@@ -41,7 +41,9 @@ def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         "evaluation__num_envs": 1,
     }
     config = folder / "oracle.toml"
-    config.write_text(f"[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = '{algorithm}'\n")
+    config.write_text(
+        f"[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = '{algorithm}'\n"
+    )
     with run(
         folder / "runs",
         str(config),
@@ -60,7 +62,9 @@ def diagnosis(live: LiveRun) -> dict[str, Any]:
     return json.loads(body) if code == 200 else {}
 
 
-def named(live: LiveRun, verdict: str, *, held_s: float = 2.0, since: float | None = None) -> dict[str, Any]:
+def named(
+    live: LiveRun, verdict: str, *, held_s: float = 2.0, since: float | None = None
+) -> dict[str, Any]:
     """The diagnosis once it has been ``verdict`` for so long: what is seen in passing from one cause to another does not count.
 
     When it was first named is what the run's own history says, in Unix time as is ``since``, which is now by itself: how long
@@ -70,10 +74,20 @@ def named(live: LiveRun, verdict: str, *, held_s: float = 2.0, since: float | No
 
     def found() -> dict[str, Any]:
         told = diagnosis(live)
-        return told if told["verdict"] == verdict and told["for_s"] >= held_s and (told["component"] or told["window_s"] >= 5.0) else {}
+        return (
+            told
+            if told["verdict"] == verdict
+            and told["for_s"] >= held_s
+            and (told["component"] or told["window_s"] >= 5.0)
+            else {}
+        )
 
     def lines() -> list[float]:
-        return [row["time"] for row in read_rows(live.directory / NAME) if row["time"] >= since and row["bottleneck"] == verdict]
+        return [
+            row["time"]
+            for row in read_rows(live.directory / NAME)
+            if row["time"] >= since and row["bottleneck"] == verdict
+        ]
 
     told = live.until(f"the verdict is {verdict}", found)
     first = live.until("the history tells of it", lines)[0]
@@ -88,7 +102,9 @@ def set_all(live: LiveRun, settings: dict[str, float]) -> None:
         live.patch(section, **{key: value})
 
 
-def test_slow_environments_are_named_and_with_as_many_actors_as_advised_the_learner_waits_no_more(live: LiveRun) -> None:
+def test_slow_environments_are_named_and_with_as_many_actors_as_advised_the_learner_waits_no_more(
+    live: LiveRun,
+) -> None:
     told = named(live, "sampling-bound")
     assert {"actors.count"} == set(told["suggested"])
     count = told["suggested"]["actors.count"]
@@ -98,7 +114,10 @@ def test_slow_environments_are_named_and_with_as_many_actors_as_advised_the_lear
     set_all(live, told["suggested"])
     live.until("they are all there", lambda: live.metric("actors") == count)
     waited = told["waits"]["learner"]
-    live.until("the learner waits half as much", lambda: diagnosis(live)["waits"].get("learner", 1.0) < waited / 2)
+    live.until(
+        "the learner waits half as much",
+        lambda: diagnosis(live)["waits"].get("learner", 1.0) < waited / 2,
+    )
 
 
 def test_a_slow_learner_is_named(live: LiveRun) -> None:
@@ -132,10 +151,17 @@ def test_a_bound_that_is_too_tight_for_the_actors_is_named(live: LiveRun) -> Non
 
 def test_a_hung_environment_is_named_with_its_actor(tmp_path: Path) -> None:
     hanging = {"at": 400, "marker": str(tmp_path / "hung")}
-    with run(tmp_path, env__id="tests.support.environments:HangingEnv", env__kwargs=hanging, balance__straggler_patience=2.0) as live:
+    with run(
+        tmp_path,
+        env__id="tests.support.environments:HangingEnv",
+        env__kwargs=hanging,
+        balance__straggler_patience=2.0,
+    ) as live:
         live.until("it hangs", (tmp_path / "hung").exists)
         told = named(live, "stalled", held_s=0.0, since=(tmp_path / "hung").stat().st_mtime)
         assert told["component"].startswith("actor-")
         assert "waits for a step of its environments" in told["advice"]
-        states = {component["name"]: component["state"] for component in live.status()["components"]}
+        states = {
+            component["name"]: component["state"] for component in live.status()["components"]
+        }
         assert "busy" == states[told["component"]]

@@ -28,15 +28,28 @@ def test_a_run_goes_on_through_everything_that_happens_once(tmp_path: Path) -> N
     """It raises, ends its process with exit code 0, is killed, hangs, and gives what is not finite."""
     ways = ["raise", "exit 0", "nan observation", "kill", "infinite reward", "hang"]
     kwargs = {"folder": str(tmp_path), "ways": ways}
-    settings = {"env__num_envs": 1, "algorithm__minibatch_size": 16, "env__step_timeout_s": 3.0, "balance__max_staleness": 2}
-    with harness.run(tmp_path / "runs", env__id=f"{TROUBLES}:TroubleEnv", env__kwargs=kwargs, **settings) as live:
+    settings = {
+        "env__num_envs": 1,
+        "algorithm__minibatch_size": 16,
+        "env__step_timeout_s": 3.0,
+        "balance__max_staleness": 2,
+    }
+    with harness.run(
+        tmp_path / "runs", env__id=f"{TROUBLES}:TroubleEnv", env__kwargs=kwargs, **settings
+    ) as live:
         live.until("the last way", (tmp_path / ways[-1]).exists)
         live.until("three restarts", lambda: live.restarts() == 3.0)
         live.until_training(more=20)
         metrics = live.metrics()
-        assert {1.0} == {metrics["trajectories_dropped_total", reason] for reason in ("env_error", "env_hang")}
+        assert {1.0} == {
+            metrics["trajectories_dropped_total", reason] for reason in ("env_error", "env_hang")
+        }
         assert 2.0 == metrics["trajectories_dropped_total", "poisoned"]
-        assert 2.0 == sum(value for key, value in metrics.items() if key[:1] == ("component_restarts_total",) and "died" in key)
+        assert 2.0 == sum(
+            value
+            for key, value in metrics.items()
+            if key[:1] == ("component_restarts_total",) and "died" in key
+        )
         assert 0.0 == metrics["staleness_violations_total",]
         assert "once in a thousand" in live.stderr
         assert "env_hang" in live.stderr
@@ -45,8 +58,12 @@ def test_a_run_goes_on_through_everything_that_happens_once(tmp_path: Path) -> N
         assert 130 == live.interrupt()
 
 
-def test_an_environment_that_always_raises_ends_the_run_with_its_traceback_last(tmp_path: Path) -> None:
-    with harness.run(tmp_path, env__id=f"{ENVIRONMENTS}:RaisingEnv", env__kwargs={"at": 9}, env__max_failures=3) as live:
+def test_an_environment_that_always_raises_ends_the_run_with_its_traceback_last(
+    tmp_path: Path,
+) -> None:
+    with harness.run(
+        tmp_path, env__id=f"{ENVIRONMENTS}:RaisingEnv", env__kwargs={"at": 9}, env__max_failures=3
+    ) as live:
         assert 1 == live.end()
         assert "EnvironmentBrokeError: step broke\ntianflow: actor-" in last_lines(live, 2)
         assert "the environment failed 4 times in 60 s" in last_lines(live, 1)
@@ -56,23 +73,38 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_traceback_last(
 @pytest.mark.parametrize("what", ["observation", "reward"])
 def test_what_is_never_finite_ends_the_run_and_is_named(tmp_path: Path, what: str) -> None:
     kwargs = {"at": 5, "what": what}
-    with harness.run(tmp_path, env__id=f"{ENVIRONMENTS}:NaNEnv", env__kwargs=kwargs, env__max_failures=2) as live:
+    with harness.run(
+        tmp_path, env__id=f"{ENVIRONMENTS}:NaNEnv", env__kwargs=kwargs, env__max_failures=2
+    ) as live:
         assert 1 == live.end()
-        named = "obs of environment 0 is nan" if what == "observation" else "reward of environment 0 is nan"
+        named = (
+            "obs of environment 0 is nan"
+            if what == "observation"
+            else "reward of environment 0 is nan"
+        )
         assert f"{named} after step 5 of its trajectory" in last_lines(live, 1)
         assert 0 == live.result["trajectories"]["trained"]
 
 
 def test_a_constructor_that_raises_is_found_before_anything_starts(tmp_path: Path) -> None:
-    with harness.run(tmp_path, env__id=f"{ENVIRONMENTS}:RaisingEnv", env__kwargs={"where": "constructor"}) as live:
+    with harness.run(
+        tmp_path, env__id=f"{ENVIRONMENTS}:RaisingEnv", env__kwargs={"where": "constructor"}
+    ) as live:
         assert 2 == live.end()
         assert "the constructor broke" in live.stderr
         assert not live.directory.exists()
 
 
-@pytest.mark.parametrize(("where", "why"), [("constructor", "no display in this process"), ("reset", "no level in this process")])
-def test_what_breaks_only_in_hosts_ends_the_run_soon_and_it_was_never_ready(tmp_path: Path, where: str, why: str) -> None:
-    with harness.run(tmp_path, env__id=f"{TROUBLES}:HostsOnlyEnv", env__kwargs={"where": where}) as live:
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [("constructor", "no display in this process"), ("reset", "no level in this process")],
+)
+def test_what_breaks_only_in_hosts_ends_the_run_soon_and_it_was_never_ready(
+    tmp_path: Path, where: str, why: str
+) -> None:
+    with harness.run(
+        tmp_path, env__id=f"{TROUBLES}:HostsOnlyEnv", env__kwargs={"where": where}
+    ) as live:
         was_ready = []
 
         def ended() -> bool:
@@ -87,7 +119,12 @@ def test_what_breaks_only_in_hosts_ends_the_run_soon_and_it_was_never_ready(tmp_
 
 def test_a_constructor_that_hangs_is_given_up_and_tried_again(tmp_path: Path) -> None:
     kwargs = {"folder": str(tmp_path)}
-    with harness.run(tmp_path / "runs", env__id=f"{TROUBLES}:LateEnv", env__kwargs=kwargs, env__start_timeout_s=4.0) as live:
+    with harness.run(
+        tmp_path / "runs",
+        env__id=f"{TROUBLES}:LateEnv",
+        env__kwargs=kwargs,
+        env__start_timeout_s=4.0,
+    ) as live:
         live.until("a restart", lambda: live.restarts() >= 1.0)
         live.until("both actors", lambda: 2.0 == live.metric("actors"))
         assert "start_timeout" in live.stderr
@@ -95,17 +132,35 @@ def test_a_constructor_that_hangs_is_given_up_and_tried_again(tmp_path: Path) ->
 
 
 def test_slow_environments_are_neither_killed_nor_starved(tmp_path: Path) -> None:
-    settings = {"env__num_envs": 1, "actors__rollout_steps": 4, "balance__min_fragment_steps": 2, "algorithm__minibatch_size": 4}
+    settings = {
+        "env__num_envs": 1,
+        "actors__rollout_steps": 4,
+        "balance__min_fragment_steps": 2,
+        "algorithm__minibatch_size": 4,
+    }
     kwargs = {"seconds": 1.0, "length": 3}
-    with harness.run(tmp_path, env__id=f"{ENVIRONMENTS}:SlowEnv", env__kwargs=kwargs, env__step_timeout_s=5.0, **settings) as live:
+    with harness.run(
+        tmp_path,
+        env__id=f"{ENVIRONMENTS}:SlowEnv",
+        env__kwargs=kwargs,
+        env__step_timeout_s=5.0,
+        **settings,
+    ) as live:
         for actor in ("actor-0", "actor-1"):
-            live.until(f"two trajectories of {actor}", lambda actor=actor: live.metric("steps_trained_total", actor) > 4)
+            live.until(
+                f"two trajectories of {actor}",
+                lambda actor=actor: live.metric("steps_trained_total", actor) > 4,
+            )
         assert 0.0 == live.restarts()
         assert 143 == live.interrupt(signal.SIGTERM)
 
 
-def test_a_learner_that_refuses_its_settings_ends_the_run_at_its_first_batch(tmp_path: Path) -> None:
-    with harness.run(tmp_path, algorithm__name=f"{TROUBLES}:TroubledPPO", algorithm__trouble="refuses") as live:
+def test_a_learner_that_refuses_its_settings_ends_the_run_at_its_first_batch(
+    tmp_path: Path,
+) -> None:
+    with harness.run(
+        tmp_path, algorithm__name=f"{TROUBLES}:TroubledPPO", algorithm__trouble="refuses"
+    ) as live:
         assert 1 == live.end()
         assert "AssertionError: a minibatch of 7 does not divide 32" in last_lines(live, 2)
         assert "tianflow: learner: AssertionError" in last_lines(live, 1)

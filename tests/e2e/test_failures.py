@@ -33,7 +33,12 @@ CYCLES = int(os.environ.get("TIANFLOW_CYCLES", "4"))
 """Starts and kills of one run; with four, each of the moments has its turn. 20 take two and a half minutes."""
 KILLS = int(os.environ.get("TIANFLOW_KILLS", "3"))
 """How often each kind of process is killed in one run; more of them for a long look."""
-MANY = {"run__max_restarts": 1000, "run__restart_window_s": 0.5, "checkpoint__every_s": 1.0, "checkpoint__keep": 2}
+MANY = {
+    "run__max_restarts": 1000,
+    "run__restart_window_s": 0.5,
+    "checkpoint__every_s": 1.0,
+    "checkpoint__keep": 2,
+}
 """Restarts are not counted for long, so there is neither an end of the budget nor a back-off to wait for."""
 
 
@@ -46,7 +51,9 @@ def sound(live: LiveRun) -> dict[tuple[str, ...], float]:
     """The identities of the ledger hold at this scrape, and the bound was never broken."""
     metrics = live.metrics()
     dropped = sum(value for key, value in metrics.items() if key[0] == "trajectories_dropped_total")
-    begun, trained, open_ = (metrics[f"trajectories_{key}",] for key in ("begun_total", "trained_total", "open"))
+    begun, trained, open_ = (
+        metrics[f"trajectories_{key}",] for key in ("begun_total", "trained_total", "open")
+    )
     assert begun == trained + dropped + open_
     assert 0.0 == metrics["staleness_violations_total",]
     assert metrics["credits_in_use",] <= metrics["slots",]
@@ -60,7 +67,9 @@ def kill_again_and_again(live: LiveRun, host: str, times: int, rng: random.Rando
         os.kill(pid, signal.SIGKILL)
         live.until(f"{host} is reaped", lambda pid=pid: pid not in live.descendants())
         sound(live)
-    live.until("everyone is back", lambda: live.pid(host) and live.ready() and 2.0 == live.metric("actors"))
+    live.until(
+        "everyone is back", lambda: live.pid(host) and live.ready() and 2.0 == live.metric("actors")
+    )
 
 
 def test_killed_and_stopped_hosts_come_back_and_the_ledger_stays_sound(tmp_path: Path) -> None:
@@ -70,17 +79,25 @@ def test_killed_and_stopped_hosts_come_back_and_the_ledger_stays_sound(tmp_path:
         live.until_training(more=20)
         descriptors = live.descriptors()
         for _ in range(KILLS):
-            harness.stop_and_continue(live, rng.choice(["actors-0", "actors-1"]), seconds=0.2 * rng.random())
+            harness.stop_and_continue(
+                live, rng.choice(["actors-0", "actors-1"]), seconds=0.2 * rng.random()
+            )
             random_moment(rng)
             sound(live)
         assert 0.0 == live.restarts()
-        for host, times in {"actors-0": KILLS // 2, "actors-1": KILLS - KILLS // 2, "evaluator": KILLS // 3}.items():
+        for host, times in {
+            "actors-0": KILLS // 2,
+            "actors-1": KILLS - KILLS // 2,
+            "evaluator": KILLS // 3,
+        }.items():
             kill_again_and_again(live, host, times, rng)
         live.until_training(more=20)
         live.until_checkpoint()
         kill_again_and_again(live, "learner", KILLS, rng)
         live.until_training(more=20)
-        for _ in range(KILLS // 3):  # one that dies three times before it has forked anybody ends the run
+        for _ in range(
+            KILLS // 3
+        ):  # one that dies three times before it has forked anybody ends the run
             kill_again_and_again(live, "tianflow-forks", 1, rng)
             live.until_training(more=20)
         # Whether one that is killed holds a trajectory is chance: on until both kinds of loss were seen, and counted.
@@ -117,7 +134,11 @@ def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume(tmp_p
         kill_coordinator(first)
     for _ in range(KILLS // 3):
         with harness.resumed(first) as live:
-            live.until("it is on its way", lambda live=live: live.pid(rng.choice(["learner", "actors-0"])), within_s=harness.START_S)
+            live.until(
+                "it is on its way",
+                lambda live=live: live.pid(rng.choice(["learner", "actors-0"])),
+                within_s=harness.START_S,
+            )
             random_moment(rng)
             kill_coordinator(live)
     newest = CheckpointStore.load(first.checkpoints()[-1])
@@ -133,8 +154,15 @@ def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume(tmp_p
         assert 130 == again.interrupt()
 
 
-def test_an_environment_that_never_closes_is_told_of_and_the_run_ends_with_its_evaluation(tmp_path: Path) -> None:
-    with harness.run(tmp_path, env__id="tests.support.environments:UnclosableEnv", run__max_updates=3, evaluation__episodes=2) as live:
+def test_an_environment_that_never_closes_is_told_of_and_the_run_ends_with_its_evaluation(
+    tmp_path: Path,
+) -> None:
+    with harness.run(
+        tmp_path,
+        env__id="tests.support.environments:UnclosableEnv",
+        run__max_updates=3,
+        evaluation__episodes=2,
+    ) as live:
         assert 0 == live.end(), live.told()
         assert "does not come back from close()" in live.stderr
         assert 5.0 == live.result["evaluation"]["mean_return"]
@@ -148,7 +176,9 @@ def test_a_coordinator_killed_before_anything_works_leaves_nothing(tmp_path: Pat
 
 
 @pytest.mark.timeout(900)
-def test_starts_and_kills_again_and_again_leave_memory_descriptors_and_files_as_they_were(tmp_path: Path) -> None:
+def test_starts_and_kills_again_and_again_leave_memory_descriptors_and_files_as_they_were(
+    tmp_path: Path,
+) -> None:
     """At one moment after the other; what a killed one left half-written is gone once the next has started."""
     rng = random.Random(CYCLES)
     with harness.run(tmp_path, **MANY, **SLOW_TO_SAVE) as first:
@@ -176,9 +206,14 @@ def test_starts_and_kills_again_and_again_leave_memory_descriptors_and_files_as_
         until("no more descriptors than at first", lambda: not more(), tell=lambda: str(more()))
         assert [] == again.staged()
         assert 130 == again.interrupt()
-    assert {"audit.jsonl", "checkpoints", "config.toml", "history.jsonl", "metrics.jsonl", "summary.json"} >= {
-        path.name for path in first.directory.iterdir()
-    }
+    assert {
+        "audit.jsonl",
+        "checkpoints",
+        "config.toml",
+        "history.jsonl",
+        "metrics.jsonl",
+        "summary.json",
+    } >= {path.name for path in first.directory.iterdir()}
     assert 2 == len(first.checkpoints())
 
 
@@ -211,7 +246,10 @@ def test_a_corrupt_newest_checkpoint_is_skipped_at_resume_with_a_warning(tmp_pat
         again.until_training(more=5)
         assert torn.name in again.stderr
         assert "a checkpoint is skipped" in again.stderr
-        assert CheckpointStore.load(good).version.number < again.status()["versions"]["learner"]["number"]
+        assert (
+            CheckpointStore.load(good).version.number
+            < again.status()["versions"]["learner"]["number"]
+        )
         assert 130 == again.interrupt()
 
 
@@ -224,11 +262,16 @@ def test_a_stopped_learner_paces_the_actors_and_readiness_says_why(tmp_path: Pat
         pid = live.kill("learner", signal.SIGSTOP)
         reason = live.until("readiness says why", live.why_not_ready)
         assert "host 'learner' has said nothing" in reason
-        live.until("the queue is full", lambda: live.metric("credits_in_use") == live.metric("credits_limit"))
+        live.until(
+            "the queue is full",
+            lambda: live.metric("credits_in_use") == live.metric("credits_limit"),
+        )
         stuck = sound(live)
         memory = resident(live)
         lines = len(read_rows(live.directory / NAME))
-        live.until("the coordinator goes on", lambda: len(read_rows(live.directory / NAME)) >= lines + 2)
+        live.until(
+            "the coordinator goes on", lambda: len(read_rows(live.directory / NAME)) >= lines + 2
+        )
         later = sound(live)
         assert stuck["trajectories_begun_total",] == later["trajectories_begun_total",]
         assert later["credits_in_use",] <= later["credits_limit",]
@@ -238,8 +281,13 @@ def test_a_stopped_learner_paces_the_actors_and_readiness_says_why(tmp_path: Pat
         live.until("it is ready again", live.ready)
         live.until_training(more=10)
         live.kill("learner", signal.SIGSTOP)
-        live.until("the queue is full", lambda: live.metric("credits_in_use") == live.metric("credits_limit"))
-        assert 130 == live.interrupt()  # the learner is never continued: whoever waited for it would not end
+        live.until(
+            "the queue is full",
+            lambda: live.metric("credits_in_use") == live.metric("credits_limit"),
+        )
+        assert (
+            130 == live.interrupt()
+        )  # the learner is never continued: whoever waited for it would not end
         assert 1 == live.stderr.count("the run ends without its last things")
 
 
@@ -247,7 +295,10 @@ def test_a_drain_does_not_wait_for_a_stopped_learner(tmp_path: Path) -> None:
     with harness.run(tmp_path, balance__max_staleness=2, run__grace_s=2.0) as live:
         live.until_training(more=10)
         live.kill("learner", signal.SIGSTOP)
-        live.until("the queue is full", lambda: live.metric("credits_in_use") == live.metric("credits_limit"))
+        live.until(
+            "the queue is full",
+            lambda: live.metric("credits_in_use") == live.metric("credits_limit"),
+        )
         live.act("drain")
         assert 1 == live.end()  # what it has learned could not be kept
         assert ("done", "drained") == (live.result["state"], live.result["reason"])
@@ -255,8 +306,12 @@ def test_a_drain_does_not_wait_for_a_stopped_learner(tmp_path: Path) -> None:
 
 
 def test_a_drain_trains_on_what_was_begun_and_ends_with_a_checkpoint(tmp_path: Path) -> None:
-    with harness.run(tmp_path, balance__max_staleness=4, learner__slowdown=20.0, evaluation__episodes=2) as live:
-        live.until("a queue", lambda: live.metric("queue_trajectories") >= 2, within_s=harness.START_S)
+    with harness.run(
+        tmp_path, balance__max_staleness=4, learner__slowdown=20.0, evaluation__episodes=2
+    ) as live:
+        live.until(
+            "a queue", lambda: live.metric("queue_trajectories") >= 2, within_s=harness.START_S
+        )
         live.act("drain")
         assert 0 == live.end()
         kept = live.result["trajectories"]
@@ -267,7 +322,9 @@ def test_a_drain_trains_on_what_was_begun_and_ends_with_a_checkpoint(tmp_path: P
 def test_a_stopped_actor_host_is_replaced_and_its_late_words_change_nothing(tmp_path: Path) -> None:
     with harness.run(tmp_path, env__step_timeout_s=3.0, balance__max_staleness=2) as live:
         live.until_training(more=10)
-        live.until("it works", lambda: live.metric("steps_committed_total", "actor-0"))  # one that still starts has longer
+        live.until(
+            "it works", lambda: live.metric("steps_committed_total", "actor-0")
+        )  # one that still starts has longer
         pid = live.kill("actors-0", signal.SIGSTOP)
         live.until("a restart", lambda: live.restarts() == 1.0)
         assert pid not in live.descendants()
@@ -276,7 +333,9 @@ def test_a_stopped_actor_host_is_replaced_and_its_late_words_change_nothing(tmp_
         sound(live)
 
 
-def test_the_learner_idles_while_every_actor_is_dead_and_goes_on_when_they_return(tmp_path: Path) -> None:
+def test_the_learner_idles_while_every_actor_is_dead_and_goes_on_when_they_return(
+    tmp_path: Path,
+) -> None:
     with harness.run(tmp_path, run__max_restarts=1000) as live:
         live.until_training(more=10)
 
@@ -302,11 +361,15 @@ def test_actors_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
             if count in (0, 6, 3):
                 live.until(f"{count} actors", lambda count=count: live.metric("actors") == count)
             if count == 0:
-                live.until("readiness says why", lambda: "actors.count is 0" in live.why_not_ready())
+                live.until(
+                    "readiness says why", lambda: "actors.count is 0" in live.why_not_ready()
+                )
         live.until("it is ready again", live.ready)
         live.until_training(more=20)
         assert 0.0 == live.restarts()
-        assert {"actor-0", "actor-1", "actor-2"} == {c["name"] for c in live.status()["components"] if c["role"] == "actor"}
+        assert {"actor-0", "actor-1", "actor-2"} == {
+            c["name"] for c in live.status()["components"] if c["role"] == "actor"
+        }
         sound(live)
 
 
@@ -332,14 +395,19 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
         shutil.rmtree(live.directory / "checkpoints")
         (live.directory / "checkpoints").touch()  # nobody, not even root, can write into that
         live.act("checkpoint")
-        live.until("another failure is counted", lambda: live.metric("checkpoint_failures_total") == 2.0)
+        live.until(
+            "another failure is counted", lambda: live.metric("checkpoint_failures_total") == 2.0
+        )
         live.until_training(more=10)
         assert 130 == live.interrupt()
         assert "Traceback" not in live.stderr
 
 
 def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, harness.run(tmp_path, http__port=taken.getsockname()[1]) as live:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        harness.run(tmp_path, http__port=taken.getsockname()[1]) as live,
+    ):
         assert 2 == live.end()
         assert f"http.port = {taken.getsockname()[1]}: is taken on 127.0.0.1" in live.stderr
         assert "Traceback" not in live.stderr
@@ -362,7 +430,9 @@ def test_a_pickle_sent_to_the_only_open_port_runs_nothing(tmp_path: Path) -> Non
         assert control is not None
         port = int(control.address.rsplit(":", 1)[1])
         assert {("127.0.0.1", port)} == harness.listening({live.process.pid, *live.descendants()})
-        with socket.create_connection(("127.0.0.1", port), timeout=harness.PATIENCE_S) as connection:
+        with socket.create_connection(
+            ("127.0.0.1", port), timeout=harness.PATIENCE_S
+        ) as connection:
             connection.sendall(pickle.dumps(Bomb(tmp_path / "exploded")) + b"\r\n\r\n")
             assert connection.recv(4096).startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
         assert 400 <= live.post_bytes("pause", pickle.dumps(Bomb(tmp_path / "exploded"))) < 500
@@ -372,13 +442,21 @@ def test_a_pickle_sent_to_the_only_open_port_runs_nothing(tmp_path: Path) -> Non
 
 def test_run_after_run_in_one_process_costs_no_descriptor_and_no_thread(tmp_path: Path) -> None:
     """Runs that end well, and runs that cannot start because their port is taken."""
-    few = {"placement": {"launcher": "processes", "affinity": "none"}, "run": {"max_updates": 2}, "evaluation": {"episodes": 1}}
+    few = {
+        "placement": {"launcher": "processes", "affinity": "none"},
+        "run": {"max_updates": 2},
+        "evaluation": {"episodes": 1},
+    }
     seen = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for _ in range(2):
             tianflow.train(cartpole(**few), runs_dir=tmp_path, http=True)
             with pytest.raises(ConfigError, match="is taken"):
-                tianflow.train(cartpole(**few, http={"port": taken.getsockname()[1]}), runs_dir=tmp_path, http=True)
+                tianflow.train(
+                    cartpole(**few, http={"port": taken.getsockname()[1]}),
+                    runs_dir=tmp_path,
+                    http=True,
+                )
             gc.collect()
             seen.append((len(os.listdir("/proc/self/fd")), threading.active_count()))  # noqa: PTH208 - a count is wanted
     assert 1 == len(set(seen)), seen

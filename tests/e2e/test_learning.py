@@ -42,7 +42,9 @@ def train(folder: Path, config: str, **settings: object) -> dict[str, Any]:
     """The summary of a run with ``settings`` (``env__id`` means ``env.id``; ``own`` is a whole table of them)."""
     own: Any = settings.pop("own", {})
     given = {**own, **{key.replace("__", "."): value for key, value in settings.items()}}
-    live = LiveRun(folder, {"run.name": NAME, "placement.affinity": "none", **given}, (config,), NAME)
+    live = LiveRun(
+        folder, {"run.name": NAME, "placement.affinity": "none", **given}, (config,), NAME
+    )
     try:
         assert 0 == live.end(PATIENCE_S), live.told()
         result = live.result
@@ -70,7 +72,13 @@ PART_WAY = {"evaluation.episodes": 20, "evaluation.every_s": 1.0}
 
 @pytest.mark.parametrize(
     ("config", "target"),
-    [("cartpole_impala", 150.0), ("cartpole_a2c", 150.0), ("pendulum_ppo", -500.0), ("cartpole_apex", 150.0), ("pendulum_sac", -700.0)],
+    [
+        ("cartpole_impala", 150.0),
+        ("cartpole_a2c", 150.0),
+        ("pendulum_ppo", -500.0),
+        ("cartpole_apex", 150.0),
+        ("pendulum_sac", -700.0),
+    ],
 )
 def test_the_shipped_config_learns(config: str, target: float, tmp_path: Path) -> None:
     """With replay, two shards hand out what teaches; the pendulum's observations and returns are normalised."""
@@ -82,22 +90,30 @@ def test_the_shipped_config_learns(config: str, target: float, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("config", "slowdown"), [("cartpole_ppo", 3.0), ("cartpole_impala", 8.0)])
-def test_a_slow_learner_makes_data_as_old_as_the_bound_and_they_still_teach(config: str, slowdown: float, tmp_path: Path) -> None:
+def test_a_slow_learner_makes_data_as_old_as_the_bound_and_they_still_teach(
+    config: str, slowdown: float, tmp_path: Path
+) -> None:
     """So slow that two actors keep its queue full, even where others take most of the cores."""
     slowed = {"learner.slowdown": slowdown, "actors.count": 2}
-    result = train(tmp_path, config, own=PART_WAY | slowed, balance__max_staleness=4, run__target_return=100.0)
+    result = train(
+        tmp_path, config, own=PART_WAY | slowed, balance__max_staleness=4, run__target_return=100.0
+    )
     assert 0.8 * 4 <= result["staleness"]["mean"]
     assert result["target_reached"]
 
 
 def test_what_was_seen_before_the_fragment_is_remembered_with_an_lstm(tmp_path: Path) -> None:
-    result = train(tmp_path, "cartpole_impala", own=MEMORY, network__lstm=32, run__max_env_steps=600_000)
+    result = train(
+        tmp_path, "cartpole_impala", own=MEMORY, network__lstm=32, run__max_env_steps=600_000
+    )
     assert result["target_reached"]
 
 
 def test_without_an_lstm_it_is_not(tmp_path: Path) -> None:
     """In twice as many steps as it takes with one."""
-    result = train(tmp_path, "cartpole_impala", own=MEMORY, network__lstm=0, run__max_env_steps=50_000)
+    result = train(
+        tmp_path, "cartpole_impala", own=MEMORY, network__lstm=0, run__max_env_steps=50_000
+    )
     assert not result["target_reached"]
     assert result["evaluation"]["mean_return"] < 0.5
 
@@ -111,7 +127,11 @@ KINDS: dict[str, dict[str, object]] = {
         "env.normalisation": {"observations": True, "returns": True},
         "network.kwargs": {"log_std": 1.0},
     },
-    "lstm": {"env.id": "tianflow.envs.recall:Recall", "network.lstm": 16, "actors.rollout_steps": 8},
+    "lstm": {
+        "env.id": "tianflow.envs.recall:Recall",
+        "network.lstm": 16,
+        "actors.rollout_steps": 8,
+    },
     "masked": {"env.id": "tests.support.environments:MaskedEnv"},
 }
 SHORT: dict[str, object] = {
@@ -133,7 +153,9 @@ def test_learner_and_actor_agree_on_every_probability_while_the_policy_stands_st
 ) -> None:
     largest: list[float] = []
 
-    def recording(log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor) -> dict[str, Tensor]:
+    def recording(
+        log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor
+    ) -> dict[str, Tensor]:
         largest.append(float(log_ratio[valid_t].abs().max()))
         return actor_critic.batch_statistics(log_ratio, v_t, target_t, valid_t)
 
@@ -159,7 +181,9 @@ ONE_STATE: dict[str, object] = {
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "impala", "a2c"])
-@pytest.mark.parametrize(("ending", "value"), [("truncate", 1 / (1 - DISCOUNT)), ("terminate", ((1 + DISCOUNT) + 1) / 2)])
+@pytest.mark.parametrize(
+    ("ending", "value"), [("truncate", 1 / (1 - DISCOUNT)), ("terminate", ((1 + DISCOUNT) + 1) / 2)]
+)
 def test_a_state_whose_episodes_are_cut_off_is_worth_the_endless_sum_and_one_that_ends_the_finite_one(
     algorithm: str, ending: str, value: float, tmp_path: Path
 ) -> None:
@@ -185,12 +209,25 @@ def restored(directory: Path) -> actor_critic.ActorCriticLearner:
     return learner
 
 
-def test_the_normaliser_lies_in_the_checkpoint_and_is_the_one_that_the_run_was_judged_with(tmp_path: Path) -> None:
-    settings = {"run.max_updates": 12, "run.target_return": None, "evaluation.episodes": 32, "placement.launcher": "inline"}
+def test_the_normaliser_lies_in_the_checkpoint_and_is_the_one_that_the_run_was_judged_with(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "run.max_updates": 12,
+        "run.target_return": None,
+        "evaluation.episodes": 32,
+        "placement.launcher": "inline",
+    }
     finished = tianflow.train("pendulum_ppo", settings, runs_dir=tmp_path)
     judged = finished.summary["evaluation"]
     assert 12 == judged["version"]
-    assert judged["mean_return"] == pytest.approx(evaluate(finished.policy, episodes=32)["mean_return"], rel=1e-3)
+    assert judged["mean_return"] == pytest.approx(
+        evaluate(finished.policy, episodes=32)["mean_return"], rel=1e-3
+    )
     extras = restored(finished.directory).model.buffer.extras
-    samples = next(value for name, value in extras.items() if name.startswith("observation/") and name.endswith("/samples"))
+    samples = next(
+        value
+        for name, value in extras.items()
+        if name.startswith("observation/") and name.endswith("/samples")
+    )
     assert finished.summary["env_steps"] >= samples.item() > 0

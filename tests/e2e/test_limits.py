@@ -76,7 +76,9 @@ class Open:
 
 
 @pytest.fixture(name="server", scope="module", params=["train", "serve"])
-def _server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
+def _server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Open]:
     """Each of the two kinds, for all tests: the places that one leaves are those of the next."""
     with opened(request.param, tmp_path_factory.mktemp(request.param)) as server:
         yield server
@@ -86,19 +88,39 @@ def _server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def opened(kind: str, folder: Path) -> Iterator[Open]:
     if kind == "train":
         config = folder / "oracle.toml"
-        config.write_text("[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = 'tests.e2e.steady:SteadyOracle'\n")
+        config.write_text(
+            "[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = 'tests.e2e.steady:SteadyOracle'\n"
+        )
         record = str(folder / "record")
         with run(folder / "runs", str(config), algorithm__record=record, **STEADY) as live:
             live.until_training(more=3, within_s=PATIENCE_S)
             assert live.control is not None
             control = live.control
-            yield Open(kind, control.address, control.token, live.name, control.pid, lambda: live.status()["progress"]["env_steps"])
+            yield Open(
+                kind,
+                control.address,
+                control.token,
+                live.name,
+                control.pid,
+                lambda: live.status()["progress"]["env_steps"],
+            )
     else:
-        with service(folder / "runs", "--max-streams", str(ALLOWED), "--max-connections", str(2 * STREAMS)) as served:
-            served.submit("a", env__id="tests.support.environments:SlowEnv", env__kwargs={"seconds": 0.02})
+        with service(
+            folder / "runs", "--max-streams", str(ALLOWED), "--max-connections", str(2 * STREAMS)
+        ) as served:
+            served.submit(
+                "a", env__id="tests.support.environments:SlowEnv", env__kwargs={"seconds": 0.02}
+            )
             served.until_training("a")
             control = served.control
-            yield Open(kind, control.address, control.token, "a", control.pid, lambda: served.run("a")["progress"]["env_steps"])
+            yield Open(
+                kind,
+                control.address,
+                control.token,
+                "a",
+                control.pid,
+                lambda: served.run("a")["progress"]["env_steps"],
+            )
 
 
 def test_a_hundred_megabytes_are_refused_and_not_kept(server: Open) -> None:
@@ -134,7 +156,9 @@ async def crowd(server: Open) -> tuple[Counter[int], set[bool], int, int]:
 
     async def read(session: aiohttp.ClientSession) -> None:
         nonlocal events
-        async with session.get(f"{server.address}/api/v1/runs/{server.run}/events", headers=server.headers) as answer:
+        async with session.get(
+            f"{server.address}/api/v1/runs/{server.run}/events", headers=server.headers
+        ) as answer:
             statuses[answer.status] += 1
             if answer.status != 200:
                 told.add("Retry-After" in answer.headers)
@@ -143,7 +167,9 @@ async def crowd(server: Open) -> tuple[Counter[int], set[bool], int, int]:
                 events += line.startswith(b"event:")
 
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+    ) as session:
         readers = [asyncio.create_task(read(session)) for _ in range(STREAMS)]
         async with asyncio.timeout(PATIENCE_S):
             while statuses.total() < STREAMS:  # noqa: ASYNC110 - answers of a server are waited for
@@ -165,7 +191,9 @@ def test_a_thousand_streams_at_once_end_no_training_and_leave_their_places(serve
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > STREAMS + 100
     small = server.resident()
     statuses, told, large, events = asyncio.run(crowd(server))
-    log.info("answers %s; %d events read; %+.1f MiB", dict(statuses), events, (large - small) / 2**20)
+    log.info(
+        "answers %s; %d events read; %+.1f MiB", dict(statuses), events, (large - small) / 2**20
+    )
     assert ALLOWED == statuses[200]
     # who comes to a service as often as that from one address is told so first
     assert {503} <= set(statuses) - {200} <= ({503} if server.kind == "train" else {503, 429})
@@ -177,7 +205,10 @@ def test_a_thousand_streams_at_once_end_no_training_and_leave_their_places(serve
 
 async def places(server: Open) -> int:
     """How many new readers are served, all at the same time, once quiet streams were noticed to have no reader."""
-    async with aiohttp.ClientSession(headers=server.headers) as session, asyncio.timeout(PATIENCE_S):
+    async with (
+        aiohttp.ClientSession(headers=server.headers) as session,
+        asyncio.timeout(PATIENCE_S),
+    ):
         answers: list[aiohttp.ClientResponse] = []
         while len(answers) < ALLOWED:
             answer = await session.get(f"{server.address}/api/v1/runs/{server.run}/events")

@@ -45,8 +45,16 @@ def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         "evaluation__num_envs": 1,
     }
     config = folder / "oracle.toml"
-    config.write_text("[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = 'tests.support.oracle:Oracle'\n")
-    with run(folder / "runs", str(config), algorithm__epochs=None, algorithm__minibatch_size=None, **settings) as live:
+    config.write_text(
+        "[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = 'tests.support.oracle:Oracle'\n"
+    )
+    with run(
+        folder / "runs",
+        str(config),
+        algorithm__epochs=None,
+        algorithm__minibatch_size=None,
+        **settings,
+    ) as live:
         live.until("it is ready", live.ready, within_s=START_S)
         live.until_training(more=10)
         yield live
@@ -59,8 +67,13 @@ def recorded(live: LiveRun) -> list[Use]:
 def tianflow(live: LiveRun, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line, in a process of its own, as a person calls it."""
     command = [sys.executable, "-m", "tianflow.cli", *arguments, "--runs-dir", str(live.folder)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "controllers")))}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "controllers"))),
+    }
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def wait_until_in_force(live: LiveRun, components: int = COMPONENTS) -> None:
@@ -68,7 +81,11 @@ def wait_until_in_force(live: LiveRun, components: int = COMPONENTS) -> None:
     wanted = live.metric("balance_settings_generation")
 
     def everywhere() -> bool:
-        found = [value for key, value in live.metrics().items() if key[0] == "component_settings_generation"]
+        found = [
+            value
+            for key, value in live.metrics().items()
+            if key[0] == "component_settings_generation"
+        ]
         return len(found) == components and min(found) >= wanted
 
     live.until(f"generation {wanted} is in force everywhere", everywhere)
@@ -108,14 +125,21 @@ def test_the_bound_goes_to_0_to_8_and_to_0_and_updates_never_stand_still(live: L
     assert 0 == live.metric("staleness_violations_total")
 
 
-def test_everything_else_that_may_change_does_and_the_oracle_sees_no_violation(live: LiveRun) -> None:
+def test_everything_else_that_may_change_does_and_the_oracle_sees_no_violation(
+    live: LiveRun,
+) -> None:
     began = len(written(live))
     set_live(live, "algorithm.batch_trajectories=4")
     assert {4} == {len(use.ages) for use in recorded(live)[-3:]}
     set_live(live, "algorithm.batch_trajectories=2", "algorithm.learning_rate=1e-4")
     set_live(live, "balance.credits=3")
     assert 3 >= live.metric("credits_limit")
-    set_live(live, "balance.credits=null", "balance.straggler_patience=1.5", "balance.min_fragment_steps=1")
+    set_live(
+        live,
+        "balance.credits=null",
+        "balance.straggler_patience=1.5",
+        "balance.min_fragment_steps=1",
+    )
     for law in ("freshest", "open_loop", "lockstep", "staleness"):
         set_live(live, f"balance.controller={law}")
         assert 1 == live.metric("balance_law_winning", law)
@@ -157,8 +181,13 @@ def test_a_bad_value_is_a_422_that_names_the_field_and_changes_nothing(live: Liv
         ("learner", "algorithm.learning_rate", "fast"),
         ("actors", "actors.count", -3),
     ):
-        before, document = live.metric("balance_settings_generation"), live.request(f"/api/v1/runs/{live.name}/{resource}")
-        code, body = live.request(f"/api/v1/runs/{live.name}/{resource}", "PATCH", {field.partition(".")[2]: value})
+        before, document = (
+            live.metric("balance_settings_generation"),
+            live.request(f"/api/v1/runs/{live.name}/{resource}"),
+        )
+        code, body = live.request(
+            f"/api/v1/runs/{live.name}/{resource}", "PATCH", {field.partition(".")[2]: value}
+        )
         assert 422 == code, body
         assert [field] == [error["path"] for error in json.loads(body)["errors"]]
         assert before == live.metric("balance_settings_generation")

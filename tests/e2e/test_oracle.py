@@ -40,7 +40,9 @@ class Scraper:
 
     async def run(self) -> None:
         while True:
-            body = await asyncio.to_thread(lambda: urllib.request.urlopen(self._url, timeout=10).read().decode())
+            body = await asyncio.to_thread(
+                lambda: urllib.request.urlopen(self._url, timeout=10).read().decode()
+            )
             self.check(body)
             self.looks += 1
 
@@ -53,8 +55,12 @@ class Scraper:
                 dropped += sample.value if name == "trajectories_dropped_total" else 0.0
                 values[name] = sample.value
         get = values.__getitem__
-        assert get("trajectories_begun_total") == get("trajectories_trained_total") + dropped + get("trajectories_open")
-        assert get("trajectories_granted_total") >= get("trajectories_begun_total") + get("trajectories_returned_total")
+        assert get("trajectories_begun_total") == get("trajectories_trained_total") + dropped + get(
+            "trajectories_open"
+        )
+        assert get("trajectories_granted_total") >= get("trajectories_begun_total") + get(
+            "trajectories_returned_total"
+        )
         assert get("staleness_updates_count") == get("trajectories_trained_total")
         assert 0 == get("staleness_violations_total")
 
@@ -62,9 +68,19 @@ class Scraper:
 async def kill(run: Run, host: str) -> None:
     """SIGKILL as soon as it lives, and wait until it is reaped."""
     victim = await until_true(run, lambda: pid_of(run, host))
-    if host.startswith("actors"):  # while one of its trajectories is in the making, so that something is lost
-        mine = {component.name for spec in system.build(run.config).placement.hosts if spec.name == host for component in spec.components}
-        await until_true(run, lambda: any(ticket.holder in mine for ticket in run.exchange.ledger.live(State.BEGUN)))
+    if host.startswith(
+        "actors"
+    ):  # while one of its trajectories is in the making, so that something is lost
+        mine = {
+            component.name
+            for spec in system.build(run.config).placement.hosts
+            if spec.name == host
+            for component in spec.components
+        }
+        await until_true(
+            run,
+            lambda: any(ticket.holder in mine for ticket in run.exchange.ledger.live(State.BEGUN)),
+        )
     os.kill(victim, signal.SIGKILL)
     await until_true(run, lambda: pid_of(run, host) != victim)
 
@@ -104,7 +120,9 @@ def test_oracle_and_ledger_agree_over_kills_cuts_and_live_changes(tmp_path: Path
                 for _ in range(3):
                     await until(run, run.exchange.ledger.snapshot().updates + dice.randrange(25))
                     change(run, dice)
-                await asyncio.sleep(dice.random() * 0.05)  # the moment of the kill is the experiment
+                await asyncio.sleep(
+                    dice.random() * 0.05
+                )  # the moment of the kill is the experiment
                 await kill(run, victim)
             await until(run, run.exchange.ledger.snapshot().updates + 50)
             await until_true(run, lambda: scraper.looks > 10 or scraping.done())

@@ -25,12 +25,15 @@ from tianflow.config.model import HttpSettings
 from tianflow.core.statistics import SinkStatistics
 from tianflow.server.common.auth import Tokens
 from tianflow.server.run.server import serve
-from tianflow.server.service.run_process import Outcome
+from tianflow.server.service.run_process import RunOutcome
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus (Debian package of that name) is not installed"),
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None,
+        reason="prometheus (Debian package of that name) is not installed",
+    ),
 ]
 SCRAPES = 6
 FOLDER = Path(make.__file__).parent / "prometheus"
@@ -61,7 +64,11 @@ class TroubledRun(FakeRun):
         self.ledger.drop_open("straggler")
         self.last_update = time.time() - 1000.0
         self.restarts["actors-0", "died"] = self.restarts.get(("actors-0", "died"), 0) + 1
-        self.checkpoint = replace(self.checkpoint, attempts=self.checkpoint.attempts + 1, failures=self.checkpoint.failures + 1)
+        self.checkpoint = replace(
+            self.checkpoint,
+            attempts=self.checkpoint.attempts + 1,
+            failures=self.checkpoint.failures + 1,
+        )
         lost = self.sinks.get("tensorboard", SinkStatistics())
         self.sinks["tensorboard"] = SinkStatistics(lost.rows + 2, lost.dropped + 1)
         self.generation += 1
@@ -99,7 +106,9 @@ def prepare(folder: Path, runs_dir: Path, *more: str) -> None:
     folder.mkdir()
     text = (FOLDER / "prometheus.yml").read_text()
     assert "scrape_interval: 5s" in text
-    text = text.replace("scrape_interval: 5s", "scrape_interval: 500ms").replace("evaluation_interval: 15s", "evaluation_interval: 500ms")
+    text = text.replace("scrape_interval: 5s", "scrape_interval: 500ms").replace(
+        "evaluation_interval: 15s", "evaluation_interval: 500ms"
+    )
     (folder / "prometheus.yml").write_text(text)
     shutil.copy(FOLDER / "rules.yml", folder)
     (folder / "targets").mkdir()
@@ -117,14 +126,18 @@ def hasten(rules: Path) -> None:
     rules.write_text(text.replace("timestamp_seconds > 300", "timestamp_seconds > 4"))
 
 
-async def wait_for_alerts(session: aiohttp.ClientSession, condition: Callable[[set[str]], bool]) -> set[str]:
+async def wait_for_alerts(
+    session: aiohttp.ClientSession, condition: Callable[[set[str]], bool]
+) -> set[str]:
     """Until the names of the alerts that fire are as wished."""
     firing: set[str] = set()
     try:
         async with asyncio.timeout(120.0):
             while True:
                 alerts = (await ask(session, "/api/v1/alerts"))["alerts"]
-                firing = {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+                firing = {
+                    alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"
+                }
                 if condition(firing):
                     return firing
                 await asyncio.sleep(0.2)
@@ -135,7 +148,10 @@ async def wait_for_alerts(session: aiohttp.ClientSession, condition: Callable[[s
 async def promtool_accepts(page: str) -> None:
     """What ``promtool check metrics`` says of a scrape."""
     process = await asyncio.create_subprocess_exec(
-        *("promtool", "check", "metrics"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *("promtool", "check", "metrics"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     said, _ = await process.communicate(page.encode())
     assert (0, "") == (process.returncode, said.decode())
@@ -158,8 +174,14 @@ async def wait_for_scrapes(session: aiohttp.ClientSession) -> None:
     """Until the run was scraped often enough for rates, with patience for Prometheus to start."""
     async with asyncio.timeout(120.0):
         while True:
-            with contextlib.suppress(aiohttp.ClientError, json.JSONDecodeError):  # while it starts, it answers in words
-                found = (await ask(session, "/api/v1/query", query="count_over_time(tianflow_run_ready[1m])"))["result"]
+            with contextlib.suppress(
+                aiohttp.ClientError, json.JSONDecodeError
+            ):  # while it starts, it answers in words
+                found = (
+                    await ask(
+                        session, "/api/v1/query", query="count_over_time(tianflow_run_ready[1m])"
+                    )
+                )["result"]
                 if found and float(found[0]["value"][1]) >= SCRAPES:
                     return
             await asyncio.sleep(0.2)
@@ -168,23 +190,40 @@ async def wait_for_scrapes(session: aiohttp.ClientSession) -> None:
 async def wait_for_failure(session: aiohttp.ClientSession) -> None:
     """Until it was scraped that a run has failed."""
     async with asyncio.timeout(120.0):
-        while not (await ask(session, "/api/v1/query", query='tianflow_service_runs{state="failed"} > 0'))["result"]:  # noqa: ASYNC110 - asked over HTTP
+        while not (
+            await ask(session, "/api/v1/query", query='tianflow_service_runs{state="failed"} > 0')
+        )["result"]:  # noqa: ASYNC110 - asked over HTTP
             await asyncio.sleep(0.2)
 
 
 def panel_expressions() -> list[str]:
-    boards = [json.loads(path.read_text()) for path in sorted((FOLDER.parent / "grafana" / "dashboards").glob("*.json"))]
-    found = [target["expr"] for board in boards for panel in board["panels"] for target in panel["targets"]]
-    return [expression.replace("$run", ".+").replace("$__rate_interval", "5s") for expression in found]
+    boards = [
+        json.loads(path.read_text())
+        for path in sorted((FOLDER.parent / "grafana" / "dashboards").glob("*.json"))
+    ]
+    found = [
+        target["expr"]
+        for board in boards
+        for panel in board["panels"]
+        for target in panel["targets"]
+    ]
+    return [
+        expression.replace("$run", ".+").replace("$__rate_interval", "5s") for expression in found
+    ]
 
 
 async def test_every_panel_and_every_rule_answers_with_data(tmp_path: Path) -> None:
-    run = await asyncio.to_thread(TroubledRun, slots=64, replay=True)  # it reads the installed entry points
+    run = await asyncio.to_thread(
+        TroubledRun, slots=64, replay=True
+    )  # it reads the installed entry points
     run.ready, run.reasons = False, ("the learner waits",)
     run.evaluation = {"mean_return": 12.0, "version": 1.0, "episodes": 100.0}
     directory = tmp_path / "runs" / run.id
     await asyncio.to_thread(directory.mkdir, parents=True)
-    async with serve(run, HttpSettings(), Tokens.make(), directory) as server, opened(tmp_path / "held") as world:
+    async with (
+        serve(run, HttpSettings(), Tokens.make(), directory) as server,
+        opened(tmp_path / "held") as world,
+    ):
         for name in ("a", "b"):
             await world.submit(name)
         await until(up(world, "a", "b"))
@@ -193,33 +232,56 @@ async def test_every_panel_and_every_rule_answers_with_data(tmp_path: Path) -> N
         more = f"127.0.0.1:{world.client.port}"
         await asyncio.to_thread(prepare, tmp_path / "prometheus", tmp_path / "runs", more)
         driving = asyncio.create_task(drive(run))
-        async with prometheus(tmp_path / "prometheus") as address, aiohttp.ClientSession(address) as session:
+        async with (
+            prometheus(tmp_path / "prometheus") as address,
+            aiohttp.ClientSession(address) as session,
+        ):
             await wait_for_scrapes(session)
-            world.child("b").end(Outcome("failed", "on purpose"))
+            world.child("b").end(RunOutcome("failed", "on purpose"))
             await wait_for_failure(session)
-            empty = [query for query in panel_expressions() if not (await ask(session, "/api/v1/query", query=query))["result"]]
+            empty = [
+                query
+                for query in panel_expressions()
+                if not (await ask(session, "/api/v1/query", query=query))["result"]
+            ]
             assert [] == empty
             rules = (await ask(session, "/api/v1/rules"))["groups"][0]["rules"]
             assert len(rules) >= 7
-            silent = [rule["name"] for rule in rules if not (await ask(session, "/api/v1/query", query=rule["query"]))["result"]]
+            silent = [
+                rule["name"]
+                for rule in rules
+                if not (await ask(session, "/api/v1/query", query=rule["query"]))["result"]
+            ]
             assert [] == silent
             assert {""} == {rule.get("lastError", "") for rule in rules}
             unaccounted = await ask(session, "/api/v1/query_range", **window(identity()))
-            assert {"0"} == {value for series in unaccounted["result"] for _, value in series["values"]}
-            assert ["", ""] == [target["lastError"] for target in (await ask(session, "/api/v1/targets"))["activeTargets"]]
+            assert {"0"} == {
+                value for series in unaccounted["result"] for _, value in series["values"]
+            }
+            assert ["", ""] == [
+                target["lastError"]
+                for target in (await ask(session, "/api/v1/targets"))["activeTargets"]
+            ]
         driving.cancel()
 
 
-async def test_alerts_fire_when_they_should_and_clear_when_all_is_well_again(tmp_path: Path) -> None:
+async def test_alerts_fire_when_they_should_and_clear_when_all_is_well_again(
+    tmp_path: Path,
+) -> None:
     run = await asyncio.to_thread(SteadyRun)
     directory = tmp_path / "runs" / run.id
     await asyncio.to_thread(directory.mkdir, parents=True)
     async with opened(tmp_path / "held") as world, AsyncExitStack() as life:
         await life.enter_async_context(serve(run, HttpSettings(), Tokens.make(), directory))
-        await asyncio.to_thread(prepare, tmp_path / "prometheus", tmp_path / "runs", f"127.0.0.1:{world.client.port}")
+        await asyncio.to_thread(
+            prepare, tmp_path / "prometheus", tmp_path / "runs", f"127.0.0.1:{world.client.port}"
+        )
         await asyncio.to_thread(hasten, tmp_path / "prometheus" / "rules.yml")
         driving = asyncio.create_task(drive(run))
-        async with prometheus(tmp_path / "prometheus") as address, aiohttp.ClientSession(address) as session:
+        async with (
+            prometheus(tmp_path / "prometheus") as address,
+            aiohttp.ClientSession(address) as session,
+        ):
             await wait_for_scrapes(session)
             assert set() == await wait_for_alerts(session, lambda firing: not firing)
             run.waits, run.stuck = 0.18, True
@@ -228,7 +290,7 @@ async def test_alerts_fire_when_they_should_and_clear_when_all_is_well_again(tmp
             await wait_for_alerts(session, lambda firing: not firing)
             await world.submit("a")
             await until(up(world, "a"))
-            world.child("a").end(Outcome("failed", "on purpose"))
+            world.child("a").end(RunOutcome("failed", "on purpose"))
             await wait_for_alerts(session, {"TianflowRunFailed"}.__eq__)
             await wait_for_alerts(session, lambda firing: not firing)
             run.bound = -1
@@ -244,7 +306,9 @@ async def test_alerts_fire_when_they_should_and_clear_when_all_is_well_again(tmp
 
 def identity() -> str:
     """begun - trained - dropped - open, as the balance dashboard shows it."""
-    return next(query for query in panel_expressions() if "trajectories_open" in query and " - " in query)
+    return next(
+        query for query in panel_expressions() if "trajectories_open" in query and " - " in query
+    )
 
 
 def window(query: str) -> dict[str, str]:

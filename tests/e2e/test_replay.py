@@ -44,12 +44,21 @@ def apex(folder: Path, **settings: object) -> Any:
 def sound(live: LiveRun) -> dict[tuple[str, ...], float]:
     """The identities of both ledgers hold at this scrape."""
     metrics = live.metrics()
-    dropped, discarded = total(metrics, "trajectories_dropped_total"), total(metrics, "replay_items_discarded_total")
-    begun, inserted, open_ = (metrics[f"trajectories_{key}",] for key in ("begun_total", "inserted_total", "open"))
+    dropped, discarded = (
+        total(metrics, "trajectories_dropped_total"),
+        total(metrics, "replay_items_discarded_total"),
+    )
+    begun, inserted, open_ = (
+        metrics[f"trajectories_{key}",] for key in ("begun_total", "inserted_total", "open")
+    )
     assert begun == inserted + dropped + open_
-    drawn, trained, held = (metrics[f"replay_items_{key}",] for key in ("drawn_total", "trained_total", "held"))
+    drawn, trained, held = (
+        metrics[f"replay_items_{key}",] for key in ("drawn_total", "trained_total", "held")
+    )
     assert drawn == trained + discarded + held
-    assert metrics["replay_items_inserted_total",] - metrics["replay_items_removed_total",] == total(metrics, "replay_items")
+    assert metrics["replay_items_inserted_total",] - metrics[
+        "replay_items_removed_total",
+    ] == total(metrics, "replay_items")
     assert 0.0 == metrics["staleness_violations_total",]
     assert metrics["credits_in_use",] <= metrics["slots",]
     return metrics
@@ -66,12 +75,17 @@ def kill(live: LiveRun, host: str, rng: random.Random) -> None:
     os.kill(pid, signal.SIGKILL)
     live.until(f"{host} is reaped", lambda: pid not in live.descendants())
     sound(live)
-    live.until(f"{host} is back", lambda: live.pid(host) and live.ready() and live.metric("replay_shards") == 2.0)
+    live.until(
+        f"{host} is back",
+        lambda: live.pid(host) and live.ready() and live.metric("replay_shards") == 2.0,
+    )
     live.until_training(more=10)
     sound(live)
 
 
-def test_killed_shards_learners_and_actors_come_back_and_both_ledgers_stay_sound(tmp_path: Path) -> None:
+def test_killed_shards_learners_and_actors_come_back_and_both_ledgers_stay_sound(
+    tmp_path: Path,
+) -> None:
     rng = random.Random(KILLS)
     with apex(tmp_path) as live:
         live.until_training(more=20)
@@ -83,7 +97,11 @@ def test_killed_shards_learners_and_actors_come_back_and_both_ledgers_stay_sound
         kill(live, "actors-0", rng)
         assert 2 == live.status()["versions"]["learner"]["lineage"]
         metrics = sound(live)
-        assert KILLS // 2 == sum(v for key, v in metrics.items() if key[0] == "component_restarts_total" and "replay" in str(key))
+        assert KILLS // 2 == sum(
+            v
+            for key, v in metrics.items()
+            if key[0] == "component_restarts_total" and "replay" in str(key)
+        )
         for host in ("replay-0", "replay-1"):  # none is left for a while
             os.kill(live.wait_for_pid(host), signal.SIGKILL)
         live.until("both are back", lambda: live.metric("replay_shards") == 2.0 and live.ready())
@@ -95,7 +113,9 @@ def test_killed_shards_learners_and_actors_come_back_and_both_ledgers_stay_sound
         assert "Traceback" not in live.stderr
 
 
-def test_a_shard_that_stands_still_holds_training_up_and_one_that_does_so_for_long_is_replaced(tmp_path: Path) -> None:
+def test_a_shard_that_stands_still_holds_training_up_and_one_that_does_so_for_long_is_replaced(
+    tmp_path: Path,
+) -> None:
     with apex(tmp_path, env__step_timeout_s=1.0, run__grace_s=2.0) as live:
         live.until_training(more=20)
         harness.stop_and_continue(live, "replay-0", seconds=1.0)
@@ -113,9 +133,17 @@ def test_a_shard_that_stands_still_holds_training_up_and_one_that_does_so_for_lo
         assert CheckpointStore.load(live.checkpoints()[-1]).version.number == live.result["updates"]
 
 
-def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume_with_what_was_kept_of_replay(tmp_path: Path) -> None:
-    with apex(tmp_path, checkpoint__replay=True, replay__samples_per_insert=1.0, replay__min_size=100) as first:
-        first.until("full shards", lambda: total(first.metrics(), "replay_items") > 7000, within_s=harness.START_S)
+def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume_with_what_was_kept_of_replay(
+    tmp_path: Path,
+) -> None:
+    with apex(
+        tmp_path, checkpoint__replay=True, replay__samples_per_insert=1.0, replay__min_size=100
+    ) as first:
+        first.until(
+            "full shards",
+            lambda: total(first.metrics(), "replay_items") > 7000,
+            within_s=harness.START_S,
+        )
         first.until_checkpoint()
         first.kill("replay-0")  # what is kept is of the checkpoint, not of the end
         first.process.kill()
@@ -123,21 +151,30 @@ def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume_with_
         harness.nothing_left(first, set())
     saved = CheckpointStore.load(first.checkpoints()[-1])
     with harness.resumed(first) as again:
-        again.until("both shards", lambda: again.metric("replay_shards") == 2.0, within_s=harness.START_S)
-        again.until("what they bring back", lambda: held_beyond(again.metrics(), saved.manifest["env_steps"]) > 4000)
+        again.until(
+            "both shards", lambda: again.metric("replay_shards") == 2.0, within_s=harness.START_S
+        )
+        again.until(
+            "what they bring back",
+            lambda: held_beyond(again.metrics(), saved.manifest["env_steps"]) > 4000,
+        )
         again.until_training(more=20)
         status = again.status()
         assert saved.version.lineage < status["versions"]["learner"]["lineage"]
         assert saved.version.number < status["versions"]["learner"]["number"]
         assert saved.manifest["env_steps"] < status["progress"]["env_steps"]
         sound(again)
-        kill(again, "replay-1", random.Random(0))  # it begins empty now, or what it holds would not be what was inserted
+        kill(
+            again, "replay-1", random.Random(0)
+        )  # it begins empty now, or what it holds would not be what was inserted
         assert 130 == again.interrupt()
 
 
 def held_beyond(metrics: dict[tuple[str, ...], float], steps: int) -> float:
     """Items in the shards but for those that can be of steps made since there were ``steps`` of them."""
-    return total(metrics, "replay_items") - (metrics.get(("env_steps_total",), float("inf")) - steps)
+    return total(metrics, "replay_items") - (
+        metrics.get(("env_steps_total",), float("inf")) - steps
+    )
 
 
 def ratio(live: LiveRun, *, inserts: int) -> tuple[float, float]:
@@ -146,14 +183,24 @@ def ratio(live: LiveRun, *, inserts: int) -> tuple[float, float]:
 
     def over() -> dict[tuple[str, ...], float] | None:
         now = live.metrics()
-        return now if now["replay_items_inserted_total",] - before["replay_items_inserted_total",] >= inserts else None
+        return (
+            now
+            if now["replay_items_inserted_total",] - before["replay_items_inserted_total",]
+            >= inserts
+            else None
+        )
 
     now = live.until(f"{inserts} inserts", over)
-    drawn, inserted = (now[f"replay_items_{key}_total",] - before[f"replay_items_{key}_total",] for key in ("drawn", "inserted"))
+    drawn, inserted = (
+        now[f"replay_items_{key}_total",] - before[f"replay_items_{key}_total",]
+        for key in ("drawn", "inserted")
+    )
     return drawn / inserted, BAND / inserted
 
 
-def test_draws_keep_to_their_ratio_whoever_is_faster_and_to_another_one_at_once(tmp_path: Path) -> None:
+def test_draws_keep_to_their_ratio_whoever_is_faster_and_to_another_one_at_once(
+    tmp_path: Path,
+) -> None:
     with apex(tmp_path, actors__hosts=1) as live:
         live.until_training(more=20)
         for changes in (
@@ -177,7 +224,11 @@ def test_draws_keep_to_their_ratio_whoever_is_faster_and_to_another_one_at_once(
         live.act("resume")
         live.until_training(more=20)
         # A retired actor gives back what it had begun; the drain drops nothing.
-        given_back = {key[1]: int(n) for key, n in sound(live).items() if key[0] == "trajectories_dropped_total" and n}
+        given_back = {
+            key[1]: int(n)
+            for key, n in sound(live).items()
+            if key[0] == "trajectories_dropped_total" and n
+        }
         live.act("drain")
         assert 0 == live.end()
         kept = live.result["trajectories"]
@@ -200,11 +251,17 @@ def test_under_a_bound_nothing_of_a_lost_lineage_is_trained_on(tmp_path: Path) -
         live.until("a new lineage", lambda: live.status()["versions"]["learner"]["lineage"] == 2)
         live.until_training(more=50)
         metrics = sound(live)
-        assert metrics["trajectories_dropped_total", "lineage"] + metrics["replay_items_removed_total",] > 0
+        assert (
+            metrics["trajectories_dropped_total", "lineage"]
+            + metrics["replay_items_removed_total",]
+            > 0
+        )
         live.patch("balance", max_staleness=3)
         live.until_training(more=20)
         live.patch("balance", max_staleness="unbounded")
         live.until_training(more=20)
-        live.patch("balance", max_staleness=30)  # which version of which lineage an item is of, no shard knows any more
+        live.patch(
+            "balance", max_staleness=30
+        )  # which version of which lineage an item is of, no shard knows any more
         live.until_training(more=20)
         sound(live)

@@ -46,7 +46,10 @@ def turns() -> Iterator[list[float]]:
 
 
 def commits(run: Run) -> dict[str, int]:
-    return {holder: share.trajectories for holder, share in run.exchange.ledger.snapshot().shares.items()}
+    return {
+        holder: share.trajectories
+        for holder, share in run.exchange.ledger.snapshot().shares.items()
+    }
 
 
 async def until_everyone_has(run: Run, before: dict[str, int], more: int) -> dict[str, int]:

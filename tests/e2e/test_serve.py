@@ -44,9 +44,23 @@ class Service:
             "TIANFLOW_TEST": self.mark,
         }
         self._stderr = self.folder.parent / f"{self.folder.name}-{uuid.uuid4().hex[:6]}.log"
-        command = [*self.command("serve"), "--port", "0", "--allow-import", "tests.support.environments", *self.arguments]
+        command = [
+            *self.command("serve"),
+            "--port",
+            "0",
+            "--allow-import",
+            "tests.support.environments",
+            *self.arguments,
+        ]
         with self._stderr.open("w") as err:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=self.environment, stdin=subprocess.DEVNULL, stdout=err, stderr=err)
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=err,
+                stderr=err,
+            )
         self.control = self.until("it answers", self._found)
 
     def _found(self) -> ControlFile | None:
@@ -58,24 +72,42 @@ class Service:
 
     def said(self) -> str:
         logs = [self._stderr, *sorted((self.folder / ".service").glob("*.log"))]
-        return f"exit code {self.process.poll()}\n" + "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in logs)
+        return f"exit code {self.process.poll()}\n" + "\n".join(
+            f"--- {path.name}\n{path.read_text()[-3000:]}" for path in logs
+        )
 
-    def until(self, what: str, condition: Callable[[], T | None], *, within_s: float = START_S) -> T:
+    def until(
+        self, what: str, condition: Callable[[], T | None], *, within_s: float = START_S
+    ) -> T:
         return until(what, condition, within_s=within_s, tell=self.said)
 
     def tell(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Give a command, as a person does."""
         return subprocess.run(
-            self.command(*arguments), cwd=ROOT, env=self.environment, text=True, capture_output=True, timeout=180.0, check=False
+            self.command(*arguments),
+            cwd=ROOT,
+            env=self.environment,
+            text=True,
+            capture_output=True,
+            timeout=180.0,
+            check=False,
         )
 
     def submit(self, name: str, **settings: object) -> None:
-        given = {**SMALL, **{key.replace("__", "."): value for key, value in settings.items()}, "run.name": name}
-        told = self.tell("submit", "cartpole_ppo", *(assignment(path, value) for path, value in given.items()))
+        given = {
+            **SMALL,
+            **{key.replace("__", "."): value for key, value in settings.items()},
+            "run.name": name,
+        }
+        told = self.tell(
+            "submit", "cartpole_ppo", *(assignment(path, value) for path, value in given.items())
+        )
         assert (0, f"{name}: pending\n") == (told.returncode, told.stdout), told.stderr
 
     def get(self, path: str) -> tuple[int, Any]:
-        wish = urllib.request.Request(self.control.address + path, headers={"Authorization": f"Bearer {self.control.token}"})
+        wish = urllib.request.Request(
+            self.control.address + path, headers={"Authorization": f"Bearer {self.control.token}"}
+        )
         try:
             with urllib.request.urlopen(wish, timeout=10.0) as answer:
                 return answer.status, json.loads(answer.read())
@@ -92,17 +124,28 @@ class Service:
     def until_training(self, *names: str, more: int = 3) -> None:
         for name in names:
             before = self.updates(name)
-            self.until(f"{name} trains", lambda name=name, before=before: self.updates(name) >= before + more)  # type: ignore[misc]
+            self.until(
+                f"{name} trains",
+                lambda name=name, before=before: self.updates(name) >= before + more,
+            )  # type: ignore[misc]
 
     def descendants(self) -> list[int]:
-        mine = [entry.pid for entry in processes() if entry.state not in "ZX" and carries(entry.pid, "TIANFLOW_TEST", self.mark)]
+        mine = [
+            entry.pid
+            for entry in processes()
+            if entry.state not in "ZX" and carries(entry.pid, "TIANFLOW_TEST", self.mark)
+        ]
         return [pid for pid in mine if pid != self.process.pid]
 
     def pid(self, run: str, host: str) -> int:
         def found() -> int | None:
             for entry in processes():
                 comm = Path(f"/proc/{entry.pid}/comm")
-                if carries(entry.pid, "TIANFLOW_RUN", run) and comm.exists() and comm.read_text().strip() == host:
+                if (
+                    carries(entry.pid, "TIANFLOW_RUN", run)
+                    and comm.exists()
+                    and comm.read_text().strip() == host
+                ):
                     return entry.pid
             return None
 
@@ -150,21 +193,33 @@ def test_a_killed_service_leaves_nothing_and_goes_on_with_all_its_runs(tmp_path:
             second.until("b rests again", lambda: second.run("b").get("state") == "paused")
             found = {name: second.run(name) for name in names}
             assert all(found[name]["progress"]["env_steps"] >= before[name] for name in names)
-            assert {"a": 3, "b": 1, "c": 1} == {name: found[name]["staleness"]["bound"] for name in names}
+            assert {"a": 3, "b": 1, "c": 1} == {
+                name: found[name]["staleness"]["bound"] for name in names
+            }
             assert {0} == {found[name]["staleness"]["violations"] for name in names}
-            assert all(json.loads(line)["action"] for line in (second.folder / "a" / "audit.jsonl").read_text().splitlines())
+            assert all(
+                json.loads(line)["action"]
+                for line in (second.folder / "a" / "audit.jsonl").read_text().splitlines()
+            )
 
 
 def test_a_coordinator_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     with service(tmp_path / "runs") as served:
         served.submit("a", checkpoint__every_s=0.5)
         served.until_training("a")
-        served.until("a checkpoint", lambda: served.get("/api/v1/runs/a/checkpoints")[1]["checkpoints"])
+        served.until(
+            "a checkpoint", lambda: served.get("/api/v1/runs/a/checkpoints")[1]["checkpoints"]
+        )
         coordinator = ControlFile.read(served.folder / "a")
         assert coordinator is not None
         steps = served.get("/api/v1/runs/a/checkpoints")[1]["checkpoints"][0]["env_steps"]
         os.kill(coordinator.pid, signal.SIGKILL)
-        served.until("another process", lambda: (found := ControlFile.read(served.folder / "a")) and found.pid != coordinator.pid)
+        served.until(
+            "another process",
+            lambda: (
+                (found := ControlFile.read(served.folder / "a")) and found.pid != coordinator.pid
+            ),
+        )
         served.until_training("a")
         assert served.run("a")["progress"]["env_steps"] >= steps
         assert 0 == served.run("a")["staleness"]["violations"]
@@ -177,10 +232,15 @@ def test_a_stopped_learner_is_told_of_while_the_service_answers(tmp_path: Path) 
         learner = served.pid("a", "learner")
         os.kill(learner, signal.SIGSTOP)
         try:
-            told = served.until("it is not ready", lambda: (run := served.run("a")).get("ready") is False and run)
+            told = served.until(
+                "it is not ready", lambda: (run := served.run("a")).get("ready") is False and run
+            )
             assert any("learner" in reason for reason in told["reasons"])
             (row,) = served.get("/api/v1/runs")[1]["runs"]
-            served.until("the list says so, too", lambda: served.get("/api/v1/runs")[1]["runs"][0]["ready"] is False)
+            served.until(
+                "the list says so, too",
+                lambda: served.get("/api/v1/runs")[1]["runs"][0]["ready"] is False,
+            )
             assert "a" == row["id"]
             assert 200 == served.get("/readyz")[0]
         finally:
@@ -193,8 +253,14 @@ def test_runs_end_and_the_next_takes_the_place(tmp_path: Path) -> None:
         served.submit("a", run__max_updates=20)
         served.submit("b", env__id="tests.support.environments:NoSuchEnv")
         served.submit("c", run__max_updates=20)
-        served.until("all have ended", lambda: all(run["ended"] for run in served.get("/api/v1/runs")[1]["runs"]))
-        states = {run["id"]: (run["state"], run["reasons"]) for run in served.get("/api/v1/runs")[1]["runs"]}
+        served.until(
+            "all have ended",
+            lambda: all(run["ended"] for run in served.get("/api/v1/runs")[1]["runs"]),
+        )
+        states = {
+            run["id"]: (run["state"], run["reasons"])
+            for run in served.get("/api/v1/runs")[1]["runs"]
+        }
         assert ("done", "done") == (states["a"][0], states["c"][0])
         assert "failed" == states["b"][0]
         assert "NoSuchEnv" in states["b"][1][0]
@@ -211,7 +277,16 @@ def test_two_services_do_not_touch_each_other(tmp_path: Path) -> None:
         one.until("its run has ended", lambda: one.run("a").get("state") == "done")
         port = one.control.address.rpartition(":")[2]
         told = subprocess.run(
-            [sys.executable, "-m", "tianflow", "serve", "--port", port, "--runs-dir", str(tmp_path / "three")],
+            [
+                sys.executable,
+                "-m",
+                "tianflow",
+                "serve",
+                "--port",
+                port,
+                "--runs-dir",
+                str(tmp_path / "three"),
+            ],
             cwd=ROOT,
             env=one.environment,
             text=True,

@@ -14,7 +14,10 @@ from tests.e2e.harness import LiveRun
 from tianflow.rundir.checkpoints import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(360)]
-SLOW_TO_SAVE = {"algorithm__name": "tests.e2e.troubles:TroubledPPO", "algorithm__trouble": "slow to save"}
+SLOW_TO_SAVE = {
+    "algorithm__name": "tests.e2e.troubles:TroubledPPO",
+    "algorithm__trouble": "slow to save",
+}
 
 
 def calm(live: LiveRun) -> None:
@@ -39,11 +42,15 @@ def on_a_terminal() -> Iterator[None]:
 
 @pytest.mark.usefixtures("on_a_terminal")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_one_signal_amid_training_ends_it_with_a_checkpoint_and_one_line(tmp_path: Path, number: signal.Signals) -> None:
+def test_one_signal_amid_training_ends_it_with_a_checkpoint_and_one_line(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with harness.run(tmp_path) as live:
         live.until_training(more=5)
         # hosts live in sessions of their own: a hangup of the terminal, or Ctrl-C in it, reaches the coordinator only
-        assert {os.getsid(pid) for pid in live.descendants()}.isdisjoint({os.getsid(live.process.pid)})
+        assert {os.getsid(pid) for pid in live.descendants()}.isdisjoint(
+            {os.getsid(live.process.pid)}
+        )
         assert 128 + number == live.interrupt(number)
         assert saved_anew(live, [])
         assert 1 == live.stderr.count(f"{number.name}: stopping with a last checkpoint")
@@ -91,20 +98,36 @@ def test_two_signals_amid_a_checkpoint_keep_the_one_before(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("when", "number"), [("served", signal.SIGINT), ("served", signal.SIGTERM), ("learner", signal.SIGTERM), ("actors-0", signal.SIGINT)]
+    ("when", "number"),
+    [
+        ("served", signal.SIGINT),
+        ("served", signal.SIGTERM),
+        ("learner", signal.SIGTERM),
+        ("actors-0", signal.SIGINT),
+    ],
 )
-def test_one_signal_at_start_up_is_enough(tmp_path: Path, when: str, number: signal.Signals) -> None:
+def test_one_signal_at_start_up_is_enough(
+    tmp_path: Path, when: str, number: signal.Signals
+) -> None:
     """As soon as the server answers, and as soon as there is a learner, or an actor host."""
     with harness.run(tmp_path) as live:
-        live.until(when, lambda: live.control if when == "served" else live.pid(when), within_s=harness.START_S)
+        live.until(
+            when,
+            lambda: live.control if when == "served" else live.pid(when),
+            within_s=harness.START_S,
+        )
         assert 128 + number == live.interrupt(number)
         assert not live.control_file.exists()
         calm(live)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_check_of_an_environment_that_does_not_come_back(tmp_path: Path, number: signal.Signals) -> None:
-    with harness.run(tmp_path, env__id="tests.e2e.troubles:NeverEnv", env__kwargs={"folder": str(tmp_path)}) as live:
+def test_a_signal_ends_the_check_of_an_environment_that_does_not_come_back(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with harness.run(
+        tmp_path, env__id="tests.e2e.troubles:NeverEnv", env__kwargs={"folder": str(tmp_path)}
+    ) as live:
         live.until("the constructor", (tmp_path / "constructor").exists, within_s=harness.START_S)
         code = live.interrupt(number)
         assert code in (128 + number, -number)  # a shell makes the same of both

@@ -73,7 +73,14 @@ def measured(live: LiveRun) -> Seen:
     seen = live.until("it has trained for long enough", rows)
     first, last = seen[0], seen[-1]
     trained = sum(row["staleness"]["count"] for row in seen[1:])
-    age = sum(row["staleness"]["mean"] * row["staleness"]["count"] for row in seen[1:] if row["staleness"]["count"]) / trained
+    age = (
+        sum(
+            row["staleness"]["mean"] * row["staleness"]["count"]
+            for row in seen[1:]
+            if row["staleness"]["count"]
+        )
+        / trained
+    )
     pace = (last["env_steps"] - first["env_steps"]) / (last["t"] - first["t"])
     return Seen(pace, age)
 
@@ -84,21 +91,33 @@ def foretold(live: LiveRun, *changes: str) -> Seen:
     told = tianflow(live, "simulate", config, *changes, "--like", live.name, *UPDATES, "--json")
     assert 0 == told.returncode, told.stderr
     outcome = json.loads(told.stdout)
-    log.info("foretold%s: %s", "".join(f" {change}" for change in changes), {**outcome, "histogram": None})
+    log.info(
+        "foretold%s: %s",
+        "".join(f" {change}" for change in changes),
+        {**outcome, "histogram": None},
+    )
     return Seen(outcome["steps_per_s"], outcome["staleness"]["mean"])
 
 
 def oracle(
-    folder: Path, changes: Mapping[str, object], *, algorithm: str = "tests.e2e.steady:SteadyOracle", place: str = "runs"
+    folder: Path,
+    changes: Mapping[str, object],
+    *,
+    algorithm: str = "tests.e2e.steady:SteadyOracle",
+    place: str = "runs",
 ) -> LiveRun:
     config = folder / "oracle.toml"
-    config.write_text(f"[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = '{algorithm}'\n")
+    config.write_text(
+        f"[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = '{algorithm}'\n"
+    )
     settings = {**SETTINGS, "algorithm__record": str(folder / f"record-{place}"), **changes}
     return run(folder / place, str(config), **settings)
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["tests.e2e.steady:SteadyOracle", "tests.support.oracle:Oracle"], ids=["trajectories vary", "updates vary, too"]
+    "algorithm",
+    ["tests.e2e.steady:SteadyOracle", "tests.support.oracle:Oracle"],
+    ids=["trajectories vary", "updates vary, too"],
 )
 def test_a_steady_run_is_foretold_within_a_tenth(tmp_path: Path, algorithm: str) -> None:
     """Throughput and mean staleness, from where its time went alone: nothing of either is told to the simulation."""
@@ -108,9 +127,13 @@ def test_a_steady_run_is_foretold_within_a_tenth(tmp_path: Path, algorithm: str)
     assert seen.near() == (told.pace, told.age)
 
 
-def test_the_pace_of_a_run_in_which_nothing_varies_is_foretold_within_a_tenth(tmp_path: Path) -> None:
+def test_the_pace_of_a_run_in_which_nothing_varies_is_foretold_within_a_tenth(
+    tmp_path: Path,
+) -> None:
     """How its actors fall into step, which makes 1.0 or 1.5 of the mean staleness, hangs on which of them was up first."""
-    with oracle(tmp_path, {"env__kwargs": STEADY}, algorithm="tests.e2e.steady:SteadyOracle") as live:
+    with oracle(
+        tmp_path, {"env__kwargs": STEADY}, algorithm="tests.e2e.steady:SteadyOracle"
+    ) as live:
         seen, told = measured(live), foretold(live)
     log.info("seen %s, foretold %s", seen, told)
     assert (seen.near()[0], True) == (told.pace, 0 < seen.age <= BOUND >= told.age > 0)
@@ -120,12 +143,17 @@ def test_the_pace_of_a_run_in_which_nothing_varies_is_foretold_within_a_tenth(tm
     ("changes", "overrides"),
     [
         ({"actors__count": 6}, ["actors.count=6"]),
-        ({"actors__count": 6, "balance__max_staleness": 1}, ["actors.count=6", "balance.max_staleness=1"]),
+        (
+            {"actors__count": 6, "balance__max_staleness": 1},
+            ["actors.count=6", "balance.max_staleness=1"],
+        ),
         ({"actors__count": 6, "learner__slowdown": 1.0}, ["actors.count=6", "learner.slowdown=1"]),
     ],
     ids=["more actors", "more actors, a tighter bound", "more actors, a slower learner"],
 )
-def test_a_run_foretells_another_within_a_tenth(tmp_path: Path, changes: dict[str, object], overrides: list[str]) -> None:
+def test_a_run_foretells_another_within_a_tenth(
+    tmp_path: Path, changes: dict[str, object], overrides: list[str]
+) -> None:
     """What happens with other counts, bounds and speeds is told by a run of two actors that never had them."""
     with oracle(tmp_path, {"actors__count": 2}, place="few") as few:
         measured(few)
@@ -139,7 +167,9 @@ def test_a_run_foretells_another_within_a_tenth(tmp_path: Path, changes: dict[st
 def test_a_simulation_that_takes_long_says_how_long_and_ends_when_it_is_interrupted() -> None:
     endless = ("rates.trajectory_s=1", "rates.update_s=1", "--updates", "9000000", "--json")
     command = [sys.executable, "-m", "tianflow", "simulate", "cartpole_ppo", *endless]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         assert "to go" in process.stderr.readline()
         process.send_signal(signal.SIGINT)

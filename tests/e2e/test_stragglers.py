@@ -41,7 +41,12 @@ class Crowd:
         slow = environment_seed(SEED, int(SLOW.removeprefix("actor-")), self.num_envs)
         tables = oracle_config(
             record,
-            env={"seconds": self.step_s, "jitter": False, "slow_seeds": [slow], "factor": self.factor},
+            env={
+                "seconds": self.step_s,
+                "jitter": False,
+                "slow_seeds": [slow],
+                "factor": self.factor,
+            },
             algorithm={"batch_trajectories": self.actors, "update_s": 0.05},
             actors={"count": self.actors, "hosts": self.actors, "rollout_steps": STEPS},
             balance={"max_staleness": 1, "min_fragment_steps": 1, "straggler_patience": 60.0},
@@ -64,7 +69,9 @@ def ledger_after(folder: Path, crowd: Crowd, slow_commits: int) -> LedgerSnapsho
     async def whole() -> LedgerSnapshot:
         async with api.open_run(crowd.config(folder / "record"), runs_dir=folder) as handle:
             run = handle.control
-            await until_true(run, lambda: len(run.exchange.ledger.snapshot().shares) == crowd.actors)
+            await until_true(
+                run, lambda: len(run.exchange.ledger.snapshot().shares) == crowd.actors
+            )
             wanted = commits(run) + slow_commits
             await until_true(run, lambda: commits(run) >= wanted)
             return run.exchange.ledger.snapshot()
@@ -75,14 +82,27 @@ def ledger_after(folder: Path, crowd: Crowd, slow_commits: int) -> LedgerSnapsho
 @pytest.mark.parametrize(
     ("crowd", "slow_commits"),
     [
-        pytest.param(Crowd(actors=8, num_envs=1, factor=10.0, step_s=0.010), 8, id="one of 8 environments 10 times slower"),
-        pytest.param(Crowd(actors=12, num_envs=4, factor=60.0, step_s=0.0025), 6, id="one of 48 environments 60 times slower"),
+        pytest.param(
+            Crowd(actors=8, num_envs=1, factor=10.0, step_s=0.010),
+            8,
+            id="one of 8 environments 10 times slower",
+        ),
+        pytest.param(
+            Crowd(actors=12, num_envs=4, factor=60.0, step_s=0.0025),
+            6,
+            id="one of 48 environments 60 times slower",
+        ),
     ],
 )
-def test_a_slow_environment_keeps_its_share_and_nobody_waits_for_it(tmp_path: Path, crowd: Crowd, slow_commits: int) -> None:
+def test_a_slow_environment_keeps_its_share_and_nobody_waits_for_it(
+    tmp_path: Path, crowd: Crowd, slow_commits: int
+) -> None:
     ledger = ledger_after(tmp_path, crowd, slow_commits)
     assert 0 == ledger.late_commits  # steps that were begun and never committed
-    kept = {holder: share.trained_steps / (share.trained_steps + share.dropped_steps) for holder, share in ledger.shares.items()}
+    kept = {
+        holder: share.trained_steps / (share.trained_steps + share.dropped_steps)
+        for holder, share in ledger.shares.items()
+    }
     slow, others = kept.pop(SLOW), statistics.mean(kept.values())
     assert slow == pytest.approx(others, rel=0.1)
     trained = {holder: share.trained_steps for holder, share in ledger.shares.items()}

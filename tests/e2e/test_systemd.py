@@ -30,8 +30,13 @@ LIBRARIES = "LD_LIBRARY_PATH=/opt/python/lib"
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(shutil.which("systemd-nspawn") is None, reason="systemd-nspawn (Debian: systemd-container) is not installed"),
-    pytest.mark.skipif(not Path("/usr/lib/systemd/systemd").exists(), reason="systemd is not installed"),
+    pytest.mark.skipif(
+        shutil.which("systemd-nspawn") is None,
+        reason="systemd-nspawn (Debian: systemd-container) is not installed",
+    ),
+    pytest.mark.skipif(
+        not Path("/usr/lib/systemd/systemd").exists(), reason="systemd is not installed"
+    ),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may boot a container"),
 ]
 
@@ -41,7 +46,12 @@ def root(folder: Path) -> Path:
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "opt" / "tianflow" / "lib" / python / "site-packages"
     units = folder / "etc" / "systemd" / "system"
-    for path in (packages, folder / "opt" / "tianflow" / "bin", units / "tianflow.service.d", units / "multi-user.target.wants"):
+    for path in (
+        packages,
+        folder / "opt" / "tianflow" / "bin",
+        units / "tianflow.service.d",
+        units / "multi-user.target.wants",
+    ):
         path.mkdir(parents=True)
     for name in ("usr", "var", "run", "tmp", "proc", "sys", "dev", "root"):
         (folder / name).mkdir()
@@ -49,13 +59,17 @@ def root(folder: Path) -> Path:
         (folder / name).symlink_to(f"usr/{name}")
     (folder / "etc" / "os-release").write_text("ID=test\n")
     (folder / "etc" / "machine-id").touch()
-    (folder / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/usr/sbin/nologin\n")
+    (folder / "etc" / "passwd").write_text(
+        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/usr/sbin/nologin\n"
+    )
     (folder / "etc" / "group").write_text("root:x:0:\nnogroup:x:65534:\n")
     (packages / "here.pth").write_text("/opt/source\n/opt/source/controllers\n/opt/packages\n")
     (folder / "opt" / "tianflow" / "pyvenv.cfg").write_text("home = /opt/python/bin\n")
     (folder / "opt" / "tianflow" / "bin" / "python").symlink_to(f"/opt/python/bin/{python}")
     program = folder / "opt" / "tianflow" / "bin" / "tianflow"
-    program.write_text("#!/opt/tianflow/bin/python\nimport sys\nfrom tianflow.cli.main import main\nsys.exit(main())\n")
+    program.write_text(
+        "#!/opt/tianflow/bin/python\nimport sys\nfrom tianflow.cli.main import main\nsys.exit(main())\n"
+    )
     program.chmod(0o755)
     shutil.copy(UNIT, units)
     (units / "multi-user.target.wants" / UNIT.name).symlink_to(f"../{UNIT.name}")
@@ -71,9 +85,22 @@ class Machine:
         self.boot()
 
     def boot(self) -> None:
-        shown = {"/usr": "/usr", sys.base_prefix: "/opt/python", sysconfig.get_path("purelib"): "/opt/packages", str(ROOT): "/opt/source"}
+        shown = {
+            "/usr": "/usr",
+            sys.base_prefix: "/opt/python",
+            sysconfig.get_path("purelib"): "/opt/packages",
+            str(ROOT): "/opt/source",
+        }
         command = [
-            *("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--settings=no", "--private-network", "--console=pipe"),
+            *(
+                "systemd-nspawn",
+                "--quiet",
+                "--register=no",
+                "--keep-unit",
+                "--settings=no",
+                "--private-network",
+                "--console=pipe",
+            ),
             *(f"--directory={self.folder}", f"--machine=tianflow-{os.getpid()}", "--boot"),
             *(f"--bind-ro={source}:{target}" for source, target in shown.items()),
             "systemd.unit=multi-user.target",
@@ -81,21 +108,45 @@ class Machine:
         with self.log.open("a") as log:
             # the cgroups of today; with those of before, systemd in a container is not told when a unit's last process is gone
             environment = {**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"}
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
-        until("it has booted", lambda: self.state() in {"running", "degraded"}, within_s=START_S, tell=self.log.read_text)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+        until(
+            "it has booted",
+            lambda: self.state() in {"running", "degraded"},
+            within_s=START_S,
+            tell=self.log.read_text,
+        )
 
     def leader(self) -> int:
         """PID 1 of the container, as seen from here; 0 while there is none."""
         return next((entry.pid for entry in processes() if entry.parent == self.process.pid), 0)
 
     def does(self, *command: str, check: bool = True) -> str:
-        entered = ["nsenter", "-t", str(self.leader()), "-m", "-u", "-i", "-n", "-p", "-C", "env", LIBRARIES, *command]
+        entered = [
+            "nsenter",
+            "-t",
+            str(self.leader()),
+            "-m",
+            "-u",
+            "-i",
+            "-n",
+            "-p",
+            "-C",
+            "env",
+            LIBRARIES,
+            *command,
+        ]
         done = subprocess.run(entered, text=True, capture_output=True, check=False)
         assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def state(self) -> str:
-        return self.does("systemctl", "is-system-running", check=False).strip() if self.leader() else ""
+        return (
+            self.does("systemctl", "is-system-running", check=False).strip()
+            if self.leader()
+            else ""
+        )
 
     def shows(self, name: str) -> str:
         """A property of the service."""
@@ -108,10 +159,17 @@ class Machine:
         """Of the one run; -1 while it does not train."""
         told = self.tianflow("status", "--json", check=False)
         found = json.loads(told) if told else []
-        return max(((entry.get("progress") or {}).get("updates", -1) for entry in found), default=-1)
+        return max(
+            ((entry.get("progress") or {}).get("updates", -1) for entry in found), default=-1
+        )
 
     def until_trained(self, number: int) -> None:
-        until(f"{number} updates", lambda: self.updates() >= number, within_s=START_S, tell=self.journal)
+        until(
+            f"{number} updates",
+            lambda: self.updates() >= number,
+            within_s=START_S,
+            tell=self.journal,
+        )
 
     def journal(self) -> str:
         return self.does("journalctl", "--no-pager", "-u", "tianflow", check=False)
@@ -138,9 +196,16 @@ def booted(folder: Path) -> Iterator[Machine]:
 
 def test_a_run_outlives_restart_kill_and_reboot_of_its_service(tmp_path: Path) -> None:
     with booted(tmp_path / "root") as machine:
-        until("it answers", lambda: "serving at" in machine.journal(), within_s=START_S, tell=machine.journal)
+        until(
+            "it answers",
+            lambda: "serving at" in machine.journal(),
+            within_s=START_S,
+            tell=machine.journal,
+        )
         settings = {**SMALL, "env.id": "CartPole-v1", "run.name": "kept"}
-        machine.tianflow("submit", "cartpole_ppo", *(assignment(path, value) for path, value in settings.items()))
+        machine.tianflow(
+            "submit", "cartpole_ppo", *(assignment(path, value) for path, value in settings.items())
+        )
         machine.until_trained(4)
         assert "700" == machine.does("stat", "-Lc", "%a", "/var/lib/tianflow").strip()
 
@@ -150,7 +215,12 @@ def test_a_run_outlives_restart_kill_and_reboot_of_its_service(tmp_path: Path) -
         machine.until_trained(saved + 1)
 
         machine.does("systemctl", "kill", "--signal=KILL", "--kill-who=main", "tianflow")
-        until("it was started again", lambda: machine.shows("NRestarts") == "1", within_s=START_S, tell=machine.journal)
+        until(
+            "it was started again",
+            lambda: machine.shows("NRestarts") == "1",
+            within_s=START_S,
+            tell=machine.journal,
+        )
         machine.until_trained(saved + 1)
 
         machine.does("systemctl", "reboot")
@@ -161,7 +231,9 @@ def test_a_run_outlives_restart_kill_and_reboot_of_its_service(tmp_path: Path) -
         machine.until_trained(kept + 1)
 
         machine.does("systemctl", "stop", "tianflow")
-        assert ("inactive", "success") == (machine.shows("ActiveState"), machine.shows("Result")), "nothing had to be killed"
+        assert ("inactive", "success") == (machine.shows("ActiveState"), machine.shows("Result")), (
+            "nothing had to be killed"
+        )
         assert machine.saved() > kept
         machine.does("systemctl", "poweroff")
         machine.ends(with_code=0)

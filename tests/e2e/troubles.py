@@ -39,7 +39,9 @@ def in_a_host() -> bool:
 class HostsOnlyEnv(CounterEnv):
     """Is well as long as it is only looked at; in a host its constructor or its first reset raises."""
 
-    def __init__(self, where: Literal["constructor", "reset"] = "constructor", **counter: Any) -> None:
+    def __init__(
+        self, where: Literal["constructor", "reset"] = "constructor", **counter: Any
+    ) -> None:
         super().__init__(**counter)
         self._where = where
         if where == "constructor" and in_a_host():
@@ -133,5 +135,7 @@ class TroubledPPO(PPO):
     settings = TroubledSettings
 
     @staticmethod
-    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> TroubledLearner:
+    def make_learner(
+        config: Config, spec: EnvironmentSpec, device: torch.device
+    ) -> TroubledLearner:
         return TroubledLearner(config, spec, device)

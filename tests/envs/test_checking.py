@@ -31,7 +31,10 @@ def test_a_sound_environment_is_usable_and_timed() -> None:
     assert report.spec["action"] == "discrete"
 
 
-@pytest.mark.parametrize(("what", "problem"), [("observation", "an observation is not finite"), ("reward", "a reward is not finite")])
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [("observation", "an observation is not finite"), ("reward", "a reward is not finite")],
+)
 def test_what_is_not_finite_is_a_problem_told_once(what: str, problem: str) -> None:
     assert [problem] == checked("tests.support.environments:NaNEnv", what=what).problems
 
@@ -64,15 +67,21 @@ class UnseededEnv(CounterEnv):
 
 @pytest.mark.parametrize("name", ["MaskedEnv", "MaskedMultiDiscreteEnv"])
 @pytest.mark.parametrize("autoreset", ["NextStep", "SameStep", "Disabled"])
-def test_an_environment_that_refuses_what_it_has_masked_is_usable(name: str, autoreset: str) -> None:
-    report = checked(f"tests.support.environments:{name}", vector_kwargs={"autoreset_mode": autoreset})
+def test_an_environment_that_refuses_what_it_has_masked_is_usable(
+    name: str, autoreset: str
+) -> None:
+    report = checked(
+        f"tests.support.environments:{name}", vector_kwargs={"autoreset_mode": autoreset}
+    )
     assert ([], [], 30) == (report.problems, report.warnings, report.steps)
 
 
 def test_observations_outside_their_space_are_a_warning_told_once() -> None:
     report = checked("tests.envs.test_checking:OutsideEnv", length=20)
     assert report.usable
-    assert 1 == report.warnings.count("an observation lies outside the observation space, or has another dtype")
+    assert 1 == report.warnings.count(
+        "an observation lies outside the observation space, or has another dtype"
+    )
 
 
 def limited(environment: Any) -> Any:
@@ -85,9 +94,14 @@ def test_episodes_that_may_never_end_are_a_warning_unless_they_are_limited() -> 
     report = check(settings, steps=30)
     assert report.usable
     assert 0 == report.episodes
-    assert ["no episode ended in 30 steps"] == [sentence.partition(",")[0] for sentence in report.warnings if "episode" in sentence]
+    assert ["no episode ended in 30 steps"] == [
+        sentence.partition(",")[0] for sentence in report.warnings if "episode" in sentence
+    ]
     wrapped = settings.model_copy(update={"wrappers": ("tests.envs.test_checking:limited",)})
-    for limits in (wrapped, EnvSettings(id="Pendulum-v1")):  # which is registered with a limit of 200
+    for limits in (
+        wrapped,
+        EnvSettings(id="Pendulum-v1"),
+    ):  # which is registered with a limit of 200
         assert not any("episode" in sentence for sentence in check(limits, steps=30).warnings)
 
 
@@ -95,13 +109,17 @@ def test_warnings_of_gymnasium_are_told_without_their_colours() -> None:
     told = check(EnvSettings(id="Pendulum-v1"), steps=30).warnings
     assert told
     assert not any("\x1b" in sentence for sentence in told)
-    assert 6 == check(EnvSettings(id="tests.support.environments:CounterEnv"), steps=36).episodes  # 5 steps each, and one for the reset
+    assert (
+        6 == check(EnvSettings(id="tests.support.environments:CounterEnv"), steps=36).episodes
+    )  # 5 steps each, and one for the reset
 
 
 def test_an_environment_that_ignores_its_seed_is_told_by_us_and_by_gymnasium() -> None:
     report = checked("tests.envs.test_checking:UnseededEnv")
     assert report.deterministic is False
-    assert any(sentence.startswith("Gymnasium's check_env: AssertionError") for sentence in report.warnings)
+    assert any(
+        sentence.startswith("Gymnasium's check_env: AssertionError") for sentence in report.warnings
+    )
 
 
 def test_an_environment_that_does_not_close_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +128,9 @@ def test_an_environment_that_does_not_close_is_a_warning(monkeypatch: pytest.Mon
     report = checked("Unclosable-v0")  # a registered one is closed by Gymnasium's check_env, too
     assert report.usable
     assert 30 == report.steps
-    assert any("does not come back from close() within 0.05 s" in sentence for sentence in report.warnings)
+    assert any(
+        "does not come back from close() within 0.05 s" in sentence for sentence in report.warnings
+    )
 
 
 def test_an_unknown_environment_is_a_problem() -> None:
@@ -118,7 +138,17 @@ def test_an_unknown_environment_is_a_problem() -> None:
 
 
 def test_the_command_says_what_it_found_and_exits_with_it() -> None:
-    usable = CliRunner().invoke(cli.app, ["check-env", "tests.support.environments:CounterEnv", "length=3", "--steps", "20", "--json"])
+    usable = CliRunner().invoke(
+        cli.app,
+        [
+            "check-env",
+            "tests.support.environments:CounterEnv",
+            "length=3",
+            "--steps",
+            "20",
+            "--json",
+        ],
+    )
     assert usable.exit_code == 0
     assert json.loads(usable.stdout)["usable"] is True
     refused = CliRunner().invoke(cli.app, ["check-env", "tests.support.environments:NaNEnv"])
@@ -126,6 +156,8 @@ def test_the_command_says_what_it_found_and_exits_with_it() -> None:
     assert "problem: an observation is not finite" in refused.stdout
 
 
-@pytest.mark.parametrize("arguments", [[], ["CartPole-v1", "--config", "ppo"], ["CartPole-v1", "no_assignment"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["CartPole-v1", "--config", "ppo"], ["CartPole-v1", "no_assignment"]]
+)
 def test_bad_usage_is_two(arguments: list[str]) -> None:
     assert CliRunner().invoke(cli.app, ["check-env", *arguments]).exit_code == 2

@@ -40,7 +40,11 @@ def vector_of(env_id: str, **env: object):
 def test_a_probe_tells_what_there_is_to_know():
     expected = EnvironmentSpec(
         "tests.support.environments:Dict-v0",
-        (LeafSpec("arm/joints", (3,), "float32"), LeafSpec("arm/mode", (), "int64", (8,)), LeafSpec("camera", (1, 6, 6), "uint8")),
+        (
+            LeafSpec("arm/joints", (3,), "float32"),
+            LeafSpec("arm/mode", (), "int64", (8,)),
+            LeafSpec("camera", (1, 6, 6), "uint8"),
+        ),
         ActionSpec("discrete", (), "int64", (2,), (0,)),
         3,
         "next_step",
@@ -90,11 +94,23 @@ def test_a_vector_environment_of_its_own_is_used_unless_told_otherwise():
 
 def test_arguments_reach_the_environment():
     assert vector_of("CartPole-v1", kwargs={"max_episode_steps": 7}).max_episode_steps == 7
-    assert [9, 9, 9] == [env._lengths[0] for env in vector_of("tests.support.environments:CounterEnv", kwargs={"length": 9}).envs]
-    assert [9, 9, 9] == [env.unwrapped._lengths[0] for env in vector_of("tests.support.environments:Counter-v0", kwargs={"length": 9}).envs]
+    assert [9, 9, 9] == [
+        env._lengths[0]
+        for env in vector_of("tests.support.environments:CounterEnv", kwargs={"length": 9}).envs
+    ]
+    assert [9, 9, 9] == [
+        env.unwrapped._lengths[0]
+        for env in vector_of("tests.support.environments:Counter-v0", kwargs={"length": 9}).envs
+    ]
     same_step = {"vector_kwargs": {"autoreset_mode": "SameStep"}}
-    assert probe(config("tests.support.environments:Counter-v0", kwargs=same_step)).autoreset == "same_step"
-    assert probe(config("tests.support.environments:CounterEnv", kwargs=same_step)).autoreset == "same_step"
+    assert (
+        probe(config("tests.support.environments:Counter-v0", kwargs=same_step)).autoreset
+        == "same_step"
+    )
+    assert (
+        probe(config("tests.support.environments:CounterEnv", kwargs=same_step)).autoreset
+        == "same_step"
+    )
 
 
 def make_counter(length=4):
@@ -132,7 +148,10 @@ def scaled(env):
 
 def test_wrappers_go_around_each_environment():
     wrappers = (f"{HERE}:scaled", f"{HERE}:Scaled")
-    for env_id in ("tests.support.environments:Counter-v0", "tests.support.environments:CounterEnv"):
+    for env_id in (
+        "tests.support.environments:Counter-v0",
+        "tests.support.environments:CounterEnv",
+    ):
         vector = vector_of(env_id, wrappers=wrappers)
         vector.reset(seed=0)
         assert [100, 100, 100] == vector.step(np.zeros(3, np.int64))[1].tolist()
@@ -142,7 +161,10 @@ def test_wrappers_around_a_whole_vector_are_refused():
     found = problem("CartPole-v1", wrappers=(f"{HERE}:scaled",))
     assert found.path == "env.wrappers"
     assert "env.vectorization = 'sync'" in found.accepted
-    assert problem("tests.support.environments:SameStepVector", wrappers=(f"{HERE}:scaled",)).path == "env.wrappers"
+    assert (
+        problem("tests.support.environments:SameStepVector", wrappers=(f"{HERE}:scaled",)).path
+        == "env.wrappers"
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,10 +225,20 @@ def test_a_vector_that_is_refused_is_closed(name, monkeypatch):
 def test_a_constructor_or_reset_that_raises_fails_the_probe(where):
     found = problem("tests.support.environments:RaisingEnv", kwargs={"where": where})
     assert found.path == "env.id"
-    assert f"EnvironmentBrokeError: {'the constructor' if where == 'constructor' else 'reset'} broke" in found.message
+    assert (
+        f"EnvironmentBrokeError: {'the constructor' if where == 'constructor' else 'reset'} broke"
+        in found.message
+    )
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "tests.support.environments:Counter-v0", "tests.support.environments:CounterEnv"])
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        "CartPole-v1",
+        "tests.support.environments:Counter-v0",
+        "tests.support.environments:CounterEnv",
+    ],
+)
 def test_an_argument_that_does_not_exist_is_named(env_id):
     found = problem(env_id, kwargs={"lenght": 3})
     assert found.path == "env.kwargs"
@@ -216,7 +248,10 @@ def test_an_argument_that_does_not_exist_is_named(env_id):
 
 def test_arguments_that_have_a_setting_of_their_own_are_refused():
     assert "set env.num_envs" in problem("CartPole-v1", kwargs={"num_envs": 4}).message
-    assert problem("tests.support.environments:CounterEnv", kwargs={"vector_kwargs": 3}).path == "env.kwargs.vector_kwargs"
+    assert (
+        problem("tests.support.environments:CounterEnv", kwargs={"vector_kwargs": 3}).path
+        == "env.kwargs.vector_kwargs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,9 +294,15 @@ def test_a_first_observation_of_the_wrong_shape_is_refused():
 
 @pytest.mark.parametrize(
     ("env_id", "package", "extra"),
-    [("HalfCheetah-v5", "mujoco", "mujoco"), ("ALE/Pong-v5", "ale_py", "atari"), ("ale_py:ALE/Pong-v5", "ale_py", "atari")],
+    [
+        ("HalfCheetah-v5", "mujoco", "mujoco"),
+        ("ALE/Pong-v5", "ale_py", "atari"),
+        ("ale_py:ALE/Pong-v5", "ale_py", "atari"),
+    ],
 )
-def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch, env_id, package, extra):
+def test_a_missing_package_is_told_with_the_extra_that_brings_it(
+    monkeypatch, env_id, package, extra
+):
     for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
@@ -272,7 +313,9 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch, en
 
 
 def test_every_extra_that_is_told_is_one():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
     assert set(EXTRAS.values()) <= set(extras)
 
 
@@ -287,7 +330,9 @@ def test_ending_an_episode_without_its_last_observation_is_a_failure():
         def step(self, actions):
             return *super().step(actions)[:4], {}
 
-    environment = VectorEnvironment(Silent([lambda: environments.CounterEnv(1)], autoreset_mode="SameStep"), "silent")
+    environment = VectorEnvironment(
+        Silent([lambda: environments.CounterEnv(1)], autoreset_mode="SameStep"), "silent"
+    )
     from tests.support.fakes import FakeSlot
     from tianflow.components.rows import take_apart
 
@@ -319,12 +364,17 @@ def test_a_vector_may_give_lists_and_their_lengths_are_checked_as_well():
     environment.reset(0, {"": arrays["obs/"][0]}, None)
     for row in rows:
         environment.step(np.zeros(2, np.int64), row.outcome)
-    environment.settle(**{name: arrays[name] for name in ("reward", "terminated", "truncated", "valid")}, start=arrays["start"][1:])
+    environment.settle(
+        **{name: arrays[name] for name in ("reward", "terminated", "truncated", "valid")},
+        start=arrays["start"][1:],
+    )
     assert [[1.0, 1.0]] * 3 == arrays["reward"].tolist()
     assert [[False, False], [False, False], [True, True]] == arrays["terminated"].tolist()
 
     vector.wrong = True
-    with pytest.raises(UnexpectedShapeError, match=r"shapes \(2,\), \(3,\) and \(2,\) instead of \(2,\)"):
+    with pytest.raises(
+        UnexpectedShapeError, match=r"shapes \(2,\), \(3,\) and \(2,\) instead of \(2,\)"
+    ):
         environment.step(np.zeros(2, np.int64), rows[0].outcome)
 
 
@@ -335,7 +385,10 @@ def test_a_return_is_the_sum_of_its_episode_in_the_order_of_the_steps_bit_for_bi
     from tianflow.components.rows import take_apart
 
     draw = np.random.default_rng(0)
-    rewards, over = draw.standard_normal((150, 3)) * 10.0 ** draw.integers(-9, 9, (150, 3)), draw.random((150, 3)) < 0.2
+    rewards, over = (
+        draw.standard_normal((150, 3)) * 10.0 ** draw.integers(-9, 9, (150, 3)),
+        draw.random((150, 3)) < 0.2,
+    )
     rewards[40, 1] = np.inf
     script = zip(rewards, over, strict=True)
 
@@ -345,13 +398,18 @@ def test_a_return_is_the_sum_of_its_episode_in_the_order_of_the_steps_bit_for_bi
             reward, ends = next(script)
             return observation, reward, ends, np.zeros_like(ends), {"final_obs": observation}
 
-    environment = VectorEnvironment(Scripted([lambda: environments.CounterEnv(1)] * 3, autoreset_mode=mode), "scripted")
+    environment = VectorEnvironment(
+        Scripted([lambda: environments.CounterEnv(1)] * 3, autoreset_mode=mode), "scripted"
+    )
     slot = FakeSlot(environment.spec, 50)
     environment.reset(0, {"": slot.arrays["obs/"][0]}, None)
     for count in (1, 2, 50, 7, 40, 50):
         for row in take_apart(slot.arrays)[:count]:
             environment.step(np.zeros(3, np.int64), row.outcome)
-        given = {name: slot.arrays[name][:count] for name in ("reward", "terminated", "truncated", "valid")}
+        given = {
+            name: slot.arrays[name][:count]
+            for name in ("reward", "terminated", "truncated", "valid")
+        }
         environment.settle(**given, start=slot.arrays["start"][1 : count + 1])
 
     expected, total, length = [], [0.0] * 3, [0] * 3
@@ -374,10 +432,20 @@ def test_atari_uses_its_own_vector_with_one_thread_and_bytes(mode, monkeypatch):
 
     threads = []
     real = atari.ale_py.ALEVectorInterface
-    monkeypatch.setattr(atari.ale_py, "ALEVectorInterface", lambda **kwargs: threads.append(kwargs["num_threads"]) or real(**kwargs))
-    spec = probe(config("ALE/Pong-v5", kwargs={"autoreset_mode": mode, "img_height": 42, "img_width": 42}))
+    monkeypatch.setattr(
+        atari.ale_py,
+        "ALEVectorInterface",
+        lambda **kwargs: threads.append(kwargs["num_threads"]) or real(**kwargs),
+    )
+    spec = probe(
+        config("ALE/Pong-v5", kwargs={"autoreset_mode": mode, "img_height": 42, "img_width": 42})
+    )
     assert (LeafSpec("", (4, 42, 42), "uint8"),) == spec.observation
-    assert ("next_step" if mode == "NextStep" else "same_step", 4, (6,)) == (spec.autoreset, spec.frames_per_step, spec.action.categories)
+    assert ("next_step" if mode == "NextStep" else "same_step", 4, (6,)) == (
+        spec.autoreset,
+        spec.frames_per_step,
+        spec.action.categories,
+    )
     assert [1] == threads
 
 

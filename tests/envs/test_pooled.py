@@ -19,7 +19,9 @@ class Pool:
 
     def __init__(self, num_envs, seed):
         self.seed, self.closed = seed, False
-        self._vector = gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="sync")
+        self._vector = gymnasium.make_vec(
+            "CartPole-v1", num_envs=num_envs, vectorization_mode="sync"
+        )
 
     def reset(self):
         return self._vector.reset(seed=self.seed)
@@ -65,7 +67,10 @@ def vector_of(env_id):
 def test_a_pool_is_made_anew_with_every_seed(stand_in):
     vector = vector_of("CartPole-v1")
     first = vector.reset(seed=5)[0]
-    assert (5, {"task_id": "CartPole-v1", "env_type": "gymnasium", "num_threads": 1}) == (stand_in[-1].seed, stand_in[-1].arguments)
+    assert (5, {"task_id": "CartPole-v1", "env_type": "gymnasium", "num_threads": 1}) == (
+        stand_in[-1].seed,
+        stand_in[-1].arguments,
+    )
     vector.reset()
     assert len(stand_in) == 1
     again = vector.reset(seed=5)[0]
@@ -78,7 +83,12 @@ def test_a_pool_is_made_anew_with_every_seed(stand_in):
 
 def test_frames_are_those_of_a_game_only(stand_in):
     assert probe(config("CartPole-v1", vectorization="envpool")).frames_per_step == 1
-    assert probe(config("CartPole-v1", vectorization="envpool", kwargs={"stack_num": 4})).frames_per_step == 4
+    assert (
+        probe(
+            config("CartPole-v1", vectorization="envpool", kwargs={"stack_num": 4})
+        ).frames_per_step
+        == 4
+    )
 
 
 def test_an_id_that_envpool_has_not_names_the_nearest(stand_in):
@@ -88,7 +98,10 @@ def test_an_id_that_envpool_has_not_names_the_nearest(stand_in):
 
 @pytest.mark.parametrize("name", ["batch_size", "seed", "env_type"])
 def test_arguments_that_follow_from_what_a_vector_is_are_refused(stand_in, name):
-    assert problem("CartPole-v1", vectorization="envpool", kwargs={name: 1}).path == f"env.kwargs.{name}"
+    assert (
+        problem("CartPole-v1", vectorization="envpool", kwargs={name: 1}).path
+        == f"env.kwargs.{name}"
+    )
 
 
 def test_an_argument_that_envpool_does_not_know_is_named(stand_in):
@@ -103,7 +116,12 @@ def test_a_reset_with_options_is_refused(stand_in):
 
 
 def test_wrappers_go_around_no_pool(stand_in):
-    assert problem("CartPole-v1", vectorization="envpool", wrappers=("tests.envs.test_make:scaled",)).path == "env.wrappers"
+    assert (
+        problem(
+            "CartPole-v1", vectorization="envpool", wrappers=("tests.envs.test_make:scaled",)
+        ).path
+        == "env.wrappers"
+    )
 
 
 def test_without_envpool_the_setting_says_how_to_get_it(monkeypatch):
@@ -116,14 +134,20 @@ def test_without_envpool_the_setting_says_how_to_get_it(monkeypatch):
 
 @REAL
 def test_envpools_limit_on_steps_truncates_and_the_next_step_resets():
-    environment = make(config("CartPole-v1", vectorization="envpool", kwargs={"max_episode_steps": STEPS}).env)
+    environment = make(
+        config("CartPole-v1", vectorization="envpool", kwargs={"max_episode_steps": STEPS}).env
+    )
     rows, observation = 2 * STEPS + 2, np.zeros((3, 4), np.float32)
     environment.reset(7, {"": observation}, None)
-    reward, terminated, truncated, valid, start = (np.zeros((rows, 3), dtype) for dtype in (np.float32, *(np.bool_,) * 4))
+    reward, terminated, truncated, valid, start = (
+        np.zeros((rows, 3), dtype) for dtype in (np.float32, *(np.bool_,) * 4)
+    )
     for t in range(rows):
         row = StepRow({"": observation}, start[t], None, {})
         environment.step(np.full(3, t % 2), row)
-    environment.settle(reward=reward, terminated=terminated, truncated=truncated, valid=valid, start=start)
+    environment.settle(
+        reward=reward, terminated=terminated, truncated=truncated, valid=valid, start=start
+    )
     environment.close()
     assert [t in (STEPS - 1, 2 * STEPS) for t in range(rows)] == truncated[:, 0].tolist()
     assert not terminated.any()

@@ -20,15 +20,28 @@ def test_nested_spaces_become_named_leaves_in_a_fixed_order():
         LeafSpec("camera", (1, 6, 6), "uint8"),
     )
     assert expected == ObservationCodec(environments.DictEnv().observation_space).leaves
-    expected = (LeafSpec("0", (2,), "float32"), LeafSpec("1", (2,), "int64", (9, 9)), LeafSpec("2", (3,), "int8"))
+    expected = (
+        LeafSpec("0", (2,), "float32"),
+        LeafSpec("1", (2,), "int64", (9, 9)),
+        LeafSpec("2", (3,), "int8"),
+    )
     assert expected == ObservationCodec(environments.TupleEnv().observation_space).leaves
 
 
 @pytest.mark.parametrize(
-    ("dtype", "stored"), [("uint8", "uint8"), ("int16", "int16"), ("float16", "float16"), ("float32", "float32"), ("float64", "float32")]
+    ("dtype", "stored"),
+    [
+        ("uint8", "uint8"),
+        ("int16", "int16"),
+        ("float16", "float16"),
+        ("float32", "float32"),
+        ("float64", "float32"),
+    ],
 )
 def test_dtypes_are_kept_but_for_float64(dtype, stored):
-    assert (LeafSpec("", (4, 2), stored),) == ObservationCodec(spaces.Box(0, 9, (4, 2), dtype)).leaves
+    assert (LeafSpec("", (4, 2), stored),) == ObservationCodec(
+        spaces.Box(0, 9, (4, 2), dtype)
+    ).leaves
 
 
 @pytest.mark.parametrize(
@@ -37,9 +50,15 @@ def test_dtypes_are_kept_but_for_float64(dtype, stored):
         (spaces.Sequence(spaces.Discrete(3)), "observation space"),
         (spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2), spaces.Text(5)])}), "'a/1'"),
         (spaces.Dict({"g": spaces.Graph(spaces.Discrete(2), None)}), "'g'"),
-        (spaces.Dict({"either": spaces.OneOf([spaces.Discrete(2), spaces.Discrete(3)])}), "'either'"),
+        (
+            spaces.Dict({"either": spaces.OneOf([spaces.Discrete(2), spaces.Discrete(3)])}),
+            "'either'",
+        ),
         (spaces.Dict({"nothing": spaces.Box(0, 1, (0,))}), "'nothing'"),
-        (spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}), "joined paths differ"),
+        (
+            spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}),
+            "joined paths differ",
+        ),
         (spaces.Dict({}), "at least one leaf"),
     ],
 )
@@ -56,16 +75,29 @@ def test_encoding_keeps_every_value_and_makes_categories_zero_based(kind):
     stored = destinations(codec, 3)
     vector.reset(seed=0)
     codec.encode(vector.step(np.zeros(3, np.int64))[0], stored)
-    values = {"arm/joints": 0.5, "arm/mode": 1, "camera": 1} if kind is environments.DictEnv else {"0": 1.0, "1": [1, 1], "2": 1}
+    values = (
+        {"arm/joints": 0.5, "arm/mode": 1, "camera": 1}
+        if kind is environments.DictEnv
+        else {"0": 1.0, "1": [1, 1], "2": 1}
+    )
     for name, value in values.items():
         np.testing.assert_array_equal(np.broadcast_to(value, stored[name].shape), stored[name])
 
 
 def test_encoding_some_environments_leaves_the_others_alone():
-    codec = ObservationCodec(spaces.Dict({"k": spaces.Discrete(9, start=1), "x": spaces.Box(-9, 9, (2,))}))
+    codec = ObservationCodec(
+        spaces.Dict({"k": spaces.Discrete(9, start=1), "x": spaces.Box(-9, 9, (2,))})
+    )
     where = np.array([True, False, True])
     batched = {"k": np.array([2, 3, 4]), "x": np.arange(6.0).reshape(3, 2)}
-    singles = np.array([{"k": np.int64(2), "x": np.array([0.0, 1.0])}, None, {"k": np.int64(4), "x": np.array([4.0, 5.0])}], dtype=object)
+    singles = np.array(
+        [
+            {"k": np.int64(2), "x": np.array([0.0, 1.0])},
+            None,
+            {"k": np.int64(4), "x": np.array([4.0, 5.0])},
+        ],
+        dtype=object,
+    )
     for observation in (batched, singles):
         stored = destinations(codec, 3)
         codec.encode_where(observation, where, stored)
@@ -78,17 +110,33 @@ def test_a_wrong_shape_is_not_broadcast():
     with pytest.raises(UnexpectedShapeError, match=r"\(2,\) instead of \(3, 2\)"):
         codec.encode(np.zeros(2), destinations(codec, 3))
     with pytest.raises(UnexpectedShapeError, match=r"\(1,\) instead of \(2,\)"):
-        codec.encode_where(np.array([np.zeros(1), None, None], dtype=object), np.array([True, False, False]), destinations(codec, 3))
+        codec.encode_where(
+            np.array([np.zeros(1), None, None], dtype=object),
+            np.array([True, False, False]),
+            destinations(codec, 3),
+        )
 
 
 @pytest.mark.parametrize(
     ("space", "expected"),
     [
         (spaces.Discrete(3, start=5), ActionSpec("discrete", (), "int64", (3,), (5,))),
-        (spaces.MultiDiscrete([[2, 3], [4, 5]]), ActionSpec("multi_discrete", (2, 2), "int64", (2, 3, 4, 5), (0, 0, 0, 0))),
-        (spaces.MultiBinary((2, 2)), ActionSpec("multi_discrete", (2, 2), "int8", (2, 2, 2, 2), (0, 0, 0, 0))),
-        (spaces.Box(-1, 2, (1, 2), np.float64), ActionSpec("box", (1, 2), "float64", low=(-1.0, -1.0), high=(2.0, 2.0))),
-        (spaces.Box(-np.inf, 2, (1,)), ActionSpec("box", (1,), "float32", low=(-np.inf,), high=(2.0,))),
+        (
+            spaces.MultiDiscrete([[2, 3], [4, 5]]),
+            ActionSpec("multi_discrete", (2, 2), "int64", (2, 3, 4, 5), (0, 0, 0, 0)),
+        ),
+        (
+            spaces.MultiBinary((2, 2)),
+            ActionSpec("multi_discrete", (2, 2), "int8", (2, 2, 2, 2), (0, 0, 0, 0)),
+        ),
+        (
+            spaces.Box(-1, 2, (1, 2), np.float64),
+            ActionSpec("box", (1, 2), "float64", low=(-1.0, -1.0), high=(2.0, 2.0)),
+        ),
+        (
+            spaces.Box(-np.inf, 2, (1,)),
+            ActionSpec("box", (1,), "float32", low=(-np.inf,), high=(2.0,)),
+        ),
     ],
 )
 def test_action_spaces_become_one_array(space, expected):
@@ -96,7 +144,12 @@ def test_action_spaces_become_one_array(space, expected):
 
 
 @pytest.mark.parametrize(
-    "space", [spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([spaces.Discrete(2)]), spaces.Box(0, 9, (1,), np.int64)]
+    "space",
+    [
+        spaces.Dict({"a": spaces.Discrete(2)}),
+        spaces.Tuple([spaces.Discrete(2)]),
+        spaces.Box(0, 9, (1,), np.int64),
+    ],
 )
 def test_other_action_spaces_are_refused(space):
     with pytest.raises(ConfigError, match=r"action space.*accepted: Discrete"):
@@ -120,7 +173,9 @@ def test_every_decoded_action_lies_in_the_batched_space(space):
         if spec.kind == "box":
             stored = rng.normal(0, 5, (4, *spec.stored_shape)).astype(np.float32)
         else:
-            stored = rng.integers(spec.categories, size=(4, len(spec.categories))).reshape(4, *spec.stored_shape)
+            stored = rng.integers(spec.categories, size=(4, len(spec.categories))).reshape(
+                4, *spec.stored_shape
+            )
         decoded = ActionCodec(spec).decode(stored)
         assert batch_space(space, 4).contains(decoded), decoded
         assert not np.shares_memory(stored, decoded)
@@ -128,4 +183,6 @@ def test_every_decoded_action_lies_in_the_batched_space(space):
 
 def test_a_box_inside_its_bounds_is_passed_on_unchanged():
     stored = np.array([[0.25], [-0.5]], np.float32)
-    np.testing.assert_array_equal(stored, ActionCodec(action_spec(spaces.Box(-1, 1, (1,)))).decode(stored))
+    np.testing.assert_array_equal(
+        stored, ActionCodec(action_spec(spaces.Box(-1, 1, (1,)))).decode(stored)
+    )

@@ -51,7 +51,12 @@ def test_what_it_raises_reaches_the_caller_who_does_not_wait_for_it_to_close_eit
 
     warnings: list[str] = []
     with pytest.raises(EnvironmentBrokeError):
-        used(lambda: one("tests.support.environments:UnclosableEnv"), fail, close_s=0.05, warn=warnings.append)
+        used(
+            lambda: one("tests.support.environments:UnclosableEnv"),
+            fail,
+            close_s=0.05,
+            warn=warnings.append,
+        )
     assert 1 == len(warnings)
 
 
@@ -68,10 +73,14 @@ def test_one_that_does_not_close_is_told_of_and_the_answer_is_there() -> None:
     warnings: list[str] = []
     name = "tests.support.environments:UnclosableEnv"
     assert name == used(lambda: one(name), told, close_s=0.05, warn=warnings.append)
-    assert ["within 0.05 s"] == [sentence[sentence.index("within") : sentence.index(":")] for sentence in warnings]
+    assert ["within 0.05 s"] == [
+        sentence[sentence.index("within") : sentence.index(":")] for sentence in warnings
+    ]
 
 
 def test_nothing_of_it_stays() -> None:
-    found = used(lambda: one("tests.support.environments:CounterEnv"), weakref.ref, warn=pytest.fail)
+    found = used(
+        lambda: one("tests.support.environments:CounterEnv"), weakref.ref, warn=pytest.fail
+    )
     gc.collect()
     assert found() is None

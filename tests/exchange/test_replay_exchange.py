@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from tests.support.replay_exchange_worlds import DRAWN, NUM_ENVS, OPEN, STEPS, FakeShard, World
-from tianflow.core.payloads import Batch, DrawPart, Drop, Grant, Holdings, Keep, Prioritise, StateFile, Store, Version
+from tianflow.core.payloads import (
+    Batch,
+    DrawPart,
+    DropItems,
+    Grant,
+    Holdings,
+    Prioritise,
+    SaveItems,
+    StateFile,
+    StoreTrajectory,
+    Version,
+)
 from tianflow.exchange.shard_records import STAY
 from tianflow.ledger.ledger import LedgerError
 from tianflow.ledger.tickets import State, Ticket
@@ -20,7 +31,14 @@ from tianflow.replay.rate_limiter import RateLimits
 
 ITEMS = STEPS * NUM_ENVS
 """That one trajectory brings."""
-TIGHT = RateLimits.around(samples_per_insert=1.0, min_size=8, error_buffer=20.0, capacity=1000, insert_size=ITEMS, draw_size=DRAWN)
+TIGHT = RateLimits.around(
+    samples_per_insert=1.0,
+    min_size=8,
+    error_buffer=20.0,
+    capacity=1000,
+    insert_size=ITEMS,
+    draw_size=DRAWN,
+)
 
 
 def kinds(shard: FakeShard) -> list[str]:
@@ -30,11 +48,13 @@ def kinds(shard: FakeShard) -> list[str]:
 # Into replay ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_committed_trajectory_goes_to_the_shard_of_its_actor_and_credit_and_slot_return_when_it_is_stored() -> None:
+def test_a_committed_trajectory_goes_to_the_shard_of_its_actor_and_credit_and_slot_return_when_it_is_stored() -> (
+    None
+):
     world = World(shards=2)
     grant = world.committed(actor=1)
     assert [] == kinds(world.shards[0])
-    assert [Store(grant.ticket, grant.slot, STEPS)] == list(world.shards[1].asked)
+    assert [StoreTrajectory(grant.ticket, grant.slot, STEPS)] == list(world.shards[1].asked)
     assert (1, 0) == (world.ledger.snapshot().in_use, world.ledger.snapshot().inserted)
     world.shards[1].work()
     assert (0, 1) == (world.ledger.snapshot().in_use, world.ledger.snapshot().inserted)
@@ -48,14 +68,17 @@ def test_an_actor_keeps_its_shard_while_another_one_comes_and_goes() -> None:
     for actor in range(6):
         world.committed(actor)
     assert [0, 2] == sorted(world.shards)
-    homes = {index: [request.ticket for request in shard.asked if isinstance(request, Store)] for index, shard in world.shards.items()}
+    homes = {
+        index: [request.ticket for request in shard.asked if isinstance(request, StoreTrajectory)]
+        for index, shard in world.shards.items()
+    }
     assert {0, 3} <= set(homes[0])  # tickets have the numbers of their actors here
     assert {2, 5} <= set(homes[2])
     assert {1, 4} == (set(homes[0]) | set(homes[2])) - {0, 2, 3, 5}
     world.open(1)
-    assert "Store" not in kinds(world.shards[1])
+    assert "StoreTrajectory" not in kinds(world.shards[1])
     world.committed(actor=1)
-    assert "Store" in kinds(world.shards[1])
+    assert "StoreTrajectory" in kinds(world.shards[1])
     world.work()
     world.sound()
 
@@ -64,7 +87,10 @@ def test_fewer_actors_than_shards_go_round_so_that_no_shard_stays_empty() -> Non
     world = World(shards=3)
     for _ in range(3 * STAY):
         world.filled(actor=1)
-    stored = {index: sum(isinstance(request, Store) for request in shard.seen) for index, shard in world.shards.items()}
+    stored = {
+        index: sum(isinstance(request, StoreTrajectory) for request in shard.seen)
+        for index, shard in world.shards.items()
+    }
     assert {0: STAY, 1: STAY, 2: STAY} == stored
 
 
@@ -73,7 +99,9 @@ def test_what_the_limiter_has_no_room_for_waits_and_goes_on_when_draws_are_made(
     world.filled(3)
     for _ in range(4):
         world.committed()
-    assert [] == kinds(world.shards[0])  # a fourth trajectory would make a difference of 32, and 28 are allowed
+    assert [] == kinds(
+        world.shards[0]
+    )  # a fourth trajectory would make a difference of 32, and 28 are allowed
     assert world.granted() is None
     world.work()
     assert 4 == len(world.ledger.live(State.COMMITTED))
@@ -94,7 +122,9 @@ def test_the_limiter_counts_what_is_on_its_way() -> None:
     world = World(shards=1, limits=replace(TIGHT, min_size=1), slots=8)
     for _ in range(6):
         world.committed()
-    assert 3 == len(world.shards[0].asked)  # 24 items on their way; a fourth trajectory would make 32 of the 28 there may be
+    assert 3 == len(
+        world.shards[0].asked
+    )  # 24 items on their way; a fourth trajectory would make 32 of the 28 there may be
     world.work()
     world.sound()
     assert world.exchange.limiter.statistics().diff <= TIGHT.max_diff
@@ -157,7 +187,12 @@ def test_a_draw_is_split_over_the_shards_and_delivered_when_all_parts_are_there(
     parts = [request for shard in world.shards.values() for request in shard.asked]
     assert all(isinstance(part, DrawPart) for part in parts)
     assert DRAWN == sum(part.items for part in parts if isinstance(part, DrawPart))
-    columns = sorted(column for part in parts if isinstance(part, DrawPart) for column in range(part.first, part.first + part.items))
+    columns = sorted(
+        column
+        for part in parts
+        if isinstance(part, DrawPart)
+        for column in range(part.first, part.first + part.items)
+    )
     assert list(range(DRAWN)) == columns
     world.shards[0].work()
     assert [] == world.batches
@@ -182,7 +217,10 @@ def test_priorities_go_back_to_those_who_drew_and_the_slot_is_free_after_that() 
     (draw,) = batch.trajectories
     world.settle(batch)
     returned = [request for shard in world.shards.values() for request in shard.asked]
-    assert all(isinstance(request, Prioritise) and (request.draw, request.slot) == (draw.ticket, draw.slot) for request in returned)
+    assert all(
+        isinstance(request, Prioritise) and (request.draw, request.slot) == (draw.ticket, draw.slot)
+        for request in returned
+    )
     assert draw.slot not in world.exchange._draws.free_slots
     world.work()
     assert draw.slot in world.exchange._draws.free_slots
@@ -191,7 +229,9 @@ def test_priorities_go_back_to_those_who_drew_and_the_slot_is_free_after_that() 
 
 
 @pytest.mark.parametrize(("prioritised", "skipped"), [(False, False), (True, True)])
-def test_nothing_goes_back_without_priorities_or_after_a_skipped_update(prioritised: bool, skipped: bool) -> None:
+def test_nothing_goes_back_without_priorities_or_after_a_skipped_update(
+    prioritised: bool, skipped: bool
+) -> None:
     world = World(shards=1, prioritised=prioritised)
     world.filled()
     world.settle(world.pulled(), skipped=skipped)
@@ -203,7 +243,9 @@ def test_nothing_goes_back_without_priorities_or_after_a_skipped_update(prioriti
 def test_the_next_draw_is_made_before_it_is_asked_for_and_handed_over_at_once() -> None:
     world = World(shards=1, ahead=True)
     world.filled(2)
-    assert [] == [request for request in world.shards[0].seen if isinstance(request, DrawPart)], "nobody has asked for a first one"
+    assert [] == [request for request in world.shards[0].seen if isinstance(request, DrawPart)], (
+        "nobody has asked for a first one"
+    )
     batch = world.pulled()
     assert 2 == world.exchange.replay_statistics().held // DRAWN
     world.pull(ahead=1)
@@ -316,7 +358,9 @@ def test_a_shard_without_mass_is_not_drawn_from_while_others_have_some() -> None
     assert not any(isinstance(request, DrawPart) for request in world.shards[1].seen)
 
 
-def test_a_draw_that_a_shard_has_nothing_for_is_discarded_and_the_next_one_made_of_the_others() -> None:
+def test_a_draw_that_a_shard_has_nothing_for_is_discarded_and_the_next_one_made_of_the_others() -> (
+    None
+):
     world = World(shards=2)
     world.filled(actor=0)
     world.filled(actor=1)
@@ -362,7 +406,9 @@ def test_a_shard_with_too_few_draws_left_is_not_asked_again_before_something_new
 
 def test_inserting_goes_on_when_nothing_that_is_there_can_be_drawn_any_more() -> None:
     """Else the limiter would wait for draws, and draws for inserts."""
-    world, shard = spent_world(replace(TIGHT, samples_per_insert=3.0, min_diff=-30.0, max_diff=30.0))
+    world, shard = spent_world(
+        replace(TIGHT, samples_per_insert=3.0, min_diff=-30.0, max_diff=30.0)
+    )
     world.pull()
     for _ in range(12):
         world.filled()
@@ -409,7 +455,9 @@ def test_a_pull_for_another_version_does_not_get_the_draw_of_the_cancelled_one()
 
 
 @pytest.mark.parametrize("gone", [World.lose_learner, lambda world: world.exchange.cancel_pull()])
-def test_the_time_in_which_nobody_pulls_is_not_one_in_which_drawing_is_held_back(gone: Callable[[World], None]) -> None:
+def test_the_time_in_which_nobody_pulls_is_not_one_in_which_drawing_is_held_back(
+    gone: Callable[[World], None],
+) -> None:
     world = World(shards=1)
     world.pull()
     world.now = 3.0
@@ -422,7 +470,9 @@ def test_the_time_in_which_nobody_pulls_is_not_one_in_which_drawing_is_held_back
 # Bounds -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_draw_that_is_given_back_because_the_bound_was_lowered_is_expired_and_the_next_one_is_younger() -> None:
+def test_a_draw_that_is_given_back_because_the_bound_was_lowered_is_expired_and_the_next_one_is_younger() -> (
+    None
+):
     world = World(shards=1, bound=8)
     world.filled()
     for _ in range(3):
@@ -445,7 +495,9 @@ def test_the_oldest_version_that_may_be_drawn_is_that_of_the_use_less_the_bound(
     world.learner(10)
     world.filled()
     world.pull(ahead=1)
-    assert [8] == [request.oldest for request in world.shards[0].asked if isinstance(request, DrawPart)]
+    assert [8] == [
+        request.oldest for request in world.shards[0].asked if isinstance(request, DrawPart)
+    ]
 
 
 def test_a_new_lineage_under_a_bound_lets_everything_older_go_wherever_it_is() -> None:
@@ -461,7 +513,7 @@ def test_a_new_lineage_under_a_bound_lets_everything_older_go_wherever_it_is() -
     world.work()
     shard = world.shards[0]
     assert [] == shard.items
-    assert isinstance(shard.seen[-1], Drop)
+    assert isinstance(shard.seen[-1], DropItems)
     assert 4 == world.dropped["lineage"]
     world.sound()
     world.filled()
@@ -495,7 +547,9 @@ def test_items_of_versions_that_a_later_lineage_has_not_reached_count_as_fresh()
     world.sound()
 
 
-def test_the_first_bound_after_a_second_lineage_lets_everything_go_because_no_shard_knows_lineages() -> None:
+def test_the_first_bound_after_a_second_lineage_lets_everything_go_because_no_shard_knows_lineages() -> (
+    None
+):
     world = World(shards=1)
     world.filled()
     world.exchange.set_limits(replace(world.ledger.limits, max_staleness=5))
@@ -504,7 +558,7 @@ def test_the_first_bound_after_a_second_lineage_lets_everything_go_because_no_sh
     world.lose_learner()
     world.learner()
     world.exchange.set_limits(replace(world.ledger.limits, max_staleness=5))
-    assert [Drop("lineage")] == list(world.shards[0].asked)
+    assert [DropItems("lineage")] == list(world.shards[0].asked)
     world.work()
     assert 0 == world.exchange.limiter.statistics().size
     world.sound()
@@ -518,7 +572,7 @@ def test_a_shard_that_brings_back_what_was_kept_lets_it_go_if_it_may_be_of_an_ol
     world.version = Version(1, 0)
     world.learner()
     shard = world.open(0)
-    assert [Drop(reason)] == list(shard.asked)
+    assert [DropItems(reason)] == list(shard.asked)
 
 
 # Losses -----------------------------------------------------------------------------------------------------------------
@@ -539,7 +593,9 @@ def test_a_shard_lost_while_it_stores_costs_those_trajectories_and_its_items() -
     world.sound()
 
 
-def test_a_shard_lost_while_it_draws_costs_the_draw_and_the_next_one_is_made_of_the_others() -> None:
+def test_a_shard_lost_while_it_draws_costs_the_draw_and_the_next_one_is_made_of_the_others() -> (
+    None
+):
     world = World(shards=2)
     world.filled(actor=0)
     world.filled(actor=1)
@@ -781,15 +837,21 @@ async def keeping(world: World) -> asyncio.Task[dict[str, StateFile]]:
 async def test_every_shard_is_kept_and_one_that_is_lost_meanwhile_leaves_nothing() -> None:
     world = World(shards=3)
     task = await keeping(world)
-    assert [[Keep(f"there/replay-{index}.safetensors")] for index in range(3)] == [list(s.asked) for s in world.shards.values()]
+    assert [[SaveItems(f"there/replay-{index}.safetensors")] for index in range(3)] == [
+        list(s.asked) for s in world.shards.values()
+    ]
     world.shards[0].work()
     world.lose(1)
     world.shards[2].answer("kept", "", 0, world.shards[2].holdings)
-    assert {"replay-0.safetensors": StateFile("hash of there/replay-0.safetensors", 1)} == await task
+    assert {
+        "replay-0.safetensors": StateFile("hash of there/replay-0.safetensors", 1)
+    } == await task
 
 
 @pytest.mark.asyncio
-async def test_the_answer_to_a_keep_that_was_given_up_is_not_taken_for_that_to_the_next_one() -> None:
+async def test_the_answer_to_a_keep_that_was_given_up_is_not_taken_for_that_to_the_next_one() -> (
+    None
+):
     world = World(shards=1)
     first = await keeping(world)
     first.cancel()
@@ -800,7 +862,9 @@ async def test_the_answer_to_a_keep_that_was_given_up_is_not_taken_for_that_to_t
     await asyncio.sleep(0)
     assert not second.done()
     world.shards[0].work()
-    assert {"replay-0.safetensors": StateFile("hash of elsewhere/replay-0.safetensors", 1)} == await second
+    assert {
+        "replay-0.safetensors": StateFile("hash of elsewhere/replay-0.safetensors", 1)
+    } == await second
 
 
 def test_the_limiter_counts_what_shards_bring_back_once_all_are_there() -> None:
@@ -885,7 +949,9 @@ class Chaos:
             batch = self.held.pop(0)
             limits = world.ledger.limits
             age = world.version.number - batch.trajectories[0].version.number
-            if batch.for_version.number != world.version.number or (limits.max_staleness is not None and age > limits.max_staleness):
+            if batch.for_version.number != world.version.number or (
+                limits.max_staleness is not None and age > limits.max_staleness
+            ):
                 world.exchange.give_back([batch.trajectories[0].ticket])
             else:
                 world.settle(batch, skipped=self.random.random() < 0.1)

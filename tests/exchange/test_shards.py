@@ -14,17 +14,32 @@ from hypothesis import strategies as st
 from tests.support.replay_exchange_worlds import DRAWS, LAYOUT, World
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.memory import heap_arena
-from tianflow.core.payloads import DrawPart, Drop, Holdings, Keep, Prioritise, ShardRequest, StateFile, Store
+from tianflow.core.payloads import (
+    DrawPart,
+    DropItems,
+    Holdings,
+    Prioritise,
+    SaveItems,
+    ShardRequest,
+    StateFile,
+    StoreTrajectory,
+)
 from tianflow.errors import BrokenChannelError, WouldBlock
-from tianflow.exchange.shards import LinkShardPort, ShardEnd, answers, decode_request, encode_request
+from tianflow.exchange.shards import (
+    LinkShardPort,
+    ShardEnd,
+    answers,
+    decode_request,
+    encode_request,
+)
 
 whole = st.integers(0, 2**62)
 REQUESTS: list[st.SearchStrategy[ShardRequest]] = [
-    st.builds(Store, whole, whole, whole),
+    st.builds(StoreTrajectory, whole, whole, whole),
     st.builds(DrawPart, whole, whole, whole, whole, st.integers(-(2**62), 2**62)),
     st.builds(Prioritise, whole, whole, whole, whole),
-    st.builds(Drop, st.text()),
-    st.builds(Keep, st.text()),
+    st.builds(DropItems, st.text()),
+    st.builds(SaveItems, st.text()),
 ]
 HELD = Holdings(3, 1.5, 7, 9, 4, 100)
 
@@ -36,10 +51,17 @@ def test_a_request_comes_back_as_it_was(request_: ShardRequest) -> None:
 
 
 def test_every_kind_of_request_has_a_name() -> None:
-    kinds = {Store, DrawPart, Prioritise, Drop, Keep}
+    kinds = {StoreTrajectory, DrawPart, Prioritise, DropItems, SaveItems}
     assert kinds == set(ShardRequest.__args__)
     names = {
-        encode_request(request)[0] for request in (Store(0, 0, 0), DrawPart(0, 0, 0, 0, 0), Prioritise(0, 0, 0, 0), Drop(""), Keep(""))
+        encode_request(request)[0]
+        for request in (
+            StoreTrajectory(0, 0, 0),
+            DrawPart(0, 0, 0, 0, 0),
+            Prioritise(0, 0, 0, 0),
+            DropItems(""),
+            SaveItems(""),
+        )
     }
     assert len(kinds) == len(names)
 
@@ -77,9 +99,13 @@ class OverLink:
     def __init__(self, answer: Callable[..., None]) -> None:
         self._answer = answer
         ours, theirs = socket_pair()
-        self.link = Link(end=ours, handle=lambda message: self._answer(*message), closed=lambda: None)
+        self.link = Link(
+            end=ours, handle=lambda message: self._answer(*message), closed=lambda: None
+        )
         self.other = Link(end=theirs, handle=self._asked, closed=lambda: None)
-        self.end = ShardEnd(slots=heap_arena(LAYOUT, 2), draws=heap_arena(DRAWS, 2), answer=self.other.send)
+        self.end = ShardEnd(
+            slots=heap_arena(LAYOUT, 2), draws=heap_arena(DRAWS, 2), answer=self.other.send
+        )
         self.ask = LinkShardPort(self.link.send).ask
 
     def _asked(self, message: Message) -> None:
@@ -103,10 +129,18 @@ def form(request: pytest.FixtureRequest) -> type[InMemory | OverLink]:
 
 
 @pytest.mark.asyncio
-async def test_requests_wait_and_answers_go_out_in_order(form: Callable[[Callable[..., None]], Form]) -> None:
+async def test_requests_wait_and_answers_go_out_in_order(
+    form: Callable[[Callable[..., None]], Form],
+) -> None:
     said: list[tuple[Any, ...]] = []
     opened = form(lambda *answer: said.append(answer))
-    asked: list[ShardRequest] = [Store(1, 0, 4), DrawPart(2, 1, 0, 3, -(2**62)), Prioritise(2, 1, 0, 3), Drop("lineage"), Keep("/there")]
+    asked: list[ShardRequest] = [
+        StoreTrajectory(1, 0, 4),
+        DrawPart(2, 1, 0, 3, -(2**62)),
+        Prioritise(2, 1, 0, 3),
+        DropItems("lineage"),
+        SaveItems("/there"),
+    ]
     for request in asked:
         opened.ask(request)
     await opened.quiet()
@@ -120,32 +154,46 @@ async def test_requests_wait_and_answers_go_out_in_order(form: Callable[[Callabl
     opened.end.kept(None, HELD)
     await opened.quiet()
     held = [3, 1.5, 7, 9, 4, 100]
-    expected = [("stored", 1, 2, held), ("drawn", 2, 3, held), ("prioritised", 2, held), ("dropped", held)]
-    assert [*expected, ("kept", "abc", 8, held), ("kept", "", 0, held)] == [tuple(answer) for answer in said]
+    expected = [
+        ("stored", 1, 2, held),
+        ("drawn", 2, 3, held),
+        ("prioritised", 2, held),
+        ("dropped", held),
+    ]
+    assert [*expected, ("kept", "abc", 8, held), ("kept", "", 0, held)] == [
+        tuple(answer) for answer in said
+    ]
     opened.close()
 
 
 @pytest.mark.asyncio
-async def test_a_shard_that_waits_is_woken_by_a_request(form: Callable[[Callable[..., None]], Form]) -> None:
+async def test_a_shard_that_waits_is_woken_by_a_request(
+    form: Callable[[Callable[..., None]], Form],
+) -> None:
     opened = form(lambda *_: None)
     waiting = asyncio.create_task(opened.end.receive())
     await asyncio.sleep(0)
     assert not waiting.done()
-    opened.ask(Drop(""))
+    opened.ask(DropItems(""))
     await opened.quiet()
-    assert Drop("") == await waiting
+    assert DropItems("") == await waiting
     opened.close()
 
 
 @pytest.mark.asyncio
-async def test_the_exchange_hears_a_shard_alike_in_both_forms(form: Callable[[Callable[..., None]], Form]) -> None:
+async def test_the_exchange_hears_a_shard_alike_in_both_forms(
+    form: Callable[[Callable[..., None]], Form],
+) -> None:
     world = World(shards=1, opened=False)
     world.learner()
     opened = form(answers(world.exchange, 0, 5))
     world.exchange.shard_opened(0, 5, opened)
     grant = world.committed()
     await opened.quiet()
-    assert [Drop(""), Store(grant.ticket, grant.slot, 4)] == [await opened.end.receive(), await opened.end.receive()]
+    assert [DropItems(""), StoreTrajectory(grant.ticket, grant.slot, 4)] == [
+        await opened.end.receive(),
+        await opened.end.receive(),
+    ]
     opened.end.dropped(Holdings())
     opened.end.stored(grant.ticket, 8, Holdings(8, 8.0))
     await opened.quiet()
@@ -168,12 +216,22 @@ def order(*asked: ShardRequest) -> list[ShardRequest]:
 
 
 def test_draws_and_priorities_go_before_what_is_to_be_stored() -> None:
-    stores, draw, back, later = [Store(n, n, 4) for n in range(3)], DrawPart(0, 0, 0, 3, 0), Prioritise(1, 1, 0, 3), DrawPart(2, 2, 0, 3, 0)
+    stores, draw, back, later = (
+        [StoreTrajectory(n, n, 4) for n in range(3)],
+        DrawPart(0, 0, 0, 3, 0),
+        Prioritise(1, 1, 0, 3),
+        DrawPart(2, 2, 0, 3, 0),
+    )
     assert [draw, back, later, *stores] == order(stores[0], draw, stores[1], back, stores[2], later)
 
 
 def test_draws_and_priorities_that_wait_come_together_and_nothing_else_does() -> None:
-    waiting, store, draw, back = end(), Store(0, 0, 4), DrawPart(0, 0, 0, 3, 0), Prioritise(1, 1, 0, 3)
+    waiting, store, draw, back = (
+        end(),
+        StoreTrajectory(0, 0, 4),
+        DrawPart(0, 0, 0, 3, 0),
+        Prioritise(1, 1, 0, 3),
+    )
     for request in (store, draw, back):
         waiting.ask(request)
     assert [draw, back] == waiting.receive_soon()
@@ -181,18 +239,18 @@ def test_draws_and_priorities_that_wait_come_together_and_nothing_else_does() ->
     assert store == waiting.receive_nowait()
 
 
-@pytest.mark.parametrize("barrier", [Drop("lineage"), Keep("/there")])
+@pytest.mark.parametrize("barrier", [DropItems("lineage"), SaveItems("/there")])
 def test_nothing_goes_before_what_is_about_everything_that_is_there(barrier: ShardRequest) -> None:
-    store, early, late = Store(0, 0, 4), DrawPart(0, 0, 0, 3, 0), DrawPart(1, 1, 0, 3, 0)
+    store, early, late = StoreTrajectory(0, 0, 4), DrawPart(0, 0, 0, 3, 0), DrawPart(1, 1, 0, 3, 0)
     assert [early, store, barrier, late] == order(store, early, barrier, late)
     assert [barrier, store, late, barrier, late] == order(barrier, store, late, barrier, late)
 
 
 def test_after_a_barrier_draws_go_first_again() -> None:
     waiting = end()
-    waiting.ask(Drop(""))
-    assert Drop("") == waiting.receive_nowait()
-    waiting.ask(Store(0, 0, 4))
+    waiting.ask(DropItems(""))
+    assert DropItems("") == waiting.receive_nowait()
+    waiting.ask(StoreTrajectory(0, 0, 4))
     waiting.ask(DrawPart(0, 0, 0, 3, 0))
     assert DrawPart(0, 0, 0, 3, 0) == waiting.receive_nowait()
 

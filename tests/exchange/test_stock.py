@@ -37,11 +37,16 @@ class Desk:
         self.exchange.open_lineage(Version(1, 0))
         self.served = Link(end=ours, handle=self._serve, closed=lambda: None)
         self.handlers = ServedExchange(
-            exchange=self.exchange, send=self.served.send, push=self.served.push, on_episodes=lambda *_: None
+            exchange=self.exchange,
+            send=self.served.send,
+            push=self.served.push,
+            on_episodes=lambda *_: None,
         ).handlers
         self.said: list[Message] = []
         self.link = Link(end=theirs, handle=self._hear, closed=lambda: None)
-        self.sender = LinkTrajectorySender(link=self.link, arena=self.arena, holder="a", announce=lambda _: None)
+        self.sender = LinkTrajectorySender(
+            link=self.link, arena=self.arena, holder="a", announce=lambda _: None
+        )
 
     def _serve(self, message: Message) -> None:
         self.said.append(message)
@@ -100,7 +105,9 @@ async def desk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
     desk.served.close()
 
 
-async def test_where_trajectories_take_longer_than_an_answer_each_is_asked_for_by_itself(desk: Desk) -> None:
+async def test_where_trajectories_take_longer_than_an_answer_each_is_asked_for_by_itself(
+    desk: Desk,
+) -> None:
     await desk.make_batches(6, 0.05)
     assert {1} == set(desk.wanted)
     assert 0 == desk.in_use
@@ -157,7 +164,9 @@ async def test_closing_gives_back_what_lies_in_stock_and_what_was_still_coming(d
         await desk.sender.acquire()
 
 
-async def test_at_the_end_what_lies_in_stock_goes_back_and_whoever_asks_hears_of_it(desk: Desk) -> None:
+async def test_at_the_end_what_lies_in_stock_goes_back_and_whoever_asks_hears_of_it(
+    desk: Desk,
+) -> None:
     await desk.make_batches(20, 0.0001)
     assert desk.in_use > 1
     waiting = asyncio.ensure_future(desk.sender.acquire())

@@ -33,21 +33,53 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not i
 NORMALISED = {"normalisation": {"observations": True}}
 SMALL = {"hidden": [16]}
 CASES: dict[str, Sections] = {
-    "ppo": {"env": {"id": "CartPole-v1", **NORMALISED}, "algorithm": {"name": "ppo"}, "network": SMALL},
+    "ppo": {
+        "env": {"id": "CartPole-v1", **NORMALISED},
+        "algorithm": {"name": "ppo"},
+        "network": SMALL,
+    },
     "impala_cnn": {
         "env": {"id": "ALE/Pong-v5"},
         "algorithm": {"name": "impala"},
         "network": {"name": "nature_cnn", "kwargs": {"units": 32}},
     },
-    "recurrent": {"env": {"id": "CartPole-v1", **NORMALISED}, "algorithm": {"name": "ppo"}, "network": {**SMALL, "lstm": 8}},
+    "recurrent": {
+        "env": {"id": "CartPole-v1", **NORMALISED},
+        "algorithm": {"name": "ppo"},
+        "network": {**SMALL, "lstm": 8},
+    },
     "dqn": {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn"}, "network": SMALL},
-    "r2d2": {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "r2d2"}, "network": {**SMALL, "lstm": 8}},
-    "sac": {"env": {"id": "Pendulum-v1", **NORMALISED}, "algorithm": {"name": "sac"}, "network": SMALL},
+    "r2d2": {
+        "env": {"id": "CartPole-v1"},
+        "algorithm": {"name": "r2d2"},
+        "network": {**SMALL, "lstm": 8},
+    },
+    "sac": {
+        "env": {"id": "Pendulum-v1", **NORMALISED},
+        "algorithm": {"name": "sac"},
+        "network": SMALL,
+    },
     "td3": {"env": {"id": "Pendulum-v1"}, "algorithm": {"name": "td3"}, "network": SMALL},
-    "clipped": {"env": {"id": "tests.support.environments:BoxActionEnv"}, "algorithm": {"name": "ppo"}, "network": SMALL},
-    "shifted": {"env": {"id": "tests.support.environments:MultiDiscreteEnv"}, "algorithm": {"name": "ppo"}, "network": SMALL},
-    "masked": {"env": {"id": "tests.support.environments:MaskedEnv"}, "algorithm": {"name": "ppo"}, "network": SMALL},
-    "nested": {"env": {"id": "tests.support.environments:DictEnv", **NORMALISED}, "algorithm": {"name": "ppo"}, "network": SMALL},
+    "clipped": {
+        "env": {"id": "tests.support.environments:BoxActionEnv"},
+        "algorithm": {"name": "ppo"},
+        "network": SMALL,
+    },
+    "shifted": {
+        "env": {"id": "tests.support.environments:MultiDiscreteEnv"},
+        "algorithm": {"name": "ppo"},
+        "network": SMALL,
+    },
+    "masked": {
+        "env": {"id": "tests.support.environments:MaskedEnv"},
+        "algorithm": {"name": "ppo"},
+        "network": SMALL,
+    },
+    "nested": {
+        "env": {"id": "tests.support.environments:DictEnv", **NORMALISED},
+        "algorithm": {"name": "ppo"},
+        "network": SMALL,
+    },
 }
 NAMES = {
     "ppo": {"action", "logits"},
@@ -68,7 +100,10 @@ def observations(case: str, count: int, generator: np.random.Generator) -> list[
         return [
             {
                 "camera": generator.integers(0, 256, (1, 6, 6)).astype(np.uint8),
-                "arm": {"joints": generator.normal(size=3), "mode": np.int64(generator.integers(2, 10))},
+                "arm": {
+                    "joints": generator.normal(size=3),
+                    "mode": np.int64(generator.integers(2, 10)),
+                },
             }
             for _ in range(count)
         ]
@@ -90,11 +125,19 @@ def batched(case: str, single: list[Any]) -> Any:
 
 
 def as_tensors(tree: Any) -> Any:
-    return {name: as_tensors(leaf) for name, leaf in tree.items()} if isinstance(tree, Mapping) else torch.from_numpy(tree)
+    return (
+        {name: as_tensors(leaf) for name, leaf in tree.items()}
+        if isinstance(tree, Mapping)
+        else torch.from_numpy(tree)
+    )
 
 
 def as_arrays(tree: Any) -> Any:
-    return {name: as_arrays(leaf) for name, leaf in tree.items()} if isinstance(tree, Mapping) else np.asarray(tree)
+    return (
+        {name: as_arrays(leaf) for name, leaf in tree.items()}
+        if isinstance(tree, Mapping)
+        else np.asarray(tree)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -127,15 +170,24 @@ class Program:
             return found
         names = [output.name for output in self._onnx.get_outputs()]
         values = dict(zip(names, self._onnx.run(names, formats.flat(inputs)), strict=True))
-        state = {name.removeprefix("next_state/"): values.pop(name) for name in names if name.startswith("next_state/")}
+        state = {
+            name.removeprefix("next_state/"): values.pop(name)
+            for name in names
+            if name.startswith("next_state/")
+        }
         return values | ({"state": state} if state else {})
 
 
-def one_by_one(policy: LoadedPolicy, single: list[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+def one_by_one(
+    policy: LoadedPolicy, single: list[Any], inputs: Mapping[str, Any]
+) -> dict[str, Any]:
     """Actions, and the state after them, of `LoadedPolicy.act`."""
     actions, states = [], []
     for index, observation in enumerate(single):
-        state = {name: torch.from_numpy(leaf[index : index + 1]) for name, leaf in inputs.get("state", {}).items()}
+        state = {
+            name: torch.from_numpy(leaf[index : index + 1])
+            for name, leaf in inputs.get("state", {}).items()
+        }
         mask = inputs["action_mask"][index] if "action_mask" in inputs else None
         action, after = policy.act(observation, state or None, mask=mask)
         actions.append(action)
@@ -148,42 +200,68 @@ def parameters(policy: LoadedPolicy, case: str, inputs: Mapping[str, Any]) -> np
     """What the policy itself computes about the batch."""
     leaves = inputs["observation"] if case == "nested" else {"": inputs["observation"]}
     if case == "nested":
-        leaves = {**leaves, "arm/joints": leaves["arm/joints"].astype(np.float32), "arm/mode": leaves["arm/mode"] - 2}
+        leaves = {
+            **leaves,
+            "arm/joints": leaves["arm/joints"].astype(np.float32),
+            "arm/mode": leaves["arm/mode"] - 2,
+        }
     mask = torch.from_numpy(inputs["action_mask"]) if "action_mask" in inputs else None
-    found: np.ndarray[Any, Any] = policy.policy.act(as_tensors(leaves), as_tensors(inputs.get("state", {})), None, mask).parameters.numpy()
+    found: np.ndarray[Any, Any] = policy.policy.act(
+        as_tensors(leaves), as_tensors(inputs.get("state", {})), None, mask
+    ).parameters.numpy()
     return found
 
 
 @pytest.mark.parametrize(
     ("case", "suffix"),
-    [*((case, ".pt2") for case in CASES), *((case, ".onnx") for case in ("ppo", "impala_cnn", "recurrent", "dqn", "sac", "nested"))],
+    [
+        *((case, ".pt2") for case in CASES),
+        *((case, ".onnx") for case in ("ppo", "impala_cnn", "recurrent", "dqn", "sac", "nested")),
+    ],
 )
-def test_an_exported_policy_is_the_loaded_one_on_batches_of_any_size(exported: Exported, case: str, suffix: str) -> None:
+def test_an_exported_policy_is_the_loaded_one_on_batches_of_any_size(
+    exported: Exported, case: str, suffix: str
+) -> None:
     (path, file), generator = exported(case, suffix), np.random.default_rng(3)
     policy, program = tianflow.load_policy(path), Program(file)
     for batch in (1, 7):
         single = observations(case, batch, generator)
         inputs: dict[str, Any] = {"observation": batched(case, single)}
         if case in ("recurrent", "r2d2"):
-            inputs["state"] = {name: generator.normal(size=(batch, 8)).astype(np.float32) for name in ("h", "c")}
+            inputs["state"] = {
+                name: generator.normal(size=(batch, 8)).astype(np.float32) for name in ("h", "c")
+            }
         if case == "masked":
-            inputs["action_mask"] = generator.permuted(np.tile([True, True, False, False], (batch, 1)), axis=1)
+            inputs["action_mask"] = generator.permuted(
+                np.tile([True, True, False, False], (batch, 1)), axis=1
+            )
         found, expected = program(inputs), one_by_one(policy, single, inputs)
         assert found.keys() == NAMES.get(case, {"action", "logits"})
-        assert (expected["action"].dtype, expected["action"].shape) == (found["action"].dtype, found["action"].shape)
+        assert (expected["action"].dtype, expected["action"].shape) == (
+            found["action"].dtype,
+            found["action"].shape,
+        )
         np.testing.assert_allclose(found["action"], expected["action"], atol=1e-5)
-        side_by_side = [found[name].reshape(batch, -1) for name in found if name not in ("action", "state")]
-        np.testing.assert_allclose(np.concatenate(side_by_side, -1), parameters(policy, case, inputs), rtol=1e-5, atol=1e-5)
+        side_by_side = [
+            found[name].reshape(batch, -1) for name in found if name not in ("action", "state")
+        ]
+        np.testing.assert_allclose(
+            np.concatenate(side_by_side, -1), parameters(policy, case, inputs), rtol=1e-5, atol=1e-5
+        )
         for name, leaf in expected.get("state", {}).items():
             np.testing.assert_allclose(found["state"][name], leaf, atol=1e-5)
 
 
 def test_actions_outside_of_a_box_are_clipped_inside_the_program(exported: Exported) -> None:
     _, file = exported("clipped", ".pt2")
-    found = Program(file)({"observation": np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32) * 300.0})
+    found = Program(file)(
+        {"observation": np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32) * 300.0}
+    )
     low, high = np.array([-1.0, 0.0]), np.array([1.0, 0.5])
     assert ((found["mean"] < low) | (found["mean"] > high)).any()
-    np.testing.assert_array_equal(np.clip(found["mean"], low, high).astype(np.float32), found["action"])
+    np.testing.assert_array_equal(
+        np.clip(found["mean"], low, high).astype(np.float32), found["action"]
+    )
 
 
 def test_a_program_needs_no_tianflow_and_no_pickle(exported: Exported) -> None:
@@ -197,12 +275,20 @@ program = torch.export.load(sys.argv[1], extra_files=extra).module()
 state = {name: torch.zeros(5, 8) for name in ("h", "c")}
 print(json.dumps([json.loads(extra["tianflow.json"]), list(program(observation=torch.ones(5, 4), state=state)["state"]["h"].shape)]))
 """
-    done = subprocess.run([sys.executable, "-c", code, file.name], cwd=file.parent, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, file.name],
+        cwd=file.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     metadata, shape = json.loads(done.stdout)
     assert [5, 8] == shape
     assert "float32" == metadata["inputs"]["observation"]["dtype"]
     with zipfile.ZipFile(file) as archive:
-        assert {b""} == {archive.read(name) for name in archive.namelist() if name.endswith((".pt", ".pkl"))}
+        assert {b""} == {
+            archive.read(name) for name in archive.namelist() if name.endswith((".pt", ".pkl"))
+        }
 
 
 def metadata_of(path: Path) -> dict[str, Any]:
@@ -228,22 +314,32 @@ def test_a_file_says_what_it_is_and_what_it_takes(exported: Exported, suffix: st
     )
     assert ("discrete", [2]) == (found["action_space"]["kind"], found["action_space"]["categories"])
     memory = {"dtype": "float32", "shape": ["batch", 8]}
-    assert {"observation": {"dtype": "float32", "shape": ["batch", 4]}, "state/h": memory, "state/c": memory} == found["inputs"]
+    assert {
+        "observation": {"dtype": "float32", "shape": ["batch", 4]},
+        "state/h": memory,
+        "state/c": memory,
+    } == found["inputs"]
     after = "next_state" if suffix == ".onnx" else "state"
-    assert {"action": {"dtype": "int64", "shape": ["batch"]}, "logits": {"dtype": "float32", "shape": ["batch", 2]}} == {
-        name: found["outputs"][name] for name in ("action", "logits")
-    }
+    assert {
+        "action": {"dtype": "int64", "shape": ["batch"]},
+        "logits": {"dtype": "float32", "shape": ["batch", 2]},
+    } == {name: found["outputs"][name] for name in ("action", "logits")}
     assert {"action", "logits", f"{after}/h", f"{after}/c"} == found["outputs"].keys()
 
 
 def test_bounds_that_are_none_are_strict_json(tmp_path: Path) -> None:
-    sections = {**CASES["clipped"], "env": {"id": "tests.support.environments:UnboundedBoxActionEnv"}}
+    sections = {
+        **CASES["clipped"],
+        "env": {"id": "tests.support.environments:UnboundedBoxActionEnv"},
+    }
     write_export(checkpoint(tmp_path, sections), tmp_path / "policy.pt2", runs_dir=tmp_path)
     assert [None, None] == metadata_of(tmp_path / "policy.pt2")["action_space"]["low"]
 
 
 @EVERY_SUFFIX
-def test_no_path_of_the_machine_is_written(exported: Exported, tmp_path_factory: pytest.TempPathFactory, suffix: str) -> None:
+def test_no_path_of_the_machine_is_written(
+    exported: Exported, tmp_path_factory: pytest.TempPathFactory, suffix: str
+) -> None:
     _, file = exported("ppo", suffix)
     data = file.read_bytes()
     for folder in (Path(tianflow.__file__).parent, tmp_path_factory.getbasetemp()):
@@ -286,7 +382,9 @@ def test_a_checkpoint_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
-def test_without_the_extra_onnx_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_onnx_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint(tmp_path, CASES["ppo"])
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     done = run("a-run", "-o", str(tmp_path / "policy.onnx"), "--runs-dir", str(tmp_path))
@@ -311,7 +409,9 @@ class Choosy(Mlp):
 
 
 @pytest.mark.parametrize("network", ["BatchOfTwo", "Choosy"])
-def test_a_network_that_cannot_be_a_program_is_refused_and_nothing_is_written(tmp_path: Path, network: str) -> None:
+def test_a_network_that_cannot_be_a_program_is_refused_and_nothing_is_written(
+    tmp_path: Path, network: str
+) -> None:
     sections = {**CASES["ppo"], "network": {**SMALL, "name": f"tests.export.test_export:{network}"}}
     path, output = checkpoint(tmp_path, sections), tmp_path / "policy.pt2"
     output.write_text("an older one")
@@ -321,22 +421,34 @@ def test_a_network_that_cannot_be_a_program_is_refused_and_nothing_is_written(tm
     assert ["a-run", "policy.pt2"] == sorted(path.name for path in tmp_path.iterdir())
 
 
-def test_a_program_that_computes_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_computes_something_else_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = checkpoint(tmp_path, CASES["ppo"])
     traced = formats._traced
 
     def spoilt(deployed: Any) -> Any:
         program = traced(deployed)
-        program.constants.update({name: value + 0.1 for name, value in program.constants.items() if value.is_floating_point()})
+        program.constants.update(
+            {
+                name: value + 0.1
+                for name, value in program.constants.items()
+                if value.is_floating_point()
+            }
+        )
         return program
 
     monkeypatch.setattr(formats, "_traced", spoilt)
-    with pytest.raises(ExportError, match="computes another logits than the policy, for 1 observations at once"):
+    with pytest.raises(
+        ExportError, match="computes another logits than the policy, for 1 observations at once"
+    ):
         write_export(path, tmp_path / "policy.pt2", runs_dir=tmp_path)
     assert not (tmp_path / "policy.pt2").exists()
 
 
-def test_a_disk_that_refuses_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_refuses_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, output = checkpoint(tmp_path, CASES["ppo"]), tmp_path / "policy.pt2"
     output.write_text("an older one")
 

@@ -34,7 +34,9 @@ def opened() -> Iterator[Opened]:
     assert not compute._thread.is_alive()
 
 
-def held(started: threading.Event, go_on: threading.Event, then: Callable[[], object] = lambda: None) -> Callable[[], object]:
+def held(
+    started: threading.Event, go_on: threading.Event, then: Callable[[], object] = lambda: None
+) -> Callable[[], object]:
     """A function that says that it runs, and ends when told to."""
 
     def work() -> object:
@@ -66,7 +68,9 @@ async def test_everything_runs_on_the_one_thread(opened: Opened) -> None:
 async def test_who_came_first_is_first(opened: Opened) -> None:
     compute, _ = opened
     order: list[int] = []
-    await asyncio.gather(*(compute.run(lambda number=number: order.append(number)) for number in range(200)))  # type: ignore[misc]  # mypy does not infer lambda defaults
+    await asyncio.gather(
+        *(compute.run(lambda number=number: order.append(number)) for number in range(200))
+    )  # type: ignore[misc]  # mypy does not infer lambda defaults
     assert list(range(200)) == order
 
 
@@ -81,7 +85,9 @@ async def test_the_loop_is_free_meanwhile(opened: Opened) -> None:
     await running
 
 
-async def test_an_exception_reaches_its_caller_with_its_traceback_and_the_next_runs(opened: Opened) -> None:
+async def test_an_exception_reaches_its_caller_with_its_traceback_and_the_next_runs(
+    opened: Opened,
+) -> None:
     compute, orphans = opened
     with pytest.raises(BreakError, match="on purpose") as caught:
         await compute.run(fail)
@@ -109,7 +115,9 @@ async def test_the_exception_of_a_cancelled_caller_is_an_orphan(opened: Opened) 
     assert [BreakError] == [type(orphan) for orphan in orphans]
 
 
-async def test_a_caller_that_is_cancelled_in_the_turn_of_its_exception_loses_it_to_the_orphans(opened: Opened) -> None:
+async def test_a_caller_that_is_cancelled_in_the_turn_of_its_exception_loses_it_to_the_orphans(
+    opened: Opened,
+) -> None:
     compute, orphans = opened
     started, go_on = threading.Event(), threading.Event()
     running = asyncio.ensure_future(compute.run(held(started, go_on, fail)))

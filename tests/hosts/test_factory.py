@@ -39,14 +39,21 @@ class Weights:
 def builder_of(config):
     spec = envs.probe(config)
     weights = Weights(np.zeros(PPO.make_policy(config, spec).table.nbytes, np.uint8))
-    ends = SimpleNamespace(settings=LatestCell(LiveSettings(config, config.bound), 0), weights_reader=lambda _nbytes: weights)
-    blueprint = Blueprint(host="host", spec=spec, layout=trajectory_layout(config, spec), start=(Version(1, 0), 0))
+    ends = SimpleNamespace(
+        settings=LatestCell(LiveSettings(config, config.bound), 0),
+        weights_reader=lambda _nbytes: weights,
+    )
+    blueprint = Blueprint(
+        host="host", spec=spec, layout=trajectory_layout(config, spec), start=(Version(1, 0), 0)
+    )
     return Builder(blueprint=blueprint, ends=ends, compute=None), weights
 
 
 def test_actors_of_a_host_read_each_version_once_between_them():
     builder, weights = builder_of(cartpole(actors={"count": 3}))
-    rollouts = [builder._rollout(ComponentSpec(f"actor-{index}", "actor", index)) for index in range(3)]
+    rollouts = [
+        builder._rollout(ComponentSpec(f"actor-{index}", "actor", index)) for index in range(3)
+    ]
     assert [Version(1, 0)] * 3 == [rollout._load_weights() for rollout in rollouts]
     assert 1 == weights.reads
     for rollout in rollouts:
@@ -57,7 +64,10 @@ def test_actors_compute_as_they_are_told_and_evaluation_in_float32():
     builder, _ = builder_of(cartpole(actors={"count": 1, "precision": "bf16"}))
     rollout = builder._rollout(ComponentSpec("actor-0", "actor", 0))
     evaluating, _ = builder._policy()
-    found = [{leaf.dtype for leaf in policy._acting.network.parameters()} for policy in (rollout._policy, evaluating)]
+    found = [
+        {leaf.dtype for leaf in policy._acting.network.parameters()}
+        for policy in (rollout._policy, evaluating)
+    ]
     assert [{torch.bfloat16}, {torch.float32}] == found
     rollout.close()
 
@@ -65,9 +75,19 @@ def test_actors_compute_as_they_are_told_and_evaluation_in_float32():
 def first_observation(config, spec, *, era=0, incarnation=0, times=0):
     """Of an actor that was there so many times before, on this host."""
     weights = Weights(np.zeros(PPO.make_policy(config, spec).table.nbytes, np.uint8))
-    ends = SimpleNamespace(settings=LatestCell(LiveSettings(config, config.bound), 0), weights_reader=lambda _nbytes: weights)
+    ends = SimpleNamespace(
+        settings=LatestCell(LiveSettings(config, config.bound), 0),
+        weights_reader=lambda _nbytes: weights,
+    )
     layout = trajectory_layout(config, spec)
-    blueprint = Blueprint(host="host", spec=spec, layout=layout, start=(Version(1, 0), 0), era=era, incarnation=incarnation)
+    blueprint = Blueprint(
+        host="host",
+        spec=spec,
+        layout=layout,
+        start=(Version(1, 0), 0),
+        era=era,
+        incarnation=incarnation,
+    )
     builder = Builder(blueprint=blueprint, ends=ends, compute=None)
     for _ in range(times + 1):
         rollout = builder._rollout(ComponentSpec("actor-0", "actor", 0))
@@ -78,14 +98,27 @@ def first_observation(config, spec, *, era=0, incarnation=0, times=0):
 def test_an_actor_meets_other_seeds_after_a_resume_after_a_restart_and_when_it_comes_again():
     config = cartpole()
     spec = envs.probe(config)
-    lives = [{}, {"era": 1}, {"era": 2}, {"incarnation": 1}, {"times": 1}, {"times": 2}, {"era": 1, "incarnation": 1}]
+    lives = [
+        {},
+        {"era": 1},
+        {"era": 2},
+        {"incarnation": 1},
+        {"times": 1},
+        {"times": 2},
+        {"era": 1, "incarnation": 1},
+    ]
     met = [first_observation(config, spec, **life) for life in lives]
     assert len(lives) == len(set(met))
     assert met[0] == first_observation(config, spec)
 
 
 def test_lives_of_actors_are_numbers_that_fit_where_streams_are_told_apart():
-    lives = {life_of(era, incarnation, times) for era in (0, 1, 1023) for incarnation in (0, 1, 2047) for times in (0, 1, 1023)}
+    lives = {
+        life_of(era, incarnation, times)
+        for era in (0, 1, 1023)
+        for incarnation in (0, 1, 2047)
+        for times in (0, 1, 1023)
+    }
     assert (27, 0) == (len(lives), min(lives))
     assert max(lives) < 2**31
 
@@ -93,11 +126,28 @@ def test_lives_of_actors_are_numbers_that_fit_where_streams_are_told_apart():
 @pytest.mark.parametrize(("incarnation", "kept"), [(0, Path("v1-7")), (1, None)])
 async def test_a_replay_shard_that_was_lost_begins_empty(monkeypatch, incarnation, kept):
     """What it held is counted as gone, so nothing of it may come back."""
-    config = load_config({"env": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn"}, "checkpoint": {"replay": True}})
+    config = load_config(
+        {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn"}, "checkpoint": {"replay": True}}
+    )
     asked = []
-    monkeypatch.setattr(shard_making, "restored_shard", lambda _config, _spec, checkpoint, index: asked.append((checkpoint, index)))
-    ends = SimpleNamespace(settings=LatestCell(LiveSettings(config, config.bound), 0), shard_end=lambda _index: None)
-    blueprint = Blueprint(host="host", spec=None, layout=None, start=(Version(1, 7), 0), incarnation=incarnation, checkpoint=Path("v1-7"))
-    shard = Builder(blueprint=blueprint, ends=ends, compute=None).build(ComponentSpec("replay-1", "replay", 1))
+    monkeypatch.setattr(
+        shard_making,
+        "restored_shard",
+        lambda _config, _spec, checkpoint, index: asked.append((checkpoint, index)),
+    )
+    ends = SimpleNamespace(
+        settings=LatestCell(LiveSettings(config, config.bound), 0), shard_end=lambda _index: None
+    )
+    blueprint = Blueprint(
+        host="host",
+        spec=None,
+        layout=None,
+        start=(Version(1, 7), 0),
+        incarnation=incarnation,
+        checkpoint=Path("v1-7"),
+    )
+    shard = Builder(blueprint=blueprint, ends=ends, compute=None).build(
+        ComponentSpec("replay-1", "replay", 1)
+    )
     shard._make_shard()
     assert [(kept, 1)] == asked

@@ -17,7 +17,7 @@ from tianflow.coordinator import Run
 from tianflow.core.payloads import Version
 from tianflow.core.program import ComponentSpec, HostSpec
 from tianflow.errors import BrokenChannelError, TianflowError
-from tianflow.launchers.host_forker import Nursery
+from tianflow.launchers.host_forker import HostForker
 from tianflow.launchers.inline import HeapSlots, InlineHost, InlineLauncher
 from tianflow.launchers.processes import ProcessHost, SharedSlots
 from tianflow.planning.layouts import trajectory_layout
@@ -26,7 +26,9 @@ from tianflow.planning.validation import require_valid
 CONFIG = cartpole()
 SPEC = require_valid(CONFIG).spec
 InlineLauncher().prepare()
-HOST = HostSpec("all", (ComponentSpec("learner", "learner"), ComponentSpec("evaluator", "evaluator")))
+HOST = HostSpec(
+    "all", (ComponentSpec("learner", "learner"), ComponentSpec("evaluator", "evaluator"))
+)
 
 Port = ProcessHost | InlineHost
 ASKED: dict[str, Callable[[Port, Path], Coroutine[Any, Any, object]]] = {
@@ -55,19 +57,28 @@ class FakeChild:
 class FakeNursery:
     """Its children say nothing."""
 
-    async def spawn(self, name: str, target: str, payload: bytes, fds: Sequence[int] = ()) -> FakeChild:
+    async def spawn(
+        self, name: str, target: str, payload: bytes, fds: Sequence[int] = ()
+    ) -> FakeChild:
         return FakeChild()
 
 
 def make_run(directory: Path) -> Run:
     assert SPEC is not None
     layout = trajectory_layout(CONFIG, SPEC)
-    return Run(run_id="run", directory=directory, config=CONFIG, spec=SPEC, layout=layout, slots=HeapSlots(config=CONFIG, layout=layout))
+    return Run(
+        run_id="run",
+        directory=directory,
+        config=CONFIG,
+        spec=SPEC,
+        layout=layout,
+        slots=HeapSlots(config=CONFIG, layout=layout),
+    )
 
 
 async def in_a_process(run: Run) -> ProcessHost:
     host = ProcessHost(run=run, host=HOST, incarnation=0, learner_up=asyncio.Event())
-    await host.start(cast("Nursery", FakeNursery()), (), 1)
+    await host.start(cast("HostForker", FakeNursery()), (), 1)
     return host
 
 
@@ -86,7 +97,9 @@ def _a_learner_that_is_being_built(monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.mark.parametrize("make", [in_a_process, inline])
 @pytest.mark.parametrize("asked", ASKED)
-async def test_whoever_waits_for_a_host_that_goes_is_told(tmp_path: Path, make: Callable[[Run], Awaitable[Port]], asked: str) -> None:
+async def test_whoever_waits_for_a_host_that_goes_is_told(
+    tmp_path: Path, make: Callable[[Run], Awaitable[Port]], asked: str
+) -> None:
     host = await make(make_run(tmp_path))
     waiting = asyncio.create_task(ASKED[asked](host, tmp_path))
     await turns(5)
@@ -100,7 +113,9 @@ async def test_whoever_waits_for_a_host_that_goes_is_told(tmp_path: Path, make: 
 
 @pytest.mark.parametrize("make", [in_a_process, inline])
 @pytest.mark.parametrize("asked", ASKED)
-async def test_a_host_that_is_gone_says_so_to_whoever_asks(tmp_path: Path, make: Callable[[Run], Awaitable[Port]], asked: str) -> None:
+async def test_a_host_that_is_gone_says_so_to_whoever_asks(
+    tmp_path: Path, make: Callable[[Run], Awaitable[Port]], asked: str
+) -> None:
     """A checkpoint is staged first: meanwhile the learner that was to be asked may die, and another must be asked the next time."""
     host = await make(make_run(tmp_path))
     host.kill()
@@ -110,7 +125,9 @@ async def test_a_host_that_is_gone_says_so_to_whoever_asks(tmp_path: Path, make:
             await ASKED[asked](host, tmp_path)
 
 
-def test_slots_for_which_the_machine_has_no_room_leave_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_for_which_the_machine_has_no_room_leave_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert SPEC is not None
     layout = trajectory_layout(CONFIG, SPEC)
     SharedSlots(config=CONFIG, layout=layout, draws=layout).close()

@@ -18,12 +18,19 @@ from tianflow.hosts.shard_factory import make_shard, stacks_of
 class Images(gymnasium.Env[Any, Any]):
     """Of ``shape`` uint8: frames that move on along the first axis if ``stacked``, else all new at every step."""
 
-    def __init__(self, shape: tuple[int, int, int] = (4, 6, 6), stacked: bool = True, broken: bool = False) -> None:
-        self.observation_space, self.action_space = spaces.Box(0, 255, tuple(shape), np.uint8), spaces.Discrete(2)
+    def __init__(
+        self, shape: tuple[int, int, int] = (4, 6, 6), stacked: bool = True, broken: bool = False
+    ) -> None:
+        self.observation_space, self.action_space = (
+            spaces.Box(0, 255, tuple(shape), np.uint8),
+            spaces.Discrete(2),
+        )
         self._stacked, self._broken = stacked, broken
         self._image = np.zeros(tuple(shape), np.uint8)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._image = self.np_random.integers(256, size=self._image.shape, dtype=np.uint8)
         return self._image, {}
@@ -39,7 +46,9 @@ class Images(gymnasium.Env[Any, Any]):
 class MaskedImages(Images):
     """Of two actions the first is an error."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         return super().reset(seed=seed)[0], {"action_mask": np.array([0, 1], np.int8)}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -62,7 +71,9 @@ def config(**kwargs: object) -> Config:
         ({"shape": [4, 6, 6], "broken": True}, set()),
     ],
 )
-def test_an_image_is_a_stack_if_its_frames_move_on(kwargs: dict[str, object], stacks: set[str]) -> None:
+def test_an_image_is_a_stack_if_its_frames_move_on(
+    kwargs: dict[str, object], stacks: set[str]
+) -> None:
     wanted = config(**kwargs)
     spec = envs.probe(wanted)
     assert stacks == stacks_of(wanted, spec)
@@ -71,5 +82,11 @@ def test_an_image_is_a_stack_if_its_frames_move_on(kwargs: dict[str, object], st
 
 def test_stacks_are_seen_where_actions_are_masked() -> None:
     wanted = config()
-    wanted = wanted.model_copy(update={"env": wanted.env.model_copy(update={"id": "tests.hosts.test_shard_factory:MaskedImages"})})
+    wanted = wanted.model_copy(
+        update={
+            "env": wanted.env.model_copy(
+                update={"id": "tests.hosts.test_shard_factory:MaskedImages"}
+            )
+        }
+    )
     assert {""} == stacks_of(wanted, envs.probe(wanted))

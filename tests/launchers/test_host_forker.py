@@ -23,10 +23,11 @@ from tests.support.paths import ROOT
 from tianflow.errors import RunError
 from tianflow.launchers import host_forker as nursery_module
 from tianflow.launchers.fork_server import carries, processes
-from tianflow.launchers.host_forker import Child, Nursery
+from tianflow.launchers.host_forker import ForkedHost, HostForker
 
 ECHO, END, SLEEP, LOOK, FAMILY = (
-    f"tests.support.host_forker_targets:{name}" for name in ("echo", "end", "sleep", "look_around", "with_descendants")
+    f"tests.support.host_forker_targets:{name}"
+    for name in ("echo", "end", "sleep", "look_around", "with_descendants")
 )
 DAEMON = "tests.support.host_forker_targets:with_daemon"
 
@@ -37,8 +38,8 @@ def run_id() -> str:
 
 
 @pytest.fixture
-async def nursery(run_id: str) -> AsyncIterator[Nursery]:
-    async with Nursery(run_id=run_id) as nursery:
+async def nursery(run_id: str) -> AsyncIterator[HostForker]:
+    async with HostForker(run_id=run_id) as nursery:
         yield nursery
     assert [] == await of_run(run_id)
 
@@ -49,7 +50,9 @@ async def table() -> dict[int, str]:
 
 
 async def of_run(run_id: str) -> list[int]:
-    return await asyncio.to_thread(lambda: [entry.pid for entry in processes() if carries(entry.pid, "TIANFLOW_RUN", run_id)])
+    return await asyncio.to_thread(
+        lambda: [entry.pid for entry in processes() if carries(entry.pid, "TIANFLOW_RUN", run_id)]
+    )
 
 
 async def is_in(pid: int, state: str | None) -> bool:
@@ -75,7 +78,9 @@ async def eventually(condition: Callable[[], Awaitable[bool]], within_s: float =
         await asyncio.sleep(0.005)
 
 
-async def ask(nursery: Nursery, name: str, target: str, payload: bytes = b"") -> tuple[Child, socket.socket]:
+async def ask(
+    nursery: HostForker, name: str, target: str, payload: bytes = b""
+) -> tuple[ForkedHost, socket.socket]:
     """Spawn with one end of a socket pair; the child and the other end."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -88,15 +93,19 @@ async def hear(connection: socket.socket) -> bytes:
     return await asyncio.get_running_loop().sock_recv(connection, 1 << 20)
 
 
-async def told_by(nursery: Nursery, name: str, target: str, payload: bytes = b"") -> tuple[Child, Any]:
+async def told_by(
+    nursery: HostForker, name: str, target: str, payload: bytes = b""
+) -> tuple[ForkedHost, Any]:
     """Spawn; the child and what it says, as JSON."""
     child, connection = await ask(nursery, name, target, payload)
     with connection:
         return child, json.loads(await hear(connection))
 
 
-async def test_twenty_children_get_their_own_payload_and_descriptor(nursery: Nursery) -> None:
-    children = await asyncio.gather(*(ask(nursery, f"actor-{index}", ECHO, f"payload {index}".encode()) for index in range(20)))
+async def test_twenty_children_get_their_own_payload_and_descriptor(nursery: HostForker) -> None:
+    children = await asyncio.gather(
+        *(ask(nursery, f"actor-{index}", ECHO, f"payload {index}".encode()) for index in range(20))
+    )
     for index, (child, connection) in enumerate(children):
         assert f"payload {index}|{child.pid}".encode() == await hear(connection)
     assert 20 == len({child.pid for child, _ in children})
@@ -105,10 +114,16 @@ async def test_twenty_children_get_their_own_payload_and_descriptor(nursery: Nur
         assert 0 == await child.wait()
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library is not told how to keep memory")
-async def test_memory_that_is_taken_again_and_again_stays_with_the_process(nursery: Nursery) -> None:
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="another C library is not told how to keep memory"
+)
+async def test_memory_that_is_taken_again_and_again_stays_with_the_process(
+    nursery: HostForker,
+) -> None:
     """Else each time brings 12,288 faults for 48 MB."""
-    child, faults = await told_by(nursery, "host", "tests.support.host_forker_targets:work_in_memory")
+    child, faults = await told_by(
+        nursery, "host", "tests.support.host_forker_targets:work_in_memory"
+    )
     assert faults < 1000
     await child.wait()
 
@@ -118,18 +133,30 @@ def huge_pages_can_be_asked_for() -> bool:
     library, version = platform.libc_ver()
     mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     recent = library == "glibc" and tuple(map(int, version.split("."))) >= (2, 35)
-    return recent and mode.exists() and "[madvise]" in mode.read_text() and bool(nursery_module._huge_pages())
+    return (
+        recent
+        and mode.exists()
+        and "[madvise]" in mode.read_text()
+        and bool(nursery_module._huge_pages())
+    )
 
 
-@pytest.mark.skipif(not huge_pages_can_be_asked_for(), reason="this kernel or C library has no huge pages for who asks")
-async def test_hosts_ask_for_huge_pages(nursery: Nursery) -> None:
+@pytest.mark.skipif(
+    not huge_pages_can_be_asked_for(),
+    reason="this kernel or C library has no huge pages for who asks",
+)
+async def test_hosts_ask_for_huge_pages(nursery: HostForker) -> None:
     child, asked = await told_by(nursery, "host", "tests.support.host_forker_targets:pages")
     assert asked
     await child.wait()
 
 
-@pytest.mark.parametrize(("told", "asks"), [("2097152", True), ("536870912", False), ("", False), (None, False)])
-def test_pages_that_are_too_huge_are_not_asked_for(told: str | None, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("told", "asks"), [("2097152", True), ("536870912", False), ("", False), (None, False)]
+)
+def test_pages_that_are_too_huge_are_not_asked_for(
+    told: str | None, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = tmp_path / "size"
     if told is not None:
         size.write_text(told)
@@ -151,20 +178,36 @@ def test_pages_that_are_too_huge_are_not_asked_for(told: str | None, asks: bool,
         ("signal 6", -6),
     ],
 )
-async def test_exit_status_is_what_the_target_made_it(nursery: Nursery, how: str, status: int) -> None:
+async def test_exit_status_is_what_the_target_made_it(
+    nursery: HostForker, how: str, status: int
+) -> None:
     child = await nursery.spawn("host", END, how.encode())
     assert status == await child.wait()
     assert status == child.returncode
     assert child.pid not in await table()
 
 
-async def test_a_target_that_cannot_be_imported_is_an_exit_and_tells_why(run_id: str, capfd: pytest.CaptureFixture[str]) -> None:
-    async with Nursery(run_id=run_id) as nursery:  # after the capture began: hosts inherit what was stderr then
-        assert 1 == await (await nursery.spawn("host", "tests.support.host_forker_targets:missing", b"")).wait()
-    assert "AttributeError: module 'tests.support.host_forker_targets' has no attribute 'missing'" in capfd.readouterr().err
+async def test_a_target_that_cannot_be_imported_is_an_exit_and_tells_why(
+    run_id: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with HostForker(
+        run_id=run_id
+    ) as nursery:  # after the capture began: hosts inherit what was stderr then
+        assert (
+            1
+            == await (
+                await nursery.spawn("host", "tests.support.host_forker_targets:missing", b"")
+            ).wait()
+        )
+    assert (
+        "AttributeError: module 'tests.support.host_forker_targets' has no attribute 'missing'"
+        in capfd.readouterr().err
+    )
 
 
-async def test_several_may_wait_for_one_child_and_a_cancelled_one_disturbs_nobody(nursery: Nursery) -> None:
+async def test_several_may_wait_for_one_child_and_a_cancelled_one_disturbs_nobody(
+    nursery: HostForker,
+) -> None:
     child = await nursery.spawn("host", SLEEP, b"")
     waiting = [asyncio.create_task(child.wait()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -174,7 +217,7 @@ async def test_several_may_wait_for_one_child_and_a_cancelled_one_disturbs_nobod
     assert waiting[0].cancelled()
 
 
-async def test_kill_ends_a_stopped_child(nursery: Nursery) -> None:
+async def test_kill_ends_a_stopped_child(nursery: HostForker) -> None:
     child = await nursery.spawn("host", SLEEP, b"")
     os.kill(child.pid, signal.SIGSTOP)
     await eventually(lambda: is_in(child.pid, "T"))
@@ -182,21 +225,21 @@ async def test_kill_ends_a_stopped_child(nursery: Nursery) -> None:
     assert -9 == await child.wait()
 
 
-async def test_terminate_reaches_a_child_that_is_just_being_born(nursery: Nursery) -> None:
+async def test_terminate_reaches_a_child_that_is_just_being_born(nursery: HostForker) -> None:
     for index in range(20):
         child = await nursery.spawn(f"host-{index}", SLEEP, b"")
         child.terminate()
         assert -15 == await child.wait()
 
 
-async def test_kill_reaches_a_child_that_is_just_being_born(nursery: Nursery) -> None:
+async def test_kill_reaches_a_child_that_is_just_being_born(nursery: HostForker) -> None:
     for index in range(20):
         child = await nursery.spawn(f"host-{index}", SLEEP, b"")
         child.kill()
         assert -9 == await child.wait()
 
 
-async def test_kill_and_terminate_do_nothing_once_it_has_exited(nursery: Nursery) -> None:
+async def test_kill_and_terminate_do_nothing_once_it_has_exited(nursery: HostForker) -> None:
     child = await nursery.spawn("host", END, b"return 0")
     await child.wait()
     child.kill()
@@ -206,7 +249,9 @@ async def test_kill_and_terminate_do_nothing_once_it_has_exited(nursery: Nursery
 
 
 @pytest.mark.parametrize("how", ["leave", "stay"])
-async def test_an_exit_report_means_that_no_descendant_is_left(nursery: Nursery, how: str) -> None:
+async def test_an_exit_report_means_that_no_descendant_is_left(
+    nursery: HostForker, how: str
+) -> None:
     other = await nursery.spawn("other", SLEEP, b"")
     child, descendants = await told_by(nursery, "host", FAMILY, how.encode())
     if how == "stay":
@@ -220,7 +265,7 @@ async def test_an_exit_report_means_that_no_descendant_is_left(nursery: Nursery,
     assert other.pid in left
 
 
-async def test_descendants_of_a_living_host_outlive_the_end_of_another(nursery: Nursery) -> None:
+async def test_descendants_of_a_living_host_outlive_the_end_of_another(nursery: HostForker) -> None:
     keeper, descendants = await told_by(nursery, "keeper", FAMILY, b"stay")
     assert 0 == await (await nursery.spawn("host", END, b"return 0")).wait()
     assert set() == {*descendants} - set(await table())
@@ -228,7 +273,7 @@ async def test_descendants_of_a_living_host_outlive_the_end_of_another(nursery: 
     await keeper.wait()
 
 
-async def test_a_daemon_lives_as_long_as_the_host_that_started_it(nursery: Nursery) -> None:
+async def test_a_daemon_lives_as_long_as_the_host_that_started_it(nursery: HostForker) -> None:
     keeper, daemon = await told_by(nursery, "keeper", DAEMON)
     for index in range(3):
         assert 0 == await (await nursery.spawn(f"host-{index}", END, b"return 0")).wait()
@@ -238,34 +283,47 @@ async def test_a_daemon_lives_as_long_as_the_host_that_started_it(nursery: Nurse
     assert daemon not in await table()
 
 
-async def test_a_child_inherits_nothing_but_what_it_was_given(nursery: Nursery, run_id: str) -> None:
+async def test_a_child_inherits_nothing_but_what_it_was_given(
+    nursery: HostForker, run_id: str
+) -> None:
     bystander, idle = await ask(nursery, "bystander", ECHO)
     child, seen = await told_by(nursery, "learner", LOOK, bytes(3_000_000))
     assert [0, 1, 2, *seen["given"]] == seen["fds"]
     assert 3_000_000 == seen["payload"]
     assert child.pid == seen["pid"] == seen["session"]
-    assert ("learner", run_id, "learner", "1") == (seen["name"], seen["run"], seen["host"], seen["omp"])
+    assert ("learner", run_id, "learner", "1") == (
+        seen["name"],
+        seen["run"],
+        seen["host"],
+        seen["omp"],
+    )
     assert [] == seen["ignored"] == seen["blocked"]
-    assert set() == {"pickle", "_pickle", "multiprocessing", "asyncio", "torch"} & set(seen["modules"])
+    assert set() == {"pickle", "_pickle", "multiprocessing", "asyncio", "torch"} & set(
+        seen["modules"]
+    )
     idle.close()
     await asyncio.gather(bystander.wait(), child.wait())
 
 
 async def test_preloaded_modules_are_there_and_hosts_draw_different_numbers(run_id: str) -> None:
-    async with Nursery(run_id=run_id, preload=("numpy.random", "no_such_module")) as nursery:
+    async with HostForker(run_id=run_id, preload=("numpy.random", "no_such_module")) as nursery:
         seen = [(await told_by(nursery, f"host-{index}", LOOK))[1] for index in range(2)]
         assert "numpy" in seen[0]["modules"]
         assert seen[0]["random"] != seen[1]["random"]
         assert ["no_such_module"] == list(nursery.preload_failures)
 
 
-async def test_a_preloaded_thread_makes_forking_impossible_and_the_error_says_so(run_id: str) -> None:
-    async with Nursery(run_id=run_id, preload=("tests.support.host_forker_thread",)) as nursery:
+async def test_a_preloaded_thread_makes_forking_impossible_and_the_error_says_so(
+    run_id: str,
+) -> None:
+    async with HostForker(run_id=run_id, preload=("tests.support.host_forker_thread",)) as nursery:
         with pytest.raises(RunError, match="2 threads run in the fork server"):
             await nursery.spawn("host", END, b"return 0")
 
 
-async def test_impossible_requests_are_refused_before_anything_is_forked(nursery: Nursery) -> None:
+async def test_impossible_requests_are_refused_before_anything_is_forked(
+    nursery: HostForker,
+) -> None:
     child = await nursery.spawn("host", SLEEP, b"")
     with pytest.raises(ValueError, match="called 'host' already"):
         await nursery.spawn("host", SLEEP, b"")
@@ -276,12 +334,12 @@ async def test_impossible_requests_are_refused_before_anything_is_forked(nursery
     with pytest.raises(OSError, match="Bad file descriptor"):
         await nursery.spawn("other", SLEEP, b"", [987_654])
     with pytest.raises(RuntimeError, match="inside"):
-        await Nursery(run_id="never-entered").spawn("other", SLEEP, b"")
+        await HostForker(run_id="never-entered").spawn("other", SLEEP, b"")
     child.kill()
     await child.wait()
 
 
-async def test_a_cancelled_spawn_leaves_no_child(nursery: Nursery, run_id: str) -> None:
+async def test_a_cancelled_spawn_leaves_no_child(nursery: HostForker, run_id: str) -> None:
     spawning = asyncio.create_task(nursery.spawn("host", SLEEP, b""))
     await asyncio.sleep(0)  # the request is out, its answer is not in
     spawning.cancel()
@@ -294,7 +352,7 @@ async def test_a_cancelled_spawn_leaves_no_child(nursery: Nursery, run_id: str) 
 async def test_leaving_kills_everybody_and_costs_no_descriptor(run_id: str) -> None:
     before = open_descriptors()
     for _ in range(5):
-        async with Nursery(run_id=run_id) as nursery:
+        async with HostForker(run_id=run_id) as nursery:
             for index in range(4):
                 assert 0 == await (await nursery.spawn(f"early-{index}", END, b"return 0")).wait()
             child, descendants = await told_by(nursery, "host", FAMILY, b"stay")
@@ -306,11 +364,15 @@ async def test_leaving_kills_everybody_and_costs_no_descriptor(run_id: str) -> N
         os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
 
 
-async def test_leaving_does_not_wait_for_imports(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leaving_does_not_wait_for_imports(
+    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     async with asyncio.timeout(10.0):
-        async with Nursery(run_id=run_id, preload=("slow_module",), end_timeout_s=60.0) as nursery:
+        async with HostForker(
+            run_id=run_id, preload=("slow_module",), end_timeout_s=60.0
+        ) as nursery:
             spawning = asyncio.create_task(nursery.spawn("host", SLEEP, b""))
             await asyncio.sleep(0)
             spawning.cancel()
@@ -318,7 +380,7 @@ async def test_leaving_does_not_wait_for_imports(run_id: str, tmp_path: Path, mo
 
 
 async def test_leaving_ends_in_time_when_the_fork_server_is_stopped(run_id: str) -> None:
-    async with Nursery(run_id=run_id, end_timeout_s=0.2) as nursery:
+    async with HostForker(run_id=run_id, end_timeout_s=0.2) as nursery:
         child = await nursery.spawn("host", SLEEP, b"")
         assert nursery.pid is not None
         os.kill(nursery.pid, signal.SIGSTOP)
@@ -327,7 +389,9 @@ async def test_leaving_ends_in_time_when_the_fork_server_is_stopped(run_id: str)
     assert [] == await of_run(run_id)
 
 
-async def test_the_death_of_the_fork_server_ends_its_children_and_the_next_spawn_starts_another(nursery: Nursery, run_id: str) -> None:
+async def test_the_death_of_the_fork_server_ends_its_children_and_the_next_spawn_starts_another(
+    nursery: HostForker, run_id: str
+) -> None:
     child, _ = await told_by(nursery, "host", FAMILY, b"stay")
     assert 5 == len(await of_run(run_id))
     assert nursery.pid is not None
@@ -339,15 +403,19 @@ async def test_the_death_of_the_fork_server_ends_its_children_and_the_next_spawn
     assert nursery.alive
 
 
-async def test_a_fork_server_that_dies_again_and_again_is_an_error(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "suicidal_module.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+async def test_a_fork_server_that_dies_again_and_again_is_an_error(
+    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "suicidal_module.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    async with Nursery(run_id=run_id, preload=("suicidal_module",)) as nursery:
+    async with HostForker(run_id=run_id, preload=("suicidal_module",)) as nursery:
         with pytest.raises(RunError, match="died 3 times"):
             await nursery.spawn("host", END, b"return 0")
 
 
-async def test_a_coordinator_that_does_not_read_stops_nobody(nursery: Nursery) -> None:
+async def test_a_coordinator_that_does_not_read_stops_nobody(nursery: HostForker) -> None:
     """More reports than the socket holds: the fork server goes on, and tells everything in the end."""
     assert nursery._server is not None
     loop, fd = asyncio.get_running_loop(), nursery._server.connection.fileno()
@@ -369,11 +437,11 @@ async def test_a_coordinator_that_does_not_read_stops_nobody(nursery: Nursery) -
 
 COORDINATOR = """
 import asyncio, json, sys
-from tianflow.launchers.host_forker import Nursery
+from tianflow.launchers.host_forker import HostForker
 from tests.launchers.test_host_forker import FAMILY, SLEEP, told_by
 
 async def main():
-    async with Nursery(run_id=sys.argv[1]) as nursery:
+    async with HostForker(run_id=sys.argv[1]) as nursery:
         _, descendants = await told_by(nursery, "host", FAMILY, b"stay")
         await nursery.spawn("other", SLEEP, b"")
         print(json.dumps(descendants), flush=True)
@@ -388,7 +456,11 @@ async def test_nobody_outlives_the_coordinator(run_id: str, number: int) -> None
     root = ROOT
     environment = {**os.environ, "PYTHONPATH": str(root)}
     with subprocess.Popen(  # noqa: ASYNC220 - the processes under test have a loop of their own
-        [sys.executable, "-c", COORDINATOR, run_id], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root, env=environment
+        [sys.executable, "-c", COORDINATOR, run_id],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=root,
+        env=environment,
     ) as coordinator:
         try:
             assert coordinator.stdout is not None

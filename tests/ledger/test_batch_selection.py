@@ -43,7 +43,9 @@ def best(committed: list[int], open_: list[int], batch: int) -> tuple[int, int]:
 
 @settings(max_examples=300, deadline=None)
 @given(committed=slacks, open_=slacks, batch=st.integers(1, 4))
-def test_nothing_is_lost_that_need_not_be_and_no_more_is_waited_for(committed: list[int], open_: list[int], batch: int) -> None:
+def test_nothing_is_lost_that_need_not_be_and_no_more_is_waited_for(
+    committed: list[int], open_: list[int], batch: int
+) -> None:
     if len(committed) < batch:
         return
     fewest_lost, fewest_open = best(committed, open_, batch)
@@ -54,8 +56,12 @@ def test_nothing_is_lost_that_need_not_be_and_no_more_is_waited_for(committed: l
 
 
 @settings(max_examples=300, deadline=None)
-@given(slacks=st.lists(st.integers(0, 4), min_size=1, max_size=9).map(sorted), batch=st.integers(1, 4))
-def test_admission_leaves_enough_room_for_what_has_been_granted_and_not_begun(slacks: list[int], batch: int) -> None:
+@given(
+    slacks=st.lists(st.integers(0, 4), min_size=1, max_size=9).map(sorted), batch=st.integers(1, 4)
+)
+def test_admission_leaves_enough_room_for_what_has_been_granted_and_not_begun(
+    slacks: list[int], batch: int
+) -> None:
     """Tickets granted but not begun are not looked at: they begin with the newest version, so they have most slack of all.
 
     With C <= (highest slack + 1) * B out, adding them to what is left changes nothing.
@@ -107,7 +113,14 @@ def one_at_a_time(committed: list[int], open_: list[int], batch: int) -> int:
     chosen, left, open_ = committed[:batch], [*committed[batch:], *open_], list(open_)
     forced = 0
     while open_ and chosen:
-        tight = next((j for j in range(max(left, default=0) + 1) if sum(slack <= j for slack in left) > j * batch), None)
+        tight = next(
+            (
+                j
+                for j in range(max(left, default=0) + 1)
+                if sum(slack <= j for slack in left) > j * batch
+            ),
+            None,
+        )
         if tight is None or chosen[-1] <= tight or open_[0] > tight:
             break
         left.remove(open_.pop(0))
@@ -122,5 +135,7 @@ def one_at_a_time(committed: list[int], open_: list[int], batch: int) -> int:
     open_=st.lists(st.integers(0, 7), max_size=20).map(sorted),
     batch=st.integers(1, 6),
 )
-def test_many_at_once_are_judged_as_one_at_a_time(committed: list[int], open_: list[int], batch: int) -> None:
+def test_many_at_once_are_judged_as_one_at_a_time(
+    committed: list[int], open_: list[int], batch: int
+) -> None:
     assert one_at_a_time(committed, open_, batch) == waited_for(committed, open_, batch)

@@ -12,27 +12,38 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
-from tianflow.ledger.index import LISTED, TicketBook
+from tianflow.ledger.index import LISTED, TicketIndex
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits, State, Ticket
 
 
-def sound(book: TicketBook) -> None:
+def sound(book: TicketIndex) -> None:
     """Every answer of ``book``, against one that looks at each ticket."""
     tickets = list(book)
     assert len(tickets) == len(book)
     assert sorted(ticket.number for ticket in tickets) == [ticket.number for ticket in tickets]
-    assert Counter(ticket.state for ticket in tickets) == Counter({state: book.count(state) for state in State})
+    assert Counter(ticket.state for ticket in tickets) == Counter(
+        {state: book.count(state) for state in State}
+    )
     for state in LISTED:
-        those = sorted((ticket for ticket in tickets if ticket.state is state), key=lambda ticket: (ticket.version, ticket.number))
+        those = sorted(
+            (ticket for ticket in tickets if ticket.state is state),
+            key=lambda ticket: (ticket.version, ticket.number),
+        )
         assert Counter(ticket.version for ticket in those) == book.versions(state)
         assert list(book.versions(state)) == sorted(book.versions(state))
-        assert [list(book.oldest(state, count)) for count in range(len(those) + 2)] == [those[:count] for count in range(len(those) + 2)]
+        assert [list(book.oldest(state, count)) for count in range(len(those) + 2)] == [
+            those[:count] for count in range(len(those) + 2)
+        ]
         for version in book.versions(state):
-            assert tuple(ticket.number for ticket in those if ticket.version == version) == book.of_version(state, version)
+            assert tuple(
+                ticket.number for ticket in those if ticket.version == version
+            ) == book.of_version(state, version)
     for holder in ("actor-0", "actor-1", "nobody"):
         assert [ticket for ticket in tickets if ticket.holder == holder] == book.of_holder(holder)
-    arrived = sorted((t for t in tickets if t.state is State.COMMITTED), key=lambda t: (t.committed_at, t.number))
+    arrived = sorted(
+        (t for t in tickets if t.state is State.COMMITTED), key=lambda t: (t.committed_at, t.number)
+    )
     assert arrived == book.arrived(len(tickets))
     assert (arrived[0].committed_at if arrived else None) == book.first_arrival
 
@@ -40,7 +51,11 @@ def sound(book: TicketBook) -> None:
 class LedgerMachine(RuleBasedStateMachine):
     """Anything that may happen to a ledger, in any order."""
 
-    @initialize(batch=st.integers(1, 3), bound=st.none() | st.integers(0, 3), order=st.sampled_from(["version", "arrival"]))
+    @initialize(
+        batch=st.integers(1, 3),
+        bound=st.none() | st.integers(0, 3),
+        order=st.sampled_from(["version", "arrival"]),
+    )
     def make(self, batch: int, bound: int | None, order: Any) -> None:
         limits = Limits(batch=batch, max_staleness=bound, credits=12, patience=2.0, order=order)
         self.ledger, self.now, self.lineage = Ledger(limits=limits, slots=12), 0.0, 0
@@ -55,7 +70,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(holder=st.integers(0, 2), count=st.integers(1, 4))
     def grant(self, holder: int, count: int) -> None:
-        self.granted += [grant for _ in range(count) if (grant := self.ledger.grant(f"actor-{holder}")) is not None]
+        self.granted += [
+            grant
+            for _ in range(count)
+            if (grant := self.ledger.grant(f"actor-{holder}")) is not None
+        ]
 
     @precondition(lambda self: self.granted)
     @rule(at=st.integers(0, 20))
@@ -70,7 +89,9 @@ class LedgerMachine(RuleBasedStateMachine):
         grant = self.begun.pop(at % len(self.begun))
         self.now += later
         version = Version(grant.version.lineage, max(0, grant.version.number - older))
-        self.ledger.commit(grant.ticket, Trajectory(grant.ticket, grant.slot, 4, 8, version), self.now)
+        self.ledger.commit(
+            grant.ticket, Trajectory(grant.ticket, grant.slot, 4, 8, version), self.now
+        )
 
     @precondition(lambda self: self.begun)
     @rule(at=st.integers(0, 20))
@@ -95,7 +116,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def settle(self, published: bool) -> None:
         numbers = tuple(trajectory.ticket for trajectory in self.held.pop(0).trajectories)
         version = self.ledger.version
-        self.ledger.settle(Settlement(Version(version.lineage, version.number + 1), numbers, None, published))
+        self.ledger.settle(
+            Settlement(Version(version.lineage, version.number + 1), numbers, None, published)
+        )
 
     @rule(holder=st.integers(0, 2))
     def lose_a_holder(self, holder: int) -> None:
@@ -120,7 +143,10 @@ class LedgerMachine(RuleBasedStateMachine):
         if hasattr(self, "ledger"):
             sound(self.ledger._tickets)
             ledger = self.ledger
-            assert min(ledger.limits.credits, ledger.credits_ceiling, ledger.slots) == ledger.credits_limit
+            assert (
+                min(ledger.limits.credits, ledger.credits_ceiling, ledger.slots)
+                == ledger.credits_limit
+            )
 
 
 TestLedgerMachine = LedgerMachine.TestCase
@@ -136,11 +162,16 @@ VERSIONS = st.builds(Version, st.integers(1, 2), st.integers(0, 3))
 
 @settings(max_examples=200, deadline=None)
 @given(
-    tickets=st.lists(st.tuples(st.sampled_from(State), VERSIONS, st.sampled_from([0.0, 1.0, 2.0])), max_size=12),
-    moves=st.lists(st.tuples(st.integers(0, 11), st.none() | st.sampled_from(State), st.none() | VERSIONS), max_size=20),
+    tickets=st.lists(
+        st.tuples(st.sampled_from(State), VERSIONS, st.sampled_from([0.0, 1.0, 2.0])), max_size=12
+    ),
+    moves=st.lists(
+        st.tuples(st.integers(0, 11), st.none() | st.sampled_from(State), st.none() | VERSIONS),
+        max_size=20,
+    ),
 )
 def test_a_book_finds_what_is_in_it(tickets: list[Any], moves: list[Any]) -> None:
-    book = TicketBook()
+    book = TicketIndex()
     for number, (state, version, at) in enumerate(tickets):
         book.add(ticket(number, state, version, at))
     for number, state, new in moves:

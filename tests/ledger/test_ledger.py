@@ -16,7 +16,15 @@ from tianflow.ledger.tickets import Blocked, Limits, Share, State, coarse
 class Bench:
     """A ledger with a learner at ``version``, and shorthands for what actors and learners say to it."""
 
-    def __init__(self, *, batch: int = 2, bound: int | None = 1, version: int = 0, slots: int = 16, **limits: Any) -> None:
+    def __init__(
+        self,
+        *,
+        batch: int = 2,
+        bound: int | None = 1,
+        version: int = 0,
+        slots: int = 16,
+        **limits: Any,
+    ) -> None:
         given = {"batch": batch, "max_staleness": bound, "credits": slots, **limits}
         self.ledger = Ledger(limits=Limits(**given), slots=slots)
         self.lineage = 1
@@ -32,27 +40,39 @@ class Bench:
 
     def begun(self, version: int | None = None, holder: str = "actor-0") -> Grant:
         grant = self.granted(holder)
-        assert self.ledger.begin(grant.ticket, self.v(version) if version is not None else grant.version)
+        assert self.ledger.begin(
+            grant.ticket, self.v(version) if version is not None else grant.version
+        )
         return grant
 
-    def commit(self, grant: Grant, version: int | None = None, *, now: float = 0.0, length: int = 4) -> bool:
+    def commit(
+        self, grant: Grant, version: int | None = None, *, now: float = 0.0, length: int = 4
+    ) -> bool:
         oldest = self.v(version) if version is not None else grant.version
-        return self.ledger.commit(grant.ticket, Trajectory(grant.ticket, grant.slot, length, 2 * length, oldest), now)
+        return self.ledger.commit(
+            grant.ticket, Trajectory(grant.ticket, grant.slot, length, 2 * length, oldest), now
+        )
 
-    def committed(self, version: int | None = None, holder: str = "actor-0", now: float = 0.0) -> Grant:
+    def committed(
+        self, version: int | None = None, holder: str = "actor-0", now: float = 0.0
+    ) -> Grant:
         grant = self.begun(version, holder)
         assert self.commit(grant, version, now=now)
         return grant
 
     def take(self, version: int | None = None, now: float = 0.0) -> Batch | Blocked:
-        return self.ledger.take(self.v(self.ledger.version.number if version is None else version), now)
+        return self.ledger.take(
+            self.v(self.ledger.version.number if version is None else version), now
+        )
 
     def taken(self, version: int | None = None) -> Batch:
         batch = self.take(version)
         assert isinstance(batch, Batch)
         return batch
 
-    def settle(self, batch: Batch, bound: int | None = 1, *, published: bool = True, skipped: bool = False) -> None:
+    def settle(
+        self, batch: Batch, bound: int | None = 1, *, published: bool = True, skipped: bool = False
+    ) -> None:
         version = self.v(self.ledger.version.number + 1)
         self.ledger.settle(Settlement(version, tickets(batch), bound, published, skipped))
 
@@ -80,7 +100,13 @@ def tickets(batch: Batch) -> tuple[int, ...]:
 def states(bench: Bench) -> tuple[list[State], int, int, int, int]:
     """(states of live tickets, granted, begun, committed, open)."""
     seen = bench.ledger.snapshot()
-    return [ticket.state for ticket in bench.ledger.live()], seen.granted, seen.begun, seen.committed, seen.open
+    return (
+        [ticket.state for ticket in bench.ledger.live()],
+        seen.granted,
+        seen.begun,
+        seen.committed,
+        seen.open,
+    )
 
 
 def test_a_ticket_goes_from_granted_to_trained_and_is_counted_in_each_state() -> None:
@@ -140,7 +166,11 @@ def test_without_a_free_slot_nothing_is_granted_though_there_are_credits() -> No
     bench.begun()
     bench.ledger.drop_open("stopped")
     bench.granted()
-    assert (1, 2, 0) == (bench.ledger.credits_in_use, bench.ledger.credits_limit, bench.ledger.snapshot().free_slots)
+    assert (1, 2, 0) == (
+        bench.ledger.credits_in_use,
+        bench.ledger.credits_limit,
+        bench.ledger.snapshot().free_slots,
+    )
     assert bench.ledger.grant("actor-0") is None
     bench.ledger.add_slots(1)
     assert 2 == bench.granted().slot
@@ -178,7 +208,11 @@ def test_staleness_splits_into_in_flight_and_in_queue() -> None:
     assert ({0: 1, 1: 1}, {0: 1, 1: 1}, {0: 2}) == (seen.staleness, seen.in_flight, seen.in_queue)
     bench.settle(bench.taken(), bound=3)
     seen = bench.ledger.snapshot()
-    assert ({0: 1, 1: 2}, {0: 2, 1: 1}, {0: 2, 1: 1}) == (seen.staleness, seen.in_flight, seen.in_queue)
+    assert ({0: 1, 1: 2}, {0: 2, 1: 1}, {0: 2, 1: 1}) == (
+        seen.staleness,
+        seen.in_flight,
+        seen.in_queue,
+    )
     assert (0, 1, 1) == seen.recent_staleness
 
 
@@ -187,9 +221,18 @@ def test_staleness_splits_into_in_flight_and_in_queue() -> None:
 
 @pytest.mark.parametrize(
     ("version", "bound", "batch", "started", "expected"),
-    [(0, 0, 4, 0, 4), (0, 0, 4, 4, 0), (1, 0, 4, 4, 4), (0, 2, 4, 0, 12), (3, 1, 8, 35, 5), (3, 1, 8, 40, 0)],
+    [
+        (0, 0, 4, 0, 4),
+        (0, 0, 4, 4, 0),
+        (1, 0, 4, 4, 4),
+        (0, 2, 4, 0, 12),
+        (3, 1, 8, 35, 5),
+        (3, 1, 8, 40, 0),
+    ],
 )
-def test_as_many_may_begin_as_the_admission_rule_of_areal_says(version: int, bound: int, batch: int, started: int, expected: int) -> None:
+def test_as_many_may_begin_as_the_admission_rule_of_areal_says(
+    version: int, bound: int, batch: int, started: int, expected: int
+) -> None:
     """Handed values of arXiv 2505.24298: admit while floor((N - 1) / B) <= i + eta, N trajectories started, learner version i."""
     bench = Bench(batch=batch, bound=bound, slots=64)
     for _ in range(version):
@@ -202,8 +245,12 @@ def test_as_many_may_begin_as_the_admission_rule_of_areal_says(version: int, bou
     assert expected == more
 
 
-@pytest.mark.parametrize(("bound", "lag", "expected"), [(0, 0, 2), (3, 0, 8), (3, 1, 6), (3, 3, 2), (None, 1, 16)])
-def test_the_ceiling_is_a_batch_for_each_version_still_admissible(bound: int | None, lag: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("bound", "lag", "expected"), [(0, 0, 2), (3, 0, 8), (3, 1, 6), (3, 3, 2), (None, 1, 16)]
+)
+def test_the_ceiling_is_a_batch_for_each_version_still_admissible(
+    bound: int | None, lag: int, expected: int
+) -> None:
     bench = Bench(bound=bound)
     for _ in range(lag):
         bench.update(published=False, bound=bound)
@@ -287,7 +334,11 @@ def test_a_batch_takes_the_oldest_versions_and_lists_them_in_ticket_order() -> N
 
 def test_in_order_of_arrival_a_batch_takes_who_came_first() -> None:
     bench = Bench(bound=5, version=5, order="arrival")
-    first, _, second = bench.committed(5, now=1.0), bench.committed(3, now=3.0), bench.committed(4, now=2.0)
+    first, _, second = (
+        bench.committed(5, now=1.0),
+        bench.committed(3, now=3.0),
+        bench.committed(4, now=2.0),
+    )
     assert (first.ticket, second.ticket) == tickets(bench.taken())
 
 
@@ -396,7 +447,13 @@ def test_a_skipped_optimiser_step_is_an_update_that_is_counted_apart() -> None:
     bench.committed()
     bench.settle(bench.taken(), skipped=True, published=False)
     seen = bench.ledger.snapshot()
-    assert (1, 1, bench.v(1), bench.v(0), 1) == (seen.updates, seen.skipped_updates, seen.version, seen.published, seen.unpublished_updates)
+    assert (1, 1, bench.v(1), bench.v(0), 1) == (
+        seen.updates,
+        seen.skipped_updates,
+        seen.version,
+        seen.published,
+        seen.unpublished_updates,
+    )
 
 
 # Order and stragglers -------------------------------------------------------------------------------------------------
@@ -444,7 +501,10 @@ def test_what_was_cut_is_trained_on() -> None:
     batch = bench.taken()
     assert slow.ticket in tickets(batch)
     bench.settle(batch)
-    assert ({0: 3, 1: 1}, {}) == (bench.ledger.snapshot().staleness, bench.ledger.snapshot().dropped)
+    assert ({0: 3, 1: 1}, {}) == (
+        bench.ledger.snapshot().staleness,
+        bench.ledger.snapshot().dropped,
+    )
 
 
 def test_a_straggler_that_does_not_answer_in_time_is_dropped_and_the_batch_goes_on() -> None:
@@ -506,7 +566,13 @@ def test_a_ticket_aborted_before_it_began_returns_credit_and_slot_and_counts_as_
     grant = bench.granted()
     bench.ledger.abort(grant.ticket, grant.slot, "stopped")
     seen = bench.ledger.snapshot()
-    assert (0, 1, {}, 16, 0) == (seen.in_use, seen.returned, seen.dropped, seen.free_slots, seen.quarantined_slots)
+    assert (0, 1, {}, 16, 0) == (
+        seen.in_use,
+        seen.returned,
+        seen.dropped,
+        seen.free_slots,
+        seen.quarantined_slots,
+    )
     bench.sound()
 
 
@@ -520,7 +586,9 @@ def test_a_ticket_aborted_after_it_began_is_dropped_with_the_reason_given() -> N
 
 
 @pytest.mark.parametrize("release", ["commit", "abort", "holder_lost"])
-def test_the_slot_of_a_dropped_ticket_is_not_used_again_until_its_holder_lets_go(release: str) -> None:
+def test_the_slot_of_a_dropped_ticket_is_not_used_again_until_its_holder_lets_go(
+    release: str,
+) -> None:
     bench = Bench(slots=2, credits=2)
     grant = bench.begun(holder="slow")
     assert 1 == bench.ledger.drop_open("stopped")
@@ -611,7 +679,13 @@ def test_with_the_learner_everything_made_for_it_is_lost() -> None:
     bench = Bench(bound=5)
     lose_learner(bench)
     seen = bench.ledger.snapshot()
-    assert ({"learner_lost": 4}, 1, 0, 2, 14) == (seen.dropped, seen.returned, seen.in_use, seen.quarantined_slots, seen.free_slots)
+    assert ({"learner_lost": 4}, 1, 0, 2, 14) == (
+        seen.dropped,
+        seen.returned,
+        seen.in_use,
+        seen.quarantined_slots,
+        seen.free_slots,
+    )
     bench.sound()
 
 
@@ -636,7 +710,11 @@ def test_what_a_lost_learner_still_had_to_say_changes_nothing() -> None:
     bench.ledger.open_lineage(Version(2, 0))
     bench.ledger.settle(late)
     bench.ledger.publish(bench.v(1))
-    assert (Version(2, 0), Version(2, 0), 0) == (bench.ledger.version, bench.ledger.published, bench.ledger.snapshot().updates)
+    assert (Version(2, 0), Version(2, 0), 0) == (
+        bench.ledger.version,
+        bench.ledger.published,
+        bench.ledger.snapshot().updates,
+    )
     bench.sound()
 
 
@@ -644,7 +722,11 @@ def test_a_younger_lineage_replaces_a_longer_one() -> None:
     bench = Bench(version=137)
     bench.ledger.learner_lost()
     bench.ledger.open_lineage(Version(2, 100))
-    assert (Version(2, 100), Version(2, 100), 0) == (bench.ledger.version, bench.ledger.published, bench.ledger.publish_lag)
+    assert (Version(2, 100), Version(2, 100), 0) == (
+        bench.ledger.version,
+        bench.ledger.published,
+        bench.ledger.publish_lag,
+    )
 
 
 def test_tickets_of_an_older_lineage_are_swept_whatever_their_number() -> None:
@@ -677,7 +759,10 @@ def test_the_steps_of_every_holder_are_followed_to_their_end() -> None:
     shares = bench.ledger.snapshot().shares
     assert Share(committed_steps=8, trained_steps=8, dropped_steps=0, trajectories=1) == shares["a"]
     assert Share(committed_steps=8, trained_steps=0, dropped_steps=8, trajectories=1) == shares["b"]
-    assert (16, 8) == (bench.ledger.snapshot().steps_committed, bench.ledger.snapshot().steps_trained)
+    assert (16, 8) == (
+        bench.ledger.snapshot().steps_committed,
+        bench.ledger.snapshot().steps_trained,
+    )
 
 
 def test_a_snapshot_does_not_change_when_the_ledger_does() -> None:
@@ -699,7 +784,9 @@ def test_a_snapshot_does_not_change_when_the_ledger_does() -> None:
         ({"credits": 7}, "fewer credits than a batch can never feed the learner"),
     ],
 )
-def test_limits_that_could_not_work_are_refused_with_their_consequence(limits: dict[str, int], sentence: str) -> None:
+def test_limits_that_could_not_work_are_refused_with_their_consequence(
+    limits: dict[str, int], sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence):
         Limits(**{"batch": 8, "max_staleness": 1, "credits": 16, **limits})
 
@@ -727,7 +814,9 @@ def test_a_commit_with_a_foreign_slot_or_without_steps_is_refused(slot: int, len
     bench = Bench()
     grant = bench.begun()
     with pytest.raises(LedgerError, match="slot or length that is not its own"):
-        bench.ledger.commit(grant.ticket, Trajectory(grant.ticket, slot, length, length, grant.version), 0.0)
+        bench.ledger.commit(
+            grant.ticket, Trajectory(grant.ticket, slot, length, length, grant.version), 0.0
+        )
 
 
 @pytest.mark.parametrize("taken", [False, True])
@@ -774,7 +863,9 @@ def test_a_ticket_that_was_not_taken_cannot_be_trained_on_and_nothing_is_settled
     before = bench.ledger.snapshot()
     for wrong in (other.ticket, 99, taken.trajectories[0].ticket):
         with pytest.raises(LedgerError, match="without having been taken"):
-            bench.ledger.settle(Settlement(bench.v(1), (taken.trajectories[0].ticket, wrong), 1, True))
+            bench.ledger.settle(
+                Settlement(bench.v(1), (taken.trajectories[0].ticket, wrong), 1, True)
+            )
     assert before == bench.ledger.snapshot()
 
 
@@ -796,7 +887,9 @@ def whole(bench: Bench) -> None:
     assert sorted(slots) == list(range(seen.slots))
 
 
-def test_a_trajectory_that_a_shard_has_copied_returns_credit_and_slot_and_counts_as_inserted() -> None:
+def test_a_trajectory_that_a_shard_has_copied_returns_credit_and_slot_and_counts_as_inserted() -> (
+    None
+):
     bench = Bench(bound=None, slots=1, credits=2, batch=1)
     grant = bench.committed()
     trajectory = bench.ledger.take_one(grant.ticket)
@@ -804,7 +897,11 @@ def test_a_trajectory_that_a_shard_has_copied_returns_credit_and_slot_and_counts
     assert bench.ledger.grant("actor-1") is None  # the shard reads the only slot
     whole(bench)
     bench.ledger.inserted(grant.ticket)
-    assert (1, 0, 0) == (bench.ledger.snapshot().inserted, bench.ledger.snapshot().open, bench.ledger.credits_in_use)
+    assert (1, 0, 0) == (
+        bench.ledger.snapshot().inserted,
+        bench.ledger.snapshot().open,
+        bench.ledger.credits_in_use,
+    )
     assert bench.granted().slot == grant.slot
     whole(bench)
 
@@ -870,10 +967,15 @@ def test_a_learner_that_left_stops_grants_and_leaves_what_goes_into_replay_alone
     whole(bench)
 
 
-def test_ages_of_replayed_items_are_counted_by_item_and_those_beyond_the_bound_as_violations() -> None:
+def test_ages_of_replayed_items_are_counted_by_item_and_those_beyond_the_bound_as_violations() -> (
+    None
+):
     bench = Bench(bound=None)
     bench.ledger.replayed({0: 3, 5: 2, 40: 1}, None)
-    assert ({0: 3, 5: 2, 40: 1}, 0) == (bench.ledger.snapshot().staleness, bench.ledger.snapshot().violations)
+    assert ({0: 3, 5: 2, 40: 1}, 0) == (
+        bench.ledger.snapshot().staleness,
+        bench.ledger.snapshot().violations,
+    )
     bench.ledger.replayed({5: 2, 6: 3, -1: 4}, 5)
     assert 7 == bench.ledger.snapshot().violations
 
@@ -895,7 +997,9 @@ def test_the_credit_limit_in_force_follows_everything_that_it_depends_on() -> No
             grant = ledger.grant("actor-0")
             assert grant is not None
             ledger.begin(grant.ticket, grant.version)
-            ledger.commit(grant.ticket, Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), 0.0)
+            ledger.commit(
+                grant.ticket, Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), 0.0
+            )
         batch = ledger.take(ledger.version, 0.0)
         assert isinstance(batch, Batch)
         numbers = tuple(trajectory.ticket for trajectory in batch.trajectories)

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tianflow.config.model import Config, EnvSettings, NetworkSettings, PPOSettings
-from tianflow.config.networks import channels_first, check_network, image_size, state_spec, torso_parameters
+from tianflow.config.networks import (
+    channels_first,
+    check_network,
+    image_size,
+    state_spec,
+    torso_parameters,
+)
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
 from tianflow.networks import Mlp, Network, Output, convolutions, make_network
@@ -35,7 +41,9 @@ EVERYTHING = (
 
 
 def spec(*leaves: LeafSpec, action: ActionSpec = DISCRETE) -> EnvironmentSpec:
-    return EnvironmentSpec(id="Test-v0", observation=leaves, action=action, num_envs=4, autoreset="next_step")
+    return EnvironmentSpec(
+        id="Test-v0", observation=leaves, action=action, num_envs=4, autoreset="next_step"
+    )
 
 
 def config(network: NetworkSettings) -> Config:
@@ -49,7 +57,11 @@ def observations(leaves: tuple[LeafSpec, ...], *lead: int, seed: int = 0) -> dic
         top = 256 if leaf.dtype == "uint8" else min(leaf.categories, default=2)
         shape = (*lead, *leaf.shape)
         floats = leaf.dtype.startswith("float")
-        values = torch.randn(shape, generator=generator) if floats else torch.randint(top, shape, generator=generator)
+        values = (
+            torch.randn(shape, generator=generator)
+            if floats
+            else torch.randint(top, shape, generator=generator)
+        )
         found[leaf.name] = values.to(getattr(torch, leaf.dtype))
     return found
 
@@ -59,7 +71,12 @@ def zero_state(settings: NetworkSettings, columns: int) -> dict[str, Tensor]:
 
 
 CASES = [
-    pytest.param(NetworkSettings(name=name, lstm=lstm, share_torso=shared), leaves, action, id=f"{name}-{lstm}-{shared}-{kind}")
+    pytest.param(
+        NetworkSettings(name=name, lstm=lstm, share_torso=shared),
+        leaves,
+        action,
+        id=f"{name}-{lstm}-{shared}-{kind}",
+    )
     for name, shared, leaves, kind, action in [
         ("mlp", False, (VECTOR,), "discrete", DISCRETE),
         ("mlp", True, (VECTOR,), "box", BOX),
@@ -86,7 +103,9 @@ def test_acting_step_by_step_gives_what_looking_at_the_sequence_gives(
         output = network(obs, zero_state(settings, columns), start)
         state: Any = zero_state(settings, columns)
         for t in range(steps):
-            state = {name: torch.where(start[t, :, None], 0.0, leaf) for name, leaf in state.items()}
+            state = {
+                name: torch.where(start[t, :, None], 0.0, leaf) for name, leaf in state.items()
+            }
             parameters, state = network.act({name: leaf[t] for name, leaf in obs.items()}, state)
             torch.testing.assert_close(parameters, output.parameters[t], atol=2e-6, rtol=0.0)
             for name, leaf in state.items():
@@ -98,9 +117,14 @@ def test_acting_step_by_step_gives_what_looking_at_the_sequence_gives(
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("action", [DISCRETE, BOX], ids=["discrete", "box"])
-def test_a_small_network_gives_the_same_on_arrays(action: ActionSpec, activation: Literal["relu", "tanh"]) -> None:
+def test_a_small_network_gives_the_same_on_arrays(
+    action: ActionSpec, activation: Literal["relu", "tanh"]
+) -> None:
     """Of any number of observations, and of weights that were overwritten, once it was told."""
-    network = make_network(NetworkSettings(hidden=(16, 8), activation=activation, kwargs={"log_std": -0.5}), spec(VECTOR, action=action))
+    network = make_network(
+        NetworkSettings(hidden=(16, 8), activation=activation, kwargs={"log_std": -0.5}),
+        spec(VECTOR, action=action),
+    )
     assert isinstance(network, Mlp)
     arrays = network.on_arrays()
     assert arrays is not None
@@ -109,7 +133,10 @@ def test_a_small_network_gives_the_same_on_arrays(action: ActionSpec, activation
         obs = observations((VECTOR,), count, seed=seed)
         with torch.no_grad():
             for parameter in network.parameters():
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+                parameter.add_(
+                    0.3
+                    * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+                )
             expected = network.act(obs, {})[0]
         arrays.refresh()
         found = np.full((count, arrays.size), np.nan, np.float32)
@@ -128,16 +155,22 @@ def test_a_small_network_gives_the_same_on_arrays(action: ActionSpec, activation
     ],
     ids=["memory", "leaves", "bytes", "images"],
 )
-def test_other_networks_do_not_act_on_arrays(settings: NetworkSettings, leaves: tuple[LeafSpec, ...]) -> None:
+def test_other_networks_do_not_act_on_arrays(
+    settings: NetworkSettings, leaves: tuple[LeafSpec, ...]
+) -> None:
     network = make_network(settings, spec(*leaves))
     assert isinstance(network, Network)
     assert network.on_arrays() is None
 
 
 @pytest.mark.parametrize(("settings", "leaves", "action"), CASES)
-def test_every_parameter_gets_a_gradient(settings: NetworkSettings, leaves: tuple[LeafSpec, ...], action: ActionSpec) -> None:
+def test_every_parameter_gets_a_gradient(
+    settings: NetworkSettings, leaves: tuple[LeafSpec, ...], action: ActionSpec
+) -> None:
     network = make_network(settings, spec(*leaves, action=action))
-    output = network(observations(leaves, 3, 2), zero_state(settings, 2), torch.zeros(3, 2, dtype=torch.bool))
+    output = network(
+        observations(leaves, 3, 2), zero_state(settings, 2), torch.zeros(3, 2, dtype=torch.bool)
+    )
     (output.value.sum() + output.parameters.square().sum()).backward()
     assert [] == [name for name, parameter in network.named_parameters() if parameter.grad is None]
 
@@ -156,9 +189,13 @@ def test_a_gaussian_starts_with_the_log_deviation_asked_for() -> None:
 
 def test_weights_come_from_the_seed_alone_and_leave_the_global_generator_as_it_was() -> None:
     before = torch.get_rng_state()
-    first, again, other = (make_network(NetworkSettings(), spec(VECTOR), seed=seed) for seed in (1, 1, 2))
+    first, again, other = (
+        make_network(NetworkSettings(), spec(VECTOR), seed=seed) for seed in (1, 1, 2)
+    )
     assert torch.equal(before, torch.get_rng_state())
-    weights = [nn.utils.parameters_to_vector(network.parameters()) for network in (first, again, other)]
+    weights = [
+        nn.utils.parameters_to_vector(network.parameters()) for network in (first, again, other)
+    ]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
@@ -176,23 +213,40 @@ def test_weights_come_from_the_seed_alone_and_leave_the_global_generator_as_it_w
 def test_a_rectified_convolution_is_pytorchs_and_then_a_rectifier(
     shape: tuple[int, int, int], kernel: int, stride: int, group: int, dtype: torch.dtype
 ) -> None:
-    ours, plain = RectifiedConv2d(shape[0], 6, kernel, stride).to(dtype), nn.Conv2d(shape[0], 6, kernel, stride).to(dtype)
+    ours, plain = (
+        RectifiedConv2d(shape[0], 6, kernel, stride).to(dtype),
+        nn.Conv2d(shape[0], 6, kernel, stride).to(dtype),
+    )
     plain.load_state_dict(ours.state_dict())
-    assert convolutions._together(torch.zeros(1, *shape), group).shape == (1, group * shape[0], shape[1], shape[2] // group)
+    assert convolutions._together(torch.zeros(1, *shape), group).shape == (
+        1,
+        group * shape[0],
+        shape[1],
+        shape[2] // group,
+    )
     found, expected = [], []
     for convolve, told in ((ours, found), (lambda x: torch.relu(plain(x)), expected)):
         images = torch.randn(3, *shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
         images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
         result = convolve(images)
-        (result.flatten(1) * torch.arange(result[0].numel())).sum().backward()  # of which the gradient has channels outermost
+        (
+            result.flatten(1) * torch.arange(result[0].numel())
+        ).sum().backward()  # of which the gradient has channels outermost
         told += [result.detach(), images.grad]
     found += [parameter.grad for parameter in ours.parameters()]
     expected += [parameter.grad for parameter in plain.parameters()]
     for mine, its in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, its, rtol=1e-4 if dtype == torch.float32 else 1e-9, atol=1e-3 if dtype == torch.float32 else 1e-9)
+        torch.testing.assert_close(
+            mine,
+            its,
+            rtol=1e-4 if dtype == torch.float32 else 1e-9,
+            atol=1e-3 if dtype == torch.float32 else 1e-9,
+        )
 
 
-def test_a_rectified_convolution_takes_pixels_together_and_rectifies_at_once_where_that_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rectified_convolution_takes_pixels_together_and_rectifies_at_once_where_that_is_quicker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With gradients, on a CPU, with channels innermost; at once in float32 alone. Elsewhere it is a plain convolution."""
     channels: list[int] = []
     convolve = functional.conv2d
@@ -202,7 +256,10 @@ def test_a_rectified_convolution_takes_pixels_together_and_rectifies_at_once_whe
         return convolve(x, *rest, **named)
 
     monkeypatch.setattr(functional, "conv2d", conv2d)
-    layer, images = RectifiedConv2d(4, 6, 8, 4), torch.randn(2, 4, 20, 28).contiguous(memory_format=torch.channels_last)
+    layer, images = (
+        RectifiedConv2d(4, 6, 8, 4),
+        torch.randn(2, 4, 20, 28).contiguous(memory_format=torch.channels_last),
+    )
     at_once = layer(images)
     assert channels == []
     with torch.autocast("cpu", torch.bfloat16):
@@ -243,14 +300,24 @@ def test_nothing_before_a_start_reaches_what_comes_after_it() -> None:
     (gradient,) = torch.autograd.grad(hidden[3:].sum(), x)
     assert not gradient[:3, 0].any()
     assert gradient[:3, 1].all()
-    fresh, _ = lstm(x[3:], {name: torch.zeros(2, 4) for name in state}, torch.zeros(3, 2, dtype=torch.bool))
+    fresh, _ = lstm(
+        x[3:], {name: torch.zeros(2, 4) for name in state}, torch.zeros(3, 2, dtype=torch.bool)
+    )
     torch.testing.assert_close(hidden[3:, 0], fresh[:, 0])
 
 
 def test_an_observation_vector_is_scaled_and_one_hot() -> None:
-    leaves = (LeafSpec("byte", (1,), "uint8"), LeafSpec("choice", (), "int64", (3,)), LeafSpec("x", (), "float32"))
+    leaves = (
+        LeafSpec("byte", (1,), "uint8"),
+        LeafSpec("choice", (), "int64", (3,)),
+        LeafSpec("x", (), "float32"),
+    )
     vector = Vector(leaves)
-    observation = {"byte": torch.tensor([[51]], dtype=torch.uint8), "choice": torch.tensor([2]), "x": torch.tensor([7.0])}
+    observation = {
+        "byte": torch.tensor([[51]], dtype=torch.uint8),
+        "choice": torch.tensor([2]),
+        "x": torch.tensor([7.0]),
+    }
     assert vector.size == 5
     assert vector(observation)[0].tolist() == pytest.approx([0.2, 0.0, 0.0, 1.0, 7.0])
 
@@ -265,8 +332,13 @@ def test_channels_first_and_channels_last_images_are_the_same_image(name: str) -
     torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize(("shape", "expected"), [((4, 84, 84), (4, 84, 84)), ((210, 160, 3), (3, 210, 160)), ((7, 7, 3), (3, 7, 7))])
-def test_the_smaller_outer_axis_is_channels(shape: tuple[int, ...], expected: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((4, 84, 84), (4, 84, 84)), ((210, 160, 3), (3, 210, 160)), ((7, 7, 3), (3, 7, 7))],
+)
+def test_the_smaller_outer_axis_is_channels(
+    shape: tuple[int, ...], expected: tuple[int, int, int]
+) -> None:
     assert expected == image_size(shape)
     assert channels_first(shape) == (shape == expected)
 
@@ -313,7 +385,10 @@ def no_module(settings: NetworkSettings, env: EnvironmentSpec) -> object:
     return 3
 
 
-@pytest.mark.parametrize(("name", "reason"), [("with_buffer", "is a buffer"), ("of_doubles", "not float32"), ("no_module", "gave int")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("with_buffer", "is a buffer"), ("of_doubles", "not float32"), ("no_module", "gave int")],
+)
 def test_a_network_that_could_not_be_published_is_refused(name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         make_network(NetworkSettings(name=f"tests.networks.test_networks:{name}"), spec(VECTOR))
@@ -332,11 +407,17 @@ def test_an_own_network_without_state_spec_has_no_memory() -> None:
         (NetworkSettings(name="impala_resnet"), LeafSpec("", (84, 84), "uint8"), "no image"),
         (NetworkSettings(name="nature_cnn", kwargs={"unit": 3}), IMAGE, "did you mean 'units'"),
         (NetworkSettings(name="mpl"), VECTOR, "no such name"),
-        (NetworkSettings(name="tests.networks.test_networks:Countre"), VECTOR, "did you mean 'Counter'"),
+        (
+            NetworkSettings(name="tests.networks.test_networks:Countre"),
+            VECTOR,
+            "did you mean 'Counter'",
+        ),
         (NetworkSettings(name="tests.networks.test_networks:VECTOR"), VECTOR, "not callable"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_reason(settings: NetworkSettings, leaf: LeafSpec, words: str) -> None:
+def test_what_cannot_work_is_refused_with_the_reason(
+    settings: NetworkSettings, leaf: LeafSpec, words: str
+) -> None:
     (problem,) = check_network(config(settings), spec(leaf))
     assert words in str(problem)
 
@@ -349,7 +430,9 @@ def test_what_cannot_work_is_refused_with_the_reason(settings: NetworkSettings, 
         (NetworkSettings(name="mlp"), IMAGE),
     ],
 )
-def test_the_smallest_image_that_is_accepted_works(settings: NetworkSettings, leaf: LeafSpec) -> None:
+def test_the_smallest_image_that_is_accepted_works(
+    settings: NetworkSettings, leaf: LeafSpec
+) -> None:
     env = replace(spec(leaf), num_envs=2)
     assert [] == check_network(config(settings), env)
     parameters, _ = make_network(settings, env).act(observations((leaf,), 2), {})
@@ -380,26 +463,45 @@ def test_checking_a_built_in_network_does_not_import_torch() -> None:
         (NetworkSettings(hidden=(8, 16)), EVERYTHING),
         (NetworkSettings(hidden=()), (VECTOR,)),
         (NetworkSettings(name="nature_cnn"), (IMAGE,)),
-        (NetworkSettings(name="nature_cnn", kwargs={"units": 9}), (LeafSpec("", (84, 61, 3), "uint8"),)),
-        (NetworkSettings(name="impala_resnet", kwargs={"channels": [4, 6]}), (LeafSpec("", (3, 37, 42), "uint8"),)),
+        (
+            NetworkSettings(name="nature_cnn", kwargs={"units": 9}),
+            (LeafSpec("", (84, 61, 3), "uint8"),),
+        ),
+        (
+            NetworkSettings(name="impala_resnet", kwargs={"channels": [4, 6]}),
+            (LeafSpec("", (3, 37, 42), "uint8"),),
+        ),
         (NetworkSettings(name="impala_resnet"), EVERYTHING),
     ],
 )
-def test_parameters_of_a_torso_are_known_without_making_it(settings: NetworkSettings, leaves: tuple[LeafSpec, ...], lstm: int) -> None:
+def test_parameters_of_a_torso_are_known_without_making_it(
+    settings: NetworkSettings, leaves: tuple[LeafSpec, ...], lstm: int
+) -> None:
     settings = settings.model_copy(update={"lstm": lstm})
     network = QNetwork(settings, spec(*leaves), duelling=False)
     made = [network.torso, *([network.lstm] if network.lstm else [])]
-    assert sum(tensor.numel() for part in made for tensor in part.parameters()) == torso_parameters(settings, leaves)
+    assert sum(tensor.numel() for part in made for tensor in part.parameters()) == torso_parameters(
+        settings, leaves
+    )
 
 
 def test_a_network_of_the_users_may_have_any_number_of_parameters() -> None:
-    assert 0 == torso_parameters(NetworkSettings(name="tests.networks.test_networks:Mlp", hidden=(10**9,)), (VECTOR,))
+    assert 0 == torso_parameters(
+        NetworkSettings(name="tests.networks.test_networks:Mlp", hidden=(10**9,)), (VECTOR,)
+    )
 
 
 @pytest.mark.parametrize(
     ("kwargs", "path"),
-    [({"units": "many"}, "units"), ({"units": 0}, "units"), ({"channels": []}, "channels"), ({"channels": 16}, "channels")],
+    [
+        ({"units": "many"}, "units"),
+        ({"units": 0}, "units"),
+        ({"channels": []}, "channels"),
+        ({"channels": 16}, "channels"),
+    ],
 )
 def test_sizes_that_are_none_are_refused(kwargs: dict[str, Any], path: str) -> None:
-    (problem,) = check_network(config(NetworkSettings(name="impala_resnet", kwargs=kwargs)), spec(IMAGE))
+    (problem,) = check_network(
+        config(NetworkSettings(name="impala_resnet", kwargs=kwargs)), spec(IMAGE)
+    )
     assert f"network.kwargs.{path}" == problem.path

@@ -11,15 +11,32 @@ from tests.networks.test_networks import observations
 from tianflow.config.model import NetworkSettings
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError
-from tianflow.networks.q_values import ActionRange, Critics, Deterministic, QNetwork, SquashedGaussian, make_torso, seeded
+from tianflow.networks.q_values import (
+    ActionRange,
+    Critics,
+    Deterministic,
+    QNetwork,
+    SquashedGaussian,
+    make_torso,
+    seeded,
+)
 
 torch.set_num_threads(1)
 CHOICE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(0,))
 FORCE = ActionSpec(kind="box", shape=(2, 1), dtype="float32", low=(-1.0, 0.0), high=(3.0, 1.0))
 IMAGE, VECTOR = LeafSpec("camera", (4, 40, 40), "uint8"), LeafSpec("arm", (3,), "float32")
-TORSOS = [("mlp", (VECTOR,)), ("mlp", (IMAGE, VECTOR)), ("nature_cnn", (IMAGE, VECTOR)), ("impala_resnet", (IMAGE,))]
+TORSOS = [
+    ("mlp", (VECTOR,)),
+    ("mlp", (IMAGE, VECTOR)),
+    ("nature_cnn", (IMAGE, VECTOR)),
+    ("impala_resnet", (IMAGE,)),
+]
 every_torso = pytest.mark.parametrize(("name", "leaves"), TORSOS)
-KWARGS: dict[str, dict[str, Any]] = {"mlp": {}, "nature_cnn": {"units": 16}, "impala_resnet": {"units": 16, "channels": [4]}}
+KWARGS: dict[str, dict[str, Any]] = {
+    "mlp": {},
+    "nature_cnn": {"units": 16},
+    "impala_resnet": {"units": 16, "channels": [4]},
+}
 
 
 def spec(action: ActionSpec, leaves: tuple[LeafSpec, ...]) -> EnvironmentSpec:
@@ -29,7 +46,9 @@ def spec(action: ActionSpec, leaves: tuple[LeafSpec, ...]) -> EnvironmentSpec:
 @every_torso
 @pytest.mark.parametrize("lstm", [0, 6])
 @pytest.mark.parametrize("duelling", [False, True])
-def test_values_are_the_same_step_by_step_and_at_once(name: str, leaves: tuple[LeafSpec, ...], lstm: int, duelling: bool) -> None:
+def test_values_are_the_same_step_by_step_and_at_once(
+    name: str, leaves: tuple[LeafSpec, ...], lstm: int, duelling: bool
+) -> None:
     settings = NetworkSettings(name=name, hidden=(8,), lstm=lstm, kwargs=KWARGS[name])
     network = QNetwork(settings, spec(CHOICE, leaves), duelling=duelling)
     obs = observations(leaves, 3, 5)
@@ -52,7 +71,9 @@ def test_duelling_adds_advantages_without_their_mean() -> None:
 
 @every_torso
 def test_critics_see_actions_and_differ(name: str, leaves: tuple[LeafSpec, ...]) -> None:
-    critics = Critics(NetworkSettings(name=name, hidden=(8,), kwargs=KWARGS[name]), spec(FORCE, leaves))
+    critics = Critics(
+        NetworkSettings(name=name, hidden=(8,), kwargs=KWARGS[name]), spec(FORCE, leaves)
+    )
     obs, action = observations(leaves, 7), torch.rand(7, 2, requires_grad=True)
     values = critics(obs, action)
     assert (2, 7) == values.shape
@@ -66,7 +87,10 @@ def test_critics_see_actions_and_differ(name: str, leaves: tuple[LeafSpec, ...])
 def test_actors_stay_in_range(name: str, leaves: tuple[LeafSpec, ...]) -> None:
     settings = NetworkSettings(name=name, hidden=(8,), kwargs=KWARGS[name])
     obs = observations(leaves, 7)
-    gaussian, certain = SquashedGaussian(settings, spec(FORCE, leaves)), Deterministic(settings, spec(FORCE, leaves))
+    gaussian, certain = (
+        SquashedGaussian(settings, spec(FORCE, leaves)),
+        Deterministic(settings, spec(FORCE, leaves)),
+    )
     gaussian.head.weight.data.mul_(1e6)
     certain.head.weight.data.mul_(1e6)
     assert (7, 4) == gaussian(obs).shape
@@ -82,14 +106,20 @@ def test_actions_are_scaled_to_their_range_and_back() -> None:
     stored = torch.tensor([[[-1.0], [1.0]], [[3.0], [0.5]]])
     assert [[-1.0, 1.0], [1.0, 0.0]] == bounds.scaled(stored).tolist()
     assert stored.tolist() == bounds.stored(bounds.scaled(stored)).tolist()
-    single = ActionRange(ActionSpec(kind="box", shape=(), dtype="float32", low=(0.0,), high=(4.0,)), torch.device("cpu"))
+    single = ActionRange(
+        ActionSpec(kind="box", shape=(), dtype="float32", low=(0.0,), high=(4.0,)),
+        torch.device("cpu"),
+    )
     assert [[-1.0], [0.5]] == single.scaled(torch.tensor([0.0, 3.0])).tolist()
     assert [0.0, 3.0] == single.stored(torch.tensor([[-1.0], [0.5]])).tolist()
 
 
 def test_one_seed_is_one_network_and_the_global_generator_is_left_alone() -> None:
     before = torch.get_rng_state()
-    one, two, other = (seeded(seed, lambda: Deterministic(NetworkSettings(), spec(FORCE, (VECTOR,)))) for seed in (1, 1, 2))
+    one, two, other = (
+        seeded(seed, lambda: Deterministic(NetworkSettings(), spec(FORCE, (VECTOR,))))
+        for seed in (1, 1, 2)
+    )
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     assert not torch.equal(next(one.parameters()), next(other.parameters()))

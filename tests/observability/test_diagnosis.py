@@ -10,8 +10,14 @@ import pytest
 from tests.support.fakes_run import FakeReplay, FakeRun, make_config
 from tianflow.config.loading import with_changes
 from tianflow.config.model import Config
-from tianflow.core.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares
-from tianflow.observability.diagnosis import Watch, diagnose
+from tianflow.core.statistics import (
+    ComponentStatistics,
+    Diagnosis,
+    HistogramBuilder,
+    RunStatistics,
+    TimeShares,
+)
+from tianflow.observability.diagnosis import DiagnosisWindow, diagnose
 from tianflow.observability.window import time_between
 
 WINDOW_S = 10.0
@@ -22,31 +28,54 @@ STEPS = 1000.0
 def configured(**sections: dict[str, object]) -> Config:
     """B = 2, bound 8, room for 64 actors."""
     return with_changes(
-        make_config().model_copy(update={"actors": make_config().actors.model_copy(update={"hosts": 64})}),
+        make_config().model_copy(
+            update={"actors": make_config().actors.model_copy(update={"hosts": 64})}
+        ),
         {"balance": {"max_staleness": 8}, **sections},
     )
 
 
 def component(
-    name: str, states: dict[str, float], *, at: float, usual: float | None = 0.1, since: float | None = None
+    name: str,
+    states: dict[str, float],
+    *,
+    at: float,
+    usual: float | None = 0.1,
+    since: float | None = None,
 ) -> ComponentStatistics:
     """Has spent ``states`` when the time is ``at``; the last of them is the one that is going on, since ``since``."""
     role = name.partition("-")[0]
-    rollouts = Histogram()
+    rollouts = HistogramBuilder()
     if usual is not None:
         rollouts.add(usual)
     timing = {"actor": "rollout_seconds", "learner": "update_seconds"}[role]
     current = list(states)[-1]
     return ComponentStatistics(
-        name, role, f"host of {name}", TimeShares(states, current, at if since is None else since), distributions={timing: rollouts.read()}
+        name,
+        role,
+        f"host of {name}",
+        TimeShares(states, current, at if since is None else since),
+        distributions={timing: rollouts.read()},
     )
 
 
-def look(now: float, components: list[ComponentStatistics], *, replay: FakeReplay | None = None, **ledger: Any) -> RunStatistics:
+def look(
+    now: float,
+    components: list[ComponentStatistics],
+    *,
+    replay: FakeReplay | None = None,
+    **ledger: Any,
+) -> RunStatistics:
     fake = FakeRun()
     fake.now = now
     run = fake.statistics()
-    shown = {"updates": int(now), "in_use": 4, "credits_limit": 64, "queue": 0, "max_staleness": 8} | ledger
+    shown = {
+        "updates": int(now),
+        "in_use": 4,
+        "credits_limit": 64,
+        "queue": 0,
+        "max_staleness": 8,
+    } | ledger
     return replace(
         run,
         components=tuple(components),
@@ -58,20 +87,42 @@ def look(now: float, components: list[ComponentStatistics], *, replay: FakeRepla
 
 
 def looks(
-    learner: float, actors: float, *, count: int = 4, turn: float = 0.0, replay: FakeReplay | None = None, **ledger: Any
+    learner: float,
+    actors: float,
+    *,
+    count: int = 4,
+    turn: float = 0.0,
+    replay: FakeReplay | None = None,
+    **ledger: Any,
 ) -> list[RunStatistics]:
     """Two looks, ``WINDOW_S`` apart, between which learner and actors wait for such shares; before the first they did the opposite."""
 
     def at(now: float, parts: list[tuple[float, float, float]]) -> RunStatistics:
         """``parts``: seconds, and shares of them for which learner and actors waited."""
-        waited = [sum(seconds * part for seconds, part, _ in parts), sum(seconds * part for seconds, _, part in parts)]
+        waited = [
+            sum(seconds * part for seconds, part, _ in parts),
+            sum(seconds * part for seconds, _, part in parts),
+        ]
         total = sum(seconds for seconds, _, _ in parts)
         turns = turn * total
         names = [("learner", {"waiting:batch": waited[0], "busy": total - waited[0]})]
         names += [
-            (f"actor-{i}", {"waiting:grant": waited[1], "waiting:turn": turns, "busy": total - waited[1] - turns}) for i in range(count)
+            (
+                f"actor-{i}",
+                {
+                    "waiting:grant": waited[1],
+                    "waiting:turn": turns,
+                    "busy": total - waited[1] - turns,
+                },
+            )
+            for i in range(count)
         ]
-        return look(now, [component(name, states, at=now) for name, states in names], replay=replay, **ledger)
+        return look(
+            now,
+            [component(name, states, at=now) for name, states in names],
+            replay=replay,
+            **ledger,
+        )
 
     opposite = (100.0, 0.9 if learner < 0.5 else 0.0, 0.9 - turn if actors < 0.5 else 0.0)
     return [at(100.0, [opposite]), at(100.0 + WINDOW_S, [opposite, (WINDOW_S, learner, actors)])]
@@ -92,7 +143,9 @@ def looks(
         (0.5, 0.5, {"in_use": 12, "credits_limit": 12, "queue": 8}, "balance-bound"),
     ],
 )
-def test_who_waited_lately_names_what_holds_the_run_back(learner: float, actors: float, ledger: dict[str, Any], expected: str) -> None:
+def test_who_waited_lately_names_what_holds_the_run_back(
+    learner: float, actors: float, ledger: dict[str, Any], expected: str
+) -> None:
     found = diagnose(looks(learner, actors, **ledger), configured())
     assert expected == found.verdict
     assert {"learner": pytest.approx(learner), "actors": pytest.approx(actors)} == found.waits
@@ -112,7 +165,9 @@ def test_who_waited_lately_names_what_holds_the_run_back(learner: float, actors:
         (0.05, 0.05, "draw", "balanced"),
     ],
 )
-def test_with_replay_the_limiter_has_a_say(learner: float, actors: float, side: str, expected: str) -> None:
+def test_with_replay_the_limiter_has_a_say(
+    learner: float, actors: float, side: str, expected: str
+) -> None:
     replay = FakeReplay()
     replay.held_back = side
     assert expected == diagnose(looks(learner, actors, replay=replay), configured()).verdict
@@ -130,8 +185,18 @@ def test_a_run_that_does_not_train_has_its_state_for_a_verdict() -> None:
 
 def test_pauses_and_starts_are_no_part_of_the_shares() -> None:
     names = ("learner", "actor-0")
-    before = look(100.0, [component(name, {"starting": 1.0, "busy": 50.0}, at=100.0) for name in names])
-    after = look(110.0, [component(name, {"starting": 1.0, "paused": 6.0, "waiting:batch": 2.0, "busy": 52.0}, at=110.0) for name in names])
+    before = look(
+        100.0, [component(name, {"starting": 1.0, "busy": 50.0}, at=100.0) for name in names]
+    )
+    after = look(
+        110.0,
+        [
+            component(
+                name, {"starting": 1.0, "paused": 6.0, "waiting:batch": 2.0, "busy": 52.0}, at=110.0
+            )
+            for name in names
+        ],
+    )
     assert {"learner": 0.5, "actors": 0.0} == diagnose([before, after], configured()).waits
 
 
@@ -154,10 +219,18 @@ def test_the_sentence_says_by_how_much_in_the_numbers_of_the_shares() -> None:
         (0.75, 0.0, 1, 4, 4000.0),
         (0.5, 0.1, 10, 18, 2000.0),  # 9 step at once
         (0.2, 0.0, 1, 2, 1250.0),  # not 2000: the learner takes no more
-        (1.0, 0.0, 1, 34, 1000.0 / 0.03),  # a learner that only waits is no reason for infinitely many
+        (
+            1.0,
+            0.0,
+            1,
+            34,
+            1000.0 / 0.03,
+        ),  # a learner that only waits is no reason for infinitely many
     ],
 )
-def test_the_number_of_actors_follows_from_who_waits(learner: float, actors: float, count: int, expected: int, foretold: float) -> None:
+def test_the_number_of_actors_follows_from_who_waits(
+    learner: float, actors: float, count: int, expected: int, foretold: float
+) -> None:
     found = diagnose(looks(learner, actors, count=count, max_staleness=32), configured())
     assert {"actors.count": expected} == found.suggested
     assert pytest.approx(foretold) == found.foretold_steps_per_s
@@ -166,17 +239,29 @@ def test_the_number_of_actors_follows_from_who_waits(learner: float, actors: flo
 def test_the_wait_for_the_first_batch_of_all_foretells_nothing() -> None:
     """Until there is more than a moment of training: then, waiting for that batch is all that is known."""
     first, last = looks(0.5, 0.0)
-    earlier = look(first.now - 5.0, [replace(part, time=TimeShares({"busy": 0.0}, "busy", 0.0)) for part in first.components], updates=0)
+    earlier = look(
+        first.now - 5.0,
+        [replace(part, time=TimeShares({"busy": 0.0}, "busy", 0.0)) for part in first.components],
+        updates=0,
+    )
     assert diagnose([first, last], configured()) == diagnose([earlier, first, last], configured())
-    waiting = [replace(each, ledger=replace(each.ledger, updates=updates)) for each, updates in ((first, 0), (last, 1))]
+    waiting = [
+        replace(each, ledger=replace(each.ledger, updates=updates))
+        for each, updates in ((first, 0), (last, 1))
+    ]
     assert "sampling-bound" == diagnose(waiting, configured()).verdict
 
 
 def test_more_actors_than_the_bound_lets_work_come_with_a_wider_bound() -> None:
     found = diagnose(looks(0.5, 0.0, max_staleness=1), configured())
     assert {"actors.count": 8, "balance.max_staleness": 4} == found.suggested
-    assert "max_staleness = 1 would keep some idle, 4 would not, nor would batch_trajectories = 8, with data as young" in found.advice
-    assert "batch_trajectories" not in diagnose(looks(0.5, 0.0, max_staleness=0), configured()).advice
+    assert (
+        "max_staleness = 1 would keep some idle, 4 would not, nor would batch_trajectories = 8, with data as young"
+        in found.advice
+    )
+    assert (
+        "batch_trajectories" not in diagnose(looks(0.5, 0.0, max_staleness=0), configured()).advice
+    )
 
 
 def test_actors_that_take_turns_need_hosts_and_not_actors() -> None:
@@ -214,9 +299,14 @@ def test_a_bound_that_is_too_tight_is_widened_to_what_the_actors_need() -> None:
     found = diagnose(looks(0.5, 0.5, count=9, max_staleness=1, **spent), configured())
     assert {"balance.max_staleness": 5} == found.suggested
     assert "9 actors are more than max_staleness * B = 1 * 2 lets work" in found.advice
-    assert "about 2,000 steps/s instead of 1,000 with max_staleness = 5, for the price of older data" in found.advice
+    assert (
+        "about 2,000 steps/s instead of 1,000 with max_staleness = 5, for the price of older data"
+        in found.advice
+    )
     assert "with actors.count = 2 none would be idle by law" in found.advice
-    assert {"balance.credits": 6} == diagnose(looks(0.5, 0.5, **spent), configured(balance={"credits": 4})).suggested
+    assert {"balance.credits": 6} == diagnose(
+        looks(0.5, 0.5, **spent), configured(balance={"credits": 4})
+    ).suggested
 
 
 def test_with_room_for_all_the_slowest_is_named() -> None:
@@ -232,26 +322,40 @@ def test_with_room_for_all_the_slowest_is_named() -> None:
 def test_of_one_actor_none_is_the_slowest() -> None:
     found = diagnose(looks(0.5, 0.5, count=1, in_use=1, credits_limit=1), configured())
     assert "balance-bound" == found.verdict
-    assert "the learner waits 50% of the time, actors 50%: in turn; both going on would make" in found.advice
+    assert (
+        "the learner waits 50% of the time, actors 50%: in turn; both going on would make"
+        in found.advice
+    )
 
 
 # Standing still -------------------------------------------------------------------------------------------------------
 
 
-def standing(name: str, lasted: float, *, usual: float | None = 0.1, state: str = "busy", updates: int = 110) -> Diagnosis:
+def standing(
+    name: str, lasted: float, *, usual: float | None = 0.1, state: str = "busy", updates: int = 110
+) -> Diagnosis:
     """The diagnosis when ``name`` has been in ``state`` for ``lasted`` seconds, and there were ``updates`` of late."""
     before, run = looks(0.0, 0.0)
     changed = tuple(
-        component(c.name, {state: 50.0}, at=run.now, usual=usual, since=run.now - lasted) if c.name == name else c for c in run.components
+        component(c.name, {state: 50.0}, at=run.now, usual=usual, since=run.now - lasted)
+        if c.name == name
+        else c
+        for c in run.components
     )
-    return diagnose([before, replace(run, components=changed, ledger=replace(run.ledger, updates=updates))], configured())
+    return diagnose(
+        [before, replace(run, components=changed, ledger=replace(run.ledger, updates=updates))],
+        configured(),
+    )
 
 
 def test_a_hung_environment_is_named_with_its_actor() -> None:
     found = standing("actor-2", 4.2)
     assert ("stalled", "actor-2") == (found.verdict, found.component)
     assert pytest.approx(4.2) == found.for_s
-    assert "waits for a step of its environments: it has been in one trajectory for 4 s (0.1 s are usual); the others go on" in found.advice
+    assert (
+        "waits for a step of its environments: it has been in one trajectory for 4 s (0.1 s are usual); the others go on"
+        in found.advice
+    )
     assert "env.step_timeout_s = 60 s" in found.advice
     assert "nothing was trained on for 10 s" in standing("actor-2", 4.2, updates=100).advice
 
@@ -278,9 +382,18 @@ def test_a_learner_that_does_not_end_its_update_is_named() -> None:
 
 def test_a_lost_learner_and_a_silent_host_are_named() -> None:
     before, run = looks(0.0, 0.0)
-    lost = replace(run, ready=False, reasons=("the learner is gone and not yet back",), components=run.components[1:])
+    lost = replace(
+        run,
+        ready=False,
+        reasons=("the learner is gone and not yet back",),
+        components=run.components[1:],
+    )
     found = diagnose([before, lost], configured())
-    assert ("stalled", "learner", "the learner is gone and not yet back") == (found.verdict, found.component, found.advice)
+    assert ("stalled", "learner", "the learner is gone and not yet back") == (
+        found.verdict,
+        found.component,
+        found.advice,
+    )
     silent = replace(run, ready=False, reasons=("host 'host of actor-1' has said nothing for 5 s",))
     assert "actor-1" == diagnose([before, silent], configured()).component
 
@@ -289,15 +402,30 @@ def test_a_run_without_actors_is_told_to_have_one() -> None:
     before, run = looks(0.0, 0.0, count=0)
     nobody = replace(run, ready=False, reasons=("there are no actors: actors.count is 0",))
     found = diagnose([before, nobody], configured())
-    assert ("stalled", "actors", {"actors.count": 1}) == (found.verdict, found.component, found.suggested)
+    assert ("stalled", "actors", {"actors.count": 1}) == (
+        found.verdict,
+        found.component,
+        found.suggested,
+    )
 
 
 def test_all_waiting_for_each_other_is_a_standstill() -> None:
     def waiting(lasted: float) -> Diagnosis:
         before, run = looks(0.0, 0.0)
         states = {"learner": "waiting:batch", "actor": "waiting:grant"}
-        components = tuple(component(c.name, {states[c.role]: 50.0}, at=run.now, since=run.now - lasted) for c in run.components)
-        return diagnose([before, replace(run, components=components, ledger=replace(run.ledger, updates=100, in_use=3))], configured())
+        components = tuple(
+            component(c.name, {states[c.role]: 50.0}, at=run.now, since=run.now - lasted)
+            for c in run.components
+        )
+        return diagnose(
+            [
+                before,
+                replace(
+                    run, components=components, ledger=replace(run.ledger, updates=100, in_use=3)
+                ),
+            ],
+            configured(),
+        )
 
     assert ("stalled", "learner") == (waiting(6.0).verdict, waiting(6.0).component)
     assert "for 6 s: 3 of 64 credits are out" in waiting(6.0).advice
@@ -315,7 +443,10 @@ def test_states_that_have_ended_count_where_they_cover_the_time() -> None:
 
 
 def test_a_state_that_lasts_counts_until_now() -> None:
-    before, after = TimeShares({"busy": 3.0}, "waiting:batch", 98.0), TimeShares({"busy": 3.0}, "waiting:batch", 98.0)
+    before, after = (
+        TimeShares({"busy": 3.0}, "waiting:batch", 98.0),
+        TimeShares({"busy": 3.0}, "waiting:batch", 98.0),
+    )
     assert {"busy": 0.0, "waiting:batch": 10.0} == time_between(before, after, 100.0, 110.0)
     late = TimeShares({"busy": 3.0, "waiting:batch": 507.0}, "busy", 105.0)
     since_long = TimeShares({"busy": 3.0}, "waiting:batch", -402.0)
@@ -323,12 +454,15 @@ def test_a_state_that_lasts_counts_until_now() -> None:
 
 
 def test_a_restarted_component_counts_from_its_own_start() -> None:
-    before, after = TimeShares({"waiting:grant": 500.0}, "busy", 100.0), TimeShares({"waiting:grant": 6.0}, "busy", 110.0)
+    before, after = (
+        TimeShares({"waiting:grant": 500.0}, "busy", 100.0),
+        TimeShares({"waiting:grant": 6.0}, "busy", 110.0),
+    )
     assert {"waiting:grant": 6.0} == time_between(before, after, 100.0, 110.0)
 
 
 def test_the_watch_forgets_what_is_old_and_what_was_before_a_pause() -> None:
-    watch, config = Watch(), configured()
+    watch, config = DiagnosisWindow(), configured()
 
     def at(now: float, waited: float, state: str = "running") -> Diagnosis:
         components = [

@@ -16,7 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.support.fakes_run import FakeRun
 from tianflow.core.payloads import Settlement, Version
 from tianflow.core.statistics import ComponentStatistics, SinkStatistics, TimeShares
-from tianflow.observability.prometheus.families import DROP_REASONS, FAMILIES, STATES, staleness_distribution
+from tianflow.observability.prometheus.families import (
+    DROP_REASONS,
+    FAMILIES,
+    STATES,
+    staleness_distribution,
+)
 from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.observability.prometheus.steady import steady
 
@@ -38,20 +43,38 @@ checkpoint_seconds_bucket build_info sink_rows_total sink_rows_dropped_total
 
 
 def exporter(*runs: FakeRun, requests: dict[int, int] | None = None) -> Exporter:
-    return Exporter(runs=lambda: [run.statistics() for run in runs], requests={200: 3} if requests is None else requests)
+    return Exporter(
+        runs=lambda: [run.statistics() for run in runs],
+        requests={200: 3} if requests is None else requests,
+    )
 
 
-def samples(made: Exporter, accept: str = "") -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def samples(
+    made: Exporter, accept: str = ""
+) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     text, _ = made.exposition(accept)
     parse = parse_openmetrics if accept else parse_text
     found = [sample for family in parse(text.decode()) for sample in family.samples]
-    read = {(s.name.removeprefix("tianflow_"), tuple(sorted(s.labels.items()))): s.value for s in found}
+    read = {
+        (s.name.removeprefix("tianflow_"), tuple(sorted(s.labels.items()))): s.value for s in found
+    }
     assert len(found) == len(read), "a series was given twice"
     return read
 
 
 def value(made: Exporter, name: str, **labels: str) -> float:
-    return samples(made)[name, tuple(sorted(({} if name in {"http_requests_total", "build_info"} else {"run": "fake"} | labels).items()))]
+    return samples(made)[
+        name,
+        tuple(
+            sorted(
+                (
+                    {}
+                    if name in {"http_requests_total", "build_info"}
+                    else {"run": "fake"} | labels
+                ).items()
+            )
+        ),
+    ]
 
 
 @pytest.fixture
@@ -104,7 +127,9 @@ def test_begun_is_trained_plus_inserted_plus_dropped_plus_open(run: FakeRun) -> 
     read = samples(exporter(run))
     label = ("run", "fake")
     dropped = sum(v for (name, _), v in read.items() if name == "trajectories_dropped_total")
-    trained, inserted = (read[f"trajectories_{name}_total", (label,)] for name in ("trained", "inserted"))
+    trained, inserted = (
+        read[f"trajectories_{name}_total", (label,)] for name in ("trained", "inserted")
+    )
     parts = [trained, inserted, dropped, read["trajectories_open", (label,)]]
     assert [10.0, 0.0, 1.0, 1.0] == parts
     assert sum(parts) == read["trajectories_begun_total", (label,)]
@@ -139,7 +164,9 @@ def test_staleness_buckets_hold_the_exact_counts() -> None:
 
 
 def test_the_staleness_histogram_counts_every_trained_trajectory(run: FakeRun) -> None:
-    assert value(exporter(run), "staleness_updates_bucket", le="+Inf") == value(exporter(run), "trajectories_trained_total")
+    assert value(exporter(run), "staleness_updates_bucket", le="+Inf") == value(
+        exporter(run), "trajectories_trained_total"
+    )
     assert value(exporter(run), "staleness_updates_count") == 10.0
     assert value(exporter(run), "staleness_updates_bucket", le="0.0") == 10.0
 
@@ -154,7 +181,9 @@ def test_histogram_buckets_are_cumulative(run: FakeRun) -> None:
 
 def test_an_unbounded_run_shows_infinity(run: FakeRun) -> None:
     assert value(exporter(run), "staleness_bound_updates") == 1.0
-    run.change({"balance": {"max_staleness": "unbounded", "controller": "open_loop"}}, source="test")
+    run.change(
+        {"balance": {"max_staleness": "unbounded", "controller": "open_loop"}}, source="test"
+    )
     assert value(exporter(run), "staleness_bound_updates") == math.inf
 
 
@@ -163,14 +192,22 @@ def test_component_time_counts_the_running_state_up_to_now(run: FakeRun) -> None
         run.now = now
         read = samples(exporter(run))
         total = sum(
-            v for (name, labels), v in read.items() if name == "component_time_seconds_total" and ("component", "actor-0") in labels
+            v
+            for (name, labels), v in read.items()
+            if name == "component_time_seconds_total" and ("component", "actor-0") in labels
         )
         assert total == pytest.approx(now - run.began)
 
 
 def times(made: Exporter, component: str) -> dict[str, float]:
-    read = {labels: v for (name, labels), v in samples(made).items() if name == "component_time_seconds_total"}
-    return {dict(labels)["state"]: v for labels, v in read.items() if ("component", component) in labels}
+    read = {
+        labels: v
+        for (name, labels), v in samples(made).items()
+        if name == "component_time_seconds_total"
+    }
+    return {
+        dict(labels)["state"]: v for labels, v in read.items() if ("component", component) in labels
+    }
 
 
 def test_component_time_never_goes_down_when_a_late_report_tells_otherwise(run: FakeRun) -> None:
@@ -194,11 +231,15 @@ def test_component_time_never_goes_down_when_a_late_report_tells_otherwise(run: 
 
 
 def test_component_time_of_a_new_process_begins_again() -> None:
-    assert {"busy": 1.0, "starting": 2.0} == steady({"busy": 50.0, "waiting": 3.0}, {"busy": 1.0, "starting": 2.0})
+    assert {"busy": 1.0, "starting": 2.0} == steady(
+        {"busy": 50.0, "waiting": 3.0}, {"busy": 1.0, "starting": 2.0}
+    )
 
 
 def test_a_sum_in_another_order_is_no_new_clock() -> None:
-    assert {"busy": 5.0, "waiting": 1.0} == steady({"busy": 5.0, "waiting": 1.0}, {"busy": 4.0, "waiting": 2.0 - 1e-12})
+    assert {"busy": 5.0, "waiting": 1.0} == steady(
+        {"busy": 5.0, "waiting": 1.0}, {"busy": 4.0, "waiting": 2.0 - 1e-12}
+    )
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.floats(0.0, 10.0)), max_size=20))
@@ -206,9 +247,14 @@ def test_steady_times_sum_to_what_is_told_and_never_fall(reports: list[dict[str,
     shown: dict[str, float] = {}
     told: dict[str, float] = {}
     for report in reports:
-        told = {state: told.get(state, 0.0) * 0.9 + report.get(state, 0.0) for state in {**told, **report}}
+        told = {
+            state: told.get(state, 0.0) * 0.9 + report.get(state, 0.0)
+            for state in {**told, **report}
+        }
         before, shown = shown, steady(shown, told)
-        assert sum(shown.values()) == pytest.approx(sum(told.values()), abs=1e-6)  # less than a microsecond is rounding
+        assert sum(shown.values()) == pytest.approx(
+            sum(told.values()), abs=1e-6
+        )  # less than a microsecond is rounding
         if sum(told.values()) >= sum(before.values()) - 1e-9:
             assert all(shown[state] >= before[state] for state in before)
 
@@ -216,7 +262,11 @@ def test_steady_times_sum_to_what_is_told_and_never_fall(reports: list[dict[str,
 def test_exactly_one_state_is_on(run: FakeRun) -> None:
     for state in STATES:
         run.state = state
-        read = {dict(labels)["state"]: v for (name, labels), v in samples(exporter(run)).items() if name == "run_state"}
+        read = {
+            dict(labels)["state"]: v
+            for (name, labels), v in samples(exporter(run)).items()
+            if name == "run_state"
+        }
         assert {name: float(name == state) for name in STATES} == read
 
 
@@ -233,16 +283,29 @@ def test_a_new_drop_reason_becomes_a_series(run: FakeRun) -> None:
 def test_series_of_a_component_go_with_it(run: FakeRun) -> None:
     everyone = run._components()
     made = exporter(run)
-    assert any(("component", "actor-1") in labels for name, labels in samples(made) if name == "component_time_seconds_total")
+    assert any(
+        ("component", "actor-1") in labels
+        for name, labels in samples(made)
+        if name == "component_time_seconds_total"
+    )
     run._components = lambda: everyone[:2]  # type: ignore[method-assign]
-    assert not any(("component", "actor-1") in labels for name, labels in samples(made) if name == "component_time_seconds_total")
+    assert not any(
+        ("component", "actor-1") in labels
+        for name, labels in samples(made)
+        if name == "component_time_seconds_total"
+    )
 
 
 def test_two_runs_share_one_family_each() -> None:
     first, second = FakeRun(name="a"), FakeRun(name="b")
     first.train(1)
     text = exporter(first, second).exposition(OPENMETRICS)[0].decode()
-    read = {s.labels["run"]: s.value for f in parse_openmetrics(text) for s in f.samples if s.name == "tianflow_learner_updates_total"}
+    read = {
+        s.labels["run"]: s.value
+        for f in parse_openmetrics(text)
+        for s in f.samples
+        if s.name == "tianflow_learner_updates_total"
+    }
     assert {"a": 1.0, "b": 0.0} == read
 
 
@@ -284,8 +347,22 @@ def test_every_failure_counter_has_its_attempts_beside_it() -> None:
         "trajectories_returned": "trajectories_granted",
         "weights_skipped": "learner_updates",
     }
-    words = ("failures", "discarded", "dropped", "skipped", "refused", "violations", "restarts", "late", "returned")
-    failures = {f.name for f in FAMILIES if f.kind == "counter" and any(word in f.name.split("_") for word in words)}
+    words = (
+        "failures",
+        "discarded",
+        "dropped",
+        "skipped",
+        "refused",
+        "violations",
+        "restarts",
+        "late",
+        "returned",
+    )
+    failures = {
+        f.name
+        for f in FAMILIES
+        if f.kind == "counter" and any(word in f.name.split("_") for word in words)
+    }
     assert failures - {"steps_dropped"} == set(pairs)
     assert set(pairs.values()) <= names
 
@@ -312,8 +389,12 @@ def test_unpublished_updates_are_counted_as_skipped_weights(run: FakeRun) -> Non
     assert value(exporter(run), "weights_published_total") == 6.0
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed"
+)
 def test_promtool_finds_nothing_to_criticise(run: FakeRun) -> None:
     text, _ = exporter(run, FakeRun(name="with replay", replay=True)).exposition("")
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=30)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=30
+    )
     assert (0, b"") == (checked.returncode, checked.stdout + checked.stderr)

@@ -22,7 +22,7 @@ from tianflow.errors import ConfigError
 from tianflow.observability.recorder import recorded
 from tianflow.observability.sinks import outlet as outlets
 from tianflow.observability.sinks.base import Point, SinkRun, flat, points
-from tianflow.observability.sinks.outlet import Outlet, require_sinks
+from tianflow.observability.sinks.outlet import SinkFeeder, require_sinks
 from tianflow.rundir.history import NAME, read_rows
 
 IMPORTED = tianflow.api
@@ -35,7 +35,13 @@ class Kept:
     made: list[Kept]
 
     def __init__(self, *, run: SinkRun, size: int = 1) -> None:
-        self.run, self.size, self.rows, self.closed, self.thread = run, size, [], False, threading.current_thread().name
+        self.run, self.size, self.rows, self.closed, self.thread = (
+            run,
+            size,
+            [],
+            False,
+            threading.current_thread().name,
+        )
         self.rows: list[Row]
         Kept.made.append(self)
 
@@ -97,8 +103,8 @@ def name_of(sink: type) -> str:
     return f"tests.observability.test_sinks:{sink.__name__}"
 
 
-def outlet(sink: type[Kept], *, capacity: int = 300) -> Outlet:
-    return Outlet(name="it", make=lambda: sink(run=SinkRun("r", Path(), {})), capacity=capacity)
+def outlet(sink: type[Kept], *, capacity: int = 300) -> SinkFeeder:
+    return SinkFeeder(name="it", make=lambda: sink(run=SinkRun("r", Path(), {})), capacity=capacity)
 
 
 def told(caplog: pytest.LogCaptureFixture) -> str:
@@ -122,11 +128,17 @@ async def test_a_sink_gets_every_row_in_order_and_is_closed_in_a_thread_of_its_o
         it.offer(row(t))
     await it.close(30.0)
     (sink,) = Kept.made
-    assert (list(range(50)), True, "sink-it") == ([one["t"] for one in sink.rows], sink.closed, sink.thread)
+    assert (list(range(50)), True, "sink-it") == (
+        [one["t"] for one in sink.rows],
+        sink.closed,
+        sink.thread,
+    )
     assert SinkStatistics(50, 0) == it.statistics()
 
 
-async def test_what_a_slow_sink_has_no_room_for_is_dropped_and_counted_and_the_oldest_are_kept() -> None:
+async def test_what_a_slow_sink_has_no_room_for_is_dropped_and_counted_and_the_oldest_are_kept() -> (
+    None
+):
     it = outlet(Stuck, capacity=3)
     it.offer(row(0))
     await until(Stuck.entered.is_set)
@@ -139,7 +151,9 @@ async def test_what_a_slow_sink_has_no_room_for_is_dropped_and_counted_and_the_o
     assert SinkStatistics(10, 7) == it.statistics()
 
 
-async def test_a_sink_that_never_comes_back_is_given_up_and_what_it_did_not_take_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_sink_that_never_comes_back_is_given_up_and_what_it_did_not_take_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     it = outlet(Stuck)
     for t in range(4):
         it.offer(row(t))
@@ -150,7 +164,9 @@ async def test_a_sink_that_never_comes_back_is_given_up_and_what_it_did_not_take
     assert "a sink is given up" in caplog.text
 
 
-async def test_a_sink_that_raises_is_told_of_once_closed_and_gets_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_sink_that_raises_is_told_of_once_closed_and_gets_nothing_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     it = outlet(Broken)
     for t in range(5):
         it.offer(row(t))
@@ -164,7 +180,9 @@ async def test_a_sink_that_raises_is_told_of_once_closed_and_gets_nothing_more(c
     assert "the server is gone" in told(caplog)
 
 
-async def test_a_sink_that_cannot_be_made_costs_rows_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_sink_that_cannot_be_made_costs_rows_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     it = outlet(Unmade)
     await until(it._over.is_set)
     it.offer(row(0))
@@ -197,8 +215,21 @@ def test_numbers_are_named_as_the_row_names_them_and_evaluations_come_at_their_o
         )
     )
     assert [
-        Point(400, 1003.0, {"evaluation/version": 7.0, "evaluation/mean_return": 90.0, "evaluation/episodes": 4.0}),
-        Point(400, 1004.0, {"updates": 8.0, "staleness/mean": 0.5, "staleness/p99": 1.0, "shares/learner/busy": 0.25}),
+        Point(
+            400,
+            1003.0,
+            {"evaluation/version": 7.0, "evaluation/mean_return": 90.0, "evaluation/episodes": 4.0},
+        ),
+        Point(
+            400,
+            1004.0,
+            {
+                "updates": 8.0,
+                "staleness/mean": 0.5,
+                "staleness/p99": 1.0,
+                "shares/learner/busy": 0.25,
+            },
+        ),
     ] == found
 
 
@@ -216,9 +247,15 @@ def config(*sinks: str, **kwargs: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        (config("tensorbord"), "metrics.sinks = 'tensorbord': no such name; accepted: one of mlflow, tensorboard, wandb"),
+        (
+            config("tensorbord"),
+            "metrics.sinks = 'tensorbord': no such name; accepted: one of mlflow, tensorboard, wandb",
+        ),
         (config("tensorboard", "tensorboard"), "tensorboard is named twice"),
-        (config("tensorboard", wandb={}), "metrics.kwargs.wandb: no sink of that name is in metrics.sinks"),
+        (
+            config("tensorboard", wandb={}),
+            "metrics.kwargs.wandb: no sink of that name is in metrics.sinks",
+        ),
     ],
 )
 def test_settings_that_name_no_sink_are_refused(metrics: dict[str, Any], said: str) -> None:
@@ -230,12 +267,20 @@ def test_settings_that_name_no_sink_are_refused(metrics: dict[str, Any], said: s
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        (config(name_of(Needy)), "no_such_package_at_all is not installed; accepted: pip install 'tianflow[needy]' first"),
-        (config(name_of(Kept), **{name_of(Kept): {"sise": 2}}), "no such argument; accepted: one of size; did you mean 'size'?"),
+        (
+            config(name_of(Needy)),
+            "no_such_package_at_all is not installed; accepted: pip install 'tianflow[needy]' first",
+        ),
+        (
+            config(name_of(Kept), **{name_of(Kept): {"sise": 2}}),
+            "no such argument; accepted: one of size; did you mean 'size'?",
+        ),
         (config("tests.observability.test_sinks:IMPORTED"), "cannot be called"),
     ],
 )
-def test_a_sink_that_could_not_be_made_is_known_before_anything_starts(tmp_path: Path, metrics: dict[str, Any], said: str) -> None:
+def test_a_sink_that_could_not_be_made_is_known_before_anything_starts(
+    tmp_path: Path, metrics: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match="metrics") as caught:
         tianflow.train(cartpole(metrics=metrics), runs_dir=tmp_path)
     assert said in str(caught.value)
@@ -276,20 +321,39 @@ async def test_sinks_that_block_or_raise_neither_slow_the_recorder_nor_keep_a_ru
             fake.now += 5.0
     kept = next(sink for sink in Kept.made if type(sink) is Kept)
     assert 2 == len(kept.rows)
-    assert {name_of(Stuck): SinkStatistics(2, 2), name_of(Unmade): SinkStatistics(2, 2), name_of(Kept): SinkStatistics(2, 0)} == fake.sinks
+    assert {
+        name_of(Stuck): SinkStatistics(2, 2),
+        name_of(Unmade): SinkStatistics(2, 2),
+        name_of(Kept): SinkStatistics(2, 0),
+    } == fake.sinks
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 def test_a_sink_gets_the_rows_of_the_history_the_config_and_the_evaluation(tmp_path: Path) -> None:
     finished = tianflow.train(
-        cartpole(run={"name": "one"}, metrics=config(name_of(Kept), **{name_of(Kept): {"size": 3}})), runs_dir=tmp_path
+        cartpole(
+            run={"name": "one"}, metrics=config(name_of(Kept), **{name_of(Kept): {"size": 3}})
+        ),
+        runs_dir=tmp_path,
     )
     (sink,) = Kept.made
     assert read_rows(finished.directory / NAME) == json.loads(json.dumps(sink.rows))
-    assert (3, True, "one", finished.directory) == (sink.size, sink.closed, sink.run.id, sink.run.directory)
+    assert (3, True, "one", finished.directory) == (
+        sink.size,
+        sink.closed,
+        sink.run.id,
+        sink.run.directory,
+    )
     assert "CartPole-v1" == sink.run.config["env"]["id"]
-    found = [point.values for one in sink.rows for point in points(one) if "evaluation/mean_return" in point.values]
-    assert [finished.summary["evaluation"]["mean_return"]] == [values["evaluation/mean_return"] for values in found]
+    found = [
+        point.values
+        for one in sink.rows
+        for point in points(one)
+        if "evaluation/mean_return" in point.values
+    ]
+    assert [finished.summary["evaluation"]["mean_return"]] == [
+        values["evaluation/mean_return"] for values in found
+    ]
 
 
 # The real ones ------------------------------------------------------------------------------------------------------
@@ -299,8 +363,15 @@ def fed(folder: Path, make: Callable[[SinkRun], Any]) -> list[Row]:
     """Two rows through a sink, with an evaluation in the second."""
     run = SinkRun("a-run", folder, load_config("cartpole_ppo").model_dump(mode="json"))
     rows = [
-        row(1.0, mean_return=20.0, staleness={"p99": 1}, shares={"learner": {"waiting:batch": 0.5}}),
-        row(2.0, mean_return=30.0, staleness={"p99": 2}, marks=[{"t": 1.5, "kind": "evaluation", "mean_return": 99.0, "version": 3}]),
+        row(
+            1.0, mean_return=20.0, staleness={"p99": 1}, shares={"learner": {"waiting:batch": 0.5}}
+        ),
+        row(
+            2.0,
+            mean_return=30.0,
+            staleness={"p99": 2},
+            marks=[{"t": 1.5, "kind": "evaluation", "mean_return": 99.0, "version": 3}],
+        ),
     ]
     sink = make(run)
     for one in rows:
@@ -311,17 +382,28 @@ def fed(folder: Path, make: Callable[[SinkRun], Any]) -> list[Row]:
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="the extra tensorboard is not installed"
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="the extra tensorboard is not installed",
     )
     from tianflow.observability.sinks.tensorboard import TensorBoard
 
     fed(tmp_path, lambda run: TensorBoard(run=run))
     found = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
-    names = {"mean_return", "staleness/p99", "shares/learner/waiting:batch", "evaluation/mean_return", "evaluation/version"}
+    names = {
+        "mean_return",
+        "staleness/p99",
+        "shares/learner/waiting:batch",
+        "evaluation/mean_return",
+        "evaluation/version",
+    }
     assert names == set(found.Tags()["scalars"])
-    assert [(100, 20.0, 1001.0), (200, 30.0, 1002.0)] == [(e.step, e.value, e.wall_time) for e in found.Scalars("mean_return")]
-    assert [(200, 99.0, 1001.5)] == [(e.step, e.value, e.wall_time) for e in found.Scalars("evaluation/mean_return")]
+    assert [(100, 20.0, 1001.0), (200, 30.0, 1002.0)] == [
+        (e.step, e.value, e.wall_time) for e in found.Scalars("mean_return")
+    ]
+    assert [(200, 99.0, 1001.5)] == [
+        (e.step, e.value, e.wall_time) for e in found.Scalars("evaluation/mean_return")
+    ]
     (text,) = found.Tensors("config/text_summary")
     assert '"id": "CartPole-v1"' in text.tensor_proto.string_val[0].decode()
 
@@ -329,14 +411,18 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 def test_a_run_leaves_files_for_tensorboard_in_its_directory(tmp_path: Path) -> None:
     accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="the extra tensorboard is not installed"
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="the extra tensorboard is not installed",
     )
     finished = tianflow.train(cartpole(metrics=config("tensorboard")), runs_dir=tmp_path)
     found = accumulator.EventAccumulator(str(finished.directory / "tensorboard"))
     found.Reload()
     assert finished.summary["env_steps"] == found.Scalars("updates")[-1].step
     assert 4.0 == found.Scalars("updates")[-1].value
-    assert pytest.approx(finished.summary["evaluation"]["mean_return"]) == found.Scalars("evaluation/mean_return")[-1].value
+    assert (
+        pytest.approx(finished.summary["evaluation"]["mean_return"])
+        == found.Scalars("evaluation/mean_return")[-1].value
+    )
 
 
 @pytest.mark.extra("mlflow")
@@ -352,10 +438,19 @@ def test_mlflow_finds_what_was_written_and_a_resumed_run_goes_on_in_its_own(tmp_
         fed(tmp_path, lambda run: MLflow(run=run, tracking_uri=uri))
     client = MlflowClient(tracking_uri=uri)
     (found,) = client.search_runs([client.get_experiment_by_name("tianflow").experiment_id])
-    assert ("a-run", "FINISHED", "CartPole-v1") == (found.info.run_name, found.info.status, found.data.params["env.id"])
+    assert ("a-run", "FINISHED", "CartPole-v1") == (
+        found.info.run_name,
+        found.info.status,
+        found.data.params["env.id"],
+    )
     history = client.get_metric_history(found.info.run_id, "mean_return")
-    assert {(100, 20.0, 1001000), (200, 30.0, 1002000)} == {(metric.step, metric.value, metric.timestamp) for metric in history}
-    assert (99.0, 0.5) == (found.data.metrics["evaluation/mean_return"], found.data.metrics["shares/learner/waiting.batch"])
+    assert {(100, 20.0, 1001000), (200, 30.0, 1002000)} == {
+        (metric.step, metric.value, metric.timestamp) for metric in history
+    }
+    assert (99.0, 0.5) == (
+        found.data.metrics["evaluation/mean_return"],
+        found.data.metrics["shares/learner/waiting.batch"],
+    )
 
 
 @pytest.mark.extra("wandb")
@@ -368,5 +463,11 @@ def test_wandb_keeps_a_run_that_is_offline(tmp_path: Path, monkeypatch: pytest.M
     fed(tmp_path, lambda run: WandB(run=run, mode="offline"))
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-a-run.wandb")
     data = file.read_bytes()
-    for wanted in (b"mean_return", b"staleness/p99", b"shares/learner/waiting:batch", b"evaluation/mean_return", b"CartPole-v1"):
+    for wanted in (
+        b"mean_return",
+        b"staleness/p99",
+        b"shares/learner/waiting:batch",
+        b"evaluation/mean_return",
+        b"CartPole-v1",
+    ):
         assert wanted in data

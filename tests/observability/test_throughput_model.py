@@ -14,10 +14,16 @@ from tests.observability.test_diagnosis import look
 from tests.support.settings import cartpole
 from tianflow.config.model import Config
 from tianflow.core.moments import TIMED
-from tianflow.core.statistics import ComponentStatistics, Diagnosis, Histogram, RunStatistics, TimeShares
-from tianflow.observability.diagnosis import Memory, diagnose
-from tianflow.observability.throughput_model import Foretold, Side, foretell, sustained
-from tianflow.simulation.rates import Rates
+from tianflow.core.statistics import (
+    ComponentStatistics,
+    Diagnosis,
+    HistogramBuilder,
+    RunStatistics,
+    TimeShares,
+)
+from tianflow.observability.diagnosis import DiagnosisMemory, diagnose
+from tianflow.observability.throughput_model import Forecast, Side, foretell, sustained
+from tianflow.simulation.rates import MeasuredRates
 from tianflow.simulation.simulation import Simulation
 
 STEPS = 32
@@ -26,12 +32,16 @@ STEPS = 32
 def test_without_spread_or_with_endless_room_the_slower_side_decides() -> None:
     assert 3.0 == sustained(Side(3.0), Side(5.0), 1.0) == sustained(Side(5.0), Side(3.0), 1.0)
     assert 3.0 == pytest.approx(sustained(Side(3.0, 1.0), Side(5.0, 1.0), 1e9))
-    assert Foretold(3.0, 3.0, 3.0) == foretell(Side(3.0), Side(5.0), 1.0)
+    assert Forecast(3.0, 3.0, 3.0) == foretell(Side(3.0), Side(5.0), 1.0)
 
 
 def test_equal_sides_lose_their_variance_over_twice_the_room() -> None:
-    assert 4.0 - (4.0 * 1.0 + 4.0 * 0.25) / (2 * 5.0) == pytest.approx(sustained(Side(4.0, 1.0), Side(4.0, 0.5), 5.0))
-    assert sustained(Side(4.0, 1.0), Side(4.0, 0.5), 5.0) == pytest.approx(sustained(Side(4.0 + 1e-7, 1.0), Side(4.0, 0.5), 5.0), rel=1e-6)
+    assert 4.0 - (4.0 * 1.0 + 4.0 * 0.25) / (2 * 5.0) == pytest.approx(
+        sustained(Side(4.0, 1.0), Side(4.0, 0.5), 5.0)
+    )
+    assert sustained(Side(4.0, 1.0), Side(4.0, 0.5), 5.0) == pytest.approx(
+        sustained(Side(4.0 + 1e-7, 1.0), Side(4.0, 0.5), 5.0), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("which", ["spread", "room", "pace"])
@@ -46,7 +56,9 @@ def test_more_spread_costs_and_more_room_and_faster_sides_help(which: str) -> No
 
 
 def test_few_updates_widen_what_is_foretold() -> None:
-    sure, unsure = (foretell(Side(4.0, 1.0, error), Side(4.0, 1.0, error), 8.0) for error in (0.01, 0.2))
+    sure, unsure = (
+        foretell(Side(4.0, 1.0, error), Side(4.0, 1.0, error), 8.0) for error in (0.01, 0.2)
+    )
     assert unsure.low < sure.low < sure.pace == unsure.pace < sure.high < unsure.high
     assert (4.0 * 1.02, 4.0 * 1.4) == pytest.approx((sure.high, unsure.high))
 
@@ -69,9 +81,15 @@ CASES = [
 ]
 
 
-def seen(count: int, batch: int, bound: int, rates: Rates, *, updates: int, seed: int = 1) -> float:
+def seen(
+    count: int, batch: int, bound: int, rates: MeasuredRates, *, updates: int, seed: int = 1
+) -> float:
     """Steps per second that a simulation trains on."""
-    return Simulation(configured(count, batch, bound), rates, seed=seed).run(updates=updates, warmup=20).trained_steps_per_s
+    return (
+        Simulation(configured(count, batch, bound), rates, seed=seed)
+        .run(updates=updates, warmup=20)
+        .trained_steps_per_s
+    )
 
 
 def test_it_is_near_what_simulations_sustain() -> None:
@@ -81,9 +99,16 @@ def test_it_is_near_what_simulations_sustain() -> None:
         supply = Side(float(STEPS * count), of_actors)
         demand = Side(supply.pace / faster, of_updates)
         update_s = STEPS * batch / demand.pace
-        given = Rates(trajectory_s=1.0, update_s=update_s, trajectory_spread=of_actors, update_spread=of_updates)
+        given = MeasuredRates(
+            trajectory_s=1.0,
+            update_s=update_s,
+            trajectory_spread=of_actors,
+            update_spread=of_updates,
+        )
         true = seen(count, batch, bound, given, updates=200)
-        off.append(sustained(supply, demand, ((bound + 1) * batch - count) / batch + 1) / true - 1.0)
+        off.append(
+            sustained(supply, demand, ((bound + 1) * batch - count) / batch + 1) / true - 1.0
+        )
         naive.append(min(supply.pace, demand.pace) / true - 1.0)
     assert 70 < len(CASES)
     assert rms(off) < 0.09
@@ -97,7 +122,14 @@ def rms(errors: list[float]) -> float:
 
 # A whole diagnosis --------------------------------------------------------------------------------------------------------
 
-UPDATES_VARY = Rates(trajectory_s=0.08, update_s=0.04, trajectory_spread=0.02, update_spread=1.0, latency_s=0.001, learner_latency_s=0.001)
+UPDATES_VARY = MeasuredRates(
+    trajectory_s=0.08,
+    update_s=0.04,
+    trajectory_spread=0.02,
+    update_spread=1.0,
+    latency_s=0.001,
+    learner_latency_s=0.001,
+)
 """Updates of two trajectories are exponential; on average they take the steps of four actors."""
 
 
@@ -107,7 +139,7 @@ class Watched(Simulation):
     def __init__(self, seed: int, times: tuple[float, ...]) -> None:
         super().__init__(configured(1, 2, 4), UPDATES_VARY, seed=seed)
         self.looks: list[RunStatistics] = []
-        self._took = {"learner": Histogram(), "actor-0": Histogram()}
+        self._took = {"learner": HistogramBuilder(), "actor-0": HistogramBuilder()}
         self._draw_update = self._counted("learner", self._draw_update)
         for actor in self.actors:
             actor.around.draw = self._counted(actor.name, actor.around.draw)
@@ -124,11 +156,24 @@ class Watched(Simulation):
 
     def _look(self) -> None:
         now, components = self.clock.now, []
-        for name, role, times in (("learner", "learner", self._learner_times), ("actor-0", "actor", self._actor_times)):
+        for name, role, times in (
+            ("learner", "learner", self._learner_times),
+            ("actor-0", "actor", self._actor_times),
+        ):
             took = {TIMED[role]: self._took[name].read()}
-            components.append(ComponentStatistics(name, role, name, TimeShares(times.read(), "busy", now), distributions=took))
+            components.append(
+                ComponentStatistics(
+                    name, role, name, TimeShares(times.read(), "busy", now), distributions=took
+                )
+            )
         ledger = self.ledger.snapshot()
-        shown = look(now, components, in_use=ledger.in_use, credits_limit=ledger.credits_limit, max_staleness=4)
+        shown = look(
+            now,
+            components,
+            in_use=ledger.in_use,
+            credits_limit=ledger.credits_limit,
+            max_staleness=4,
+        )
         self.looks.append(replace(shown, env_steps=ledger.steps_committed))
 
 
@@ -147,7 +192,10 @@ def test_with_exponential_updates_advice_on_actors_holds_in_nearly_every_run() -
     true = {count: seen(count, 2, 4, UPDATES_VARY, updates=2000) for count in counts}
     held = near = 0
     for found in told:
-        sustained_then, (low, high) = true[int(found.suggested["actors.count"])], found.foretold_range or (0.0, 0.0)
+        sustained_then, (low, high) = (
+            true[int(found.suggested["actors.count"])],
+            found.foretold_range or (0.0, 0.0),
+        )
         held += low <= sustained_then <= high
         near += found.foretold_steps_per_s == pytest.approx(sustained_then, rel=0.2)
         assert f"({low:,.0f} to {high:,.0f}, as times vary)" in found.advice
@@ -157,10 +205,14 @@ def test_with_exponential_updates_advice_on_actors_holds_in_nearly_every_run() -
 
 
 def test_updates_are_remembered_for_a_minute_of_the_same_settings() -> None:
-    memory = Memory()
+    memory = DiagnosisMemory()
 
     def at(now: float, **fields: Any) -> Sequence[ComponentStatistics]:
-        components = (ComponentStatistics("learner", "learner", "host", TimeShares({"busy": now}, "busy", now)),)
+        components = (
+            ComponentStatistics(
+                "learner", "learner", "host", TimeShares({"busy": now}, "busy", now)
+            ),
+        )
         return memory.look(replace(look(now, []), components=components, **fields))
 
     def since(found: Sequence[ComponentStatistics]) -> float:

@@ -14,7 +14,11 @@ from tianflow.core.payloads import ActionSpec
 from tianflow.ops.distributions import Categorical, DiagonalGaussian, distribution_for
 
 CASES = cases("estimators")
-ONE, SEVERAL, BOX = Categorical((4,), scalar=True), Categorical((2, 3), scalar=False), DiagonalGaussian((2, 2))
+ONE, SEVERAL, BOX = (
+    Categorical((4,), scalar=True),
+    Categorical((2, 3), scalar=False),
+    DiagonalGaussian((2, 2)),
+)
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -33,11 +37,18 @@ def test_a_categorical_agrees_with_torch_distributions() -> None:
 def test_several_choices_are_the_sum_of_their_heads() -> None:
     p, q = draw(6, 5), draw(6, 5, seed=1)
     action = torch.stack([torch.randint(2, (6,)), torch.randint(3, (6,))], -1)
-    heads = [(reference.Categorical(logits=x[:, :2]), reference.Categorical(logits=x[:, 2:])) for x in (p, q)]
+    heads = [
+        (reference.Categorical(logits=x[:, :2]), reference.Categorical(logits=x[:, 2:]))
+        for x in (p, q)
+    ]
     log_prob, entropy = SEVERAL.evaluate(p, action)
-    torch.testing.assert_close(log_prob, sum(head.log_prob(action[:, k]) for k, head in enumerate(heads[0])))
+    torch.testing.assert_close(
+        log_prob, sum(head.log_prob(action[:, k]) for k, head in enumerate(heads[0]))
+    )
     torch.testing.assert_close(entropy, sum(head.entropy() for head in heads[0]))
-    torch.testing.assert_close(SEVERAL.kl(p, q), sum(reference.kl_divergence(*pair) for pair in zip(*heads, strict=True)))
+    torch.testing.assert_close(
+        SEVERAL.kl(p, q), sum(reference.kl_divergence(*pair) for pair in zip(*heads, strict=True))
+    )
 
 
 def test_a_gaussian_agrees_with_torch_distributions() -> None:
@@ -52,13 +63,21 @@ def test_a_gaussian_agrees_with_torch_distributions() -> None:
 def test_a_gaussian_gives_the_handed_log_probability_of_the_unclipped_sample() -> None:
     inputs, expected = (CASES["logprob_gaussian_and_tanh"][key] for key in ("inputs", "expected"))
     parameters = torch.tensor([inputs["mu"], math.log(inputs["std"])], dtype=torch.float64)
-    found = DiagonalGaussian((1,)).log_prob(parameters, torch.tensor([inputs["pre_tanh_u"]], dtype=torch.float64)).item()
+    found = (
+        DiagonalGaussian((1,))
+        .log_prob(parameters, torch.tensor([inputs["pre_tanh_u"]], dtype=torch.float64))
+        .item()
+    )
     assert expected["log_prob_u"] == pytest.approx(found, abs=1e-9)
-    assert found != pytest.approx(expected["wrong_log_prob_if_clipped_action_1_0_used_with_u_1_2"], abs=0.1)
+    assert found != pytest.approx(
+        expected["wrong_log_prob_if_clipped_action_1_0_used_with_u_1_2"], abs=0.1
+    )
 
 
 @pytest.mark.parametrize("distribution", [ONE, SEVERAL, BOX], ids=["one", "several", "box"])
-def test_log_prob_alone_and_entropy_alone_equal_both_together(distribution: Categorical | DiagonalGaussian) -> None:
+def test_log_prob_alone_and_entropy_alone_equal_both_together(
+    distribution: Categorical | DiagonalGaussian,
+) -> None:
     parameters = draw(7, distribution.size)
     action = distribution.sample(parameters, distribution.noise((7,), np.random.default_rng(0)))
     log_prob, entropy = distribution.evaluate(parameters, action)
@@ -76,7 +95,9 @@ def test_gumbel_samples_have_the_probabilities_of_the_logits() -> None:
 def test_gaussian_samples_have_the_mean_and_deviation_of_the_parameters() -> None:
     distribution = DiagonalGaussian((2,))
     parameters = torch.tensor([1.0, -2.0, math.log(0.5), math.log(3.0)])
-    actions = distribution.sample(parameters.expand(200_000, 4), distribution.noise((200_000,), np.random.default_rng(0)))
+    actions = distribution.sample(
+        parameters.expand(200_000, 4), distribution.noise((200_000,), np.random.default_rng(0))
+    )
     torch.testing.assert_close(actions.mean(0), torch.tensor([1.0, -2.0]), atol=0.03, rtol=0.0)
     torch.testing.assert_close(actions.std(0), torch.tensor([0.5, 3.0]), atol=0.03, rtol=0.0)
 
@@ -84,7 +105,9 @@ def test_gaussian_samples_have_the_mean_and_deviation_of_the_parameters() -> Non
 def test_the_mode_is_the_most_probable_action() -> None:
     assert ONE.mode(torch.tensor([[0.0, 3.0, 1.0, 2.0]])).tolist() == [1]
     assert SEVERAL.mode(torch.tensor([[0.0, 1.0, 5.0, 3.0, 4.0]])).tolist() == [[1, 0]]
-    assert DiagonalGaussian((2,)).mode(torch.tensor([[0.5, -0.5, 1.0, 1.0]])).tolist() == [[0.5, -0.5]]
+    assert DiagonalGaussian((2,)).mode(torch.tensor([[0.5, -0.5, 1.0, 1.0]])).tolist() == [
+        [0.5, -0.5]
+    ]
 
 
 def test_stored_actions_have_the_shape_and_dtype_of_the_action_spec() -> None:
@@ -95,7 +118,9 @@ def test_stored_actions_have_the_shape_and_dtype_of_the_action_spec() -> None:
     ]
     for spec in specs:
         distribution = distribution_for(spec)
-        action = distribution.sample(draw(5, distribution.size), distribution.noise((5,), np.random.default_rng(0)))
+        action = distribution.sample(
+            draw(5, distribution.size), distribution.noise((5,), np.random.default_rng(0))
+        )
         assert (5, *spec.stored_shape) == tuple(action.shape)
         assert spec.stored_dtype == str(action.dtype).removeprefix("torch.")
 
@@ -105,12 +130,17 @@ def test_a_forbidden_action_is_never_taken_and_has_probability_zero() -> None:
     masked = ONE.masked(torch.zeros(1000, 4), mask)
     assert set(ONE.sample(masked, ONE.noise((1000,), np.random.default_rng(0))).tolist()) == {0, 2}
     assert ONE.entropy(masked)[0].item() == pytest.approx(math.log(2))
-    assert ONE.log_prob(masked, torch.zeros(1000, dtype=torch.int64))[0].item() == pytest.approx(-math.log(2))
+    assert ONE.log_prob(masked, torch.zeros(1000, dtype=torch.int64))[0].item() == pytest.approx(
+        -math.log(2)
+    )
 
 
 def test_masks_keep_gradients_finite_even_when_they_forbid_everything() -> None:
     logits = draw(2, 4).requires_grad_()
-    log_prob, entropy = ONE.evaluate(ONE.masked(logits, torch.tensor([[True, False, False, False], [False] * 4])), torch.tensor([0, 0]))
+    log_prob, entropy = ONE.evaluate(
+        ONE.masked(logits, torch.tensor([[True, False, False, False], [False] * 4])),
+        torch.tensor([0, 0]),
+    )
     (log_prob.sum() + entropy.sum()).backward()
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
@@ -132,16 +162,24 @@ def test_noise_is_finite_float32_and_repeats_with_its_seed() -> None:
 
 
 @pytest.mark.parametrize(("distribution", "parameters"), [(ONE, 4), (SEVERAL, 5), (BOX, 8)])
-def test_log_probs_of_arrays_are_those_of_tensors(distribution: Categorical | DiagonalGaussian, parameters: int) -> None:
+def test_log_probs_of_arrays_are_those_of_tensors(
+    distribution: Categorical | DiagonalGaussian, parameters: int
+) -> None:
     given = 30.0 * draw(7, 5, parameters)
     action = distribution.sample(given, distribution.noise((7, 5), np.random.default_rng(0)))
     found = distribution.log_prob_on_arrays(given.numpy(), action.numpy())
     assert np.float32 == found.dtype
-    np.testing.assert_allclose(found, distribution.log_prob(given, action).numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found, distribution.log_prob(given, action).numpy(), rtol=1e-5, atol=1e-5
+    )
 
 
-@pytest.mark.parametrize(("distribution", "parameters", "stored"), [(ONE, 4, ()), (SEVERAL, 5, (2,)), (BOX, 8, (2, 2))])
-def test_choosing_on_arrays_is_sampling(distribution: Categorical | DiagonalGaussian, parameters: int, stored: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("distribution", "parameters", "stored"), [(ONE, 4, ()), (SEVERAL, 5, (2,)), (BOX, 8, (2, 2))]
+)
+def test_choosing_on_arrays_is_sampling(
+    distribution: Categorical | DiagonalGaussian, parameters: int, stored: tuple[int, ...]
+) -> None:
     given, noise = draw(50, parameters), distribution.noise((50,), np.random.default_rng(0))
     expected = distribution.sample(given, noise).numpy()
     out = np.full((50, *stored), 9, expected.dtype)

@@ -32,23 +32,33 @@ def test_ppo_losses_are_the_handed_ones() -> None:
     case = CASES["ppo_decoupled_and_appo_losses"]
     clip = case["inputs"]["clip_ppo"]
     for row in case["expected"]["rows"]:
-        new, prox, behaviour, advantage = (tensor(row[key]) for key in ("pi_new", "pi_prox", "pi_behaviour", "advantage"))
-        assert row["loss_ppo_vs_behaviour"] == pytest.approx(ppo_loss((new / behaviour).log(), advantage, clip=clip).item(), abs=1e-9)
+        new, prox, behaviour, advantage = (
+            tensor(row[key]) for key in ("pi_new", "pi_prox", "pi_behaviour", "advantage")
+        )
+        assert row["loss_ppo_vs_behaviour"] == pytest.approx(
+            ppo_loss((new / behaviour).log(), advantage, clip=clip).item(), abs=1e-9
+        )
         found = decoupled_ppo_loss((new / prox).log(), prox / behaviour, advantage, clip=clip)
         assert row["loss_decoupled"] == pytest.approx(found.item(), abs=1e-9)
 
 
 def test_decoupled_ppo_is_ppo_when_the_proximal_policy_acted() -> None:
-    log_ratio, advantage = torch.randn(2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    log_ratio, advantage = torch.randn(
+        2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     expected = ppo_loss(log_ratio, advantage, clip=0.2)
-    assert torch.equal(expected, decoupled_ppo_loss(log_ratio, torch.ones_like(log_ratio), advantage, clip=0.2))
+    assert torch.equal(
+        expected, decoupled_ppo_loss(log_ratio, torch.ones_like(log_ratio), advantage, clip=0.2)
+    )
 
 
 def test_the_first_ppo_gradient_is_the_policy_gradient() -> None:
     log_prob = tensor(-0.3, -1.0, -2.0).requires_grad_()
     advantage = tensor(1.0, -2.0, 0.5)
     (expected,) = torch.autograd.grad(policy_gradient_loss(log_prob, advantage), log_prob)
-    (found,) = torch.autograd.grad(ppo_loss(log_prob - log_prob.detach(), advantage, clip=0.2), log_prob)
+    (found,) = torch.autograd.grad(
+        ppo_loss(log_prob - log_prob.detach(), advantage, clip=0.2), log_prob
+    )
     torch.testing.assert_close(found, expected)
 
 
@@ -93,7 +103,9 @@ def test_normalised_rows_have_mean_zero_and_deviation_one() -> None:
 def test_kl_from_samples_agrees_with_the_exact_one() -> None:
     p, q = tensor(0.2, 0.8), tensor(0.5, 0.5)
     exact = (p * (p / q).log()).sum().item()
-    samples = torch.multinomial(p, 200_000, replacement=True, generator=torch.Generator().manual_seed(1))
+    samples = torch.multinomial(
+        p, 200_000, replacement=True, generator=torch.Generator().manual_seed(1)
+    )
     assert approximate_kl((q.log() - p.log())[samples]).item() == pytest.approx(exact, rel=0.02)
 
 
@@ -102,7 +114,10 @@ def test_kl_of_equal_policies_is_zero_and_of_extreme_ones_finite() -> None:
     assert math.isfinite(approximate_kl(torch.tensor([500.0, -500.0])).item())
 
 
-@pytest.mark.parametrize(("weights", "expected"), [((1.0, 1.0, 1.0, 1.0), 1.0), ((1.0, 1e-30, 1e-30, 1e-30), 0.25), ((3.0, 1.0), 0.8)])
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [((1.0, 1.0, 1.0, 1.0), 1.0), ((1.0, 1e-30, 1e-30, 1e-30), 0.25), ((3.0, 1.0), 0.8)],
+)
 def test_effective_sample_ratio(weights: tuple[float, ...], expected: float) -> None:
     valid = torch.ones(len(weights), dtype=torch.bool)
     assert expected == pytest.approx(effective_sample_ratio(tensor(*weights).log(), valid).item())
@@ -110,7 +125,9 @@ def test_effective_sample_ratio(weights: tuple[float, ...], expected: float) -> 
 
 def test_effective_sample_ratio_ignores_invalid_rows_and_does_not_overflow() -> None:
     valid = torch.tensor([True, True, False])
-    assert effective_sample_ratio(torch.tensor([300.0, 300.0, 900.0]), valid).item() == pytest.approx(1.0)
+    assert effective_sample_ratio(
+        torch.tensor([300.0, 300.0, 900.0]), valid
+    ).item() == pytest.approx(1.0)
     assert effective_sample_ratio(torch.tensor([1.0]), torch.tensor([False])).item() == 0.0
 
 

@@ -28,7 +28,11 @@ from tianflow.ops.q_values import (
 from tianflow.ops.returns import NStep, n_step
 from tianflow.ops.squashed_gaussian import log_slope, squashed_log_prob, squashed_sample
 
-CASES = {case["name"]: case for name in ("estimators", "off_policy") for case in json.loads((DATA / f"{name}.json").read_text())["cases"]}
+CASES = {
+    case["name"]: case
+    for name in ("estimators", "off_policy")
+    for case in json.loads((DATA / f"{name}.json").read_text())["cases"]
+}
 
 
 def tensor(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -44,7 +48,9 @@ def test_value_rescaling_gives_the_handed_values() -> None:
     x, epsilon = tensor(case["inputs"]["x"]), case["inputs"]["eps"]
     same(tensor(case["expected"]["h"]), rescaled(x, epsilon), case["tolerance_abs"])
     torch.testing.assert_close(unrescaled(rescaled(x, epsilon), epsilon), x, atol=1e-9, rtol=1e-12)
-    torch.testing.assert_close(unrescaled(x, epsilon), tensor(case["expected"]["hinv_at_x"]), atol=1e-9, rtol=1e-12)
+    torch.testing.assert_close(
+        unrescaled(x, epsilon), tensor(case["expected"]["hinv_at_x"]), atol=1e-9, rtol=1e-12
+    )
 
 
 def test_value_rescaling_keeps_its_precision_in_float32() -> None:
@@ -58,27 +64,41 @@ def test_a_sequence_has_the_handed_priority() -> None:
     case = CASES["r2d2_sequence_priority_eta0.9"]
     error = tensor(case["inputs"]["td_errors"]).unsqueeze(1)
     every = torch.ones_like(error, dtype=torch.bool)
-    for eta, name in ((case["inputs"]["eta"], "priority"), (1.0, "eta1_is_max"), (0.0, "eta0_is_mean")):
-        assert case["expected"][name] == pytest.approx(sequence_priority(error, every, eta=eta).item(), abs=1e-9)
+    for eta, name in (
+        (case["inputs"]["eta"], "priority"),
+        (1.0, "eta1_is_max"),
+        (0.0, "eta0_is_mean"),
+    ):
+        assert case["expected"][name] == pytest.approx(
+            sequence_priority(error, every, eta=eta).item(), abs=1e-9
+        )
 
 
 def test_padding_has_no_part_in_a_priority() -> None:
     case = CASES["r2d2_sequence_priority_eta0.9"]
     error = tensor([*case["inputs"]["td_errors"], 7.0, math.nan]).unsqueeze(1)
     learned = torch.tensor([True] * 4 + [False] * 2).unsqueeze(1)
-    assert case["expected"]["priority"] == pytest.approx(sequence_priority(error, learned, eta=0.9).item(), abs=1e-9)
+    assert case["expected"]["priority"] == pytest.approx(
+        sequence_priority(error, learned, eta=0.9).item(), abs=1e-9
+    )
     assert 0.0 == sequence_priority(error, torch.zeros_like(learned), eta=0.9).item()
 
 
 @pytest.mark.parametrize("terminated", [False, True])
 def test_an_actors_first_priority_is_the_handed_one(terminated: bool) -> None:
     """From what is recorded: the value taken, and the greatest value n steps later, which does not count after a termination."""
-    inputs, expected = (CASES["apex_initial_priority_on_actor"][key] for key in ("inputs", "expected"))
+    inputs, expected = (
+        CASES["apex_initial_priority_on_actor"][key] for key in ("inputs", "expected")
+    )
     r_t = tensor(inputs["rewards"]).unsqueeze(1)
     ended = torch.tensor([False, False, terminated]).unsqueeze(1)
     discount_t = inputs["gamma"] * (~ended).double()
-    step = n_step(r_t=r_t, discount_t=discount_t, done_t=ended, valid_t=torch.ones_like(ended), n=inputs["n"])
-    target = n_step_target(NStep(*(rows[0] for rows in step)), tensor(inputs["q_at_t_plus_n"]).max().unsqueeze(0))
+    step = n_step(
+        r_t=r_t, discount_t=discount_t, done_t=ended, valid_t=torch.ones_like(ended), n=inputs["n"]
+    )
+    target = n_step_target(
+        NStep(*(rows[0] for rows in step)), tensor(inputs["q_at_t_plus_n"]).max().unsqueeze(0)
+    )
     q_taken = inputs["q_at_t"][inputs["action"]]
     priority = expected["priority"] - (inputs["gamma"] ** 3 * 1.2 if terminated else 0.0)
     assert priority == pytest.approx((target - q_taken).abs().item(), abs=1e-9)
@@ -91,7 +111,9 @@ def test_apex_epsilons_are_the_handed_ones_however_they_are_divided_among_actors
     assert expected["epsilons"] == pytest.approx(np.concatenate(found).tolist(), abs=1e-12)
     assert [inputs["eps"]] == apex_epsilons(0, 1, 1, **words).tolist()
     assert [inputs["eps"]] * 3 == apex_epsilons(0, 3, 3, epsilon=inputs["eps"], alpha=0.0).tolist()
-    assert expected["epsilons"][-1] == pytest.approx(apex_epsilons(9, 1, inputs["N"], **words).item())
+    assert expected["epsilons"][-1] == pytest.approx(
+        apex_epsilons(9, 1, inputs["N"], **words).item()
+    )
 
 
 def test_noise_explores_as_often_as_epsilon_says_and_evenly_among_allowed_actions() -> None:
@@ -100,18 +122,33 @@ def test_noise_explores_as_often_as_epsilon_says_and_evenly_among_allowed_action
     explores = (noise > 0.0).any(-1)
     assert [0.0, 0.25, 1.0] == pytest.approx(explores.double().mean(0).tolist(), abs=0.015)
     q, mask = torch.tensor([3.0, 2.0, 1.0, 9.0]), torch.tensor([True, True, True, False])
-    chosen = masked_values(scores_of(q.expand(20_000, 3, 4), noise), mask.expand(20_000, 3, 4)).argmax(-1)
+    chosen = masked_values(
+        scores_of(q.expand(20_000, 3, 4), noise), mask.expand(20_000, 3, 4)
+    ).argmax(-1)
     shares = torch.stack([(chosen == action).double().mean(0) for action in range(4)])
-    expected = tensor([[1.0, 0.75 + 0.25 / 3, 1 / 3], [0.0, 0.25 / 3, 1 / 3], [0.0, 0.25 / 3, 1 / 3], [0.0, 0.0, 0.0]])
+    expected = tensor(
+        [
+            [1.0, 0.75 + 0.25 / 3, 1 / 3],
+            [0.0, 0.25 / 3, 1 / 3],
+            [0.0, 0.25 / 3, 1 / 3],
+            [0.0, 0.0, 0.0],
+        ]
+    )
     torch.testing.assert_close(shares, expected, atol=0.015, rtol=0.0)
 
 
 def test_a_squashed_action_has_the_handed_log_probability() -> None:
     inputs, expected = (CASES["logprob_gaussian_and_tanh"][key] for key in ("inputs", "expected"))
-    mean, log_std, before = (tensor([value]) for value in (inputs["mu"], math.log(inputs["std"]), inputs["pre_tanh_u"]))
-    assert expected["log_prob_action"] == pytest.approx(squashed_log_prob(before, mean, log_std).item(), abs=1e-9)
+    mean, log_std, before = (
+        tensor([value]) for value in (inputs["mu"], math.log(inputs["std"]), inputs["pre_tanh_u"])
+    )
+    assert expected["log_prob_action"] == pytest.approx(
+        squashed_log_prob(before, mean, log_std).item(), abs=1e-9
+    )
     action, log_prob = squashed_sample(mean, log_std, (before - mean) / inputs["std"])
-    assert (expected["action"], expected["log_prob_action"]) == pytest.approx((action.item(), log_prob.item()), abs=1e-9)
+    assert (expected["action"], expected["log_prob_action"]) == pytest.approx(
+        (action.item(), log_prob.item()), abs=1e-9
+    )
 
 
 def test_the_density_of_squashed_actions_sums_to_one() -> None:
@@ -141,11 +178,21 @@ def test_targets_bootstrap_after_a_truncation_and_not_after_a_termination() -> N
     over = torch.tensor([[False] * 3, [False, True, True], [False] * 3])
     terminated = over & torch.tensor([False, False, True])
     valid = torch.tensor([[True] * 3, [True] * 3, [True, False, False]])
-    step = n_step(r_t=torch.ones(3, 3), discount_t=torch.where(terminated, 0.0, 0.5), done_t=over, valid_t=valid, n=3)
+    step = n_step(
+        r_t=torch.ones(3, 3),
+        discount_t=torch.where(terminated, 0.0, 0.5),
+        done_t=over,
+        valid_t=valid,
+        n=3,
+    )
     bootstrap = torch.tensor([0.0, 20.0, 30.0, 40.0]).unsqueeze(1).repeat(1, 3)
     bootstrap[2, 2] = math.nan  # means nothing after a termination
     found = n_step_target(step, rows_after(bootstrap, step.steps_t))
-    expected = [[1.75 + 40 / 8, 1.5 + 30 / 4, 1.5], [1.5 + 40 / 4, 1.0 + 30 / 2, 1.0], [1.0 + 40 / 2]]
+    expected = [
+        [1.75 + 40 / 8, 1.5 + 30 / 4, 1.5],
+        [1.5 + 40 / 4, 1.0 + 30 / 2, 1.0],
+        [1.0 + 40 / 2],
+    ]
     assert expected[0] == found[0].tolist()
     assert expected[1] == found[1].tolist()
     assert expected[2] == found[2, :1].tolist()
@@ -180,10 +227,17 @@ def test_a_loss_is_weighted_by_item_and_averaged_over_what_is_learned() -> None:
     learned = torch.tensor([[True, True], [True, False]])
     loss = weighted_loss(error, tensor([1.0, 0.5]), learned, delta=None)
     assert (0.5 + 0.5 * 2.0 + 4.5) / 3 == pytest.approx(loss.item())
-    (gradient,) = torch.autograd.grad(weighted_loss(error, tensor([1.0, 0.5]), learned, delta=1.0), error)
+    (gradient,) = torch.autograd.grad(
+        weighted_loss(error, tensor([1.0, 0.5]), learned, delta=1.0), error
+    )
     assert [1 / 3, 0.5 / 3, 1 / 3, 0.0] == pytest.approx(gradient.ravel().tolist())
-    assert 0.0 == weighted_loss(error, tensor([1.0, 0.5]), torch.zeros_like(learned), delta=None).item()
+    assert (
+        0.0
+        == weighted_loss(error, tensor([1.0, 0.5]), torch.zeros_like(learned), delta=None).item()
+    )
 
 
 def test_taken_picks_the_value_of_each_action() -> None:
-    assert [[2.0, 3.0]] == taken(tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([[1, 0]])).tolist()
+    assert [[2.0, 3.0]] == taken(
+        tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([[1, 0]])
+    ).tolist()

@@ -29,7 +29,11 @@ def transitions(inputs: dict[str, Any]) -> dict[str, Tensor]:
     r_t, v_t = tensor(inputs["rewards"]), tensor(inputs["values"])
     terminated = flags(inputs["terminated"])
     truncated = flags(inputs.get("truncated", [False] * len(r_t)))
-    v_tp1 = tensor(inputs["next_values"]) if "next_values" in inputs else torch.cat([v_t[1:], tensor([inputs["bootstrap_value"]])])
+    v_tp1 = (
+        tensor(inputs["next_values"])
+        if "next_values" in inputs
+        else torch.cat([v_t[1:], tensor([inputs["bootstrap_value"]])])
+    )
     return {
         "r_t": r_t,
         "discount_t": inputs["gamma"] * (~terminated).double(),
@@ -40,7 +44,9 @@ def transitions(inputs: dict[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def random_transitions(steps: int = 12, columns: int = 7, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def random_transitions(
+    steps: int = 12, columns: int = 7, *, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     r_t, v_t, v_tp1 = torch.randn(3, steps, columns, generator=generator, dtype=dtype)
     terminated = torch.rand(steps, columns, generator=generator) < 0.15
@@ -59,18 +65,31 @@ def same(expected: Tensor, found: Tensor, tolerance: float = 1e-9) -> None:
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0.0)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["group"] == "vtrace" and "values" in case["inputs"]])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, case in CASES.items()
+        if case["group"] == "vtrace" and "values" in case["inputs"]
+    ],
+)
 def test_vtrace_gives_the_handed_values(name: str) -> None:
     case = CASES[name]
     limits = {key: float(case["inputs"].get(key, 1.0)) for key in (*LIMITS, "lambda_")}
-    found = vtrace(**transitions(case["inputs"]), log_rho_t=tensor(case["inputs"]["rho"]).log(), **limits)
+    found = vtrace(
+        **transitions(case["inputs"]), log_rho_t=tensor(case["inputs"]["rho"]).log(), **limits
+    )
     same(tensor(case["expected"]["vs"]), found.target_t, case["tolerance_abs"])
     same(tensor(case["expected"]["pg_advantages"]), found.advantage_t, case["tolerance_abs"])
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-4)])
-def test_vtrace_gives_the_values_of_deepminds_unit_test(dtype: torch.dtype, tolerance: float) -> None:
-    inputs, expected = (CASES["vtrace_deepmind_test_inputs_B1"][key] for key in ("inputs", "expected"))
+def test_vtrace_gives_the_values_of_deepminds_unit_test(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    inputs, expected = (
+        CASES["vtrace_deepmind_test_inputs_B1"][key] for key in ("inputs", "expected")
+    )
     v_t = tensor(inputs["values_TB"]).to(dtype)
     found = vtrace(
         log_rho_t=tensor(inputs["log_rho_TB"]).to(dtype),
@@ -87,9 +106,16 @@ def test_vtrace_gives_the_values_of_deepminds_unit_test(dtype: torch.dtype, tole
 
 
 def test_the_seed_rl_variant_differs_so_we_do_not_compute_it() -> None:
-    inputs, expected = (CASES["vtrace_seed_policy_gradient_variant_T4"][key] for key in ("inputs", "expected"))
-    given = inputs | {"values": inputs["values_T_plus_1"][:-1], "bootstrap_value": inputs["values_T_plus_1"][-1]}
-    found = vtrace(**transitions(given), log_rho_t=tensor(inputs["rho"]).log(), lambda_=inputs["lambda_"])
+    inputs, expected = (
+        CASES["vtrace_seed_policy_gradient_variant_T4"][key] for key in ("inputs", "expected")
+    )
+    given = inputs | {
+        "values": inputs["values_T_plus_1"][:-1],
+        "bootstrap_value": inputs["values_T_plus_1"][-1],
+    }
+    found = vtrace(
+        **transitions(given), log_rho_t=tensor(inputs["rho"]).log(), lambda_=inputs["lambda_"]
+    )
     assert not torch.allclose(found.advantage_t, tensor(expected["advantages"]))
 
 
@@ -117,13 +143,20 @@ def test_n_step_gives_the_handed_values(name: str) -> None:
     same(tensor([row["n_step_reward"] for row in rows]), found.reward_t)
     same(tensor([row["discount"] for row in rows]), found.discount_t)
     assert [row["steps"] for row in rows] == found.steps_t.tolist()
-    assert [row["bootstrap_from_obs_after_step"] for row in rows] == [row["t"] + m - 1 for row, m in zip(rows, found.steps_t, strict=True)]
+    assert [row["bootstrap_from_obs_after_step"] for row in rows] == [
+        row["t"] + m - 1 for row, m in zip(rows, found.steps_t, strict=True)
+    ]
 
 
-@pytest.mark.parametrize(("ending", "terminal"), [("returns_nonterminal", False), ("returns_terminal", True)])
+@pytest.mark.parametrize(
+    ("ending", "terminal"), [("returns_nonterminal", False), ("returns_terminal", True)]
+)
 def test_actor_critic_returns_give_the_handed_a3c_values(ending: str, terminal: bool) -> None:
     case = CASES["a3c_tmax5_returns"]
-    given = case["inputs"] | {"values": [0.3, -1.0, 2.0, 0.7, 5.0], "terminated": [False] * 4 + [terminal]}
+    given = case["inputs"] | {
+        "values": [0.3, -1.0, 2.0, 0.7, 5.0],
+        "terminated": [False] * 4 + [terminal],
+    }
     same(tensor(case["expected"][ending]), actor_critic_returns(**transitions(given)).target_t)
 
 
@@ -138,7 +171,13 @@ def test_an_n_step_target_over_the_whole_fragment_is_the_actor_critic_return() -
 
 def test_n_step_does_not_cross_a_truncation_and_keeps_its_discount() -> None:
     done = flags([False, True, False])
-    found = n_step(r_t=tensor([1.0, 2.0, 100.0]), discount_t=tensor([0.9] * 3), done_t=done, valid_t=torch.ones_like(done), n=3)
+    found = n_step(
+        r_t=tensor([1.0, 2.0, 100.0]),
+        discount_t=tensor([0.9] * 3),
+        done_t=done,
+        valid_t=torch.ones_like(done),
+        n=3,
+    )
     same(tensor([2.8, 2.0, 100.0]), found.reward_t)
     same(tensor([0.81, 0.9, 0.9]), found.discount_t)
 
@@ -153,12 +192,17 @@ def test_n_step_refuses_zero_steps() -> None:
 def test_on_policy_vtrace_is_gae(lambda_: float) -> None:
     given = random_transitions(seed=2)
     expected = gae(**given, lambda_=lambda_).target_t
-    same(expected, vtrace(**given, log_rho_t=torch.zeros_like(given["r_t"]), lambda_=lambda_).target_t)
+    same(
+        expected,
+        vtrace(**given, log_rho_t=torch.zeros_like(given["r_t"]), lambda_=lambda_).target_t,
+    )
 
 
 def test_on_policy_vtrace_advantage_is_target_minus_value() -> None:
     given = random_transitions(seed=3) | {"valid_t": torch.ones(12, 7, dtype=torch.bool)}
-    given["v_tp1"] = torch.where(given["done_t"], given["v_tp1"], torch.cat([given["v_t"][1:], given["v_tp1"][-1:]]))
+    given["v_tp1"] = torch.where(
+        given["done_t"], given["v_tp1"], torch.cat([given["v_t"][1:], given["v_tp1"][-1:]])
+    )
     found = vtrace(**given, log_rho_t=torch.zeros_like(given["r_t"]))
     same(found.target_t - given["v_t"], found.advantage_t)
 
@@ -166,7 +210,13 @@ def test_on_policy_vtrace_advantage_is_target_minus_value() -> None:
 def test_lambda_one_telescopes_with_a_bootstrap_value_that_is_not_zero() -> None:
     gamma, r_t, v_t, v_last = 0.9, tensor([1.0, -2.0, 0.5]), tensor([3.0, 4.0, 5.0]), 7.0
     given = transitions(
-        {"gamma": gamma, "rewards": r_t.tolist(), "values": v_t.tolist(), "bootstrap_value": v_last, "terminated": [False] * 3}
+        {
+            "gamma": gamma,
+            "rewards": r_t.tolist(),
+            "values": v_t.tolist(),
+            "bootstrap_value": v_last,
+            "terminated": [False] * 3,
+        }
     )
     expected = sum(gamma**k * r_t[k] for k in range(3)) + gamma**3 * v_last - v_t[0]
     same(torch.as_tensor(expected), gae(**given, lambda_=1.0).advantage_t[0])
@@ -177,7 +227,15 @@ def test_exact_values_of_a_deterministic_chain_are_a_fixed_point_for_any_ratio()
     values = [0.0]
     for reward in reversed(r_t.tolist()):
         values.insert(0, reward + gamma * values[0])
-    given = transitions({"gamma": gamma, "rewards": r_t.tolist(), "values": values[:-1], "bootstrap_value": 0.0, "terminated": [False] * 5})
+    given = transitions(
+        {
+            "gamma": gamma,
+            "rewards": r_t.tolist(),
+            "values": values[:-1],
+            "bootstrap_value": 0.0,
+            "terminated": [False] * 5,
+        }
+    )
     found = vtrace(**given, log_rho_t=tensor([-1.0, 2.0, 0.3, -0.2, 5.0]))
     same(given["v_t"], found.target_t)
     same(torch.zeros(5, dtype=torch.float64), found.advantage_t)
@@ -185,7 +243,9 @@ def test_exact_values_of_a_deterministic_chain_are_a_fixed_point_for_any_ratio()
 
 def test_ratios_above_every_limit_change_nothing_further() -> None:
     given = random_transitions(seed=4)
-    low, high = (vtrace(**given, log_rho_t=torch.full_like(given["r_t"], value)) for value in (0.1, 3.0))
+    low, high = (
+        vtrace(**given, log_rho_t=torch.full_like(given["r_t"], value)) for value in (0.1, 3.0)
+    )
     same(low.target_t, high.target_t)
     same(low.advantage_t, high.advantage_t)
 
@@ -200,7 +260,9 @@ def test_extreme_ratios_give_finite_float32_results(log_rho: float) -> None:
 
 @pytest.mark.parametrize("rho_bar", [1.0, 1.5, math.inf])
 @pytest.mark.parametrize("c_bar", [0.2, 0.7, 1.0])
-def test_the_ratio_limit_sets_the_fixed_point_and_the_trace_limit_does_not(rho_bar: float, c_bar: float) -> None:
+def test_the_ratio_limit_sets_the_fixed_point_and_the_trace_limit_does_not(
+    rho_bar: float, c_bar: float
+) -> None:
     """One state, three actions: the expected target is V where V is the value of pi_rho, proportional to min(rho_bar * mu, pi)."""
     gamma, steps = 0.9, 3
     mu, pi, reward = tensor([0.6, 0.3, 0.1]), tensor([0.1, 0.3, 0.6]), tensor([1.0, 0.0, 5.0])
@@ -224,7 +286,9 @@ def test_the_ratio_limit_sets_the_fixed_point_and_the_trace_limit_does_not(rho_b
 
 def test_an_infinite_limit_is_no_limit() -> None:
     given = random_transitions(seed=5)
-    found = vtrace(**given, log_rho_t=torch.full_like(given["r_t"], 3.0), rho_bar=math.inf, pg_rho_bar=1.0)
+    found = vtrace(
+        **given, log_rho_t=torch.full_like(given["r_t"], 3.0), rho_bar=math.inf, pg_rho_bar=1.0
+    )
     last = given["valid_t"][-1]
     td_error = given["r_t"] + given["discount_t"] * given["v_tp1"] - given["v_t"]
     same((math.exp(3.0) * td_error)[-1][last], (found.target_t - given["v_t"])[-1][last])
@@ -247,17 +311,26 @@ ESTIMATORS = {
 class TestEveryEstimator:
     def test_keeps_episodes_apart(self, estimator: Any) -> None:
         """Concatenated episodes give the concatenated results of each alone, truncated ones too."""
-        given = random_transitions(steps=10, seed=6) | {"valid_t": torch.ones(10, 7, dtype=torch.bool)}
+        given = random_transitions(steps=10, seed=6) | {
+            "valid_t": torch.ones(10, 7, dtype=torch.bool)
+        }
         given["done_t"][4] = True
         whole = estimator(given)
-        parts = [estimator({key: value[rows] for key, value in given.items()}) for rows in (slice(0, 5), slice(5, 10))]
+        parts = [
+            estimator({key: value[rows] for key, value in given.items()})
+            for rows in (slice(0, 5), slice(5, 10))
+        ]
         same(torch.cat([part.advantage_t for part in parts]), whole.advantage_t)
         same(torch.cat([part.target_t for part in parts]), whole.target_t)
 
     def test_does_not_look_at_invalid_rows(self, estimator: Any) -> None:
         given = random_transitions(seed=7)
         expected = estimator(given)
-        poisoned = {key: torch.where(given["valid_t"], value, 1e6) for key, value in given.items() if value.dtype == torch.float64}
+        poisoned = {
+            key: torch.where(given["valid_t"], value, 1e6)
+            for key, value in given.items()
+            if value.dtype == torch.float64
+        }
         found = estimator(given | poisoned)
         same(expected.advantage_t, found.advantage_t)
         same(expected.target_t[given["valid_t"]], found.target_t[given["valid_t"]])
@@ -265,7 +338,9 @@ class TestEveryEstimator:
 
     def test_skipping_reset_rows_gives_what_their_absence_gives(self, estimator: Any) -> None:
         """The rows of NEXT_STEP autoreset, reset step included, against those of SAME_STEP."""
-        given = random_transitions(steps=6, columns=1, seed=8) | {"valid_t": torch.ones(6, 1, dtype=torch.bool)}
+        given = random_transitions(steps=6, columns=1, seed=8) | {
+            "valid_t": torch.ones(6, 1, dtype=torch.bool)
+        }
         given["done_t"][2] = True
         keep = torch.tensor([0, 1, 2, 2, 3, 4, 5])
         with_reset = {key: value[keep] for key, value in given.items()}
@@ -275,7 +350,9 @@ class TestEveryEstimator:
         same(estimator(given).advantage_t, estimator(with_reset).advantage_t[rows])
 
     def test_a_cut_fragment_bootstraps_after_its_last_row(self, estimator: Any) -> None:
-        given = random_transitions(steps=8, seed=9) | {"valid_t": torch.ones(8, 7, dtype=torch.bool)}
+        given = random_transitions(steps=8, seed=9) | {
+            "valid_t": torch.ones(8, 7, dtype=torch.bool)
+        }
         given["valid_t"][5:] = False
         short = estimator({key: value[:5] for key, value in given.items()})
         same(short.advantage_t, estimator(given).advantage_t[:5])
@@ -298,12 +375,24 @@ class TestEveryEstimator:
             v_t = value.expand(5, 1).clone()
             done = torch.zeros(5, 1, dtype=torch.bool)
             done[-1] = True
-            given = {"r_t": torch.ones(5, 1), "discount_t": torch.full((5, 1), gamma), "v_t": v_t, "v_tp1": v_t.clone(), "done_t": done}
-            value = value + 0.5 * (estimator(given | {"valid_t": torch.ones_like(done)}).target_t.mean() - value)
+            given = {
+                "r_t": torch.ones(5, 1),
+                "discount_t": torch.full((5, 1), gamma),
+                "v_t": v_t,
+                "v_tp1": v_t.clone(),
+                "done_t": done,
+            }
+            value = value + 0.5 * (
+                estimator(given | {"valid_t": torch.ones_like(done)}).target_t.mean() - value
+            )
         assert value.item() == pytest.approx(10.0, rel=1e-4)
         given["discount_t"][-1] = 0.0
         v_t = torch.tensor([[sum(gamma**k for k in range(5 - t))] for t in range(5)])
-        given |= {"v_t": v_t, "v_tp1": torch.cat([v_t[1:], v_t[:1]]), "valid_t": torch.ones_like(done)}
+        given |= {
+            "v_t": v_t,
+            "v_tp1": torch.cat([v_t[1:], v_t[:1]]),
+            "valid_t": torch.ones_like(done),
+        }
         same(v_t, estimator(given).target_t, 1e-5)
 
 
@@ -311,5 +400,7 @@ class TestEveryEstimator:
 def test_a_cuda_device_gives_what_the_cpu_gives() -> None:
     given = random_transitions()
     expected = vtrace(**given, log_rho_t=given["r_t"])
-    found = vtrace(**{key: value.cuda() for key, value in given.items()}, log_rho_t=given["r_t"].cuda())
+    found = vtrace(
+        **{key: value.cuda() for key, value in given.items()}, log_rho_t=given["r_t"].cuda()
+    )
     same(expected.target_t, found.target_t.cpu())

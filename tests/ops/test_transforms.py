@@ -6,11 +6,20 @@ import pytest
 import torch
 
 from tianflow.ops import transforms
-from tianflow.ops.transforms import as_float, batch_moments, channels_innermost, merged_moments, normalise, one_hot
+from tianflow.ops.transforms import (
+    as_float,
+    batch_moments,
+    channels_innermost,
+    merged_moments,
+    normalise,
+    one_hot,
+)
 
 
 def test_uint8_is_scaled_to_one_and_other_dtypes_keep_their_values() -> None:
-    assert as_float(torch.tensor([0, 51, 255], dtype=torch.uint8)).tolist() == pytest.approx([0.0, 0.2, 1.0])
+    assert as_float(torch.tensor([0, 51, 255], dtype=torch.uint8)).tolist() == pytest.approx(
+        [0.0, 0.2, 1.0]
+    )
     for dtype in (torch.float64, torch.float32, torch.int64, torch.bool):
         found = as_float(torch.tensor([0, 1], dtype=dtype))
         assert found.dtype == torch.float32
@@ -29,7 +38,9 @@ def test_one_hot_of_a_scalar_leaf_and_of_a_vector_leaf() -> None:
 
 
 def test_moments_of_parts_merge_to_the_moments_of_the_whole() -> None:
-    x = 5.0 + 3.0 * torch.randn(1000, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = 5.0 + 3.0 * torch.randn(
+        1000, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     merged = batch_moments(x[:0])
     for part in x.split([1, 400, 599]):
         merged = merged_moments(merged, batch_moments(part))
@@ -41,13 +52,20 @@ def test_moments_of_parts_merge_to_the_moments_of_the_whole() -> None:
 def test_merging_an_empty_batch_changes_nothing() -> None:
     x = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
     expected = batch_moments(x)
-    assert all(torch.equal(a, b) for a, b in zip(expected, merged_moments(expected, batch_moments(x[:0])), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(expected, merged_moments(expected, batch_moments(x[:0])), strict=True)
+    )
 
 
 def test_moments_of_nothing_are_those_of_the_identity() -> None:
     empty = batch_moments(torch.zeros(0, 2))
     merged = merged_moments(empty, empty)
-    assert [merged.mean.tolist(), merged.variance.tolist(), merged.samples.item()] == [[0.0, 0.0], [1.0, 1.0], 0.0]
+    assert [merged.mean.tolist(), merged.variance.tolist(), merged.samples.item()] == [
+        [0.0, 0.0],
+        [1.0, 1.0],
+        0.0,
+    ]
 
 
 def test_a_large_offset_does_not_ruin_the_variance() -> None:
@@ -58,7 +76,9 @@ def test_a_large_offset_does_not_ruin_the_variance() -> None:
 
 
 def test_moments_of_bytes_are_exact_and_those_of_their_scaled_values() -> None:
-    x = torch.randint(256, (700, 2, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    x = torch.randint(
+        256, (700, 2, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     x[:, 0, 0] = 255  # never moves: its variance is 0, not rounding
     found, expected = batch_moments(x), batch_moments(x.double() / 255.0)
     for a, b in zip(found, expected, strict=True):
@@ -79,11 +99,15 @@ def test_sums_of_the_brightest_bytes_are_exact() -> None:
     x[0] = 254
     total, squares = transforms._exact_sums(x)
     assert (255 * count - 1, 255**2 * count - 255**2 + 254**2) == (total.item(), squares.item())
-    assert batch_moments(x).variance.item() * 255.0**2 * count == pytest.approx(1 - 1 / count, rel=1e-4)
+    assert batch_moments(x).variance.item() * 255.0**2 * count == pytest.approx(
+        1 - 1 / count, rel=1e-4
+    )
 
 
 def test_images_laid_with_channels_innermost_are_the_same_images() -> None:
-    stored = torch.randint(256, (3, 5, 4, 6, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    stored = torch.randint(
+        256, (3, 5, 4, 6, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     for images in (stored, stored[:, 1:3], stored[0]):
         found = channels_innermost(images)
         assert torch.equal(found, images)
@@ -93,5 +117,7 @@ def test_images_laid_with_channels_innermost_are_the_same_images() -> None:
 
 
 def test_normalised_values_stay_within_the_clip() -> None:
-    found = normalise(torch.tensor([3.0, 1000.0, -1000.0]), torch.tensor(1.0), torch.tensor(0.5), 10.0)
+    found = normalise(
+        torch.tensor([3.0, 1000.0, -1000.0]), torch.tensor(1.0), torch.tensor(0.5), 10.0
+    )
     assert found.tolist() == [1.0, 10.0, -10.0]

@@ -32,14 +32,24 @@ def test_inline_is_one_host_and_memory_channels():
     program = system.build(cartpole(actors={"count": 3}))
     assert [host.name for host in program.placement.hosts] == ["inline"]
     assert program.placement.address == "memory://"
-    assert [c.name for c in program.components] == ["learner", "actor-0", "actor-1", "actor-2", "evaluator"]
+    assert [c.name for c in program.components] == [
+        "learner",
+        "actor-0",
+        "actor-1",
+        "actor-2",
+        "evaluator",
+    ]
 
 
 def test_on_two_cores_learner_and_actors_have_one_each(cores):
     cores(2)
     hosts = placed(actors={"count": 3})
     assert names(hosts["actors-0"]) == ["actor-0", "actor-1", "actor-2"]
-    assert (hosts["learner"].cores, hosts["actors-0"].cores, hosts["evaluator"].cores) == ((0,), (1,), (1,))
+    assert (hosts["learner"].cores, hosts["actors-0"].cores, hosts["evaluator"].cores) == (
+        (0,),
+        (1,),
+        (1,),
+    )
 
 
 def test_on_one_core_nobody_is_bound(cores):
@@ -49,7 +59,9 @@ def test_on_one_core_nobody_is_bound(cores):
 
 def test_affinity_none_binds_nobody(cores):
     cores(4)
-    hosts = system.build(cartpole(placement={"launcher": "processes", "affinity": "none"})).placement.hosts
+    hosts = system.build(
+        cartpole(placement={"launcher": "processes", "affinity": "none"})
+    ).placement.hosts
     assert all(host.cores == () for host in hosts)
 
 
@@ -75,8 +87,14 @@ def test_a_learner_with_threads_gets_as_many_cores(cores):
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 16])
 def test_an_actor_keeps_its_host_whatever_the_count(cores, count):
     cores(4)
-    everywhere = {c.name: host.name for host in placed(actors={"count": 16}).values() for c in host.components}
-    here = {c.name: host.name for host in placed(actors={"count": count}).values() for c in host.components}
+    everywhere = {
+        c.name: host.name for host in placed(actors={"count": 16}).values() for c in host.components
+    }
+    here = {
+        c.name: host.name
+        for host in placed(actors={"count": count}).values()
+        for c in host.components
+    }
     assert here == {name: everywhere[name] for name in here}
     assert len(here) == count + 2
 
@@ -99,8 +117,12 @@ def test_every_replay_shard_has_a_host_of_its_own(cores):
     program = replaying("processes", replay={"shards": 3})
     hosts = {host.name: host for host in program.placement.hosts}
     shards = [component for component in program.components if component.role == "replay"]
-    assert [("replay-0", 0), ("replay-1", 1), ("replay-2", 2)] == [(shard.name, shard.index) for shard in shards]
-    assert [["replay-0"], ["replay-1"], ["replay-2"]] == [names(hosts[shard.name]) for shard in shards]
+    assert [("replay-0", 0), ("replay-1", 1), ("replay-2", 2)] == [
+        (shard.name, shard.index) for shard in shards
+    ]
+    assert [["replay-0"], ["replay-1"], ["replay-2"]] == [
+        names(hosts[shard.name]) for shard in shards
+    ]
     assert not set(hosts["learner"].cores) & set(hosts["replay-0"].cores)
 
 
@@ -112,4 +134,6 @@ def test_inline_shards_share_the_one_host():
 
 def test_a_run_without_replay_has_no_shards():
     assert 0 == system.shard_count(cartpole())
-    assert not [component for component in system.build(cartpole()).components if component.role == "replay"]
+    assert not [
+        component for component in system.build(cartpole()).components if component.role == "replay"
+    ]

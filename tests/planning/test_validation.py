@@ -8,7 +8,11 @@ from tianflow.config.model import Config
 from tianflow.errors import ConfigError
 from tianflow.planning.validation import require_valid, validate
 
-TABLES = {"env": {"id": "CartPole-v1", "num_envs": 2}, "algorithm": {"name": "ppo"}, "actors": {"count": 1, "rollout_steps": 16}}
+TABLES = {
+    "env": {"id": "CartPole-v1", "num_envs": 2},
+    "algorithm": {"name": "ppo"},
+    "actors": {"count": 1, "rollout_steps": 16},
+}
 
 
 def config(*overrides: str) -> Config:
@@ -23,7 +27,11 @@ def refusal(*overrides: str) -> tuple[str, str]:
 def test_a_valid_config_is_told_its_environment_and_its_costs() -> None:
     validation = require_valid(config("actors.count=8", "run.max_updates=1"))
     assert validation.spec is not None
-    assert ("CartPole-v1", 2, "discrete") == (validation.spec.id, validation.spec.num_envs, validation.spec.action.kind)
+    assert ("CartPole-v1", 2, "discrete") == (
+        validation.spec.id,
+        validation.spec.num_envs,
+        validation.spec.action.kind,
+    )
     assert "idle by law" in validation.advice[0]
 
 
@@ -47,9 +55,13 @@ def test_what_does_not_fit_the_environment_is_named(override: str, path: str, ne
     assert nearest in found_nearest
 
 
-def test_an_impossible_combination_is_refused_before_the_environment_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_combination_is_refused_before_the_environment_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(envs, "probe", lambda config: pytest.fail("made an environment"))
     good = config()
-    bad = good.model_copy(update={"balance": good.balance.model_copy(update={"controller": "stalenes"})})
+    bad = good.model_copy(
+        update={"balance": good.balance.model_copy(update={"controller": "stalenes"})}
+    )
     with pytest.raises(ConfigError, match="did you mean 'staleness'"):
         require_valid(bad)

@@ -16,16 +16,24 @@ from numpy.typing import NDArray
 
 from tests.support.replay_worlds import LEAVES, STACKS, World, everything
 from tianflow.core.payloads import LeafSpec
-from tianflow.replay import Fifo, Fragment, Shard, ShardSettings, Stream, find_stacks
+from tianflow.replay import Fifo, Fragment, Shard, ShardSettings, StepStream, find_stacks
 from tianflow.replay.observations import LeafArrays, NewRows, PlainLeaf, StackedLeaf
 from tianflow.replay.rings import gather
 
 CAMERA = LeafSpec("", (4, 12, 12), "uint8")
-ATARI = ShardSettings(observation=(CAMERA,), action=((), "int64"), capacity=2000, length=3, stacks=frozenset({""}))
+ATARI = ShardSettings(
+    observation=(CAMERA,), action=((), "int64"), capacity=2000, length=3, stacks=frozenset({""})
+)
 
 
 def game(
-    steps: int, environments: int, *, fragment: int, episode: int, rng: np.random.Generator, leaf: LeafSpec = CAMERA
+    steps: int,
+    environments: int,
+    *,
+    fragment: int,
+    episode: int,
+    rng: np.random.Generator,
+    leaf: LeafSpec = CAMERA,
 ) -> list[Fragment]:
     """Whole fragments of stacked frames; every episode begins with its first frame in all places."""
     depth, frame = leaf.shape[0], leaf.shape[1:]
@@ -43,11 +51,24 @@ def game(
     fragments = []
     for number, begin in enumerate(range(0, steps, fragment)):
         rows, more = slice(begin, begin + fragment), slice(begin, begin + fragment + 1)
-        arrays: dict[str, NDArray[Any]] = {"obs/": obs[more], "start": start[more], "terminated": start[1:][rows]}
-        arrays |= {"final_obs/": obs[1:][rows], "truncated": np.zeros((fragment, environments), np.bool_)}
-        arrays |= {"valid": np.ones((fragment, environments), np.bool_), "version": np.zeros(fragment, np.int64)}
-        arrays |= {"action": np.zeros((fragment, environments), np.int64), "reward": np.zeros((fragment, environments), np.float32)}
-        fragments.append(Fragment(arrays, fragment, Stream(0, 0), number))
+        arrays: dict[str, NDArray[Any]] = {
+            "obs/": obs[more],
+            "start": start[more],
+            "terminated": start[1:][rows],
+        }
+        arrays |= {
+            "final_obs/": obs[1:][rows],
+            "truncated": np.zeros((fragment, environments), np.bool_),
+        }
+        arrays |= {
+            "valid": np.ones((fragment, environments), np.bool_),
+            "version": np.zeros(fragment, np.int64),
+        }
+        arrays |= {
+            "action": np.zeros((fragment, environments), np.int64),
+            "reward": np.zeros((fragment, environments), np.float32),
+        }
+        fragments.append(Fragment(arrays, fragment, StepStream(0, 0), number))
     return fragments
 
 
@@ -92,7 +113,11 @@ def test_nothing_refers_to_a_fragment_that_was_inserted_or_refused(capacity: int
     fragments = game(20, 2, fragment=20, episode=7, rng=np.random.default_rng(0))
     arrays = {name: array.copy() for name, array in fragments[0].arrays.items()}
     alive = [weakref.ref(array) for array in arrays.values()]
-    with contextlib.nullcontext() if capacity == 2000 else pytest.raises(ValueError, match="more than the whole shard"):
+    with (
+        contextlib.nullcontext()
+        if capacity == 2000
+        else pytest.raises(ValueError, match="more than the whole shard")
+    ):
         shard.insert(replace(fragments.pop(), arrays=arrays))
     del arrays
     gc.collect()
@@ -101,17 +126,34 @@ def test_nothing_refers_to_a_fragment_that_was_inserted_or_refused(capacity: int
 
 def test_uint8_stays_uint8() -> None:
     shard = Shard(settings=replace(ATARI, stacks=frozenset()))
-    assert {np.dtype(np.uint8)} == {shard.make_batch(2)["obs/"].dtype, shard.snapshot()["leaf/obs//data"].dtype}
+    assert {np.dtype(np.uint8)} == {
+        shard.make_batch(2)["obs/"].dtype,
+        shard.snapshot()["leaf/obs//data"].dtype,
+    }
     assert np.dtype(np.uint8) == Shard(settings=ATARI).snapshot()["leaf/obs//frames"].dtype
 
 
-@given(seed=st.integers(0, 2**32), odd=st.floats(0.0, 1.0), ends=st.floats(0.0, 0.9), mode=st.sampled_from(["next_step", "same_step"]))
+@given(
+    seed=st.integers(0, 2**32),
+    odd=st.floats(0.0, 1.0),
+    ends=st.floats(0.0, 0.9),
+    mode=st.sampled_from(["next_step", "same_step"]),
+)
 @settings(max_examples=60)
-def test_stored_as_stacks_or_as_they_are_observations_come_back_the_same(seed: int, odd: float, ends: float, mode: Any) -> None:
+def test_stored_as_stacks_or_as_they_are_observations_come_back_the_same(
+    seed: int, odd: float, ends: float, mode: Any
+) -> None:
     """Random stacks, resets, breaks and wrapping; several leaves side by side. Only memory differs."""
     kept = []
     for stacks in (frozenset[str](), STACKS):
-        s = ShardSettings(observation=LEAVES, action=((), "int64"), capacity=50, length=2, stacks=stacks, frames_per_row=3.0)
+        s = ShardSettings(
+            observation=LEAVES,
+            action=((), "int64"),
+            capacity=50,
+            length=2,
+            stacks=stacks,
+            frames_per_row=3.0,
+        )
         shard = Shard(settings=s, selector=Fifo)
         world = World(environments=3, steps=6, mode=mode, seed=seed, odd=odd, ends=ends)
         for length in (6, 1, 6, 4, 6, 6):
@@ -132,15 +174,26 @@ def test_no_frame_is_lost_or_freed_twice(seed: int, depth: int, frames: int) -> 
     for _ in range(30):
         count = int(rng.integers(1, 4))
         obs = np.zeros((count + 1, 1, depth, 2), np.int16)
-        before = int(rng.integers(max(tail, head - 3), head)) if head > tail and rng.random() < 0.8 else -1
+        before = (
+            int(rng.integers(max(tail, head - 3), head))
+            if head > tail and rng.random() < 0.8
+            else -1
+        )
         obs[0, 0] = model[before] if before >= 0 else rng.integers(0, 9, (depth, 2))
         for t in range(1, count + 1):
             obs[t, 0] = rng.integers(0, 9, (depth, 2))
             if rng.random() < 0.7:
                 obs[t, 0, :-1] = obs[t - 1, 0, 1:]
         first = 0 if before < 0 else 1
-        after = np.array([before if k == 1 and first else (-1 if k == first else head + k - first - 1) for k in range(first, count + 1)])
-        new = NewRows(head, np.arange(first, count + 1), np.zeros(count + 1 - first, np.bool_), after)
+        after = np.array(
+            [
+                before if k == 1 and first else (-1 if k == first else head + k - first - 1)
+                for k in range(first, count + 1)
+            ]
+        )
+        new = NewRows(
+            head, np.arange(first, count + 1), np.zeros(count + 1 - first, np.bool_), after
+        )
         arrays = LeafArrays(obs, None)
         leaf.look(arrays)
         room = max(leaf.room(new, arrays, tail, head), head + len(new) - rows)
@@ -161,9 +214,17 @@ def test_no_frame_is_lost_or_freed_twice(seed: int, depth: int, frames: int) -> 
 
 
 def test_when_frames_run_out_no_more_rows_go_than_must() -> None:
-    s = replace(ATARI, observation=(LeafSpec("", (4, 2, 2), "uint8"),), capacity=1000, frames_per_row=0.25, length=1)
+    s = replace(
+        ATARI,
+        observation=(LeafSpec("", (4, 2, 2), "uint8"),),
+        capacity=1000,
+        frames_per_row=0.25,
+        length=1,
+    )
     shard = Shard(settings=s)
-    for fragment in game(600, 1, fragment=10, episode=1000, rng=np.random.default_rng(3), leaf=s.observation[0]):
+    for fragment in game(
+        600, 1, fragment=10, episode=1000, rng=np.random.default_rng(3), leaf=s.observation[0]
+    ):
         shard.insert(fragment)
     assert 254 - 3 == shard.statistics().steps.resident + 1
     assert 254 == camera_of(shard).frames_in_use

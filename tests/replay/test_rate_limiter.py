@@ -17,8 +17,20 @@ from tests.support.paths import cases
 from tianflow.replay.rate_limiter import Limiter, RateLimits
 
 CASES = cases("replay")
-TRACES = [name for name, case in CASES.items() if case["group"] == "rate_limiter" and "trace" in case["expected"]]
-LIMITS = RateLimits(samples_per_insert=2.0, min_size=10, min_diff=-20.0, max_diff=60.0, capacity=1000, insert_size=8, draw_size=16)
+TRACES = [
+    name
+    for name, case in CASES.items()
+    if case["group"] == "rate_limiter" and "trace" in case["expected"]
+]
+LIMITS = RateLimits(
+    samples_per_insert=2.0,
+    min_size=10,
+    min_diff=-20.0,
+    max_diff=60.0,
+    capacity=1000,
+    insert_size=8,
+    draw_size=16,
+)
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -42,7 +54,11 @@ def test_a_handed_trace_is_followed(name: str) -> None:
         if row["allowed"]:
             count(1)
         found = limiter.statistics()
-        assert (row["inserts"], row["samples"], row["deletes"]) == (found.inserts, found.samples, found.deletes)
+        assert (row["inserts"], row["samples"], row["deletes"]) == (
+            found.inserts,
+            found.samples,
+            found.deletes,
+        )
         assert row["diff"] == pytest.approx(found.diff, abs=1e-9)
 
 
@@ -51,7 +67,9 @@ def verdict(spi: float, min_size: int, error_buffer: Any) -> str:
         if isinstance(error_buffer, list):
             limits = RateLimits(spi, min_size, error_buffer[0], error_buffer[1], capacity=100)
         else:
-            limits = RateLimits.around(samples_per_insert=spi, min_size=min_size, error_buffer=error_buffer, capacity=100)
+            limits = RateLimits.around(
+                samples_per_insert=spi, min_size=min_size, error_buffer=error_buffer, capacity=100
+            )
     except ValueError as error:
         return "error (deadlock)" if "first draw is still forbidden" in str(error) else "error"
     return "ok with warning" if limits.remarks else "ok"
@@ -75,13 +93,23 @@ def test_the_handed_settings_get_the_handed_verdicts() -> None:
         ({"min_size": 0}, "at least 1 each"),
     ],
 )
-def test_what_would_block_for_ever_is_refused_and_the_message_says_who(change: dict[str, Any], who: str) -> None:
+def test_what_would_block_for_ever_is_refused_and_the_message_says_who(
+    change: dict[str, Any], who: str
+) -> None:
     with pytest.raises(ValueError, match=who):
         replace(LIMITS, **change)
 
 
 def test_both_ends_of_the_band_belong_to_it() -> None:
-    limits = RateLimits(samples_per_insert=1.0, min_size=1, min_diff=0.0, max_diff=4.0, capacity=10, insert_size=2, draw_size=2)
+    limits = RateLimits(
+        samples_per_insert=1.0,
+        min_size=1,
+        min_diff=0.0,
+        max_diff=4.0,
+        capacity=10,
+        insert_size=2,
+        draw_size=2,
+    )
     limiter = Limiter(limits=limits)
     limiter.inserted(2)
     assert limiter.may_insert(2)
@@ -110,7 +138,9 @@ def test_no_sizes_deadlock(eager: str) -> None:
     for spi, min_size, n, m in SIZES:
         width = max(2.0 * max(1.0, spi), spi * n + m)
         for low in (spi * min_size, spi * min_size - width / 2.0, spi * min_size - width):
-            limits = RateLimits(spi, min_size, low, low + width, capacity=min_size, insert_size=n, draw_size=m)
+            limits = RateLimits(
+                spi, min_size, low, low + width, capacity=min_size, insert_size=n, draw_size=m
+            )
             limiter = Limiter(limits=limits)
             drawn = 0
             for turn in range(600):
@@ -119,7 +149,9 @@ def test_no_sizes_deadlock(eager: str) -> None:
                 insert_first = {"actors": True, "learner": False, "in turn": turn % 2 == 0}[eager]
                 if may[0] and (insert_first or not may[1]):
                     limiter.inserted(n)
-                    limiter.deleted(max(0, limiter.statistics().size - min_size))  # a full shard, as small as may be
+                    limiter.deleted(
+                        max(0, limiter.statistics().size - min_size)
+                    )  # a full shard, as small as may be
                 else:
                     limiter.drawn(m)
                     drawn += 1
@@ -161,7 +193,11 @@ def test_a_learner_without_actors_stops_at_its_ratio_and_goes_on_when_they_retur
     while limiter.may_draw(16):
         limiter.drawn(16)
     found = limiter.statistics()
-    assert found.samples <= found.inserts * LIMITS.samples_per_insert - LIMITS.min_diff < found.samples + 16
+    assert (
+        found.samples
+        <= found.inserts * LIMITS.samples_per_insert - LIMITS.min_diff
+        < found.samples + 16
+    )
     limiter.inserted(8)
     assert limiter.may_draw(16)
 
@@ -208,18 +244,30 @@ def test_counts_come_from_the_checkpoint_and_limits_from_the_settings() -> None:
     limiter.inserted(8)
     resumed = Limiter(limits=replace(LIMITS, max_diff=21.0, draw_size=8))
     resumed.restore(limiter.snapshot())
-    assert (16, 21.0, 21.0) == (resumed.statistics().inserts, resumed.statistics().diff, resumed.limits.max_diff)
+    assert (16, 21.0, 21.0) == (
+        resumed.statistics().inserts,
+        resumed.statistics().diff,
+        resumed.limits.max_diff,
+    )
 
 
 class LimiterModel(RuleBasedStateMachine):
     """Against two running sums, in exact arithmetic: all numbers are multiples of a quarter."""
 
-    @initialize(spi=st.integers(1, 12), n=st.integers(1, 9), m=st.integers(1, 9), min_size=st.integers(1, 20), extra=st.integers(0, 40))
+    @initialize(
+        spi=st.integers(1, 12),
+        n=st.integers(1, 9),
+        m=st.integers(1, 9),
+        min_size=st.integers(1, 20),
+        extra=st.integers(0, 40),
+    )
     def begin(self, spi: int, n: int, m: int, min_size: int, extra: int) -> None:
         ratio = spi / 4.0
         width = max(2.0 * max(1.0, ratio), ratio * n + m) + extra
         low = ratio * min_size - width / 2.0
-        self.limits = RateLimits(ratio, min_size, low, low + width, capacity=min_size + 10, insert_size=n, draw_size=m)
+        self.limits = RateLimits(
+            ratio, min_size, low, low + width, capacity=min_size + 10, insert_size=n, draw_size=m
+        )
         self.limiter = Limiter(limits=self.limits)
         self.inserts = self.samples = self.deletes = 0
         self.diff = 0.0
@@ -232,12 +280,18 @@ class LimiterModel(RuleBasedStateMachine):
         assert allowed == self.limiter.may_insert(n)
         if allowed:
             self.limiter.inserted(n)
-            self.inserts, self.diff = self.inserts + n, self.diff + n * self.limits.samples_per_insert
+            self.inserts, self.diff = (
+                self.inserts + n,
+                self.diff + n * self.limits.samples_per_insert,
+            )
 
     @rule(share=st.floats(0.0, 1.0))
     def draw(self, share: float) -> None:
         m = math.ceil(share * self.limits.draw_size)
-        allowed = self.inserts - self.deletes >= self.limits.min_size and self.diff - m >= self.limits.min_diff
+        allowed = (
+            self.inserts - self.deletes >= self.limits.min_size
+            and self.diff - m >= self.limits.min_diff
+        )
         assert allowed == self.limiter.may_draw(m)
         if allowed:
             self.limiter.drawn(m)
@@ -269,12 +323,19 @@ class LimiterModel(RuleBasedStateMachine):
 
     @invariant()
     def one_side_may_always_go_on(self) -> None:
-        assert self.limiter.may_insert(self.limits.insert_size) or self.limiter.may_draw(self.limits.draw_size)
+        assert self.limiter.may_insert(self.limits.insert_size) or self.limiter.may_draw(
+            self.limits.draw_size
+        )
 
     @invariant()
     def counts_are_those_of_the_model(self) -> None:
         found = self.limiter.statistics()
-        assert (self.inserts, self.samples, self.deletes, self.diff) == (found.inserts, found.samples, found.deletes, found.diff)
+        assert (self.inserts, self.samples, self.deletes, self.diff) == (
+            found.inserts,
+            found.samples,
+            found.deletes,
+            found.diff,
+        )
 
 
 TestLimiterModel = LimiterModel.TestCase
@@ -283,8 +344,12 @@ TestLimiterModel.settings = settings(max_examples=60, stateful_step_count=40, de
 
 @given(spi=st.floats(0.01, 100.0), n=st.integers(1, 1000), ops=st.lists(st.booleans(), max_size=60))
 @settings(max_examples=40)
-def test_while_nothing_changes_diff_is_inserts_times_ratio_less_samples(spi: float, n: int, ops: list[bool]) -> None:
-    limits = RateLimits.around(samples_per_insert=spi, min_size=1, error_buffer=spi * n + 2.0, capacity=10, insert_size=n)
+def test_while_nothing_changes_diff_is_inserts_times_ratio_less_samples(
+    spi: float, n: int, ops: list[bool]
+) -> None:
+    limits = RateLimits.around(
+        samples_per_insert=spi, min_size=1, error_buffer=spi * n + 2.0, capacity=10, insert_size=n
+    )
     limiter = Limiter(limits=limits)
     for is_insert in ops:
         if is_insert and limiter.may_insert(n):
@@ -292,7 +357,9 @@ def test_while_nothing_changes_diff_is_inserts_times_ratio_less_samples(spi: flo
         if not is_insert and limiter.may_draw(1):
             limiter.drawn(1)
     found = limiter.statistics()
-    assert found.inserts * spi - found.samples == pytest.approx(found.diff, abs=1e-6 * (1.0 + abs(found.inserts * spi)))
+    assert found.inserts * spi - found.samples == pytest.approx(
+        found.diff, abs=1e-6 * (1.0 + abs(found.inserts * spi))
+    )
 
 
 def test_items_on_their_way_count_as_if_they_were_in() -> None:

@@ -13,12 +13,24 @@ from numpy.typing import NDArray
 from tests.support.paths import cases
 from tianflow.core.payloads import LeafSpec
 from tianflow.errors import WouldBlock
-from tianflow.replay import Fragment, Prioritised, Selector, Shard, ShardSettings, Stream, Uniform, draw_over, split
+from tianflow.replay import (
+    Fragment,
+    Prioritised,
+    Selector,
+    Shard,
+    ShardSettings,
+    StepStream,
+    Uniform,
+    draw_over,
+    split,
+)
 from tianflow.replay.sharding import importance_weights, shard_probabilities
 
 CASES = cases("replay")
 ALPHA = 0.6
-SETTINGS = ShardSettings(observation=(LeafSpec("", (), "int64"),), action=((), "int64"), capacity=61, length=1)
+SETTINGS = ShardSettings(
+    observation=(LeafSpec("", (), "int64"),), action=((), "int64"), capacity=61, length=1
+)
 
 
 class _Halved(Prioritised):
@@ -57,7 +69,9 @@ class Filled:
             drawn = shard.draw(20, self.generator, out)
             new = self.generator.random(20) * 3.0 + 0.2
             assert 0 == shard.update_priorities(drawn.keys, new)
-            self.priorities[index] |= dict(zip(out["action"][0].tolist(), new.tolist(), strict=True))
+            self.priorities[index] |= dict(
+                zip(out["action"][0].tolist(), new.tolist(), strict=True)
+            )
 
     def expected(self) -> dict[int, float]:
         masses = {action: p**ALPHA for known in self.priorities for action, p in known.items()}
@@ -67,9 +81,18 @@ class Filled:
 
 def _line(actor: int, first: int, steps: int) -> Fragment:
     numbers = np.arange(first, first + steps + 1)[:, None]
-    arrays: dict[str, NDArray[Any]] = {name: np.zeros((steps + 1, 1), np.bool_) for name in ("terminated", "truncated", "start")}
-    arrays |= {"obs/": numbers, "action": numbers[:-1], "reward": np.zeros((steps, 1), np.float32), "valid": np.ones((steps, 1), np.bool_)}
-    return Fragment(arrays | {"version": np.zeros(steps, np.int64)}, steps, Stream(actor, 0), first // 5)
+    arrays: dict[str, NDArray[Any]] = {
+        name: np.zeros((steps + 1, 1), np.bool_) for name in ("terminated", "truncated", "start")
+    }
+    arrays |= {
+        "obs/": numbers,
+        "action": numbers[:-1],
+        "reward": np.zeros((steps, 1), np.float32),
+        "valid": np.ones((steps, 1), np.bool_),
+    }
+    return Fragment(
+        arrays | {"version": np.zeros(steps, np.int64)}, steps, StepStream(actor, 0), first // 5
+    )
 
 
 def normal_score(chi_square: float, freedom: int) -> float:
@@ -80,7 +103,11 @@ def normal_score(chi_square: float, freedom: int) -> float:
 
 def draws_against(filled: Filled, seed: int, draws: int) -> float:
     """Normal score of so many draws, in batches, against ``p^alpha``; the probabilities told are checked on the way."""
-    expected, generator, counts = filled.expected(), np.random.default_rng(seed), dict.fromkeys(filled.expected(), 0)
+    expected, generator, counts = (
+        filled.expected(),
+        np.random.default_rng(seed),
+        dict.fromkeys(filled.expected(), 0),
+    )
     batch = 2000
     out: dict[str, NDArray[Any]] = filled.shards[0].make_batch(batch)
     for _ in range(draws // batch):
@@ -89,10 +116,17 @@ def draws_against(filled: Filled, seed: int, draws: int) -> float:
         actions, times = np.unique(out["action"][0], return_counts=True)
         for action, count in zip(actions.tolist(), times.tolist(), strict=True):
             counts[action] += count
-        np.testing.assert_allclose([expected[action] for action in out["action"][0, :50].tolist()], drawn.probability[:50], rtol=1e-9)
+        np.testing.assert_allclose(
+            [expected[action] for action in out["action"][0, :50].tolist()],
+            drawn.probability[:50],
+            rtol=1e-9,
+        )
         np.testing.assert_array_equal(out["action"][0] // 1_000_000, drawn.shard)
     total = draws // batch * batch
-    return normal_score(sum((counts[a] - total * p) ** 2 / (total * p) for a, p in expected.items()), len(expected) - 1)
+    return normal_score(
+        sum((counts[a] - total * p) ** 2 / (total * p) for a, p in expected.items()),
+        len(expected) - 1,
+    )
 
 
 STAGES = {"filling": 4, "full": 12, "wrapped": 31}
@@ -133,7 +167,9 @@ def test_weights_are_the_handed_ones(name: str) -> None:
     assert expected["weights_normalised_by_buffer_max"] == pytest.approx(whole.tolist(), abs=1e-9)
     assert expected["identity_p_over_pmin_to_minus_beta"] == pytest.approx(whole.tolist(), abs=1e-9)
     batch = importance_weights(p[[1, 3]], count=inputs["N"], beta=inputs["beta"])
-    assert expected["weights_of_batch_1_3_normalised_by_batch_max"] == pytest.approx(batch.tolist(), abs=1e-9)
+    assert expected["weights_of_batch_1_3_normalised_by_batch_max"] == pytest.approx(
+        batch.tolist(), abs=1e-9
+    )
 
 
 def two_shards() -> tuple[list[Shard], dict[str, Any], dict[str, Any]]:
@@ -149,11 +185,15 @@ def two_shards() -> tuple[list[Shard], dict[str, Any], dict[str, Any]]:
 
 def test_over_two_shards_an_item_has_the_probability_and_weight_that_it_would_have_in_one() -> None:
     shards, inputs, expected = two_shards()
-    chances = shard_probabilities([shard.mass for shard in shards], [len(shard) for shard in shards])
+    chances = shard_probabilities(
+        [shard.mass for shard in shards], [len(shard) for shard in shards]
+    )
     assert expected["shard_probability_by_mass"] == pytest.approx(chances.tolist(), abs=1e-9)
     out = shards[0].make_batch(3000)
     drawn = draw_over(shards, 3000, np.random.default_rng(0), out)
-    firsts = [int(np.flatnonzero(out["action"][0] == action)[0]) for action in (0, 1, 10, 11, 12, 13)]
+    firsts = [
+        int(np.flatnonzero(out["action"][0] == action)[0]) for action in (0, 1, 10, 11, 12, 13)
+    ]
     assert expected["global_P"] == pytest.approx(drawn.probability[firsts].tolist(), abs=1e-9)
     assert [0, 0, 1, 1, 1, 1] == drawn.shard[firsts].tolist()
     weights = importance_weights(drawn.probability, count=drawn.count, beta=inputs["beta"])[firsts]
@@ -168,7 +208,9 @@ def test_a_batch_is_split_by_mass() -> None:
     generator = np.random.default_rng(3)
     parts = np.array([split(20, [4.0, 16.0], [2, 4], generator) for _ in range(4000)])
     assert (parts.sum(axis=1) == 20).all()
-    np.testing.assert_allclose(expected["batch_split_by_mass_for_batch_20"], parts.mean(axis=0), atol=0.15)
+    np.testing.assert_allclose(
+        expected["batch_split_by_mass_for_batch_20"], parts.mean(axis=0), atol=0.15
+    )
 
 
 def test_priorities_go_back_to_the_shard_that_the_item_is_from() -> None:
@@ -192,7 +234,9 @@ def test_a_lost_shard_is_simply_not_there_and_an_empty_one_gives_nothing() -> No
         draw_over([empty, empty], 1, np.random.default_rng(0), out)
 
 
-def test_what_has_no_mass_is_drawn_from_no_shard_while_another_has_some_and_else_by_number() -> None:
+def test_what_has_no_mass_is_drawn_from_no_shard_while_another_has_some_and_else_by_number() -> (
+    None
+):
     assert [0.0, 1.0, 0.0] == shard_probabilities([0.0, 1e-300, 0.0], [5, 1, 5]).tolist()
     assert [0, 7, 0] == split(7, [0.0, 1e-300, 0.0], [5, 1, 5], np.random.default_rng(0)).tolist()
     assert [0.25, 0.75] == shard_probabilities([0.0, 0.0], [1, 3]).tolist()
@@ -212,7 +256,16 @@ def test_states_and_versions_lie_beside_the_steps_of_their_shard() -> None:
     for index, shard in enumerate(shards):
         line = _line(index, 10 * index, 4)
         states = np.repeat(line.arrays["action"][:, :, None], 2, axis=2).astype(np.float32)
-        shard.insert(replace(line, arrays={**line.arrays, "state/h": states, "version": line.arrays["action"][:, 0] + 100}))
+        shard.insert(
+            replace(
+                line,
+                arrays={
+                    **line.arrays,
+                    "state/h": states,
+                    "version": line.arrays["action"][:, 0] + 100,
+                },
+            )
+        )
     out = shards[0].make_batch(64)
     draw_over(shards, 64, np.random.default_rng(0), out)
     np.testing.assert_array_equal(out["action"][0] + 100, out["version"])

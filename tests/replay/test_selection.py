@@ -36,7 +36,9 @@ def probabilities(selector: Selector, n: int) -> list[float]:
     return [float(chances[indices == i][0]) if (indices == i).any() else 0.0 for i in range(n)]
 
 
-@pytest.mark.parametrize("name", ["sum_tree_prefix_search_capacity3", "sum_tree_prefix_search_capacity4"])
+@pytest.mark.parametrize(
+    "name", ["sum_tree_prefix_search_capacity3", "sum_tree_prefix_search_capacity4"]
+)
 def test_a_mass_belongs_to_the_handed_leaf(name: str) -> None:
     inputs, expected = CASES[name]["inputs"], CASES[name]["expected"]
     tree = SumTree(inputs["capacity"])
@@ -46,15 +48,23 @@ def test_a_mass_belongs_to_the_handed_leaf(name: str) -> None:
 
 
 @given(
-    masses=st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 0.1, 1.0, 3.0, 1e9]), min_size=1, max_size=40).filter(any),
+    masses=st.lists(
+        st.sampled_from([0.0, 1e-300, 1e-9, 0.1, 1.0, 3.0, 1e9]), min_size=1, max_size=40
+    ).filter(any),
     at=st.lists(st.floats(0.0, 1.0), max_size=20),
 )
-def test_a_leaf_without_mass_is_never_found_at_any_capacity(masses: list[float], at: list[float]) -> None:
+def test_a_leaf_without_mass_is_never_found_at_any_capacity(
+    masses: list[float], at: list[float]
+) -> None:
     """At the boundaries of all leaves and at the total, too, whatever rounding did to the sums."""
     tree = SumTree(len(masses))
     tree.set(np.arange(len(masses)), np.array(masses))
     ends = np.cumsum(masses)
-    found = tree.find(np.concatenate(([0.0, tree.total], ends, np.nextafter(ends, np.inf), np.array(at) * tree.total)))
+    found = tree.find(
+        np.concatenate(
+            ([0.0, tree.total], ends, np.nextafter(ends, np.inf), np.array(at) * tree.total)
+        )
+    )
     assert (found < len(masses)).all()
     assert (np.array(masses)[found] > 0.0).all()
 
@@ -70,7 +80,9 @@ def test_the_found_leaf_is_the_first_whose_prefix_sum_is_above_the_mass(masses: 
 
 @pytest.mark.parametrize("at_once", [FEW // 2, 5000])
 @pytest.mark.parametrize("capacity", [1, 5, 1000, 4096])
-def test_after_a_million_updates_the_root_is_still_the_sum_of_the_leaves(capacity: int, at_once: int) -> None:
+def test_after_a_million_updates_the_root_is_still_the_sum_of_the_leaves(
+    capacity: int, at_once: int
+) -> None:
     """From 1e-6 to 1e6, with repeated leaves in a batch: what is added and taken away over time would have drifted by far more."""
     generator, tree, model = np.random.default_rng(1), SumTree(capacity), np.zeros(capacity)
     for _ in range(1_000_000 // at_once):
@@ -89,21 +101,31 @@ def test_probabilities_are_the_handed_ones(name: str) -> None:
     inputs, expected = CASES[name]["inputs"], CASES[name]["expected"]
     selector = filled(Prioritised(4, alpha=inputs["alpha"]), inputs["priorities"])
     assert expected["tree_total"] == pytest.approx(selector.mass, abs=1e-9)
-    assert expected["tree_leaves"] == pytest.approx(selector.snapshot()["leaves"].tolist(), abs=1e-9)
+    assert expected["tree_leaves"] == pytest.approx(
+        selector.snapshot()["leaves"].tolist(), abs=1e-9
+    )
     assert expected["probabilities"] == pytest.approx(probabilities(selector, 4), abs=1e-9)
 
 
 def test_a_priority_of_zero_has_no_mass_whatever_alpha_is() -> None:
     case = CASES["per_zero_priorities"]
     priorities, expected = case["inputs"]["priorities"], case["expected"]
-    assert expected["probabilities"] == probabilities(filled(Prioritised(4, alpha=1.0), priorities), 4)
-    assert expected["alpha0_probabilities"] == probabilities(filled(Prioritised(4, alpha=0.0), priorities), 4)
-    assert expected["all_zero_probabilities"] == probabilities(filled(Prioritised(4, alpha=1.0), [0.0] * 4), 4)
+    assert expected["probabilities"] == probabilities(
+        filled(Prioritised(4, alpha=1.0), priorities), 4
+    )
+    assert expected["alpha0_probabilities"] == probabilities(
+        filled(Prioritised(4, alpha=0.0), priorities), 4
+    )
+    assert expected["all_zero_probabilities"] == probabilities(
+        filled(Prioritised(4, alpha=1.0), [0.0] * 4), 4
+    )
 
 
 @pytest.mark.parametrize("bad", [math.nan, -0.5, math.inf, -math.inf])
 @every_kind
-def test_a_priority_that_is_none_is_refused_and_nothing_changes(make: Callable[[int], Selector], bad: float) -> None:
+def test_a_priority_that_is_none_is_refused_and_nothing_changes(
+    make: Callable[[int], Selector], bad: float
+) -> None:
     selector = filled(make(6), [1.0, 2.0])
     before = selector.mass
     with pytest.raises(ValueError, match=f"priority 1 of 2 is {bad}"):
@@ -140,7 +162,9 @@ def order_of(kind: str, present: list[int], n: int) -> list[int]:
 
 @given(kind=st.sampled_from(sorted(KINDS)), seed=st.integers(0, 2**32), capacity=st.integers(1, 12))
 @settings(max_examples=120)
-def test_a_selector_holds_what_was_inserted_and_not_removed(kind: str, seed: int, capacity: int) -> None:
+def test_a_selector_holds_what_was_inserted_and_not_removed(
+    kind: str, seed: int, capacity: int
+) -> None:
     """Against a list, over many batches: enough that the log of those in order is tidied up again and again."""
     generator, selector = np.random.default_rng(seed), KINDS[kind](capacity)
     present: list[int] = []
@@ -149,7 +173,9 @@ def test_a_selector_holds_what_was_inserted_and_not_removed(kind: str, seed: int
         coming = absent[: generator.integers(0, len(absent) + 1)].astype(np.int64)
         selector.insert(coming, generator.random(len(coming)) + 0.1)
         present += coming.tolist()
-        going = generator.permutation(present)[: generator.integers(0, len(present) + 1)].astype(np.int64)
+        going = generator.permutation(present)[: generator.integers(0, len(present) + 1)].astype(
+            np.int64
+        )
         selector.remove(going)
         present = [i for i in present if i not in going]
         again = generator.choice(present, 3) if present else np.zeros(0, np.int64)
@@ -177,7 +203,9 @@ class _Slipped(Prioritised):
         return np.where(generator.random(n) < 0.02, (indices + 1) % len(self), indices), chances
 
 
-def chi_square(selector: Selector, leaves: list[float], draws: int, seed: int) -> tuple[float, float]:
+def chi_square(
+    selector: Selector, leaves: list[float], draws: int, seed: int
+) -> tuple[float, float]:
     """chi-square against the masses, and the greatest deviation of a count in standard deviations."""
     indices, _ = selector.draw(draws, np.random.default_rng(seed))
     expected = np.array(leaves) / sum(leaves) * draws
@@ -189,7 +217,11 @@ def chi_square(selector: Selector, leaves: list[float], draws: int, seed: int) -
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_handed_recipe_of_chi_square_is_passed_and_fails_a_wrong_selector(seed: int) -> None:
     case = CASES["per_chi_square_recipe"]
-    leaves, draws, limit = case["inputs"]["leaves"], case["inputs"]["draws"], case["expected"]["chi2_limit_df3_p0_001"]
+    leaves, draws, limit = (
+        case["inputs"]["leaves"],
+        case["inputs"]["draws"],
+        case["expected"]["chi2_limit_df3_p0_001"],
+    )
     right, deviation = chi_square(filled(Prioritised(4, alpha=1.0), leaves), leaves, draws, seed)
     wrong, _ = chi_square(filled(_Slipped(4, alpha=1.0), leaves), leaves, draws, seed)
     assert right < limit < wrong

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from tests.support.paths import cases
 from tianflow.core.payloads import LeafSpec
-from tianflow.replay import ActorError, Fragment, Prioritised, SequenceError, Shard, ShardSettings, Stream, sequence_priority
+from tianflow.replay import (
+    ActorError,
+    Fragment,
+    Prioritised,
+    SequenceError,
+    Shard,
+    ShardSettings,
+    StepStream,
+    sequence_priority,
+)
 from tianflow.replay.sequences import InitialPriority, WindowSteps, n_step_errors
 
 CASES = cases("replay")
@@ -31,29 +40,43 @@ def test_the_priority_of_a_sequence_is_the_handed_mixture_and_padding_is_no_part
         return float(sequence_priority(padded, mask, eta=share)[0])
 
     assert expected["priority"] == pytest.approx(of(trained, eta), abs=1e-9)
-    assert expected["with_two_zero_padded_steps_wrong"] == pytest.approx(of(np.ones_like(trained), eta), abs=1e-9)
+    assert expected["with_two_zero_padded_steps_wrong"] == pytest.approx(
+        of(np.ones_like(trained), eta), abs=1e-9
+    )
     assert expected["eta1_is_max"] == pytest.approx(of(trained, 1.0), abs=1e-9)
     assert expected["eta0_is_mean"] == pytest.approx(of(trained, 0.0), abs=1e-9)
     assert 0.0 == of(np.zeros_like(trained), eta)
 
 
-def model_error(r: list[float], taken: list[float], following: list[float], k: int, n: int) -> float:
+def model_error(
+    r: list[float], taken: list[float], following: list[float], k: int, n: int
+) -> float:
     """One n-step error of a window in plain Python."""
     usable = len(r) - math.isnan(following[-1])
     m = min(n, usable - k)
     if m < 1:
         return math.nan
-    return abs(sum(GAMMA**i * r[k + i] for i in range(m)) + GAMMA**m * following[k + m - 1] - taken[k])
+    return abs(
+        sum(GAMMA**i * r[k + i] for i in range(m)) + GAMMA**m * following[k + m - 1] - taken[k]
+    )
 
 
-@given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5), n=st.integers(1, 8), seed=st.integers(0, 2**32))
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    n=st.integers(1, 8),
+    seed=st.integers(0, 2**32),
+)
 @settings(max_examples=60)
 def test_n_step_errors_are_those_of_a_plain_model(lengths: list[int], n: int, seed: int) -> None:
     rng, rows, count = np.random.default_rng(seed), max(lengths), len(lengths)
     reward, taken, following = rng.standard_normal((3, rows, count))
     last = np.array(lengths) - 1
     following[last, np.arange(count)] = rng.choice([0.0, np.nan, 1.5], count)
-    found = n_step_errors(WindowSteps(reward, taken, following, last + 1, np.zeros(len(last), np.bool_)), discount=GAMMA, n=n)
+    found = n_step_errors(
+        WindowSteps(reward, taken, following, last + 1, np.zeros(len(last), np.bool_)),
+        discount=GAMMA,
+        n=n,
+    )
     for w, length in enumerate(lengths):
         columns = [column[:length, w].tolist() for column in (reward, taken, following)]
         expected = [model_error(*columns, k, n) for k in range(length)]
@@ -63,23 +86,48 @@ def test_n_step_errors_are_those_of_a_plain_model(lengths: list[int], n: int, se
 def steps(count: int, *, number: int = 0, end: str = "", first: int = 0) -> Fragment:
     """Of one environment, with figures that follow from the number of the step."""
     k = np.arange(first, first + count + 1, dtype=np.float32)[:, None]
-    arrays: dict[str, NDArray[Any]] = {name: np.zeros((count, 1), np.bool_) for name in ("terminated", "truncated")}
+    arrays: dict[str, NDArray[Any]] = {
+        name: np.zeros((count, 1), np.bool_) for name in ("terminated", "truncated")
+    }
     if end:
         arrays[end][-1] = True
-    arrays |= {"obs/": k, "reward": k[:-1] + 1.0, "q_taken": k[:-1] / 10.0, "q_max": k[:-1] / 2.0 + 3.0}
-    arrays |= {"action": k[:-1].astype(np.int64), "valid": np.ones((count, 1), np.bool_), "start": k == 0}
-    return Fragment(arrays | {"version": np.zeros(count, np.int64)}, count, Stream(0, 0), number)
+    arrays |= {
+        "obs/": k,
+        "reward": k[:-1] + 1.0,
+        "q_taken": k[:-1] / 10.0,
+        "q_max": k[:-1] / 2.0 + 3.0,
+    }
+    arrays |= {
+        "action": k[:-1].astype(np.int64),
+        "valid": np.ones((count, 1), np.bool_),
+        "start": k == 0,
+    }
+    return Fragment(
+        arrays | {"version": np.zeros(count, np.int64)}, count, StepStream(0, 0), number
+    )
 
 
-def priorities(length: int, initial: InitialPriority, *fragments: Fragment, period: int = 1) -> dict[int, float]:
+def priorities(
+    length: int, initial: InitialPriority, *fragments: Fragment, period: int = 1
+) -> dict[int, float]:
     """Of every item by its first action."""
-    s = ShardSettings(observation=(LeafSpec("", (), "float32"),), action=((), "int64"), capacity=50, length=length, period=period)
-    shard = Shard(settings=s, selector=lambda n: Prioritised(n, alpha=1.0), initial_priority=initial)
+    s = ShardSettings(
+        observation=(LeafSpec("", (), "float32"),),
+        action=((), "int64"),
+        capacity=50,
+        length=length,
+        period=period,
+    )
+    shard = Shard(
+        settings=s, selector=lambda n: Prioritised(n, alpha=1.0), initial_priority=initial
+    )
     for fragment in fragments:
         shard.insert(fragment)
     out = shard.make_batch(500)
     drawn = shard.draw(500, np.random.default_rng(0), out)
-    found = dict(zip(out["action"][0].tolist(), (drawn.probability * shard.mass).tolist(), strict=True))
+    found = dict(
+        zip(out["action"][0].tolist(), (drawn.probability * shard.mass).tolist(), strict=True)
+    )
     assert len(found) == len(shard)
     return found
 
@@ -125,20 +173,35 @@ def test_where_nothing_is_known_the_greatest_priority_is_taken() -> None:
 
 
 @pytest.mark.parametrize("burn_in", [0, 2])
-def test_a_sequence_mixes_the_errors_after_its_burn_in_which_the_first_of_an_episode_needs_not(burn_in: int) -> None:
+def test_a_sequence_mixes_the_errors_after_its_burn_in_which_the_first_of_an_episode_needs_not(
+    burn_in: int,
+) -> None:
     initial = SequenceError(GAMMA, n=2, eta=0.8, burn_in=burn_in)
     found = priorities(4, initial, steps(8, end="terminated"), period=4)
     for begin, first in ((0, 0), (4, burn_in)):
-        r, taken = [reward(k) for k in range(begin, begin + 4)], [k / 10.0 for k in range(begin, begin + 4)]
+        r, taken = (
+            [reward(k) for k in range(begin, begin + 4)],
+            [k / 10.0 for k in range(begin, begin + 4)],
+        )
         following = [greatest(k + 1) if k < 7 else 0.0 for k in range(begin, begin + 4)]
         errors = [model_error(r, taken, following, k, 2) for k in range(first, 4)]
-        assert 0.8 * max(errors) + 0.2 * sum(errors) / len(errors) == pytest.approx(found[begin], rel=1e-6)
+        assert 0.8 * max(errors) + 0.2 * sum(errors) / len(errors) == pytest.approx(
+            found[begin], rel=1e-6
+        )
 
 
 def test_a_sequence_that_ends_within_its_burn_in_is_never_drawn() -> None:
     initial = SequenceError(GAMMA, n=2, burn_in=2)
-    s = ShardSettings(observation=(LeafSpec("", (), "float32"),), action=((), "int64"), capacity=50, length=4, period=4)
-    shard = Shard(settings=s, selector=lambda n: Prioritised(n, alpha=1.0), initial_priority=initial)
+    s = ShardSettings(
+        observation=(LeafSpec("", (), "float32"),),
+        action=((), "int64"),
+        capacity=50,
+        length=4,
+        period=4,
+    )
+    shard = Shard(
+        settings=s, selector=lambda n: Prioritised(n, alpha=1.0), initial_priority=initial
+    )
     shard.insert(steps(6, end="terminated"))
     out = shard.make_batch(100)
     shard.draw(100, np.random.default_rng(0), out)
@@ -154,7 +217,11 @@ def test_a_value_that_is_not_finite_counts_as_not_known() -> None:
 
 
 def test_a_given_priority_comes_before_the_computed_one() -> None:
-    s = ShardSettings(observation=(LeafSpec("", (), "float32"),), action=((), "int64"), capacity=50, length=1)
-    shard = Shard(settings=s, selector=lambda n: Prioritised(n, alpha=1.0), initial_priority=ActorError(GAMMA))
+    s = ShardSettings(
+        observation=(LeafSpec("", (), "float32"),), action=((), "int64"), capacity=50, length=1
+    )
+    shard = Shard(
+        settings=s, selector=lambda n: Prioritised(n, alpha=1.0), initial_priority=ActorError(GAMMA)
+    )
     shard.insert(replace(steps(3), number=0), priority=2.5)
     assert 7.5 == shard.mass

@@ -17,26 +17,60 @@ from tests.support.paths import cases
 from tests.support.replay_worlds import LEAVES, STACKS, Mode, Step, World, assert_window, everything
 from tianflow.core.payloads import LeafSpec
 from tianflow.errors import WouldBlock
-from tianflow.replay import ActorError, Fifo, Fragment, Lifo, Prioritised, Shard, ShardSettings, Stream, Uniform
+from tianflow.replay import (
+    ActorError,
+    Fifo,
+    Fragment,
+    Lifo,
+    Prioritised,
+    Shard,
+    ShardSettings,
+    StepStream,
+    Uniform,
+)
 from tianflow.replay.items import Items
 
 CASES = cases("replay")
 Array = NDArray[Any]
 WORLD = ShardSettings(
-    observation=LEAVES, action=((), "int64"), capacity=100_000, length=3, stacks=STACKS, state=(("h", (2,)),), frames_per_row=3.0
+    observation=LEAVES,
+    action=((), "int64"),
+    capacity=100_000,
+    length=3,
+    stacks=STACKS,
+    state=(("h", (2,)),),
+    frames_per_row=3.0,
 )
-LINE = ShardSettings(observation=(LeafSpec("", (), "int64"),), action=((), "int64"), capacity=64, length=1)
+LINE = ShardSettings(
+    observation=(LeafSpec("", (), "int64"),), action=((), "int64"), capacity=64, length=1
+)
 
 
-def line(first: int, steps: int, *, number: int = 0, actor: int = 0, incarnation: int = 0, end: str = "", **more: Any) -> Fragment:
+def line(
+    first: int,
+    steps: int,
+    *,
+    number: int = 0,
+    actor: int = 0,
+    incarnation: int = 0,
+    end: str = "",
+    **more: Any,
+) -> Fragment:
     """Steps ``first .. first + steps - 1`` of one environment, whose observation and action are the number of the step."""
-    arrays: dict[str, Array] = {name: np.zeros((steps, 1), np.bool_) for name in ("terminated", "truncated")}
+    arrays: dict[str, Array] = {
+        name: np.zeros((steps, 1), np.bool_) for name in ("terminated", "truncated")
+    }
     if end:
         arrays[end][-1] = True
     numbers = np.arange(first, first + steps + 1)[:, None]
-    arrays |= {"obs/": numbers, "action": numbers[:-1], "reward": numbers[:-1].astype(np.float32), "valid": np.ones((steps, 1), np.bool_)}
+    arrays |= {
+        "obs/": numbers,
+        "action": numbers[:-1],
+        "reward": numbers[:-1].astype(np.float32),
+        "valid": np.ones((steps, 1), np.bool_),
+    }
     arrays |= {"start": numbers == 0, "version": np.zeros(steps, np.int64)}
-    return Fragment(arrays | more, steps, Stream(actor, incarnation), number)
+    return Fragment(arrays | more, steps, StepStream(actor, incarnation), number)
 
 
 def windows(shard: Shard) -> list[list[int]]:
@@ -59,7 +93,11 @@ def play(world: World, shard: Shard, script: list[int]) -> None:
 
 def expected_windows(world: World, s: ShardSettings) -> dict[int, list[Step]]:
     """All complete windows of the model by their first action."""
-    return {window[0].action: window for stretch in world.stretches for window in stretch.windows(s.length, s.period)}
+    return {
+        window[0].action: window
+        for stretch in world.stretches
+        for window in stretch.windows(s.length, s.period)
+    }
 
 
 scripts = st.lists(st.integers(-1, 6), max_size=8)
@@ -105,14 +143,29 @@ def test_when_rows_frames_or_items_run_out_the_oldest_go_and_the_rest_stays_true
     *, mode: Mode, script: list[int], length: int, period: int, frames: float, seed: int
 ) -> None:
     """Two streams in turn, and memory for far fewer steps than they bring."""
-    s = replace(WORLD, length=length, period=period, capacity=60, frames_per_row=frames + 1.0, items=20 if seed % 2 else None)
+    s = replace(
+        WORLD,
+        length=length,
+        period=period,
+        capacity=60,
+        frames_per_row=frames + 1.0,
+        items=20 if seed % 2 else None,
+    )
     shard = Shard(settings=s, selector=Fifo)
-    worlds = [World(environments=2, steps=6, mode=mode, seed=seed + actor, actor=actor, ends=0.1) for actor in (0, 1)]
+    worlds = [
+        World(environments=2, steps=6, mode=mode, seed=seed + actor, actor=actor, ends=0.1)
+        for actor in (0, 1)
+    ]
     nbytes = shard.statistics().nbytes
     for ops in zip([*script, 6, 2], [6, *script, 6], strict=True):
         for world, op in zip(worlds, ops, strict=True):
             play(world, shard, [op])
-    steps = {step.action: (stretch, k) for world in worlds for stretch in world.stretches for k, step in enumerate(stretch.steps)}
+    steps = {
+        step.action: (stretch, k)
+        for world in worlds
+        for stretch in world.stretches
+        for k, step in enumerate(stretch.steps)
+    }
     found = shard.statistics()
     assert nbytes == found.nbytes
     assert_balanced(shard)
@@ -156,8 +209,14 @@ def test_a_window_is_complete_only_with_its_last_step_also_over_fragments() -> N
 
 def test_long_sequences_overlap_and_the_rest_of_an_episode_is_a_shorter_one() -> None:
     case = CASES["r2d2_sequence_windows_T200_m80_overlap40"]
-    m, overlap, steps = case["inputs"]["m"], case["inputs"]["overlap"], case["inputs"]["episode_length"]
-    shard = Shard(settings=replace(LINE, capacity=1000, length=m, period=m - overlap), selector=Fifo)
+    m, overlap, steps = (
+        case["inputs"]["m"],
+        case["inputs"]["overlap"],
+        case["inputs"]["episode_length"],
+    )
+    shard = Shard(
+        settings=replace(LINE, capacity=1000, length=m, period=m - overlap), selector=Fifo
+    )
     for k in range(0, steps, 20):
         shard.insert(line(k, 20, number=k // 20, end="truncated" if k + 20 == steps else ""))
     found = sorted(windows(shard))
@@ -172,7 +231,10 @@ def test_transitions_at_the_end_of_an_episode_have_fewer_steps(end: str) -> None
     shard.insert(line(0, 4, end=end))
     assert [[0, 1, 2], [1, 2, 3], [2, 3], [3]] == sorted(windows(shard))
     _, out = everything(shard)
-    assert (end == "terminated", end == "truncated") == (out["terminated"].any(), out["truncated"].any())
+    assert (end == "terminated", end == "truncated") == (
+        out["terminated"].any(),
+        out["truncated"].any(),
+    )
     if end == "truncated":
         last = [out["obs/"][out["valid"][:, i].sum(), i] for i in range(4)]
         assert [3, 4, 4, 4] == sorted(last)
@@ -183,9 +245,19 @@ def test_the_reset_steps_of_next_step_autoreset_are_in_no_item() -> None:
     obs = np.array([0, 1, 2, 3, 0, 1, 2, 3, 0])[:, None]
     valid = obs[:-1] != 3
     shard = Shard(settings=LINE, selector=Fifo)
-    arrays = {"obs/": obs, "action": obs[:-1], "reward": valid.astype(np.float32), "terminated": obs[:-1] == 2, "valid": valid}
-    arrays |= {"truncated": np.zeros((8, 1), np.bool_), "start": obs == 0, "version": np.zeros(8, np.int64)}
-    shard.insert(Fragment(arrays, 8, Stream(0, 0), 0))
+    arrays = {
+        "obs/": obs,
+        "action": obs[:-1],
+        "reward": valid.astype(np.float32),
+        "terminated": obs[:-1] == 2,
+        "valid": valid,
+    }
+    arrays |= {
+        "truncated": np.zeros((8, 1), np.bool_),
+        "start": obs == 0,
+        "version": np.zeros(8, np.int64),
+    }
+    shard.insert(Fragment(arrays, 8, StepStream(0, 0), 0))
     assert [[0], [1], [2], [0], [1], [2]] == windows(shard)
     assert 6 == shard.statistics().steps.inserted
 
@@ -201,7 +273,9 @@ def test_the_reset_steps_of_next_step_autoreset_are_in_no_item() -> None:
     ],
     ids=["goes on", "gap", "incarnation", "another observation", "begins anew"],
 )
-def test_windows_never_cross_a_break_and_what_lies_before_it_is_not_lost(following: Fragment, breaks: int) -> None:
+def test_windows_never_cross_a_break_and_what_lies_before_it_is_not_lost(
+    following: Fragment, breaks: int
+) -> None:
     shard = Shard(settings=replace(LINE, length=3), selector=Fifo)
     shard.insert(line(0, 3))
     shard.insert(following)
@@ -242,10 +316,16 @@ def test_a_refused_fragment_changes_nothing_and_completes_nothing_twice() -> Non
         shard.insert(line(4, 2, number=1), priority=math.nan)
     bad = line(4, 3, number=1)
     bad.arrays["terminated"][1] = True
-    with pytest.raises(ValueError, match="after step 1 of environment 0 an episode goes on after its end"):
+    with pytest.raises(
+        ValueError, match="after step 1 of environment 0 an episode goes on after its end"
+    ):
         shard.insert(bad)
     with pytest.raises(KeyError, match="reward"):
-        shard.insert(replace(bad, arrays={name: array for name, array in bad.arrays.items() if name != "reward"}))
+        shard.insert(
+            replace(
+                bad, arrays={name: array for name, array in bad.arrays.items() if name != "reward"}
+            )
+        )
     assert 4 == shard.statistics().steps.inserted
     shard.insert(line(4, 2, number=1))
     assert [[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]] == sorted(windows(shard))
@@ -261,7 +341,11 @@ def test_two_refused_fragments_after_a_gap_complete_its_windows_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "what"), [(slice(0, 1), "begins, but the step before it did not end one"), (slice(1, 2), "begins right after the end")]
+    ("steps", "what"),
+    [
+        (slice(0, 1), "begins, but the step before it did not end one"),
+        (slice(1, 2), "begins right after the end"),
+    ],
 )
 def test_flags_that_contradict_each_other_are_refused(steps: slice, what: str) -> None:
     bad = line(1, 3)
@@ -279,10 +363,14 @@ def test_the_version_of_an_item_is_that_of_its_oldest_step() -> None:
     assert [6, 6, 8] == out["version"].tolist()
 
 
-def test_what_is_too_old_is_excluded_before_drawing_and_its_steps_go_with_the_last_item_that_needs_them() -> None:
+def test_what_is_too_old_is_excluded_before_drawing_and_its_steps_go_with_the_last_item_that_needs_them() -> (
+    None
+):
     shard = Shard(settings=replace(LINE, length=3), selector=Uniform)
     for k in range(3):
-        shard.insert(line(3 * k, 3, number=k, version=np.full(3, k), end="terminated" if k == 2 else ""))
+        shard.insert(
+            line(3 * k, 3, number=k, version=np.full(3, k), end="terminated" if k == 2 else "")
+        )
     assert 0 == shard.exclude_older_than(0)
     assert 3 == shard.exclude_older_than(1)
     assert 0 == shard.exclude_older_than(1)
@@ -326,7 +414,11 @@ def test_no_item_is_drawn_more_often_than_max_samples(selector: Callable[[int], 
         assert_balanced(shard)
     assert [3] * 10 == counts.tolist()
     found = shard.statistics()
-    assert (10, 10, 0) == (found.items.removed["max_samples"], found.steps.removed["max_samples"], found.items.removed_unsampled)
+    assert (10, 10, 0) == (
+        found.items.removed["max_samples"],
+        found.steps.removed["max_samples"],
+        found.items.removed_unsampled,
+    )
     with pytest.raises(WouldBlock):
         shard.draw(1, generator, shard.make_batch(1))
 
@@ -353,11 +445,15 @@ def test_draws_with_max_samples_are_those_of_one_after_the_other() -> None:
         drawn, _, _ = items.draw(2, generator)
         counts[tuple(drawn.tolist())] += 1  # type: ignore[index]
     expected = {(i, j): 3000 * p[i] / 6.0 * p[j] / (6.0 - p[i]) for i, j in counts}
-    assert sum((counts[pair] - expected[pair]) ** 2 / expected[pair] for pair in counts) < 25.7  # 5 degrees of freedom, p = 1e-4
+    assert (
+        sum((counts[pair] - expected[pair]) ** 2 / expected[pair] for pair in counts) < 25.7
+    )  # 5 degrees of freedom, p = 1e-4
 
 
 def prioritised(capacity: int = 5, alpha: float = 1.0) -> Shard:
-    return Shard(settings=replace(LINE, capacity=capacity), selector=lambda n: Prioritised(n, alpha=alpha))
+    return Shard(
+        settings=replace(LINE, capacity=capacity), selector=lambda n: Prioritised(n, alpha=alpha)
+    )
 
 
 def probability_of(shard: Shard, action: int) -> float:
@@ -385,7 +481,9 @@ def test_a_priority_that_comes_back_after_its_item_was_overwritten_changes_nothi
     assert 9.0 / mass == probability_of(shard, 3)
     shard.insert(line(5, 1, number=2))
     before = shard.mass
-    assert 2 == shard.update_priorities(np.array([0, 1]), np.array([50.0, 50.0])), "though others are in their places"
+    assert 2 == shard.update_priorities(np.array([0, 1]), np.array([50.0, 50.0])), (
+        "though others are in their places"
+    )
     assert before == shard.mass
 
 
@@ -462,11 +560,18 @@ def test_an_item_keeps_the_recurrent_state_before_its_first_observation() -> Non
     case = CASES["r2d2_burn_in_toy_rnn"]
     inputs, expected = case["inputs"], case["expected"]
     observations, (wh, wx) = inputs["obs"], inputs["learner_wh_wx"]
-    s = replace(LINE, observation=(LeafSpec("", (), "float64"),), length=inputs["burn_in"], state=(("h", ()),))
+    s = replace(
+        LINE,
+        observation=(LeafSpec("", (), "float64"),),
+        length=inputs["burn_in"],
+        state=(("h", ()),),
+    )
     shard = Shard(settings=s, selector=Fifo)
     obs = np.array([*observations, 0.0])[:, None]
     for k, number in ((0, 0), (2, 1), (4, 2)):
-        states = np.array(expected["acting_states_before_each_obs"])[k : k + 2, None].astype(np.float32)
+        states = np.array(expected["acting_states_before_each_obs"])[k : k + 2, None].astype(
+            np.float32
+        )
         shard.insert(line(k, 2, number=number, **{"obs/": obs[k : k + 3], "state/h": states}))
     _, out = everything(shard)
     start = out["action"][0].tolist().index(inputs["sequence_start"])
@@ -477,7 +582,9 @@ def test_an_item_keeps_the_recurrent_state_before_its_first_observation() -> Non
     assert expected["state_after_burn_in_from_stored"] == pytest.approx(state, abs=1e-7)
 
 
-def test_a_state_known_only_at_row_0_is_kept_there_zero_at_an_episode_start_and_else_counted() -> None:
+def test_a_state_known_only_at_row_0_is_kept_there_zero_at_an_episode_start_and_else_counted() -> (
+    None
+):
     s = replace(LINE, state=(("h", ()),))
     shard = Shard(settings=s, selector=Fifo)
     shard.insert(line(5, 2, **{"state/h": np.array([0.5], np.float32)}, end="terminated"))
@@ -494,20 +601,30 @@ def test_action_masks_and_extra_columns_come_along_and_an_unknown_mask_allows_ev
     mask = np.array([[[True, False]], [[False, True]], [[False, True]]])
     log_prob = np.array([[-1.0], [-2.0]], np.float32)
     final = np.array([[1], [2]])
-    shard.insert(line(0, 2, end="truncated", action_mask=mask, log_prob=log_prob, **{"final_obs/": final}))
+    shard.insert(
+        line(0, 2, end="truncated", action_mask=mask, log_prob=log_prob, **{"final_obs/": final})
+    )
     _, out = everything(shard)
     assert [-1.0, -2.0] == out["log_prob"][0].tolist()
-    assert [[[True, False], [False, True]], [[False, True], [True, True]]] == out["action_mask"].tolist()
+    assert [[[True, False], [False, True]], [[False, True], [True, True]]] == out[
+        "action_mask"
+    ].tolist()
 
 
 def test_the_first_priority_is_the_actors_own_error() -> None:
     case = CASES["apex_initial_priority_on_actor"]
     inputs = case["inputs"]
     s = replace(LINE, length=inputs["n"])
-    shard = Shard(settings=s, selector=lambda n: Prioritised(n, alpha=1.0), initial_priority=ActorError(inputs["gamma"]))
+    shard = Shard(
+        settings=s,
+        selector=lambda n: Prioritised(n, alpha=1.0),
+        initial_priority=ActorError(inputs["gamma"]),
+    )
     rewards = np.array([*inputs["rewards"], 0.0], np.float32)[:, None]
     taken = np.array([inputs["q_at_t"][inputs["action"]], 0.0, 0.0, 0.0], np.float32)[:, None]
-    greatest = np.array([max(inputs["q_at_t"]), 0.0, 0.0, max(inputs["q_at_t_plus_n"])], np.float32)[:, None]
+    greatest = np.array(
+        [max(inputs["q_at_t"]), 0.0, 0.0, max(inputs["q_at_t_plus_n"])], np.float32
+    )[:, None]
     shard.insert(line(0, 4, reward=rewards, q_taken=taken, q_max=greatest))
     assert 2 == len(shard)
     out = shard.make_batch(50)
@@ -522,9 +639,14 @@ def copied(arrays: dict[str, Array]) -> dict[str, Array]:
 
 @pytest.mark.parametrize("selector", [Fifo, Lifo, Uniform, lambda n: Prioritised(n, alpha=0.7)])
 @pytest.mark.parametrize("max_samples", [None, 40])
-def test_a_restored_shard_draws_and_goes_on_as_the_one_that_was_saved(selector: Callable[[int], Any], max_samples: int | None) -> None:
+def test_a_restored_shard_draws_and_goes_on_as_the_one_that_was_saved(
+    selector: Callable[[int], Any], max_samples: int | None
+) -> None:
     s = replace(WORLD, length=4, period=2, capacity=90, max_samples=max_samples)
-    shard, world = Shard(settings=s, selector=selector), World(environments=3, steps=6, mode="same_step", seed=4)
+    shard, world = (
+        Shard(settings=s, selector=selector),
+        World(environments=3, steps=6, mode="same_step", seed=4),
+    )
     play(world, shard, [6, 3, 0, 6, -1, 6, 6])
     out = shard.make_batch(32)
     drawn = shard.draw(32, np.random.default_rng(5), out)
@@ -575,7 +697,9 @@ def test_a_snapshot_of_other_settings_is_refused_and_changes_nothing() -> None:
         ({"stacks": frozenset({"sonar"})}, "'sonar'"),
     ],
 )
-def test_settings_under_which_nothing_could_be_drawn_are_refused(change: dict[str, Any], why: str) -> None:
+def test_settings_under_which_nothing_could_be_drawn_are_refused(
+    change: dict[str, Any], why: str
+) -> None:
     with pytest.raises(ValueError, match=why):
         replace(LINE, **change)
 

@@ -21,7 +21,20 @@ import tianflow
 from tests.support.settings import cartpole
 from tianflow.cli import main as cli
 from tianflow.cli.report import write_report
-from tianflow.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Band, Dot, Line, Mark, line_chart, share_chart
+from tianflow.report.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Band,
+    Dot,
+    Line,
+    Mark,
+    line_chart,
+    share_chart,
+)
 from tianflow.report.markup import Markup, element
 from tianflow.report.page import facts, page
 from tianflow.report.records import Records, ReportError, find, read
@@ -86,7 +99,15 @@ def row(t: float, **fields: Any) -> dict[str, Any]:
 
 
 def records(*rows: dict[str, Any], **fields: Any) -> Records:
-    given_ = {"name": "one", "rows": rows, "summary": {}, "audit": (), "config_text": "", "config": {}, **fields}
+    given_ = {
+        "name": "one",
+        "rows": rows,
+        "summary": {},
+        "audit": (),
+        "config_text": "",
+        "config": {},
+        **fields,
+    }
     return Records(**given_)
 
 
@@ -94,19 +115,31 @@ def polylines(text: str, figure: str) -> dict[str, list[list[tuple[float, float]
     """Points of the lines of a figure, by name."""
     found: dict[str, list[list[tuple[float, float]]]] = {}
     [body] = re.findall(f'<figure id="{figure}">.*?</figure>', text, re.DOTALL)
-    for points, name in re.findall(r'<polyline class="[^"]*" points="([^"]*)" data-series="([^"]*)">', body):
+    for points, name in re.findall(
+        r'<polyline class="[^"]*" points="([^"]*)" data-series="([^"]*)">', body
+    ):
         places = [place.partition(",") for place in points.split()]
         found.setdefault(name, []).append([(float(x), float(y)) for x, _, y in places])
     return found
 
 
-def assert_drawn(points: Sequence[tuple[float, float]], times: Sequence[float], values: Sequence[float], x: Axis, y: Axis) -> None:
+def assert_drawn(
+    points: Sequence[tuple[float, float]],
+    times: Sequence[float],
+    values: Sequence[float],
+    x: Axis,
+    y: Axis,
+) -> None:
     """``points`` are where the numbers belong, to the hundredth of a unit to which they are written."""
     assert len(values) == len(points)
     for (across, down), t, value in zip(points, times, values, strict=True):
-        assert x.low + (across - LEFT) / (WIDTH - LEFT - RIGHT) * (x.high - x.low) == pytest.approx(t, abs=0.011 * (x.high - x.low) / 400)
+        assert x.low + (across - LEFT) / (WIDTH - LEFT - RIGHT) * (x.high - x.low) == pytest.approx(
+            t, abs=0.011 * (x.high - x.low) / 400
+        )
         fraction = (HEIGHT - BOTTOM - down) / (HEIGHT - TOP - BOTTOM)
-        assert y.low + fraction * (y.high - y.low) == pytest.approx(value, abs=0.011 * (y.high - y.low) / 150)
+        assert y.low + fraction * (y.high - y.low) == pytest.approx(
+            value, abs=0.011 * (y.high - y.low) / 150
+        )
 
 
 # Scales -------------------------------------------------------------------------------------------------------------
@@ -125,7 +158,9 @@ def assert_drawn(points: Sequence[tuple[float, float]], times: Sequence[float], 
         ([-7.0, 480.0], False, False, ("0", "100", "200", "300", "400", "500")),
     ],
 )
-def test_ticks_are_round_and_cover_the_values(values: list[float], zero: bool, whole: bool, labels: tuple[str, ...]) -> None:
+def test_ticks_are_round_and_cover_the_values(
+    values: list[float], zero: bool, whole: bool, labels: tuple[str, ...]
+) -> None:
     axis = value_axis(values, zero=zero, whole=whole)
     assert labels == axis.labels
     assert all(axis.low <= value <= axis.high for value in values)
@@ -156,7 +191,9 @@ def test_every_axis_has_a_few_ticks_in_order(values: list[float], zero: bool, wh
         ([], "s", ("0", "0.2", "0.4", "0.6", "0.8", "1.0")),
     ],
 )
-def test_time_is_counted_in_what_suits_it(times: list[float], unit: str, labels: tuple[str, ...]) -> None:
+def test_time_is_counted_in_what_suits_it(
+    times: list[float], unit: str, labels: tuple[str, ...]
+) -> None:
     axis = time_axis(times)
     assert (unit, labels) == (axis.unit, axis.labels)
 
@@ -165,13 +202,22 @@ def test_time_is_counted_in_what_suits_it(times: list[float], unit: str, labels:
 
 
 def chart(values: Sequence[float | None], **options: Any) -> str:
-    return line_chart(key="k", title="T", unit="u", times=list(map(float, range(len(values)))), lines=[Line("a", values, 0)], **options)
+    return line_chart(
+        key="k",
+        title="T",
+        unit="u",
+        times=list(map(float, range(len(values)))),
+        lines=[Line("a", values, 0)],
+        **options,
+    )
 
 
 def test_a_line_is_where_its_numbers_are() -> None:
     values = [1.0, 5.0, 2.5]
     [points] = polylines(chart(values), "k")["a"]
-    assert_drawn(points, [0.0, 1.0, 2.0], values, time_axis([0.0, 2.0]), value_axis(values, zero=True))
+    assert_drawn(
+        points, [0.0, 1.0, 2.0], values, time_axis([0.0, 2.0]), value_axis(values, zero=True)
+    )
 
 
 @pytest.mark.parametrize("nothing", [None, math.nan, math.inf, -math.inf, 1e300])
@@ -179,7 +225,9 @@ def test_what_is_no_number_is_a_gap(nothing: float | None) -> None:
     runs = polylines(chart([1.0, 2.0, nothing, 3.0, nothing]), "k")["a"]
     assert [2, 1] == [len(points) for points in runs]
     assert "nan" not in chart([1.0, nothing])
-    assert 1 == chart([1.0, 2.0, nothing, 3.0]).count("<circle")  # a line of one point would not be seen
+    assert 1 == chart([1.0, 2.0, nothing, 3.0]).count(
+        "<circle"
+    )  # a line of one point would not be seen
 
 
 @pytest.mark.parametrize("values", [[], [None], [math.nan, None]])
@@ -197,9 +245,21 @@ def test_constant_values_are_a_level_line_inside(value: float, zero: bool) -> No
 
 
 def test_a_step_holds_for_the_time_up_to_its_point() -> None:
-    text = line_chart(key="k", title="T", unit="u", times=[0.0, 1.0, 2.0], lines=[Line("b", [1.0, 1.0, 4.0], 1, steps=True)])
+    text = line_chart(
+        key="k",
+        title="T",
+        unit="u",
+        times=[0.0, 1.0, 2.0],
+        lines=[Line("b", [1.0, 1.0, 4.0], 1, steps=True)],
+    )
     [points] = polylines(text, "k")["b"]
-    assert_drawn(points, [0, 0, 1, 1, 2], [1, 1, 1, 4, 4], time_axis([0.0, 2.0]), value_axis([1.0, 4.0], zero=True))
+    assert_drawn(
+        points,
+        [0, 0, 1, 1, 2],
+        [1, 1, 1, 4, 4],
+        time_axis([0.0, 2.0]),
+        value_axis([1.0, 4.0], zero=True),
+    )
 
 
 def test_a_band_reaches_from_the_least_to_the_greatest() -> None:
@@ -207,13 +267,17 @@ def test_a_band_reaches_from_the_least_to_the_greatest() -> None:
     [points] = re.findall(r'<polygon class="band c2" points="([^"]*)"', text)
     heights = [float(place.partition(",")[2]) for place in points.split()]
     y = value_axis([0.0, 4.0], zero=True)
-    expected = [HEIGHT - BOTTOM - y.place(value) * (HEIGHT - TOP - BOTTOM) for value in (2.0, 4.0, 1.0, 0.0)]
+    expected = [
+        HEIGHT - BOTTOM - y.place(value) * (HEIGHT - TOP - BOTTOM) for value in (2.0, 4.0, 1.0, 0.0)
+    ]
     assert pytest.approx(expected, abs=0.01) == heights
 
 
 def test_shares_are_stacked_to_the_whole() -> None:
     parts = {"busy": [0.25, None, 0.5], "waiting": [0.75, None, 0.5]}
-    text = share_chart(key="k", title="T", times=[0.0, 1.0, 2.0], parts=parts, colours={"busy": 0, "waiting": 1})
+    text = share_chart(
+        key="k", title="T", times=[0.0, 1.0, 2.0], parts=parts, colours={"busy": 0, "waiting": 1}
+    )
     drawn = re.findall(r'<polygon class="share c(\d)" points="([^"]*)"', text)
     assert ["0", "0", "1", "1"] == [colour for colour, _ in drawn]  # the gap parts each of them
     top = {float(points.split()[0].partition(",")[2]) for colour, points in drawn if colour == "1"}
@@ -222,16 +286,24 @@ def test_shares_are_stacked_to_the_whole() -> None:
 
 
 def test_a_chart_is_told_in_words_too() -> None:
-    [picture] = Page(chart([1.0, 5.0, 2.5], dots=[Dot(1.0, 9.0, "nine")], dots_name="evaluations")).named("svg")
+    [picture] = Page(
+        chart([1.0, 5.0, 2.5], dots=[Dot(1.0, 9.0, "nine")], dots_name="evaluations")
+    ).named("svg")
     text = chart([1.0, 5.0, 2.5], dots=[Dot(1.0, 9.0, "nine")], dots_name="evaluations")
-    assert ("img", "k-title", "k-text") == (picture["role"], picture["aria-labelledby"], picture["aria-describedby"])
+    assert ("img", "k-title", "k-text") == (
+        picture["role"],
+        picture["aria-labelledby"],
+        picture["aria-describedby"],
+    )
     assert '<title id="k-title">T, u</title>' in text
     assert "a: first 1, last 2.5, least 1, greatest 5. evaluations: 1, the last 9." in text
 
 
 def test_marks_at_one_place_share_a_line_that_names_them_all() -> None:
     marks = [Mark(1.0, "first"), Mark(1.0001, "second"), Mark(99.0, "outside")]
-    assert ["first; second"] == re.findall(r'<line class="mark"[^>]*><title>([^<]*)', chart([1.0, 2.0, 3.0], marks=marks))
+    assert ["first; second"] == re.findall(
+        r'<line class="mark"[^>]*><title>([^<]*)', chart([1.0, 2.0, 3.0], marks=marks)
+    )
 
 
 def test_text_is_escaped_wherever_it_stands() -> None:
@@ -249,14 +321,26 @@ def test_everything_that_a_run_can_say_is_escaped() -> None:
         "bottleneck": EVIL,
         "shares": {"learner": {EVIL: 1.0}},
         "dropped": {EVIL: 1},
-        "marks": [{"t": 1.0, "kind": "change", "paths": [EVIL]}, {"t": 1.0, "kind": "evaluation", "mean_return": 1.0, "version": EVIL}],
+        "marks": [
+            {"t": 1.0, "kind": "change", "paths": [EVIL]},
+            {"t": 1.0, "kind": "evaluation", "mean_return": 1.0, "version": EVIL},
+        ],
     }
     audit = ({"time": EVIL, "source": EVIL, "action": EVIL, "new": {EVIL: EVIL}},)
     config = {"env": {"id": EVIL}, "algorithm": {"name": EVIL}}
     summary = {"state": EVIL, "reason": EVIL, "error": EVIL, "trajectories": {"dropped": {EVIL: 1}}}
     for told in ({}, summary):
         text = page(
-            records(row(0.0, **evil), row(1.0, **evil), name=EVIL, audit=audit, config=config, config_text=EVIL, summary=told), now=NOW
+            records(
+                row(0.0, **evil),
+                row(1.0, **evil),
+                name=EVIL,
+                audit=audit,
+                config=config,
+                config_text=EVIL,
+                summary=told,
+            ),
+            now=NOW,
         )
         text.encode("utf-8")
         assert [] == Page(text).named("script")
@@ -266,11 +350,17 @@ def test_everything_that_a_run_can_say_is_escaped() -> None:
 def test_a_page_needs_no_network_and_no_script() -> None:
     text = page(records(row(0.0), row(1.0)), now=NOW)
     found = Page(text)
-    assert {"script", "link", "img", "iframe", "object"}.isdisjoint(name for name, _ in found.elements)
-    assert {"src", "href", "srcset"}.isdisjoint(key for _, attributes in found.elements for key in attributes)
+    assert {"script", "link", "img", "iframe", "object"}.isdisjoint(
+        name for name, _ in found.elements
+    )
+    assert {"src", "href", "srcset"}.isdisjoint(
+        key for _, attributes in found.elements for key in attributes
+    )
     assert "url(" not in text
     assert "http" not in re.sub("http-equiv", "", text)
-    assert "default-src 'none'" in str([attributes.get("content") for attributes in found.named("meta")])
+    assert "default-src 'none'" in str(
+        [attributes.get("content") for attributes in found.named("meta")]
+    )
 
 
 def test_ids_are_of_one_element_each_and_what_is_referred_to_is_there() -> None:
@@ -281,7 +371,15 @@ def test_ids_are_of_one_element_each_and_what_is_referred_to_is_there() -> None:
         assert {picture["aria-labelledby"], picture["aria-describedby"]} <= set(ids)
 
 
-@pytest.mark.parametrize("rows", [(), (row(0.0),), ({"t": 1.0},), ({"t": 1.0, "marks": 3, "shares": 4, "dropped": [], "staleness": "x"},)])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (),
+        (row(0.0),),
+        ({"t": 1.0},),
+        ({"t": 1.0, "marks": 3, "shares": 4, "dropped": [], "staleness": "x"},),
+    ],
+)
 def test_a_page_is_made_of_few_or_strange_lines(rows: tuple[dict[str, Any], ...]) -> None:
     found = Page(page(records(*rows), now=NOW))
     assert "one: report" in found.text
@@ -290,14 +388,21 @@ def test_a_page_is_made_of_few_or_strange_lines(rows: tuple[dict[str, Any], ...]
 
 def test_the_bound_is_a_step_line_and_an_unbounded_time_a_gap_in_it() -> None:
     bounded = row(0.0)["staleness"]
-    text = page(records(row(0.0), row(1.0), row(2.0, staleness={**bounded, "bound": None}), row(3.0)), now=NOW)
+    text = page(
+        records(row(0.0), row(1.0), row(2.0, staleness={**bounded, "bound": None}), row(3.0)),
+        now=NOW,
+    )
     assert [3, 2] == [len(points) for points in polylines(text, "staleness")["bound"]]
     free = {**bounded, "bound": None}
-    assert "bound: none" in page(records(row(0.0, staleness=free), row(1.0, staleness=free)), now=NOW)
+    assert "bound: none" in page(
+        records(row(0.0, staleness=free), row(1.0, staleness=free)), now=NOW
+    )
 
 
 def test_a_run_that_goes_on_is_told_from_its_last_line() -> None:
-    found = facts(records(row(1.0), row(3.0, steps_per_s=300.0, span_s=3.0, bottleneck="learning-bound")))
+    found = facts(
+        records(row(1.0), row(3.0, steps_per_s=300.0, span_s=3.0, bottleneck="learning-bound"))
+    )
     assert ("0:03", "300", "250") == (found["time"], found["environment steps"], found["steps/s"])
     assert "learning-bound 75%, balanced 25%" == found["verdicts"]
     assert "mean 0.5, greatest 1, bound 1" == found["staleness"]
@@ -327,7 +432,12 @@ def test_changes_are_listed_with_what_was_before() -> None:
 
 
 def test_marks_that_the_history_left_out_are_counted() -> None:
-    rows = (row(0.0, marks_left_out=1200), row(1.0, marks_left_out="x"), row(2.0, marks_left_out=34), row(3.0))
+    rows = (
+        row(0.0, marks_left_out=1200),
+        row(1.0, marks_left_out="x"),
+        row(2.0, marks_left_out=34),
+        row(3.0),
+    )
     assert " 1,234 more of what happened" in page(records(*rows), now=NOW)
     assert "more of what happened" not in page(records(row(0.0)), now=NOW)
 
@@ -362,14 +472,18 @@ def test_a_report_whose_name_no_disk_takes_cannot_be_written(tmp_path: Path) -> 
 
 
 def test_a_history_of_days_is_drawn_in_as_many_lines_as_a_run_writes(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text("".join(json.dumps(row(float(t))) + "\n" for t in range(3 * LIMIT)), encoding="utf-8")
+    (tmp_path / NAME).write_text(
+        "".join(json.dumps(row(float(t))) + "\n" for t in range(3 * LIMIT)), encoding="utf-8"
+    )
     found = read(tmp_path).rows
     assert (3 * LIMIT // 4, 3.0, 3.0 * LIMIT - 1.0) == (len(found), found[0]["t"], found[-1]["t"])
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 def test_the_curves_of_a_real_run_are_its_history(tmp_path: Path) -> None:
-    settings = cartpole(run={"name": "one", "max_updates": None, "max_seconds": 1.5}, balance={"max_staleness": 2})
+    settings = cartpole(
+        run={"name": "one", "max_updates": None, "max_seconds": 1.5}, balance={"max_staleness": 2}
+    )
     directory = tianflow.train(settings, runs_dir=tmp_path).directory
     done = run("report", "one", "--runs-dir", str(tmp_path), "-o", str(tmp_path / "out.html"))
     assert (0, f"{tmp_path / 'out.html'}\n") == (done.exit_code, done.stdout)
@@ -380,11 +494,27 @@ def test_the_curves_of_a_real_run_are_its_history(tmp_path: Path) -> None:
     x = time_axis([line["t"] for line in rows])
     speeds = [(line["t"], line["steps_per_s"]) for line in rows if line["steps_per_s"] is not None]
     [points] = polylines(text, "speed")["steps/s"]
-    assert_drawn(points, [t for t, _ in speeds], [v for _, v in speeds], x, value_axis([v for _, v in speeds], zero=True))
+    assert_drawn(
+        points,
+        [t for t, _ in speeds],
+        [v for _, v in speeds],
+        x,
+        value_axis([v for _, v in speeds], zero=True),
+    )
     [queue], [in_use], [limit] = polylines(text, "queue").values()
-    y = value_axis([value for line in rows for value in (line["queue"], *line["credits"].values())], zero=True, whole=True)
+    y = value_axis(
+        [value for line in rows for value in (line["queue"], *line["credits"].values())],
+        zero=True,
+        whole=True,
+    )
     assert_drawn(queue, [line["t"] for line in rows], [line["queue"] for line in rows], x, y)
-    assert_drawn(in_use, [line["t"] for line in rows], [line["credits"]["in_use"] for line in rows], x, y)
-    assert_drawn(limit[::2], [line["t"] for line in rows], [line["credits"]["limit"] for line in rows], x, y)
+    assert_drawn(
+        in_use, [line["t"] for line in rows], [line["credits"]["in_use"] for line in rows], x, y
+    )
+    assert_drawn(
+        limit[::2], [line["t"] for line in rows], [line["credits"]["limit"] for line in rows], x, y
+    )
     assert {2} == {line["staleness"]["bound"] for line in rows}
-    assert f"{json.loads((directory / 'summary.json').read_text())['env_steps']:,}" in Page(text).text
+    assert (
+        f"{json.loads((directory / 'summary.json').read_text())['env_steps']:,}" in Page(text).text
+    )

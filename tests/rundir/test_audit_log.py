@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tianflow.coordinator.counters import Journal
+from tianflow.coordinator.counters import AuditLog
 from tianflow.rundir import audit_log as audit
-from tianflow.rundir.audit_log import Page, read_page
+from tianflow.rundir.audit_log import AuditPage, read_page
 
 
 def written(path: Path, count: int, *, length: int = 0) -> list[dict[str, object]]:
-    records: list[dict[str, object]] = [{"number": number, "text": "x" * length} for number in range(count)]
+    records: list[dict[str, object]] = [
+        {"number": number, "text": "x" * length} for number in range(count)
+    ]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return records
 
 
-def pages(path: Path, limit: int) -> list[Page]:
+def pages(path: Path, limit: int) -> list[AuditPage]:
     found = [read_page(path, limit=limit)]
     while found[-1].next is not None:
         found.append(read_page(path, before=found[-1].next, limit=limit))
@@ -45,7 +47,7 @@ def test_all_records_are_in_exactly_one_page_in_their_order(
 
 def test_a_torn_line_and_one_that_is_no_record_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a").write_text('{"a": 1}\n{"torn\n[]\n\n{"a": 2}\n{"tor')
-    assert Page([{"a": 1}, {"a": 2}], None) == read_page(tmp_path / "a")
+    assert AuditPage([{"a": 1}, {"a": 2}], None) == read_page(tmp_path / "a")
 
 
 def test_a_place_amid_a_line_is_that_of_the_lines_before(tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_a_place_amid_a_line_is_that_of_the_lines_before(tmp_path: Path) -> None
 
 
 def test_no_file_is_no_record(tmp_path: Path) -> None:
-    assert Page((), None) == read_page(tmp_path / "none")
+    assert AuditPage((), None) == read_page(tmp_path / "none")
 
 
 def test_a_page_of_a_large_file_takes_little_memory(tmp_path: Path) -> None:
@@ -74,18 +76,22 @@ def test_a_page_of_a_large_file_takes_little_memory(tmp_path: Path) -> None:
     assert peak < 1_000_000
 
 
-def test_a_line_without_end_is_passed_over_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_end_is_passed_over_a_part_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(audit, "LONGEST", 1000)
     monkeypatch.setattr(audit, "BLOCK", 100)
     (tmp_path / "a").write_text('{"a": 1}\n' + "x" * 5000)
     assert [{"a": 1}] == [record for page in pages(tmp_path / "a", 10) for record in page.records]
 
 
-async def test_what_was_recorded_before_is_read_and_an_earlier_process_is_not_forgotten(tmp_path: Path) -> None:
+async def test_what_was_recorded_before_is_read_and_an_earlier_process_is_not_forgotten(
+    tmp_path: Path,
+) -> None:
     with ThreadPoolExecutor(1) as executor:
-        earlier = Journal(path=tmp_path / "audit.jsonl", executor=executor)
+        earlier = AuditLog(path=tmp_path / "audit.jsonl", executor=executor)
         earlier.add("cli", "pause")
-        later = Journal(path=tmp_path / "audit.jsonl", executor=executor)
+        later = AuditLog(path=tmp_path / "audit.jsonl", executor=executor)
         for _ in range(20):
             later.add("cli", "resume")
         page = await later.read(before=None, limit=21)
@@ -95,7 +101,7 @@ async def test_what_was_recorded_before_is_read_and_an_earlier_process_is_not_fo
 async def test_where_the_file_cannot_be_read_what_is_in_memory_is_told(tmp_path: Path) -> None:
     (tmp_path / "audit.jsonl").mkdir()
     with ThreadPoolExecutor(1) as executor:
-        journal = Journal(path=tmp_path / "audit.jsonl", executor=executor)
+        journal = AuditLog(path=tmp_path / "audit.jsonl", executor=executor)
         journal.add("cli", "pause")
         journal.add("cli", "stop")
         page = await journal.read(before=None, limit=1)

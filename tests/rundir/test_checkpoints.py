@@ -23,7 +23,10 @@ from tianflow.errors import CheckpointError
 from tianflow.rundir import checkpoints as checkpoint
 from tianflow.rundir.checkpoints import MANIFEST, STATE, CheckpointStore, resolve, write_state
 
-ARRAYS = {"policy/weight": np.arange(12, dtype=np.float32).reshape(3, 4), "updates": np.asarray(7, dtype=np.int64)}
+ARRAYS = {
+    "policy/weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "updates": np.asarray(7, dtype=np.int64),
+}
 
 
 @pytest.fixture
@@ -36,10 +39,17 @@ def store(directory: Path) -> CheckpointStore:
     return CheckpointStore(directory, keep=3)
 
 
-def save(store: CheckpointStore, version: Version, arrays: Mapping[str, Any] = ARRAYS, **manifest: object) -> Path:
+def save(
+    store: CheckpointStore, version: Version, arrays: Mapping[str, Any] = ARRAYS, **manifest: object
+) -> Path:
     staged = store.stage()
     state = write_state(staged, arrays)
-    return store.publish(staged, version=version, state=state, manifest={"env_steps": version.number * 10, **manifest})
+    return store.publish(
+        staged,
+        version=version,
+        state=state,
+        manifest={"env_steps": version.number * 10, **manifest},
+    )
 
 
 def entries(directory: Path) -> list[str]:
@@ -52,13 +62,33 @@ def names(store: CheckpointStore) -> list[object]:
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "complex64"],
+    [
+        "bool",
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+    ],
 )
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 0, 2), (2, 3, 4)])
-def test_every_dtype_and_shape_comes_back_bit_for_bit(store: CheckpointStore, dtype: str, shape: tuple[int, ...]) -> None:
+def test_every_dtype_and_shape_comes_back_bit_for_bit(
+    store: CheckpointStore, dtype: str, shape: tuple[int, ...]
+) -> None:
     generator = np.random.default_rng(0)
     array = generator.integers(0, 2 if dtype == "bool" else 100, size=shape).astype(dtype)
-    arrays = {"array": array, "transposed": array.T, "big_endian": array.astype(array.dtype.newbyteorder(">"))}
+    arrays = {
+        "array": array,
+        "transposed": array.T,
+        "big_endian": array.astype(array.dtype.newbyteorder(">")),
+    }
     read = store.load(save(store, Version(1, 1), arrays)).read()
     for name, expected in arrays.items():
         assert expected.shape == read[name].shape
@@ -69,7 +99,10 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(store: CheckpointStore, dt
 
 def test_signed_zeros_and_subnormals_are_kept(store: CheckpointStore) -> None:
     array = np.array([-0.0, 5e-324, 1.7976931348623157e308])
-    assert array.tobytes() == store.load(save(store, Version(1, 1), {"array": array})).read()["array"].tobytes()
+    assert (
+        array.tobytes()
+        == store.load(save(store, Version(1, 1), {"array": array})).read()["array"].tobytes()
+    )
 
 
 def test_the_manifest_says_what_was_published_and_is_strict_json(store: CheckpointStore) -> None:
@@ -78,13 +111,17 @@ def test_the_manifest_says_what_was_published_and_is_strict_json(store: Checkpoi
     assert [MANIFEST, STATE] == entries(path)
     loaded = store.load(path)
     assert Version(2, 30) == loaded.version
-    assert (1, [2, 30], 4096, [1.5, 2.0]) == tuple(loaded.manifest[key] for key in ("format", "version", "env_steps", "recent_returns"))
+    assert (1, [2, 30], 4096, [1.5, 2.0]) == tuple(
+        loaded.manifest[key] for key in ("format", "version", "env_steps", "recent_returns")
+    )
     assert (path / STATE).stat().st_size == loaded.manifest["state"]["nbytes"]
     assert loaded.manifest["created"].endswith("+00:00")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()])
-def test_a_manifest_that_is_not_strict_json_is_refused_and_leaves_nothing(store: CheckpointStore, directory: Path, value: object) -> None:
+def test_a_manifest_that_is_not_strict_json_is_refused_and_leaves_nothing(
+    store: CheckpointStore, directory: Path, value: object
+) -> None:
     with pytest.raises(CheckpointError, match="strict JSON"):
         save(store, Version(1, 1), value=value)
     assert [] == entries(directory)
@@ -97,7 +134,9 @@ def test_a_manifest_may_not_say_what_publish_says(store: CheckpointStore) -> Non
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
-def test_what_is_not_finite_is_never_written(store: CheckpointStore, directory: Path, value: float, dtype: str) -> None:
+def test_what_is_not_finite_is_never_written(
+    store: CheckpointStore, directory: Path, value: float, dtype: str
+) -> None:
     array = np.zeros((2, 3), dtype)
     array[1, 2] = value
     with pytest.raises(CheckpointError, match=r"'weight' is not finite, first at \(1, 2\)"):
@@ -121,9 +160,12 @@ def test_newer_is_the_higher_lineage_then_the_higher_number(store: CheckpointSto
 
 def test_list_says_name_version_steps_bytes_and_time(store: CheckpointStore) -> None:
     path = save(store, Version(1, 4))
-    assert {"name": "v1-0000000004", "version": [1, 4], "env_steps": 40, "bytes": (path / STATE).stat().st_size} == {
-        key: value for key, value in store.list()[0].items() if key != "created"
-    }
+    assert {
+        "name": "v1-0000000004",
+        "version": [1, 4],
+        "env_steps": 40,
+        "bytes": (path / STATE).stat().st_size,
+    } == {key: value for key, value in store.list()[0].items() if key != "created"}
     json.dumps(store.list(), allow_nan=False)
 
 
@@ -163,7 +205,9 @@ def _list_as_manifest(path: Path) -> None:
 
 
 def _nan_in_manifest(path: Path) -> None:
-    (path / MANIFEST).write_text((path / MANIFEST).read_text().replace('"env_steps": 20', '"env_steps": NaN'))
+    (path / MANIFEST).write_text(
+        (path / MANIFEST).read_text().replace('"env_steps": 20', '"env_steps": NaN')
+    )
 
 
 def _no_state_in_manifest(path: Path) -> None:
@@ -199,20 +243,26 @@ def test_a_damaged_newest_is_skipped_with_a_warning_and_the_one_before_is_used(
     newest = store.newest()
     assert newest is not None
     assert Version(1, 1) == newest.version
-    assert [(str(path), "WARNING")] == [(entry.__dict__["checkpoint"], entry.levelname) for entry in caplog.records]
+    assert [(str(path), "WARNING")] == [
+        (entry.__dict__["checkpoint"], entry.levelname) for entry in caplog.records
+    ]
     with pytest.raises(CheckpointError):
         store.load(path)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_publishing_again_repairs_a_damaged_version(store: CheckpointStore, directory: Path, damage: Any) -> None:
+def test_publishing_again_repairs_a_damaged_version(
+    store: CheckpointStore, directory: Path, damage: Any
+) -> None:
     damage(save(store, Version(1, 2)))
     path = save(store, Version(1, 2))
     assert Version(1, 2) == store.load(path).version
     assert ["v1-0000000002"] == entries(directory)
 
 
-def test_publishing_a_version_again_renews_its_manifest(store: CheckpointStore, directory: Path) -> None:
+def test_publishing_a_version_again_renews_its_manifest(
+    store: CheckpointStore, directory: Path
+) -> None:
     path = save(store, Version(1, 2), env_steps=20)
     inode = (path / STATE).stat().st_ino
     assert path == save(store, Version(1, 2), env_steps=21)
@@ -230,7 +280,9 @@ def test_a_state_that_changed_after_loading_is_an_error_of_ours(store: Checkpoin
 
 
 @pytest.mark.parametrize("told", [StateFile("0" * 64, 0), StateFile("0" * 64, 216)])
-def test_a_staged_file_that_is_not_what_was_told_is_not_published(store: CheckpointStore, directory: Path, told: StateFile) -> None:
+def test_a_staged_file_that_is_not_what_was_told_is_not_published(
+    store: CheckpointStore, directory: Path, told: StateFile
+) -> None:
     staged = store.stage()
     nbytes = write_state(staged, ARRAYS).nbytes
     with pytest.raises(CheckpointError, match="torn" if told.nbytes != nbytes else "corrupt"):
@@ -271,7 +323,9 @@ def test_keeping_none_is_refused(directory: Path) -> None:
         CheckpointStore(directory, keep=0)
 
 
-def test_sweep_removes_what_killed_writers_left_and_nothing_else(store: CheckpointStore, directory: Path) -> None:
+def test_sweep_removes_what_killed_writers_left_and_nothing_else(
+    store: CheckpointStore, directory: Path
+) -> None:
     save(store, Version(1, 1))
     (store.stage() / STATE).write_bytes(b"half")
     store.stage()
@@ -307,12 +361,17 @@ while True:
 """
 
 
-def test_a_writer_that_is_killed_again_and_again_loses_nothing_that_it_had_published(store: CheckpointStore, directory: Path) -> None:
+def test_a_writer_that_is_killed_again_and_again_loses_nothing_that_it_had_published(
+    store: CheckpointStore, directory: Path
+) -> None:
     root = ROOT
     published = 0
     for attempt in range(4):
         with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(directory)], stdout=subprocess.PIPE, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}
+            [sys.executable, "-c", WRITER, str(directory)],
+            stdout=subprocess.PIPE,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
         ) as writer:
             assert writer.stdout is not None
             for _ in range(2):
@@ -324,7 +383,9 @@ def test_a_writer_that_is_killed_again_and_again_loses_nothing_that_it_had_publi
         assert newest is not None
         assert published <= newest.version.number
         assert np.array_equal(np.full(300_000, newest.version.number), newest.read()["number"])
-        assert newest.path == directory / str(store.list()[0]["name"])  # nothing torn had to be skipped
+        assert newest.path == directory / str(
+            store.list()[0]["name"]
+        )  # nothing torn had to be skipped
 
 
 # A full disk ----------------------------------------------------------------------------------------------------------
@@ -360,9 +421,20 @@ def test_a_disk_that_fills_up_at_any_moment_leaves_the_old_checkpoint(
     def refuse() -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for owner, name in ((os, "fsync"), (checkpoint, "_write_synced"), (Path, "mkdir"), (Path, "rename")):
+    for owner, name in (
+        (os, "fsync"),
+        (checkpoint, "_write_synced"),
+        (Path, "mkdir"),
+        (Path, "rename"),
+    ):
         real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, real=real, **kwargs: refuse() if next(calls) == moment else real(*args, **kwargs))
+        monkeypatch.setattr(
+            owner,
+            name,
+            lambda *args, real=real, **kwargs: (
+                refuse() if next(calls) == moment else real(*args, **kwargs)
+            ),
+        )
     with pytest.raises(CheckpointError, match="No space left"):
         save(store, Version(1, 2))
     monkeypatch.undo()
@@ -370,7 +442,9 @@ def test_a_disk_that_fills_up_at_any_moment_leaves_the_old_checkpoint(
     assert 2 >= len(entries(directory))
     newest = store.newest()
     assert newest is not None
-    assert Version(1, 2 if moment == 7 else 1) == newest.version  # the last sync comes after the rename
+    assert (
+        Version(1, 2 if moment == 7 else 1) == newest.version
+    )  # the last sync comes after the rename
     assert (moment == 7) == ((directory / "v1-0000000002").exists())
 
 
@@ -386,13 +460,17 @@ def test_an_old_one_that_cannot_be_deleted_does_not_fail_the_new_one(
     monkeypatch.setattr(checkpoint.shutil, "rmtree", refuse)
     save(store, Version(1, 2))
     assert ["v1-0000000002"] == names(store)
-    assert ["an old checkpoint stays, it cannot be deleted"] == [entry.getMessage() for entry in caplog.records]
+    assert ["an old checkpoint stays, it cannot be deleted"] == [
+        entry.getMessage() for entry in caplog.records
+    ]
 
 
 # Finding --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_found_by_run_directory_and_its_own_path(store: CheckpointStore, directory: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_found_by_run_directory_and_its_own_path(
+    store: CheckpointStore, directory: Path, tmp_path: Path
+) -> None:
     runs = tmp_path / "runs"
     first, newest = save(store, Version(1, 1)), save(store, Version(1, 2))
     assert newest == resolve("a-run", runs)
@@ -410,13 +488,17 @@ def test_a_run_name_is_found_beside_an_unrelated_folder_of_that_name(
     assert path == resolve("a-run", tmp_path / "runs")
 
 
-def test_a_checkpoint_that_was_copied_to_another_name_is_found(store: CheckpointStore, tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_copied_to_another_name_is_found(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
     copy = save(store, Version(1, 1)).rename(tmp_path / "best")
     assert copy == resolve(str(copy), tmp_path / "runs")
     assert Version(1, 1) == store.load(copy).version
 
 
-def test_a_damaged_newest_of_a_run_is_not_what_its_name_means(store: CheckpointStore, tmp_path: Path) -> None:
+def test_a_damaged_newest_of_a_run_is_not_what_its_name_means(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
     first = save(store, Version(1, 1))
     _flip(save(store, Version(1, 2)))
     assert first == resolve("a-run", tmp_path / "runs")
@@ -428,19 +510,26 @@ def test_an_unknown_run_lists_those_that_there_are(store: CheckpointStore, tmp_p
     (tmp_path / "young" / "config.toml").touch()
     with pytest.raises(CheckpointError, match="run 'young' has written no checkpoint"):
         resolve("young", tmp_path)
-    with pytest.raises(CheckpointError, match="no run or checkpoint 'a-rum'; runs with checkpoints in .*: a-run; did you mean 'a-run'"):
+    with pytest.raises(
+        CheckpointError,
+        match="no run or checkpoint 'a-rum'; runs with checkpoints in .*: a-run; did you mean 'a-run'",
+    ):
         resolve("a-rum", tmp_path / "runs")
     with pytest.raises(CheckpointError, match="none"):
         resolve("a-run", tmp_path / "elsewhere")
 
 
-def test_an_unknown_checkpoint_lists_those_beside_it(store: CheckpointStore, directory: Path, tmp_path: Path) -> None:
+def test_an_unknown_checkpoint_lists_those_beside_it(
+    store: CheckpointStore, directory: Path, tmp_path: Path
+) -> None:
     save(store, Version(1, 1))
     with pytest.raises(CheckpointError, match="there are v1-0000000001"):
         resolve(str(directory / "v1-0000000009"), tmp_path / "runs")
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_says_so(store: CheckpointStore, tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_says_so(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
     _flip(save(store, Version(1, 1)))
     with pytest.raises(CheckpointError, match="no whole checkpoint .* there are v1-0000000001"):
         resolve("a-run", tmp_path / "runs")

@@ -32,16 +32,28 @@ def row(t: float, **fields: Any) -> dict[str, Any]:
     return {"t": t, "span_s": 1.0, "env_steps": int(100 * t), "steps_per_s": 100.0, **fields}
 
 
-def staleness(count: int, low: int, mean: float, high: int, bound: int | None, **counts: int) -> dict[str, Any]:
+def staleness(
+    count: int, low: int, mean: float, high: int, bound: int | None, **counts: int
+) -> dict[str, Any]:
     """``counts``: a1=2 for two of age 1."""
     ages = {age.removeprefix("a"): number for age, number in counts.items()}
-    return {"count": count, "min": low, "mean": mean, "p99": high, "max": high, "bound": bound, "counts": ages}
+    return {
+        "count": count,
+        "min": low,
+        "mean": mean,
+        "p99": high,
+        "max": high,
+        "bound": bound,
+        "counts": ages,
+    }
 
 
 # The file -----------------------------------------------------------------------------------------------------------
 
 
-def test_there_are_never_more_lines_than_the_limit_and_they_are_evenly_spaced(tmp_path: Path) -> None:
+def test_there_are_never_more_lines_than_the_limit_and_they_are_evenly_spaced(
+    tmp_path: Path,
+) -> None:
     file = HistoryFile(tmp_path / NAME, limit=16)
     written, t = -100.0, 0
     for t in range(500):
@@ -57,29 +69,57 @@ def test_there_are_never_more_lines_than_the_limit_and_they_are_evenly_spaced(tm
 
 
 def test_merged_lines_keep_extremes_and_means_and_marks() -> None:
-    older = row(1.0, staleness=staleness(2, 0, 0.5, 1, 3, a0=1, a1=1), shares={"learner": {"busy": 1.0}}, marks=[{"kind": "change"}])
+    older = row(
+        1.0,
+        staleness=staleness(2, 0, 0.5, 1, 3, a0=1, a1=1),
+        shares={"learner": {"busy": 1.0}},
+        marks=[{"kind": "change"}],
+    )
     older |= {"queue": 9}
-    newer = row(4.0, span_s=3.0, staleness=staleness(3, 1, 2.0, 3, 2, a1=1, a2=1, a3=1), shares={"learner": {"paused": 1.0}})
+    newer = row(
+        4.0,
+        span_s=3.0,
+        staleness=staleness(3, 1, 2.0, 3, 2, a1=1, a2=1, a3=1),
+        shares={"learner": {"paused": 1.0}},
+    )
     newer |= {"marks": [{"kind": "evaluation"}]}
     newer |= {"steps_per_s": 200.0, "queue": 2}
     line = merged(older, newer)
-    assert (4.0, 4.0, 400, 175.0, 2) == tuple(line[key] for key in ("t", "span_s", "env_steps", "steps_per_s", "queue"))
+    assert (4.0, 4.0, 400, 175.0, 2) == tuple(
+        line[key] for key in ("t", "span_s", "env_steps", "steps_per_s", "queue")
+    )
     assert staleness(5, 0, 1.4, 3, 3, a0=1, a1=2, a2=1, a3=1) == line["staleness"]
     assert {"learner": {"busy": 0.25, "paused": 0.75}} == line["shares"]
     assert ["change", "evaluation"] == [mark["kind"] for mark in line["marks"]]
 
 
 def test_durations_of_merged_lines_are_those_of_all_in_both() -> None:
-    older = row(1.0, durations={"actor": {"count": 2, "mean": 1.0, "spread": 0.0, "skew": 0.0, "apart": 0.5}})
-    newer = row(2.0, durations={"actor": {"count": 2, "mean": 3.0, "spread": 0.0, "skew": 0.0, "apart": 0.25}, "learner": {"count": 1}})
+    older = row(
+        1.0,
+        durations={"actor": {"count": 2, "mean": 1.0, "spread": 0.0, "skew": 0.0, "apart": 0.5}},
+    )
+    newer = row(
+        2.0,
+        durations={
+            "actor": {"count": 2, "mean": 3.0, "spread": 0.0, "skew": 0.0, "apart": 0.25},
+            "learner": {"count": 1},
+        },
+    )
     actor = merged(older, newer)["durations"]["actor"]
-    assert {"count": 4, "mean": 2.0, "spread": 0.5, "skew": 0.0, "apart": 0.25} == pytest.approx(actor)
-    assert older["durations"]["actor"] == pytest.approx(merged(older, row(2.0))["durations"]["actor"])
+    assert {"count": 4, "mean": 2.0, "spread": 0.5, "skew": 0.0, "apart": 0.25} == pytest.approx(
+        actor
+    )
+    assert older["durations"]["actor"] == pytest.approx(
+        merged(older, row(2.0))["durations"]["actor"]
+    )
     assert {} == merged(row(1.0), row(2.0))["durations"]
 
 
 def test_an_unbounded_time_makes_a_merged_line_unbounded() -> None:
-    line = merged(row(1.0, staleness=staleness(1, 0, 0.0, 0, None)), row(2.0, staleness=staleness(1, 0, 0.0, 0, 4)))
+    line = merged(
+        row(1.0, staleness=staleness(1, 0, 0.0, 0, None)),
+        row(2.0, staleness=staleness(1, 0, 0.0, 0, 4)),
+    )
     assert line["staleness"]["bound"] is None
 
 
@@ -133,9 +173,14 @@ SPOILED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", SPOILED)
-def test_what_has_another_shape_is_passed_over_and_its_line_is_merged_and_drawn(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_what_has_another_shape_is_passed_over_and_its_line_is_merged_and_drawn(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
     path = tmp_path / NAME
-    path.write_text("".join(json.dumps(line) + "\n" for line in (row(1.0), row(2.0) | fields, row(3.0))), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(line) + "\n" for line in (row(1.0), row(2.0) | fields, row(3.0))),
+        encoding="utf-8",
+    )
     lines = read_rows(path)
     assert [1.0, 2.0, 3.0] == [line["t"] for line in lines]
     assert not set(fields) & set(lines[1])
@@ -152,7 +197,9 @@ def test_a_time_that_no_float_can_hold_is_none(tmp_path: Path) -> None:
 
 def test_a_file_that_goes_on_keeps_its_limit_and_its_period(tmp_path: Path) -> None:
     path = tmp_path / NAME
-    path.write_text("".join(json.dumps(row(float(t))) + "\n" for t in range(0, 60, 4)), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(row(float(t))) + "\n" for t in range(0, 60, 4)), encoding="utf-8"
+    )
     file = HistoryFile(path, limit=16)
     assert 56.0 == file.open()
     assert 4.0 == file.period_s
@@ -212,7 +259,9 @@ def read_off_the_loop(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-async def test_a_line_tells_speeds_staleness_shares_and_credits(fake: FakeRun, tmp_path: Path) -> None:
+async def test_a_line_tells_speeds_staleness_shares_and_credits(
+    fake: FakeRun, tmp_path: Path
+) -> None:
     line = await recorded_line(fake, tmp_path / NAME, lambda: fake.train(4))
     assert 4 * 64 / 4.0 == line["steps_per_s"]
     assert 1.0 == line["updates_per_s"]
@@ -223,7 +272,9 @@ async def test_a_line_tells_speeds_staleness_shares_and_credits(fake: FakeRun, t
     assert (4.0, "learning-bound", 4.0) == (line["span_s"], line["bottleneck"], line["episodes"])
 
 
-async def test_replay_whose_shards_are_gone_holds_an_unknown_number(fake_with_replay: FakeRun, tmp_path: Path) -> None:
+async def test_replay_whose_shards_are_gone_holds_an_unknown_number(
+    fake_with_replay: FakeRun, tmp_path: Path
+) -> None:
     assert fake_with_replay.replay is not None
     fake_with_replay.replay.shards.clear()
     line = await recorded_line(fake_with_replay, tmp_path / NAME, lambda: None)
@@ -240,12 +291,19 @@ def test_shares_of_time_are_of_the_last_five_seconds(fake: FakeRun, tmp_path: Pa
         them.sample()
         them._pending = None
         fake.now += 1.0
-    assert {"waiting:batch": 2 / 5, "busy": 3 / 5} == pytest.approx(them.sample()["shares"]["learner"])
+    assert {"waiting:batch": 2 / 5, "busy": 3 / 5} == pytest.approx(
+        them.sample()["shares"]["learner"]
+    )
 
 
 async def test_a_moment_is_too_short_to_tell_a_speed(fake: FakeRun, tmp_path: Path) -> None:
     line = await recorded_line(fake, tmp_path / NAME, lambda: fake.train(1, seconds=0.4))
-    assert (0.4, None, None, 2) == (line["span_s"], line["steps_per_s"], line["updates_per_s"], line["staleness"]["count"])
+    assert (0.4, None, None, 2) == (
+        line["span_s"],
+        line["steps_per_s"],
+        line["updates_per_s"],
+        line["staleness"]["count"],
+    )
 
 
 async def test_evaluations_and_changes_are_marks_once(fake: FakeRun, tmp_path: Path) -> None:
@@ -262,33 +320,53 @@ async def test_evaluations_and_changes_are_marks_once(fake: FakeRun, tmp_path: P
     assert (2, 3) == (line["marks"][1]["generation"], line["staleness"]["bound"])
 
 
-async def test_changes_are_marks_however_many_there_were_before(fake: FakeRun, tmp_path: Path) -> None:
+async def test_changes_are_marks_however_many_there_were_before(
+    fake: FakeRun, tmp_path: Path
+) -> None:
     def change(times: int) -> None:
         for _ in range(times):
             fake.change({"balance": {"max_staleness": 3}}, source="test")
 
     much = KEPT_RECORDS + 10
-    line = await recorded_line(fake, tmp_path / NAME, lambda: change(much), lambda: change(2), lambda: None)
-    assert [much] * (MARKS - 2) + [much + 2] * 2 == [mark["generation"] - 1 for mark in line["marks"]]
+    line = await recorded_line(
+        fake, tmp_path / NAME, lambda: change(much), lambda: change(2), lambda: None
+    )
+    assert [much] * (MARKS - 2) + [much + 2] * 2 == [
+        mark["generation"] - 1 for mark in line["marks"]
+    ]
     assert much + 2 - MARKS == line["marks_left_out"]
 
 
 async def test_replay_is_told_where_there_is_one(fake_with_replay: FakeRun, tmp_path: Path) -> None:
     fake = fake_with_replay
     line = await recorded_line(fake, tmp_path / NAME, lambda: fake.train(4))
-    assert (128, 256, {"expired": 128}) == tuple(line["replay"][key] for key in ("inserted", "drawn", "discarded"))
+    assert (128, 256, {"expired": 128}) == tuple(
+        line["replay"][key] for key in ("inserted", "drawn", "discarded")
+    )
 
 
 def look(counts: dict[int, int], bound: int | None) -> RunStatistics:
     statistics = FakeRun().statistics()
-    return replace(statistics, ledger=replace(statistics.ledger, staleness=counts, max_staleness=bound))
+    return replace(
+        statistics, ledger=replace(statistics.ledger, staleness=counts, max_staleness=bound)
+    )
 
 
 def test_staleness_is_that_of_what_was_trained_on_in_between_under_the_wider_bound() -> None:
     before = look({0: 5, 9: 3}, 9)
     now = look({0: 200, 9: 3, 1: 4, 4: 1}, 4)
-    assert staleness(200, 0, 8 / 200, 4, 9, a0=195, a1=4, a4=1) | {"p99": 1} == staleness_between(before, now)
-    assert {"count": 0, "min": None, "mean": None, "p99": None, "max": None, "bound": 9, "counts": {}} == staleness_between(before, before)
+    assert staleness(200, 0, 8 / 200, 4, 9, a0=195, a1=4, a4=1) | {"p99": 1} == staleness_between(
+        before, now
+    )
+    assert {
+        "count": 0,
+        "min": None,
+        "mean": None,
+        "p99": None,
+        "max": None,
+        "bound": 9,
+        "counts": {},
+    } == staleness_between(before, before)
     old = staleness_between(None, look({15: 1, 16: 2, 17: 4, 1000: 1, 1023: 1}, None))["counts"]
     assert {"15": 1, "16": 6, "960": 2} == old
     assert None is staleness_between(look({}, None), look({}, 2))["bound"]
@@ -307,7 +385,9 @@ async def test_a_resumed_run_goes_on_in_time(fake: FakeRun, tmp_path: Path) -> N
     assert ["resumed"] == [mark["kind"] for mark in rows[1]["marks"]]
 
 
-async def test_a_failing_disk_costs_lines_and_nothing_else(fake: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_disk_costs_lines_and_nothing_else(
+    fake: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     them = recorder(fake, tmp_path / NAME)
     broken = True
 
@@ -340,7 +420,9 @@ async def test_a_line_that_is_being_written_when_the_run_ends_reaches_file_and_s
 
     monkeypatch.setattr(HistoryFile, "append", append)
     offered: list[float] = []
-    outlet = SimpleNamespace(name="sink", offer=lambda line: offered.append(line["t"]), statistics=SinkStatistics)
+    outlet = SimpleNamespace(
+        name="sink", offer=lambda line: offered.append(line["t"]), statistics=SinkStatistics
+    )
     them = Recorder(run=fake, file=HistoryFile(tmp_path / NAME), outlets=[outlet])  # type: ignore[list-item]  # that much of one
     task = asyncio.create_task(them.run())
     await begun.wait()
@@ -369,7 +451,9 @@ async def test_a_disk_that_hangs_does_not_keep_a_run_from_ending(
     assert "not written in time" in caplog.text
 
 
-async def test_a_bug_in_recording_does_not_reach_the_run(fake: FakeRun, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_in_recording_does_not_reach_the_run(
+    fake: FakeRun, caplog: pytest.LogCaptureFixture
+) -> None:
     fake.statistics = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     async with recorded(fake):
         await asyncio.sleep(0.02)
@@ -383,7 +467,11 @@ async def test_a_bug_in_recording_does_not_reach_the_run(fake: FakeRun, caplog: 
 def test_a_run_without_http_has_a_history_that_a_resumed_run_goes_on_with(tmp_path: Path) -> None:
     first = tianflow.train(cartpole(run={"name": "one"}), runs_dir=tmp_path)
     rows = read_rows(first.directory / NAME)
-    assert (4, first.summary["env_steps"], "done") == (rows[-1]["updates"], rows[-1]["env_steps"], rows[-1]["state"])
+    assert (4, first.summary["env_steps"], "done") == (
+        rows[-1]["updates"],
+        rows[-1]["env_steps"],
+        rows[-1]["state"],
+    )
     assert ["evaluation"] == [mark["kind"] for line in rows for mark in line["marks"]]
     second = tianflow.train(cartpole(run={"max_updates": 6}), runs_dir=tmp_path, resume="one")
     more = read_rows(second.directory / NAME)
@@ -391,4 +479,6 @@ def test_a_run_without_http_has_a_history_that_a_resumed_run_goes_on_with(tmp_pa
     times = [line["t"] for line in more]
     assert sorted(times) == times
     assert (6, second.summary["env_steps"]) == (more[-1]["updates"], more[-1]["env_steps"])
-    assert ["resumed", "evaluation"] == [mark["kind"] for line in more[len(rows) :] for mark in line["marks"]]
+    assert ["resumed", "evaluation"] == [
+        mark["kind"] for line in more[len(rows) :] for mark in line["marks"]
+    ]

@@ -21,8 +21,17 @@ from tianflow.server.common import console
 from tianflow.server.run import past
 
 FOLDER = Path(console.__file__).parent
-SOURCES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir() if path.is_file() and path.suffix in console.TYPES}
-TYPES = {"index.html": "text/html", "console.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
+SOURCES = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in FOLDER.iterdir()
+    if path.is_file() and path.suffix in console.TYPES
+}
+TYPES = {
+    "index.html": "text/html",
+    "console.css": "text/css",
+    "app.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 
 
 @pytest.fixture
@@ -43,7 +52,9 @@ async def client(run: FakeRun) -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("loopback", [True, False])
-async def test_the_page_and_its_files_need_no_token_from_anywhere(run: FakeRun, loopback: bool) -> None:
+async def test_the_page_and_its_files_need_no_token_from_anywhere(
+    run: FakeRun, loopback: bool
+) -> None:
     client = await client_of(run, loopback=loopback)
     try:
         for path in sorted(console.PATHS):
@@ -73,7 +84,9 @@ async def test_the_policy_lets_only_the_servers_own_files_run(client: Client) ->
         policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
         assert "'none'" == policy["default-src"]
         assert {"'self'"} == {policy[kind] for kind in ("script-src", "style-src", "connect-src")}
-        assert {"'none'"} == {policy[kind] for kind in ("base-uri", "form-action", "frame-ancestors", "trusted-types")}
+        assert {"'none'"} == {
+            policy[kind] for kind in ("base-uri", "form-action", "frame-ancestors", "trusted-types")
+        }
         assert ("nosniff", "no-store", "no-referrer") == tuple(
             headers[name] for name in ("X-Content-Type-Options", "Cache-Control", "Referrer-Policy")
         )
@@ -103,15 +116,23 @@ def test_every_file_beside_the_page_is_given_and_no_other() -> None:
 
 
 def test_every_file_that_is_asked_for_is_there_and_every_file_is_asked_for() -> None:
-    asked = {name for text in SOURCES.values() for name in re.findall(r'(?:from "\./|"/console/)([\w.]+)"', text)}
+    asked = {
+        name
+        for text in SOURCES.values()
+        for name in re.findall(r'(?:from "\./|"/console/)([\w.]+)"', text)
+    }
     assert set(console.FILES) == asked
 
 
 def test_the_page_brings_nothing_that_the_policy_forbids() -> None:
     page = SOURCES["index.html"]
-    assert [] == re.findall(r"<style|style=|\son\w+=|javascript:|<script(?! type=\"module\" src=\"/console/)", page)
+    assert [] == re.findall(
+        r"<style|style=|\son\w+=|javascript:|<script(?! type=\"module\" src=\"/console/)", page
+    )
     for name, text in SOURCES.items():
-        assert [] == re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), name
+        assert [] == re.findall(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
+        ), name
         addresses = set(re.findall(r"https?://[\w./]+", text)) - {"http://www.w3.org/2000/svg"}
         assert set() == addresses, f"{name} names another server"
 
@@ -147,7 +168,9 @@ async def test_a_run_without_a_past_has_none(client: Client) -> None:
     assert found["time"] > 1.7e9
 
 
-async def test_the_past_is_told_as_it_was_recorded_and_as_it_is_described(client: Client, run: FakeRun) -> None:
+async def test_the_past_is_told_as_it_was_recorded_and_as_it_is_described(
+    client: Client, run: FakeRun
+) -> None:
     await asyncio.to_thread(record, run, 20)
     found = (await history(client))["history"]
     assert await asyncio.to_thread(read_rows, run.directory / NAME) == found
@@ -159,13 +182,17 @@ async def test_the_past_is_told_as_it_was_recorded_and_as_it_is_described(client
 
 
 @pytest.mark.parametrize("points", [2, 7, 20, 100])
-async def test_it_is_told_in_as_few_lines_as_are_asked_for(client: Client, run: FakeRun, points: int) -> None:
+async def test_it_is_told_in_as_few_lines_as_are_asked_for(
+    client: Client, run: FakeRun, points: int
+) -> None:
     await asyncio.to_thread(record, run, 20)
     found = (await history(client, f"?points={points}"))["history"]
     assert points / 2 < len(found) <= points or len(found) == 20
     lines = await asyncio.to_thread(read_rows, run.directory / NAME)
     assert lines[-1]["t"] == found[-1]["t"]
-    assert sum(line["staleness"]["count"] for line in lines) == sum(sum(line["staleness"]["counts"].values()) for line in found)
+    assert sum(line["staleness"]["count"] for line in lines) == sum(
+        sum(line["staleness"]["counts"].values()) for line in found
+    )
 
 
 @pytest.mark.parametrize("points", ["1", "0", "-3", "2.5", "x", "", "²", str(LIMIT + 1), "9" * 30])
@@ -176,7 +203,10 @@ async def test_a_number_of_lines_that_is_none_is_refused(client: Client, points:
 
 async def test_a_past_that_cannot_be_read_is_503(client: Client, run: FakeRun) -> None:
     await asyncio.to_thread((run.directory / NAME).mkdir)
-    assert "history" in (await problem(await client.get(f"{RUN}/history", headers=READ), 503))["detail"]
+    assert (
+        "history"
+        in (await problem(await client.get(f"{RUN}/history", headers=READ), 503))["detail"]
+    )
 
 
 def test_thinning_keeps_what_is_few() -> None:

@@ -15,14 +15,22 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.server.test_service import Client, opened, until, up
 from tests.support.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
-from tianflow.observability.rates import Rates
+from tianflow.observability.rates import RunRates
 from tianflow.server.common.auth import Guard, Tokens
-from tianflow.server.run.app import Served, make_app
+from tianflow.server.run.app import ServedRun, make_app
 from tianflow.server.run.feed import Feed
 
 HEADERS = {"Authorization": "Bearer c"}
 NAMES = ("fake", "fake", "none", "%00", "..%2Ffake", "%ED%A0%80", "a" * 3000, "ж")
-QUERIES = ("", "follow=false", "limit=0", "limit=1&before=1", "before=99999999999999999999", "limit=%00", "follow=perhaps")
+QUERIES = (
+    "",
+    "follow=false",
+    "limit=0",
+    "limit=1&before=1",
+    "before=99999999999999999999",
+    "limit=%00",
+    "follow=perhaps",
+)
 BODIES = (
     b"",
     b"{}",
@@ -62,10 +70,16 @@ async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     if request.param == "train":
         run = await asyncio.to_thread(EndlessRun)
         run.train(5)
-        served = Served(run, Rates(read=run.statistics), Feed(events=run.events, clock=time.time))
+        served = ServedRun(
+            run, RunRates(read=run.statistics), Feed(events=run.events, clock=time.time)
+        )
         guard = Guard(tokens=Tokens("c", "r"), loopback=True)
         async with TestClient(
-            TestServer(make_app(runs={run.id: served}, guard=guard, http=HttpSettings(max_requests_per_s=1e4)))
+            TestServer(
+                make_app(
+                    runs={run.id: served}, guard=guard, http=HttpSettings(max_requests_per_s=1e4)
+                )
+            )
         ) as client:
             yield client
     else:
@@ -100,7 +114,15 @@ async def odd(client: Client, dice: random.Random, method: str, path: str) -> tu
     query = "follow=false" if path.endswith("/events") else dice.choice(QUERIES)
     target = f"{path.replace('{run}', dice.choice(NAMES))}?{query}"
     body = dice.choice(BODIES) if method in {"post", "patch"} else None
-    async with asyncio.timeout(10.0), client.request(method, target, data=body, headers=headers, allow_redirects=False) as response:
+    async with (
+        asyncio.timeout(10.0),
+        client.request(
+            method, target, data=body, headers=headers, allow_redirects=False
+        ) as response,
+    ):
         text = (await response.read()).decode(errors="replace")
         assert "Traceback" not in text
-        return response.status, f"{method} {target} {headers} {body!r}: {response.status} {text[:300]}"
+        return (
+            response.status,
+            f"{method} {target} {headers} {body!r}: {response.status} {text[:300]}",
+        )

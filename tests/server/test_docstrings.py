@@ -25,7 +25,10 @@ def test_a_text_belongs_to_the_field_above_it_and_to_those_that_inherit_it() -> 
     texts = of_fields(Documented)
     assert "Of the second, on two lines." == texts["second"]
     assert "first" not in texts
-    assert ("Overwritten.", of_fields(DQNSettings)["epsilon_updates"]) == (texts["learning_rate"], texts["epsilon_updates"])
+    assert ("Overwritten.", of_fields(DQNSettings)["epsilon_updates"]) == (
+        texts["learning_rate"],
+        texts["epsilon_updates"],
+    )
 
 
 def test_a_model_without_source_has_no_texts_but_those_of_its_bases() -> None:
@@ -35,8 +38,15 @@ def test_a_model_without_source_has_no_texts_but_those_of_its_bases() -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN_ALGORITHMS)
 def test_live_settings_of_every_part_but_the_algorithm_are_explained(name: str) -> None:
-    config = Config(env=EnvSettings(id="CartPole-v1"), algorithm=BUILT_IN_ALGORITHMS[name].model_validate({"name": name}))
-    mine = set(live_of(config)["algorithm"]) - {"learning_rate", "entropy_cost", "batch_trajectories"}
+    config = Config(
+        env=EnvSettings(id="CartPole-v1"),
+        algorithm=BUILT_IN_ALGORITHMS[name].model_validate({"name": name}),
+    )
+    mine = set(live_of(config)["algorithm"]) - {
+        "learning_rate",
+        "entropy_cost",
+        "batch_trajectories",
+    }
     for resource in RESOURCES:
         for key, schema in settings_read(config, resource)["properties"].items():
             assert schema.get("description") or key in mine, key

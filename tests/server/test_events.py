@@ -21,15 +21,23 @@ from tests.server.test_run_server import CONTROL, READ, RUN, TOKENS, problem
 from tests.support.fakes_run import FakeRun
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config.model import HttpSettings
-from tianflow.core.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
-from tianflow.observability.rates import Rates
+from tianflow.core.events import (
+    EnvironmentFailed,
+    EpisodesFinished,
+    EvaluationFinished,
+    Event,
+    HostExited,
+    SettingsChanged,
+    UpdateFinished,
+)
+from tianflow.observability.rates import RunRates
 from tianflow.server.common import fan
 from tianflow.server.common import sse as streams
 from tianflow.server.common.auth import NO_TOKENS, Guard
 from tianflow.server.common.problems import Handler
 from tianflow.server.common.throttle import ADDRESSES, Throttle
 from tianflow.server.run import feed as feeding
-from tianflow.server.run.app import Served, make_app
+from tianflow.server.run.app import ServedRun, make_app
 from tianflow.server.run.feed import LONGEST_TEXT, TOGETHER_S, Feed
 from tianflow.server.run.server import Server, serve
 
@@ -80,17 +88,26 @@ def told(feed: Feed, since: int = 0) -> list[tuple[str, dict[str, Any]]]:
         (SettingsChanged(2, ("balance.credits",)), "settings-changed"),
     ],
 )
-def test_every_event_is_told_under_its_kind(feed: Feed, broadcast: Broadcast, event: Event, kind: str) -> None:
+def test_every_event_is_told_under_its_kind(
+    feed: Feed, broadcast: Broadcast, event: Event, kind: str
+) -> None:
     broadcast.publish(event)
     assert [kind] == [name for name, _ in told(feed)]
 
 
 def test_what_is_told_is_the_event_and_when(feed: Feed, broadcast: Broadcast) -> None:
     broadcast.publish(EvaluationFinished(7, 2, float("nan"), (1.0, 3.0)))
-    assert [("evaluation-finished", {"at": 1000.0, "version": 7, "episodes": 2, "mean_return": None, "returns": [1.0, 3.0]})] == told(feed)
+    assert [
+        (
+            "evaluation-finished",
+            {"at": 1000.0, "version": 7, "episodes": 2, "mean_return": None, "returns": [1.0, 3.0]},
+        )
+    ] == told(feed)
 
 
-def test_updates_are_told_together_a_few_times_a_second_and_none_is_left_out(feed: Feed, broadcast: Broadcast, clock: Clock) -> None:
+def test_updates_are_told_together_a_few_times_a_second_and_none_is_left_out(
+    feed: Feed, broadcast: Broadcast, clock: Clock
+) -> None:
     counted: list[Mapping[str, Any]] = []
     for number in range(1, 1001):  # ten seconds of 100 updates a second, looked at after each
         broadcast.publish(UpdateFinished(number, 0.01, 64, {"loss": float(number)}))
@@ -108,7 +125,9 @@ def test_updates_are_told_together_a_few_times_a_second_and_none_is_left_out(fee
     assert 1 == counted[0]["count"], "the first one after a silence is told at once"
 
 
-def test_episodes_are_told_together_with_their_range(feed: Feed, broadcast: Broadcast, clock: Clock) -> None:
+def test_episodes_are_told_together_with_their_range(
+    feed: Feed, broadcast: Broadcast, clock: Clock
+) -> None:
     broadcast.publish(EpisodesFinished("actor-0", (5.0,), (50,)))
     feed.look()
     broadcast.publish(EpisodesFinished("actor-0", (1.0, 2.0), (10, 20)))
@@ -116,7 +135,14 @@ def test_episodes_are_told_together_with_their_range(feed: Feed, broadcast: Broa
     broadcast.publish(EpisodesFinished("actor-1", (), ()))
     assert [] == told(feed, since=1)
     clock.now += TOGETHER_S
-    expected = {"at": clock.now, "count": 3, "mean_return": 3.0, "min_return": 1.0, "max_return": 6.0, "mean_length": 30.0}
+    expected = {
+        "at": clock.now,
+        "count": 3,
+        "mean_return": 3.0,
+        "min_return": 1.0,
+        "max_return": 6.0,
+        "mean_length": 30.0,
+    }
     assert [("episodes-finished", expected)] == told(feed, since=1)
 
 
@@ -240,7 +266,10 @@ async def settled(run: FakeRun, count: int, door: Door) -> None:
 async def test_a_stream_tells_events_as_they_come(run: FakeRun, tmp_path: Path) -> None:
     async with serving(run, tmp_path) as (_, door):
         response = await door.get(EVENTS)
-        assert ("text/event-stream", "no-store") == (response.content_type, response.headers["Cache-Control"])
+        assert ("text/event-stream", "no-store") == (
+            response.content_type,
+            response.headers["Cache-Control"],
+        )
         assert b"retry: 1000\n" == await response.content.readline()
         run.events.publish(EXITED)
         run.events.publish(SettingsChanged(2, ("balance.credits",)))
@@ -256,10 +285,14 @@ async def test_a_reader_goes_on_where_it_left_off(run: FakeRun, tmp_path: Path) 
         assert [4, 5] == [number for number, _, _ in await read(response, 2)]
         fresh = await door.get(EVENTS)
         run.events.publish(EXITED)
-        assert [6] == [number for number, _, _ in await read(fresh, 1)], "without a number, only what is to come"
+        assert [6] == [number for number, _, _ in await read(fresh, 1)], (
+            "without a number, only what is to come"
+        )
 
 
-async def test_without_following_all_that_is_kept_is_told_and_the_stream_ends(run: FakeRun, tmp_path: Path) -> None:
+async def test_without_following_all_that_is_kept_is_told_and_the_stream_ends(
+    run: FakeRun, tmp_path: Path
+) -> None:
     async with serving(run, tmp_path) as (_, door):
         await settled(run, 200, door)
         async with asyncio.timeout(5.0):
@@ -267,20 +300,32 @@ async def test_without_following_all_that_is_kept_is_told_and_the_stream_ends(ru
         assert list(range(1, 201)) == [number for number, _, _ in seen]
 
 
-async def test_what_is_no_longer_kept_is_told_as_lost_with_the_count(run: FakeRun, tmp_path: Path) -> None:
+async def test_what_is_no_longer_kept_is_told_as_lost_with_the_count(
+    run: FakeRun, tmp_path: Path
+) -> None:
     async with serving(run, tmp_path) as (_, door):
         await settled(run, 600, door)
         await settled(run, 600, door)
-        seen = await read(await door.get(f"{EVENTS}?follow=false", headers={"Last-Event-ID": "100"}))
+        seen = await read(
+            await door.get(f"{EVENTS}?follow=false", headers={"Last-Event-ID": "100"})
+        )
         assert (176 - 100, "lost", 76) == (seen[0][0] - 100, seen[0][1], seen[0][2]["count"])
-        assert list(range(177, 1201)) == [number for number, _, _ in seen[1:]], "a number for everything else"
+        assert list(range(177, 1201)) == [number for number, _, _ in seen[1:]], (
+            "a number for everything else"
+        )
 
 
-async def test_a_number_of_an_earlier_server_says_that_some_may_be_lost(run: FakeRun, tmp_path: Path) -> None:
+async def test_a_number_of_an_earlier_server_says_that_some_may_be_lost(
+    run: FakeRun, tmp_path: Path
+) -> None:
     async with serving(run, tmp_path) as (_, door):
         await settled(run, 2, door)
-        seen = await read(await door.get(f"{EVENTS}?follow=false", headers={"Last-Event-ID": "900"}))
-        assert [(0, "lost"), (1, "host-exited"), (2, "host-exited")] == [(number, kind) for number, kind, _ in seen]
+        seen = await read(
+            await door.get(f"{EVENTS}?follow=false", headers={"Last-Event-ID": "900"})
+        )
+        assert [(0, "lost"), (1, "host-exited"), (2, "host-exited")] == [
+            (number, kind) for number, kind, _ in seen
+        ]
         assert seen[0][2]["count"] is None
 
 
@@ -295,7 +340,9 @@ async def test_follow_is_true_or_false(run: FakeRun, tmp_path: Path) -> None:
         await problem(await door.get(f"{EVENTS}?follow=yes"), 400)
 
 
-async def test_silence_is_broken_by_comments(run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_is_broken_by_comments(
+    run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fan, "HEARTBEAT_S", 0.01)
     async with serving(run, tmp_path) as (_, door):
         response = await door.get(EVENTS)
@@ -303,7 +350,9 @@ async def test_silence_is_broken_by_comments(run: FakeRun, tmp_path: Path, monke
         assert [b"retry: 1000\n", b"\n", b":\n", b"\n", b":\n", b"\n"] == lines
 
 
-async def test_streams_have_a_number_and_the_place_of_who_leaves_is_free_again_without_a_word(run: FakeRun, tmp_path: Path) -> None:
+async def test_streams_have_a_number_and_the_place_of_who_leaves_is_free_again_without_a_word(
+    run: FakeRun, tmp_path: Path
+) -> None:
     async with serving(run, tmp_path, max_streams=2) as (_, door):
         first, second = await door.get(EVENTS), await door.get(EVENTS)
         response = await door.get(EVENTS)
@@ -350,8 +399,13 @@ async def until(true: Callable[[], Any]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_events_need_a_token_and_no_other_method_reads_them(run: FakeRun, tmp_path: Path) -> None:
-    async with serve(run, HttpSettings(), TOKENS, tmp_path) as server, aiohttp.ClientSession(server.address) as session:
+async def test_events_need_a_token_and_no_other_method_reads_them(
+    run: FakeRun, tmp_path: Path
+) -> None:
+    async with (
+        serve(run, HttpSettings(), TOKENS, tmp_path) as server,
+        aiohttp.ClientSession(server.address) as session,
+    ):
         await problem(await session.get(EVENTS), 401)
         assert 405 == (await session.head(EVENTS, headers=CONTROL)).status
         await problem(await session.post(EVENTS, headers=CONTROL), 405)
@@ -362,7 +416,9 @@ def deaf(server: Server) -> socket.socket:
     reader = socket.socket()
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     reader.connect(("127.0.0.1", server.port))
-    reader.sendall(f"GET {EVENTS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer read-token\r\n\r\n".encode())
+    reader.sendall(
+        f"GET {EVENTS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer read-token\r\n\r\n".encode()
+    )
     return reader
 
 
@@ -387,7 +443,13 @@ async def test_a_reader_that_does_not_read_holds_up_nobody_and_is_let_go(
             for number in range(1000):  # far more than sockets and buffers hold
                 run.events.publish(BIG)
                 if number % 100 == 99:
-                    assert 100 == len([kind for _, kind, _ in await read(good, 100) if kind == "evaluation-finished"])
+                    assert 100 == len(
+                        [
+                            kind
+                            for _, kind, _ in await read(good, 100)
+                            if kind == "evaluation-finished"
+                        ]
+                    )
             assert 0 == run.events.dropped
 
             async def free() -> bool:
@@ -404,7 +466,9 @@ async def test_a_reader_that_does_not_read_holds_up_nobody_and_is_let_go(
             reader.close()
 
 
-async def test_open_streams_end_with_the_server_at_once_and_tell_what_came_last(run: FakeRun, tmp_path: Path) -> None:
+async def test_open_streams_end_with_the_server_at_once_and_tell_what_came_last(
+    run: FakeRun, tmp_path: Path
+) -> None:
     loop = asyncio.get_running_loop()
     session = aiohttp.ClientSession(headers=READ)
     async with session:
@@ -416,11 +480,15 @@ async def test_open_streams_end_with_the_server_at_once_and_tell_what_came_last(
             began = loop.time()
         assert loop.time() - began < 0.5
         for response in responses:
-            assert {"host-exited", "update-finished"} == {kind for _, kind, _ in await read(response)}
+            assert {"host-exited", "update-finished"} == {
+                kind for _, kind, _ in await read(response)
+            }
         reader.close()
 
 
-async def test_a_stuck_reader_does_not_keep_the_server_from_ending(run: FakeRun, tmp_path: Path) -> None:
+async def test_a_stuck_reader_does_not_keep_the_server_from_ending(
+    run: FakeRun, tmp_path: Path
+) -> None:
     loop = asyncio.get_running_loop()
     async with serving(run, tmp_path) as (server, door):
         reader = deaf(server)
@@ -475,15 +543,19 @@ def test_only_so_many_addresses_are_remembered(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("follow", ["true", "false"])
-async def test_who_leaves_before_the_first_word_is_no_unexpected_error(run: FakeRun, follow: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_who_leaves_before_the_first_word_is_no_unexpected_error(
+    run: FakeRun, follow: str, caplog: pytest.LogCaptureFixture
+) -> None:
     @web.middleware
     async def leave(request: web.Request, handler: Handler) -> web.StreamResponse:
         assert request.transport is not None
         request.transport.abort()
         return await handler(request)
 
-    served = Served(run, Rates(read=run.statistics), Feed(events=run.events, clock=time.time))
-    app = make_app(runs={run.id: served}, guard=Guard(tokens=NO_TOKENS, loopback=True), http=HttpSettings())
+    served = ServedRun(run, RunRates(read=run.statistics), Feed(events=run.events, clock=time.time))
+    app = make_app(
+        runs={run.id: served}, guard=Guard(tokens=NO_TOKENS, loopback=True), http=HttpSettings()
+    )
     app.middlewares.append(leave)
     async with TestClient(TestServer(app)) as client:
         with pytest.raises(aiohttp.ClientConnectionError):

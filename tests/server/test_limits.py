@@ -41,10 +41,16 @@ class Door:
 
     def head(self, method: str | None = None, path: str | None = None, **headers: str) -> bytes:
         """A request's head. A header called ``a_b`` is ``a-b``; an empty value leaves it out."""
-        given = {"Host": f"127.0.0.1:{self.port}", "Content-Type": self.content_type, "Authorization": f"Bearer {self.tokens.control}"}
+        given = {
+            "Host": f"127.0.0.1:{self.port}",
+            "Content-Type": self.content_type,
+            "Authorization": f"Bearer {self.tokens.control}",
+        }
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         lines = [f"{name}: {value}" for name, value in given.items() if value]
-        return "\r\n".join([f"{method or self.method} {path or self.path} HTTP/1.1", *lines, "", ""]).encode()
+        return "\r\n".join(
+            [f"{method or self.method} {path or self.path} HTTP/1.1", *lines, "", ""]
+        ).encode()
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -66,8 +72,14 @@ class Door:
 async def answer(reader: asyncio.StreamReader) -> tuple[int, Mapping[str, str], bytes]:
     async with asyncio.timeout(WITHIN_S):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        headers = {name.lower(): value for name, value in re.findall(r"(?m)^([\w-]+): (.*?)\r$", head)}
-        return int(head.split(" ", 2)[1]), headers, await reader.readexactly(int(headers.get("content-length", "0")))
+        headers = {
+            name.lower(): value for name, value in re.findall(r"(?m)^([\w-]+): (.*?)\r$", head)
+        }
+        return (
+            int(head.split(" ", 2)[1]),
+            headers,
+            await reader.readexactly(int(headers.get("content-length", "0"))),
+        )
 
 
 @asynccontextmanager
@@ -105,10 +117,18 @@ async def opened(kind: str, directory: Path, **more: Any) -> AsyncIterator[Door]
         tokens = Tokens.make()
         run = await asyncio.to_thread(FakeRun)  # it reads the installed entry points
         async with server.serve(run, http, tokens, directory) as train:
-            yield Door(train.port, tokens, "PATCH", "/api/v1/runs/fake/balance", "application/merge-patch+json")
+            yield Door(
+                train.port,
+                tokens,
+                "PATCH",
+                "/api/v1/runs/fake/balance",
+                "application/merge-patch+json",
+            )
     else:
         async with serving(ServiceSettings(runs_dir=directory, http=http, limit=1)) as service:
-            yield Door(service.server.port, service.tokens, "POST", "/api/v1/runs", "application/json")
+            yield Door(
+                service.server.port, service.tokens, "POST", "/api/v1/runs", "application/json"
+            )
 
 
 @pytest.fixture(params=["train", "serve"])
@@ -126,13 +146,20 @@ async def test_a_body_announced_as_too_large_is_refused_unread(door: Door) -> No
 
 async def test_a_body_without_end_is_refused_once_it_is_too_large(door: Door) -> None:
     chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
-    told(await door.ask(door.head(Transfer_Encoding="chunked") + chunk * (MAX_BODY // 4096 + 1)), 413)
+    told(
+        await door.ask(door.head(Transfer_Encoding="chunked") + chunk * (MAX_BODY // 4096 + 1)), 413
+    )
 
 
 async def test_a_body_that_grows_when_unpacked_is_refused(door: Door) -> None:
     packed = gzip.compress(b" " * (MAX_BODY + 1))
     assert len(packed) < 1000
-    told(await door.ask(door.head(Content_Encoding="gzip", Content_Length=str(len(packed))) + packed), 413)
+    told(
+        await door.ask(
+            door.head(Content_Encoding="gzip", Content_Length=str(len(packed))) + packed
+        ),
+        413,
+    )
 
 
 @pytest.mark.parametrize("kind", ["train", "serve"])
@@ -167,12 +194,17 @@ async def test_a_body_that_cannot_be_read_is_400_and_fills_no_log(
     assert [] == [record for record in caplog.records if record.exc_info]
 
 
-async def test_who_leaves_amid_a_body_is_no_unexpected_error(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+async def test_who_leaves_amid_a_body_is_no_unexpected_error(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
     async with door.connected() as (_, writer):
         writer.write(door.head(Content_Length="1000") + b"{")
         await writer.drain()
     async with asyncio.timeout(WITHIN_S):
-        while 'code="400"' not in (await door.ask(door.head("GET", "/metrics", Content_Type="")))[2].decode():  # noqa: ASYNC110 - asked over HTTP
+        while (
+            'code="400"'
+            not in (await door.ask(door.head("GET", "/metrics", Content_Type="")))[2].decode()
+        ):  # noqa: ASYNC110 - asked over HTTP
             await asyncio.sleep(0.01)
     assert [] == [record for record in caplog.records if record.exc_info]
 
@@ -184,8 +216,13 @@ async def test_who_has_no_token_is_refused_before_a_body_is_read(door: Door) -> 
 # Heads ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("endless", [b"X-Long: " + b"x" * 2**16, b"".join(b"X-%d: y\r\n" % number for number in range(10_000))])
-async def test_headers_without_end_are_400_and_fill_no_log(door: Door, endless: bytes, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "endless",
+    [b"X-Long: " + b"x" * 2**16, b"".join(b"X-%d: y\r\n" % number for number in range(10_000))],
+)
+async def test_headers_without_end_are_400_and_fill_no_log(
+    door: Door, endless: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     found = await door.ask(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + endless)
     assert 400 == found[0]
     assert b"Traceback" not in found[2]
@@ -198,7 +235,11 @@ async def test_a_connection_that_asks_for_nothing_whole_is_closed(
     kind: str, sent: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "IDLE_S", 0.2)
-    async with opened(kind, tmp_path) as door, door.connected() as (reader, writer), asyncio.timeout(WITHIN_S):
+    async with (
+        opened(kind, tmp_path) as door,
+        door.connected() as (reader, writer),
+        asyncio.timeout(WITHIN_S),
+    ):
         writer.write(sent)
         async with dripping(writer) if sent else nullcontext():
             with suppress(ConnectionResetError):  # what dripped in after the end
@@ -209,13 +250,22 @@ async def test_a_connection_that_asks_for_nothing_whole_is_closed(
 
 
 @pytest.mark.parametrize("kind", ["train", "serve"])
-async def test_a_connection_too_many_is_503_before_it_asks_and_a_place_that_comes_free_is_taken(kind: str, tmp_path: Path) -> None:
-    async with opened(kind, tmp_path, max_connections=2, max_streams=1) as door, AsyncExitStack() as stack:
-        idle = [await stack.enter_async_context(door.connected()) for _ in range(3)]  # the one of a stream may be used for anything
+async def test_a_connection_too_many_is_503_before_it_asks_and_a_place_that_comes_free_is_taken(
+    kind: str, tmp_path: Path
+) -> None:
+    async with (
+        opened(kind, tmp_path, max_connections=2, max_streams=1) as door,
+        AsyncExitStack() as stack,
+    ):
+        idle = [
+            await stack.enter_async_context(door.connected()) for _ in range(3)
+        ]  # the one of a stream may be used for anything
         for data in (b"", door.head("GET", "/livez")):
             found = await door.ask(data)
             assert "3 connections are open" in told(found, 503)["detail"]
-            assert ("5", "close", "no-store") == tuple(found[1][name] for name in ("retry-after", "connection", "cache-control"))
+            assert ("5", "close", "no-store") == tuple(
+                found[1][name] for name in ("retry-after", "connection", "cache-control")
+            )
         _, leaving = idle[0]
         leaving.close()
         async with asyncio.timeout(WITHIN_S):
@@ -223,10 +273,15 @@ async def test_a_connection_too_many_is_503_before_it_asks_and_a_place_that_come
                 await asyncio.sleep(0.01)
 
 
-async def test_those_that_were_refused_and_do_not_leave_are_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_those_that_were_refused_and_do_not_leave_are_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections, "REFUSED_S", 0.1)
     monkeypatch.setattr(connections, "REFUSED_AT_ONCE", 2)
-    async with opened("train", tmp_path, max_connections=1, max_streams=0) as door, AsyncExitStack() as stack:
+    async with (
+        opened("train", tmp_path, max_connections=1, max_streams=0) as door,
+        AsyncExitStack() as stack,
+    ):
         await stack.enter_async_context(door.connected())
         refused = [await stack.enter_async_context(door.connected()) for _ in range(3)]
         async with asyncio.timeout(WITHIN_S), dripping(refused[0][1]):
@@ -238,7 +293,10 @@ def test_so_it_is_on_the_loop_of_a_run_too(tmp_path: Path) -> None:
     """uvloop: transports are of other types there."""
 
     async def refused_and_heard_of() -> None:
-        async with opened("train", tmp_path, max_connections=1, max_streams=1) as door, door.connected() as (reader, writer):
+        async with (
+            opened("train", tmp_path, max_connections=1, max_streams=1) as door,
+            door.connected() as (reader, writer),
+        ):
             writer.write(door.head("GET", "/api/v1/runs/fake/events"))
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
             async with door.connected():
@@ -274,7 +332,7 @@ async def test_who_is_accepted_just_before_a_server_closes_is_closed_too(turns: 
 @pytest.mark.parametrize("limit", [0, 1])
 async def test_a_closed_entrance_cuts_off_who_is_there_and_who_comes_yet(limit: int) -> None:
     """Admitted or refused, with the answer still on its way."""
-    entrance = connections.Entrance(server=asyncio.Protocol, limit=limit)
+    entrance = connections.ConnectionLimiter(server=asyncio.Protocol, limit=limit)
     there, late, gone = Transport(), Transport(), Transport()
     for transport in (there, gone):
         transport.comes_to(entrance)
@@ -294,7 +352,7 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.aborted = 0
 
-    def comes_to(self, entrance: connections.Entrance) -> None:
+    def comes_to(self, entrance: connections.ConnectionLimiter) -> None:
         self.protocol = entrance()
         self.protocol.connection_made(self)
 
@@ -332,11 +390,16 @@ async def said(reader: asyncio.StreamReader) -> bytes:
         ({"Authorization": ""}, 401),
         ({"Authorization": "Bearer wrong"}, 401),
         ({"Authorization": "Basic Zm9vOmJhcg=="}, 401),
-        ({"Authorization": "Bearer \udcff".encode("utf-8", "surrogateescape").decode("latin-1")}, 401),
+        (
+            {"Authorization": "Bearer \udcff".encode("utf-8", "surrogateescape").decode("latin-1")},
+            401,
+        ),
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-async def test_who_is_not_meant_or_not_known_is_refused(door: Door, headers: dict[str, str], status: int, method: str) -> None:
+async def test_who_is_not_meant_or_not_known_is_refused(
+    door: Door, headers: dict[str, str], status: int, method: str
+) -> None:
     path = "/api/v1/runs" if method != "POST" or door.method == "POST" else "/api/v1/runs/fake/stop"
     async with door.connected() as (reader, writer):
         writer.write(door.head(method, path, **headers, Content_Length="0"))

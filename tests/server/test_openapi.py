@@ -14,7 +14,15 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from tests.server.test_run_server import CONTROL, READ, RUN, Client, client_of, patch
 from tests.support.fakes_run import FakeRun
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, EnvSettings
-from tianflow.core.events import EnvironmentFailed, EpisodesFinished, EvaluationFinished, Event, HostExited, SettingsChanged, UpdateFinished
+from tianflow.core.events import (
+    EnvironmentFailed,
+    EpisodesFinished,
+    EvaluationFinished,
+    Event,
+    HostExited,
+    SettingsChanged,
+    UpdateFinished,
+)
 from tianflow.server.common import console
 from tianflow.server.common.openapi import document
 from tianflow.server.run.app import ACTIONS, LOOKS
@@ -47,7 +55,10 @@ async def described(client: Client) -> Document:
 
 
 def config_of(algorithm: str) -> Config:
-    return Config(env=EnvSettings(id="CartPole-v1"), algorithm=BUILT_IN_ALGORITHMS[algorithm].model_validate({"name": algorithm}))
+    return Config(
+        env=EnvSettings(id="CartPole-v1"),
+        algorithm=BUILT_IN_ALGORITHMS[algorithm].model_validate({"name": algorithm}),
+    )
 
 
 def document_of(*algorithms: str) -> Document:
@@ -81,17 +92,28 @@ async def test_it_is_an_openapi_document(client: Client) -> None:
 
 
 @pytest.mark.parametrize("algorithms", [(), ("ppo",), tuple(BUILT_IN_ALGORITHMS)])
-def test_it_is_one_for_no_run_for_one_and_for_all_algorithms_at_once(algorithms: tuple[str, ...]) -> None:
+def test_it_is_one_for_no_run_for_one_and_for_all_algorithms_at_once(
+    algorithms: tuple[str, ...],
+) -> None:
     OpenAPIV31SpecValidator(document_of(*algorithms)).validate()
 
 
 async def test_every_route_is_described_and_nothing_else(client: Client) -> None:
     files = console.PATHS - {"/"}  # of the page, and no part of the API
-    routes = {(method.lower(), path) for method, pattern in registered(client.app) for path in spelt_out(pattern) if path not in files}
+    routes = {
+        (method.lower(), path)
+        for method, pattern in registered(client.app)
+        for path in spelt_out(pattern)
+        if path not in files
+    }
     whole = await described(client)
-    operations = {(method, path) for path, item in whole["paths"].items() for method in item.keys() & METHODS}
+    operations = {
+        (method, path) for path, item in whole["paths"].items() for method in item.keys() & METHODS
+    }
     assert routes == operations
-    assert len(operations) == len({whole["paths"][path][method]["operationId"] for method, path in operations})
+    assert len(operations) == len(
+        {whole["paths"][path][method]["operationId"] for method, path in operations}
+    )
 
 
 def registered(app: web.Application | None) -> list[tuple[str, str]]:
@@ -100,7 +122,12 @@ def registered(app: web.Application | None) -> list[tuple[str, str]]:
     for route in app.router.routes():
         assert route.resource is not None
         info = route.resource.get_info()
-        found.append((route.method, info["path"] if "path" in info else info["pattern"].pattern.replace("\\", "")))
+        found.append(
+            (
+                route.method,
+                info["path"] if "path" in info else info["pattern"].pattern.replace("\\", ""),
+            )
+        )
     return found
 
 
@@ -117,9 +144,14 @@ def test_a_token_is_asked_for_where_the_guard_asks_for_one() -> None:
     whole = document_of("ppo")
     assert [{"token": []}] == whole["security"]
     free = {
-        (method, path) for path, item in whole["paths"].items() for method in item.keys() & METHODS if item[method].get("security") == []
+        (method, path)
+        for path, item in whole["paths"].items()
+        for method in item.keys() & METHODS
+        if item[method].get("security") == []
     }
-    assert {(method, path) for method in ("get", "head") for path in ("/", "/livez", "/readyz")} == free
+    assert {
+        (method, path) for method in ("get", "head") for path in ("/", "/livez", "/readyz")
+    } == free
     for path, item in whole["paths"].items():
         for method in item.keys() & METHODS:
             assert ("401" in item[method]["responses"]) == ((method, path) not in free)
@@ -128,7 +160,13 @@ def test_a_token_is_asked_for_where_the_guard_asks_for_one() -> None:
 # Answers are as it says -----------------------------------------------------------------------------------------------
 
 
-PLAIN = ["/livez", "/readyz", "/api/v1/runs", RUN, *(f"{RUN}/{part}" for part in (*LOOKS, *RESOURCES))]
+PLAIN = [
+    "/livez",
+    "/readyz",
+    "/api/v1/runs",
+    RUN,
+    *(f"{RUN}/{part}" for part in (*LOOKS, *RESOURCES)),
+]
 
 
 @pytest.mark.parametrize("path", PLAIN)
@@ -141,7 +179,9 @@ async def test_what_is_read_is_as_described(client: Client, run: FakeRun, path: 
     response = await client.get(path, headers=READ)
     schema = body_schema(whole, template, "get", 200)
     check(whole, schema, await response.json())
-    assert schema.get("additionalProperties") is False or "$ref" in schema, "what is not described would be refused"
+    assert schema.get("additionalProperties") is False or "$ref" in schema, (
+        "what is not described would be refused"
+    )
     for name in whole["paths"][template]["get"]["responses"]["200"].get("headers", {}):
         assert name in response.headers
 
@@ -150,7 +190,11 @@ async def test_what_is_read_is_as_described(client: Client, run: FakeRun, path: 
 async def test_what_an_action_answers_is_as_described(client: Client, action: str) -> None:
     whole = await described(client)
     response = await client.post(f"{RUN}/{action}", headers=CONTROL)
-    check(whole, body_schema(whole, f"/api/v1/runs/{{run}}/{action}", "post", response.status), await response.json())
+    check(
+        whole,
+        body_schema(whole, f"/api/v1/runs/{{run}}/{action}", "post", response.status),
+        await response.json(),
+    )
     assert "Location" in response.headers
 
 
@@ -165,7 +209,11 @@ async def test_what_an_action_answers_is_as_described(client: Client, action: st
     ],
 )
 async def test_refusals_are_as_described(
-    client: Client, ask: tuple[str, str, dict[str, str], bytes | None], path: str, method: str, status: int
+    client: Client,
+    ask: tuple[str, str, dict[str, str], bytes | None],
+    path: str,
+    method: str,
+    status: int,
 ) -> None:
     whole = await described(client)
     response = await client.request(ask[0], ask[1], headers=ask[2], data=ask[3])
@@ -177,10 +225,18 @@ async def test_refusals_are_as_described(
 
 async def test_a_refused_patch_is_as_described(client: Client) -> None:
     whole = await described(client)
-    for body, more, status in (({"nothing": 1}, {}, 422), (b"{", {}, 400), ({}, {"If-Match": '"7"'}, 412)):
+    for body, more, status in (
+        ({"nothing": 1}, {}, 422),
+        (b"{", {}, 400),
+        ({}, {"If-Match": '"7"'}, 412),
+    ):
         response = await patch(client, "balance", body, **more)
         assert status == response.status
-        check(whole, body_schema(whole, "/api/v1/runs/{run}/balance", "patch", status), await response.json())
+        check(
+            whole,
+            body_schema(whole, "/api/v1/runs/{run}/balance", "patch", status),
+            await response.json(),
+        )
 
 
 @pytest.mark.parametrize(
@@ -214,7 +270,9 @@ def test_live_settings_of_every_algorithm_are_as_described(algorithm: str, resou
     schema = body_schema(whole, f"/api/v1/runs/{{run}}/{resource}", "get", 200)
     assert set(values) == set(schema["properties"])
     check(whole, schema, values)
-    taken = whole["paths"][f"/api/v1/runs/{{run}}/{resource}"]["patch"]["requestBody"]["content"]["application/merge-patch+json"]["schema"]
+    taken = whole["paths"][f"/api/v1/runs/{{run}}/{resource}"]["patch"]["requestBody"]["content"][
+        "application/merge-patch+json"
+    ]["schema"]
     check(whole, taken, {})
     check(whole, taken, dict.fromkeys(values))
 
@@ -231,9 +289,13 @@ def test_live_settings_of_every_algorithm_are_as_described(algorithm: str, resou
         ("actors", {}),
     ],
 )
-async def test_what_the_schema_allows_is_taken(client: Client, resource: str, body: dict[str, object]) -> None:
+async def test_what_the_schema_allows_is_taken(
+    client: Client, resource: str, body: dict[str, object]
+) -> None:
     whole = await described(client)
-    taken = whole["paths"][f"/api/v1/runs/{{run}}/{resource}"]["patch"]["requestBody"]["content"]["application/merge-patch+json"]["schema"]
+    taken = whole["paths"][f"/api/v1/runs/{{run}}/{resource}"]["patch"]["requestBody"]["content"][
+        "application/merge-patch+json"
+    ]["schema"]
     check(whole, taken, body)
     assert 200 == (await patch(client, resource, body)).status
 
@@ -253,9 +315,13 @@ async def test_what_the_schema_allows_is_taken(client: Client, resource: str, bo
         ("evaluation", {"every_s": 0.0}),
     ],
 )
-async def test_what_the_schema_forbids_is_refused(client: Client, resource: str, body: dict[str, object]) -> None:
+async def test_what_the_schema_forbids_is_refused(
+    client: Client, resource: str, body: dict[str, object]
+) -> None:
     whole = await described(client)
-    taken = whole["paths"][f"/api/v1/runs/{{run}}/{resource}"]["patch"]["requestBody"]["content"]["application/merge-patch+json"]["schema"]
+    taken = whole["paths"][f"/api/v1/runs/{{run}}/{resource}"]["patch"]["requestBody"]["content"][
+        "application/merge-patch+json"
+    ]["schema"]
     assert not Draft202012Validator(taken).is_valid(body)
     assert 422 == (await patch(client, resource, body)).status
 

@@ -95,7 +95,9 @@ async def test_a_run_tells_its_events_once_however_many_read_them(world: World) 
         await until(nobody)
 
 
-async def test_numbers_are_the_runs_own_and_a_reader_goes_on_where_it_left_off(world: World) -> None:
+async def test_numbers_are_the_runs_own_and_a_reader_goes_on_where_it_left_off(
+    world: World,
+) -> None:
     await told(world, 5)
     async with front(world) as session:
         assert [4, 5] == await numbers(await session.get(EVENTS, headers={"Last-Event-ID": "3"}), 2)
@@ -103,7 +105,9 @@ async def test_numbers_are_the_runs_own_and_a_reader_goes_on_where_it_left_off(w
         world.child("a").run.events.publish(EXITED)
         assert [6] == await numbers(fresh, 1), "without a number, only what is to come"
         whole = await (await session.get(f"{EVENTS}?follow=false")).text()
-        assert [1, 2, 3, 4, 5, 6] == [int(line[4:]) for line in whole.splitlines() if line.startswith("id: ")]
+        assert [1, 2, 3, 4, 5, 6] == [
+            int(line[4:]) for line in whole.splitlines() if line.startswith("id: ")
+        ]
         assert 400 == (await session.get(f"{EVENTS}?follow=yes")).status
 
 
@@ -112,13 +116,20 @@ async def test_what_the_run_no_longer_keeps_is_told_as_lost_with_the_count(world
     await told(world, 600)
     async with front(world) as session:
         for _ in range(2):  # with a new relay each time
-            text = await (await session.get(f"{EVENTS}?follow=false", headers={"Last-Event-ID": "100"})).text()
+            text = await (
+                await session.get(f"{EVENTS}?follow=false", headers={"Last-Event-ID": "100"})
+            ).text()
             first, second, *_ = text.split("\n\n")[1:]
-            assert ("id: 176", "event: lost", 76) == (*first.splitlines()[:2], json.loads(first.splitlines()[2][6:])["count"])
+            assert ("id: 176", "event: lost", 76) == (
+                *first.splitlines()[:2],
+                json.loads(first.splitlines()[2][6:])["count"],
+            )
             assert second.startswith("id: 177\n")
 
 
-async def test_the_place_of_who_leaves_a_quiet_stream_is_free_before_anything_is_written(world: World) -> None:
+async def test_the_place_of_who_leaves_a_quiet_stream_is_free_before_anything_is_written(
+    world: World,
+) -> None:
     async with front(world, max_streams=1) as session:
         first = await session.get(EVENTS)
         assert 503 == (await session.get(EVENTS)).status
@@ -134,9 +145,11 @@ async def test_the_place_of_who_leaves_a_quiet_stream_is_free_before_anything_is
 
 async def test_a_run_that_does_not_tell_is_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "ANSWER_S", 0.2)
-    async with asking.Asker() as asker:
+    async with asking.RunClient() as asker:
         relays = Relays(asker=asker)
-        nobody = ControlFile(run="a", pid=1, start_time=0, address="http://127.0.0.1:9", token="t", read_token="r")
+        nobody = ControlFile(
+            run="a", pid=1, start_time=0, address="http://127.0.0.1:9", token="t", read_token="r"
+        )
         with pytest.raises(NoAnswerError):
             async with relays.reading(nobody):
                 pytest.fail("it has told nothing")
@@ -149,7 +162,9 @@ class Telling:
         self.texts = list(texts)
 
     @asynccontextmanager
-    async def events(self, contact: Any, number: int, *, follow: bool) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def events(
+        self, contact: Any, number: int, *, follow: bool
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         text = self.texts.pop(0)
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -160,7 +175,10 @@ class Telling:
 
     async def frames(self) -> tuple[int, list[bytes]]:
         """What a relay keeps of it, and how many before that it does not."""
-        relay = Relay(asker=self, contact=ControlFile(run="a", pid=1, start_time=0, address="", token="", read_token=""))  # type: ignore[arg-type]  # all it asks for
+        relay = Relay(
+            asker=self,
+            contact=ControlFile(run="a", pid=1, start_time=0, address="", token="", read_token=""),
+        )  # type: ignore[arg-type]  # all it asks for
         await relay.ready
         await relay.task
         assert relay.closed
@@ -170,9 +188,15 @@ class Telling:
 
 async def test_what_comes_in_pieces_is_whole_and_comments_are_left_out() -> None:
     text = b"retry: 1\n\n:\n\nid: 7\nevent: x\ndata: {}\n\nid: 9\nevent: y\ndata: {}\n\n"
-    assert (6, [b"id: 7\nevent: x\ndata: {}\n\n", b"id: 9\nevent: y\ndata: {}\n\n"]) == await Telling(text, text).frames()
+    assert (
+        6,
+        [b"id: 7\nevent: x\ndata: {}\n\n", b"id: 9\nevent: y\ndata: {}\n\n"],
+    ) == await Telling(text, text).frames()
 
 
 async def test_an_event_that_a_broken_connection_cut_off_is_that_of_the_next_connection() -> None:
-    torn, whole = b"retry: 1\n\nid: 1\nevent: x\ndata: {", b"retry: 1\n\nid: 1\nevent: x\ndata: {}\n\n"
+    torn, whole = (
+        b"retry: 1\n\nid: 1\nevent: x\ndata: {",
+        b"retry: 1\n\nid: 1\nevent: x\ndata: {}\n\n",
+    )
     assert (0, [b"id: 1\nevent: x\ndata: {}\n\n"]) == await Telling(torn, whole).frames()

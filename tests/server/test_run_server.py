@@ -24,10 +24,10 @@ from tianflow.config.model import HttpSettings
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import Diagnosis
 from tianflow.errors import ConfigError
-from tianflow.observability.rates import Rates
+from tianflow.observability.rates import RunRates
 from tianflow.rundir.control_file import ControlFile, process_start_time
 from tianflow.server.common.auth import NO_TOKENS, Guard, Tokens
-from tianflow.server.run.app import Served, make_app
+from tianflow.server.run.app import ServedRun, make_app
 from tianflow.server.run.feed import Feed
 from tianflow.server.run.server import serve
 
@@ -48,7 +48,7 @@ def run() -> FakeRun:
 
 async def client_of(run: FakeRun, **settings: Any) -> Client:
     guard = Guard(**({"tokens": TOKENS, "loopback": True} | settings))
-    served = Served(run, Rates(read=run.statistics), Feed(events=run.events, clock=time.time))
+    served = ServedRun(run, RunRates(read=run.statistics), Feed(events=run.events, clock=time.time))
     app = make_app(runs={run.id: served}, guard=guard, http=HttpSettings())
     client: Client = TestClient(TestServer(app))
     await client.start_server()
@@ -71,7 +71,9 @@ async def problem(response: aiohttp.ClientResponse, status: int) -> dict[str, An
     return document
 
 
-async def patch(client: Client, resource: str, body: object, **headers: str) -> aiohttp.ClientResponse:
+async def patch(
+    client: Client, resource: str, body: object, **headers: str
+) -> aiohttp.ClientResponse:
     data = body if isinstance(body, bytes) else json.dumps(body)
     return await client.patch(f"{RUN}/{resource}", data=data, headers=CONTROL | MERGE | headers)
 
@@ -97,20 +99,36 @@ async def test_a_stuck_coordinator_is_not_live(client: Client, run: FakeRun) -> 
 
 async def test_not_ready_says_why(client: Client, run: FakeRun) -> None:
     run.ready, run.reasons = False, ("the learner is starting",)
-    assert (await problem(await client.get("/readyz"), 503))["reasons"] == ["the learner is starting"]
+    assert (await problem(await client.get("/readyz"), 503))["reasons"] == [
+        "the learner is starting"
+    ]
 
 
 async def test_the_run_shows_what_a_screen_needs(client: Client, run: FakeRun) -> None:
     run.now += 1.0
     shown = await (await client.get(RUN, headers=READ)).json()
     assert "running" == shown["state"]
-    assert {"bound": 1, "min": 0, "mean": 0.0, "p99": 0, "max": 0, "violations": 0, "counts": {"0": 10}} == shown["staleness"]
+    assert {
+        "bound": 1,
+        "min": 0,
+        "mean": 0.0,
+        "p99": 0,
+        "max": 0,
+        "violations": 0,
+        "counts": {"0": 10},
+    } == shown["staleness"]
     assert {"lineage": 1, "number": 5} == shown["versions"]["learner"]
-    assert (3.0, 1.0, 5.0, 5) == tuple(shown["returns"][key] for key in ("mean", "min", "max", "episodes"))
+    assert (3.0, 1.0, 5.0, 5) == tuple(
+        shown["returns"][key] for key in ("mean", "min", "max", "episodes")
+    )
     assert {"return": 475.0, "reached_after_s": None} == shown["target"]
     assert {"10", "60", "300"} == set(shown["throughput"]["env_steps_per_s"])
-    assert ["learner", "actor-0", "actor-1"] == [component["name"] for component in shown["components"]]
-    assert all(sum(component["shares"].values()) == pytest.approx(1.0) for component in shown["components"])
+    assert ["learner", "actor-0", "actor-1"] == [
+        component["name"] for component in shown["components"]
+    ]
+    assert all(
+        sum(component["shares"].values()) == pytest.approx(1.0) for component in shown["components"]
+    )
     counts = shown["trajectories"]
     assert counts["trained"] + sum(counts["dropped"].values()) + counts["open"] == counts["begun"]
 
@@ -129,31 +147,68 @@ async def test_components_audit_and_checkpoints_answer(client: Client, run: Fake
     run.pause(source="cli")
     components = (await (await client.get(f"{RUN}/components", headers=READ)).json())["components"]
     assert {"kl": 0.01, "ess_ratio": 0.9} == components[0]["gauges"]
-    assert list(run.audit()) == (await (await client.get(f"{RUN}/audit", headers=READ)).json())["audit"]
-    assert "0000000100" == (await (await client.get(f"{RUN}/checkpoints", headers=READ)).json())["checkpoints"][0]["name"]
+    assert (
+        list(run.audit())
+        == (await (await client.get(f"{RUN}/audit", headers=READ)).json())["audit"]
+    )
+    assert (
+        "0000000100"
+        == (await (await client.get(f"{RUN}/checkpoints", headers=READ)).json())["checkpoints"][0][
+            "name"
+        ]
+    )
 
 
 async def test_the_audit_is_told_a_page_at_a_time(client: Client, run: FakeRun) -> None:
     for action in ("pause", "resume", "pause"):
         await client.post(f"{RUN}/{action}", headers=CONTROL)
     newest = await (await client.get(f"{RUN}/audit?limit=2", headers=READ)).json()
-    assert (["resume", "pause"], 1) == ([entry["action"] for entry in newest["audit"]], newest["next"])
-    oldest = await (await client.get(f"{RUN}/audit?limit=2&before={newest['next']}", headers=READ)).json()
+    assert (["resume", "pause"], 1) == (
+        [entry["action"] for entry in newest["audit"]],
+        newest["next"],
+    )
+    oldest = await (
+        await client.get(f"{RUN}/audit?limit=2&before={newest['next']}", headers=READ)
+    ).json()
     assert (["pause"], None) == ([entry["action"] for entry in oldest["audit"]], oldest["next"])
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "before=-1", "before=1.0", "before=" + "9" * 20, "limit=१"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "before=-1",
+        "before=1.0",
+        "before=" + "9" * 20,
+        "limit=१",
+    ],
+)
 async def test_a_page_that_is_none_is_400(client: Client, query: str) -> None:
     assert 400 == (await client.get(f"{RUN}/audit?{query}", headers=READ)).status
 
 
-async def test_the_diagnosis_answers_with_its_shares_and_advice(client: Client, run: FakeRun) -> None:
-    run.diagnosis = Diagnosis("sampling-bound", "more actors", waits={"learner": 0.5, "actors": 0.0}, suggested={"actors.count": 4})
+async def test_the_diagnosis_answers_with_its_shares_and_advice(
+    client: Client, run: FakeRun
+) -> None:
+    run.diagnosis = Diagnosis(
+        "sampling-bound",
+        "more actors",
+        waits={"learner": 0.5, "actors": 0.0},
+        suggested={"actors.count": 4},
+    )
     document = await (await client.get(f"{RUN}/diagnosis", headers=READ)).json()
-    assert {"id": "fake", "verdict": "sampling-bound", "advice": "more actors", "component": None} == {
-        key: document[key] for key in ("id", "verdict", "advice", "component")
-    }
-    assert ({"learner": 0.5, "actors": 0.0}, {"actors.count": 4}) == (document["waits"], document["suggested"])
+    assert {
+        "id": "fake",
+        "verdict": "sampling-bound",
+        "advice": "more actors",
+        "component": None,
+    } == {key: document[key] for key in ("id", "verdict", "advice", "component")}
+    assert ({"learner": 0.5, "actors": 0.0}, {"actors.count": 4}) == (
+        document["waits"],
+        document["suggested"],
+    )
     status = await (await client.get(RUN, headers=READ)).json()
     assert "sampling-bound" == status["bottleneck"] == status["diagnosis"]["verdict"]
 
@@ -167,20 +222,35 @@ async def test_numbers_that_json_lacks_become_null(client: Client, run: FakeRun)
 
 async def test_metrics_follow_the_accept_header_and_count_requests(client: Client) -> None:
     await client.get("/livez")
-    response = await client.get("/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0"})
+    response = await client.get(
+        "/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0"}
+    )
     assert "application/openmetrics-text" == response.content_type
     families = text_string_to_metric_families(await response.text())
-    counted = {s.labels["code"]: s.value for f in families for s in f.samples if s.name == "tianflow_http_requests_total"}
+    counted = {
+        s.labels["code"]: s.value
+        for f in families
+        for s in f.samples
+        if s.name == "tianflow_http_requests_total"
+    }
     assert {"200": 1.0} == counted
 
 
-@pytest.mark.parametrize("path", ["/api/v1/runs/other", "/api/v1/runs/other/balance", "/api/v1/nothing", f"{RUN}/nothing"])
+@pytest.mark.parametrize(
+    "path",
+    ["/api/v1/runs/other", "/api/v1/runs/other/balance", "/api/v1/nothing", f"{RUN}/nothing"],
+)
 async def test_what_is_not_there_is_404(client: Client, path: str) -> None:
     await problem(await client.get(path, headers=READ), 404)
 
 
 async def test_an_unknown_run_names_those_there_are(client: Client) -> None:
-    assert "fake" in (await problem(await client.post("/api/v1/runs/other/pause", headers=CONTROL), 404))["detail"]
+    assert (
+        "fake"
+        in (await problem(await client.post("/api/v1/runs/other/pause", headers=CONTROL), 404))[
+            "detail"
+        ]
+    )
 
 
 async def test_a_wrong_method_says_which_are_right(client: Client) -> None:
@@ -194,19 +264,31 @@ async def test_a_wrong_method_says_which_are_right(client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("action", "state"),
-    [("pause", "paused"), ("resume", "running"), ("drain", "draining"), ("checkpoint", "running"), ("stop", "stopping")],
+    [
+        ("pause", "paused"),
+        ("resume", "running"),
+        ("drain", "draining"),
+        ("checkpoint", "running"),
+        ("stop", "stopping"),
+    ],
 )
-async def test_actions_answer_the_state_they_lead_to_and_may_be_repeated(client: Client, run: FakeRun, action: str, state: str) -> None:
+async def test_actions_answer_the_state_they_lead_to_and_may_be_repeated(
+    client: Client, run: FakeRun, action: str, state: str
+) -> None:
     for _ in range(2):
         response = await client.post(f"{RUN}/{action}", headers=CONTROL)
         assert 202 == response.status
         assert {"id": "fake", "action": action, "state": state} == await response.json()
-    assert {("http:127.0.0.1", action)} == {(entry["source"], entry["action"]) for entry in run.audit()}
+    assert {("http:127.0.0.1", action)} == {
+        (entry["source"], entry["action"]) for entry in run.audit()
+    }
 
 
 async def test_an_action_after_the_end_is_409(client: Client, run: FakeRun) -> None:
     run.state = "done"
-    assert "done" in (await problem(await client.post(f"{RUN}/pause", headers=CONTROL), 409))["detail"]
+    assert (
+        "done" in (await problem(await client.post(f"{RUN}/pause", headers=CONTROL), 409))["detail"]
+    )
     await problem(await patch(client, "balance", {"max_staleness": 4}), 409)
 
 
@@ -216,14 +298,26 @@ async def test_an_action_after_the_end_is_409(client: Client, run: FakeRun) -> N
 @pytest.mark.parametrize(
     ("resource", "keys"),
     [
-        ("balance", {"max_staleness", "credits", "straggler_patience", "min_fragment_steps", "controller", "parameters"}),
+        (
+            "balance",
+            {
+                "max_staleness",
+                "credits",
+                "straggler_patience",
+                "min_fragment_steps",
+                "controller",
+                "parameters",
+            },
+        ),
         ("learner", {"learning_rate", "entropy_cost", "batch_trajectories", "slowdown"}),
         ("actors", {"count"}),
         ("weights", {"publish_interval_updates"}),
         ("evaluation", {"every_s", "episodes"}),
     ],
 )
-async def test_a_resource_shows_what_can_be_changed(client: Client, resource: str, keys: set[str]) -> None:
+async def test_a_resource_shows_what_can_be_changed(
+    client: Client, resource: str, keys: set[str]
+) -> None:
     response = await client.get(f"{RUN}/{resource}", headers=READ)
     assert keys == set(await response.json())
     assert '"1"' == response.headers["ETag"]
@@ -238,9 +332,15 @@ async def test_a_patch_is_in_force_and_audited(client: Client, run: FakeRun) -> 
     assert "http:127.0.0.1" == run.audit()[-1]["source"]
 
 
-async def test_a_learner_patch_reaches_both_of_its_sections_at_once(client: Client, run: FakeRun) -> None:
+async def test_a_learner_patch_reaches_both_of_its_sections_at_once(
+    client: Client, run: FakeRun
+) -> None:
     await patch(client, "learner", {"learning_rate": 1e-3, "slowdown": 2.0})
-    assert (1e-3, 2.0, 2) == (run.config.algorithm.learning_rate, run.config.learner.slowdown, run.generation)
+    assert (1e-3, 2.0, 2) == (
+        run.config.algorithm.learning_rate,
+        run.config.learner.slowdown,
+        run.generation,
+    )
 
 
 async def test_a_whole_number_may_be_written_with_a_point(client: Client, run: FakeRun) -> None:
@@ -266,9 +366,15 @@ async def test_a_number_that_no_process_could_be_sent_changes_nothing(
 
 
 @pytest.mark.parametrize("depth", [9, 500, 900])
-async def test_a_patch_nested_as_no_setting_is_is_422(client: Client, run: FakeRun, depth: int) -> None:
-    document = await problem(await patch(client, "balance", b'{"parameters": ' + b"[" * depth + b"]" * depth + b"}"), 422)
-    assert ("balance", "is nested too deeply") == tuple(document["errors"][0][key] for key in ("path", "message"))
+async def test_a_patch_nested_as_no_setting_is_is_422(
+    client: Client, run: FakeRun, depth: int
+) -> None:
+    document = await problem(
+        await patch(client, "balance", b'{"parameters": ' + b"[" * depth + b"]" * depth + b"}"), 422
+    )
+    assert ("balance", "is nested too deeply") == tuple(
+        document["errors"][0][key] for key in ("path", "message")
+    )
     assert 1 == run.generation
 
 
@@ -283,8 +389,12 @@ async def test_an_empty_patch_changes_nothing(client: Client, run: FakeRun) -> N
     assert 1 == run.generation
 
 
-async def test_a_bad_value_names_the_field_and_changes_nothing(client: Client, run: FakeRun) -> None:
-    document = await problem(await patch(client, "balance", {"min_fragment_steps": 4, "max_staleness": -1}), 422)
+async def test_a_bad_value_names_the_field_and_changes_nothing(
+    client: Client, run: FakeRun
+) -> None:
+    document = await problem(
+        await patch(client, "balance", {"min_fragment_steps": 4, "max_staleness": -1}), 422
+    )
     assert ["balance.max_staleness"] == [error["path"] for error in document["errors"]]
     assert -1 == document["errors"][0]["value"]
     assert document["errors"][0]["message"]
@@ -299,8 +409,12 @@ async def test_a_bad_value_names_the_field_and_changes_nothing(client: Client, r
         ("learner", "algorithm.learning_rte", "learning_rate"),
     ],
 )
-async def test_an_unknown_key_names_the_nearest(client: Client, run: FakeRun, resource: str, path: str, nearest: str) -> None:
-    error = (await problem(await patch(client, resource, {path.partition(".")[2]: 1}), 422))["errors"][0]
+async def test_an_unknown_key_names_the_nearest(
+    client: Client, run: FakeRun, resource: str, path: str, nearest: str
+) -> None:
+    error = (await problem(await patch(client, resource, {path.partition(".")[2]: 1}), 422))[
+        "errors"
+    ][0]
     assert (path, nearest) == (error["path"], error["nearest"].rpartition(".")[2])
     assert 1 == run.generation
 
@@ -337,9 +451,15 @@ async def test_an_infinite_number_is_422_with_a_readable_value(client: Client) -
     assert "inf" == document["errors"][0]["value"]
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "text/plain", "application/json-patch+json"])
-async def test_another_content_type_is_415_with_what_is_accepted(client: Client, content_type: str) -> None:
-    response = await patch(client, "balance", {"max_staleness": 4}, **{"Content-Type": content_type})
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "text/plain", "application/json-patch+json"]
+)
+async def test_another_content_type_is_415_with_what_is_accepted(
+    client: Client, content_type: str
+) -> None:
+    response = await patch(
+        client, "balance", {"max_staleness": 4}, **{"Content-Type": content_type}
+    )
     await problem(response, 415)
     assert "application/merge-patch+json" == response.headers["Accept-Patch"]
 
@@ -350,7 +470,9 @@ async def test_a_patch_for_this_generation_is_applied(client: Client, tag: str) 
 
 
 @pytest.mark.parametrize("tag", ['"2"', 'W/"1"', '""', '"01"', '"*"'])
-async def test_a_patch_for_another_generation_is_412(client: Client, run: FakeRun, tag: str) -> None:
+async def test_a_patch_for_another_generation_is_412(
+    client: Client, run: FakeRun, tag: str
+) -> None:
     response = await patch(client, "balance", {"max_staleness": 4}, **{"If-Match": tag})
     await problem(response, 412)
     assert '"1"' == response.headers["ETag"]
@@ -358,12 +480,21 @@ async def test_a_patch_for_another_generation_is_412(client: Client, run: FakeRu
 
 
 async def test_tags_of_several_lines_are_one_list(client: Client) -> None:
-    headers = CIMultiDict([*CONTROL.items(), ("Content-Type", "application/merge-patch+json"), ("If-Match", '"7"'), ("If-Match", '"1"')])
+    headers = CIMultiDict(
+        [
+            *CONTROL.items(),
+            ("Content-Type", "application/merge-patch+json"),
+            ("If-Match", '"7"'),
+            ("If-Match", '"1"'),
+        ]
+    )
     async with client.patch(f"{RUN}/balance", data=b"{}", headers=headers) as response:
         assert 200 == response.status
 
 
-@pytest.mark.parametrize("tag", ["", "1", '"1', '"1" "2"', '"1",', "*, *", '"a b"', 'w/"1"', '"1"; "2"'])
+@pytest.mark.parametrize(
+    "tag", ["", "1", '"1', '"1" "2"', '"1",', "*, *", '"a b"', 'w/"1"', '"1"; "2"']
+)
 async def test_what_is_no_list_of_tags_is_400(client: Client, run: FakeRun, tag: str) -> None:
     await problem(await patch(client, "balance", {"max_staleness": 4}, **{"If-Match": tag}), 400)
     assert 1 == run.generation
@@ -386,7 +517,13 @@ async def test_a_large_body_of_unknown_length_is_413(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic control-token"}, {"Authorization": "Bearer "}]
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Basic control-token"},
+        {"Authorization": "Bearer "},
+    ],
 )
 async def test_without_a_token_nothing_is_told(client: Client, headers: dict[str, str]) -> None:
     for path in ("/api/v1/runs", RUN, f"{RUN}/balance", "/api/v1/runs/other"):
@@ -428,12 +565,16 @@ def test_one_token_alone_is_refused(control: str, read: str) -> None:
         Tokens(control, read)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]:80"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]:80"]
+)
 async def test_a_foreign_host_is_421(client: Client, host: str) -> None:
     await problem(await client.get("/livez", headers={"Host": host}), 421)
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1", "localhost.", "[::1]:8080"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:1234", "127.0.0.1", "localhost.", "[::1]:8080"]
+)
 async def test_names_of_this_machine_are_accepted(client: Client, host: str) -> None:
     assert 200 == (await client.get("/livez", headers={"Host": host})).status
 
@@ -442,7 +583,10 @@ async def test_an_allowed_host_is_accepted(run: FakeRun) -> None:
     client = await client_of(run, allowed_hosts=("Trainer.example",))
     try:
         assert 200 == (await client.get("/livez", headers={"Host": "trainer.example:8080"})).status
-        assert 200 == (await client.get("/livez", headers={"Origin": "https://trainer.example"})).status
+        assert (
+            200
+            == (await client.get("/livez", headers={"Origin": "https://trainer.example"})).status
+        )
     finally:
         await client.close()
 
@@ -451,8 +595,20 @@ async def test_an_unreadable_host_is_400(client: Client) -> None:
     await problem(await client.get("/livez", headers={"Host": "[::1"}), 400)
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1", "http://127.0.0.1", "http://[", "http://[x]"])
-async def test_a_page_of_another_origin_drives_nothing(client: Client, run: FakeRun, origin: str) -> None:
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://evil.example",
+        "null",
+        "http://localhost:1",
+        "http://127.0.0.1",
+        "http://[",
+        "http://[x]",
+    ],
+)
+async def test_a_page_of_another_origin_drives_nothing(
+    client: Client, run: FakeRun, origin: str
+) -> None:
     await problem(await client.post(f"{RUN}/stop", headers=CONTROL | {"Origin": origin}), 403)
     assert "running" == run.state
 
@@ -462,7 +618,9 @@ async def test_the_servers_own_page_may(client: Client) -> None:
     assert 202 == (await client.post(f"{RUN}/pause", headers=CONTROL | {"Origin": own})).status
 
 
-async def test_an_unexpected_error_leaks_nothing_and_is_logged(client: Client, run: FakeRun, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_leaks_nothing_and_is_logged(
+    client: Client, run: FakeRun, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail() -> None:
         raise RuntimeError("a secret")
 
@@ -480,7 +638,10 @@ async def test_an_unexpected_error_leaks_nothing_and_is_logged(client: Client, r
 async def test_answers_are_not_cached_nor_guessed_at(client: Client) -> None:
     for path in ("/livez", "/metrics", "/nothing"):
         response = await client.get(path, headers=READ)
-        assert ("no-store", "nosniff") == (response.headers["Cache-Control"], response.headers["X-Content-Type-Options"])
+        assert ("no-store", "nosniff") == (
+            response.headers["Cache-Control"],
+            response.headers["X-Content-Type-Options"],
+        )
 
 
 # The server -----------------------------------------------------------------------------------------------------------
@@ -492,10 +653,16 @@ async def test_a_server_announces_itself_and_cleans_up(run: FakeRun, tmp_path: P
         assert 0o600 == stat.S_IMODE(file.stat().st_mode)
         announced = await asyncio.to_thread(ControlFile.read, tmp_path)
         assert announced is not None
-        assert ("fake", os.getpid(), server.address) == (announced.run, announced.pid, announced.address)
+        assert ("fake", os.getpid(), server.address) == (
+            announced.run,
+            announced.pid,
+            announced.address,
+        )
         assert ("control-token", "read-token") == (announced.token, announced.read_token)
         assert await asyncio.to_thread(lambda: announced.alive)
-        async with aiohttp.ClientSession(announced.address, headers={"Authorization": f"Bearer {announced.token}"}) as session:
+        async with aiohttp.ClientSession(
+            announced.address, headers={"Authorization": f"Bearer {announced.token}"}
+        ) as session:
             assert "fake" == (await (await session.get(RUN)).json())["id"]
     assert [] == names(tmp_path)
     with socket.socket() as probe:
@@ -503,7 +670,10 @@ async def test_a_server_announces_itself_and_cleans_up(run: FakeRun, tmp_path: P
 
 
 async def test_the_server_samples_speeds_by_itself(run: FakeRun, tmp_path: Path) -> None:
-    async with serve(run, HttpSettings(), TOKENS, tmp_path) as server, aiohttp.ClientSession(server.address, headers=READ) as session:
+    async with (
+        serve(run, HttpSettings(), TOKENS, tmp_path) as server,
+        aiohttp.ClientSession(server.address, headers=READ) as session,
+    ):
         await session.get(RUN)
         run.train(4)
         shown = await (await session.get(RUN)).json()
@@ -521,7 +691,9 @@ async def test_a_taken_port_is_an_error_that_names_it(run: FakeRun, tmp_path: Pa
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-async def test_a_host_that_is_not_here_is_an_error_that_names_it(run: FakeRun, tmp_path: Path, host: str) -> None:
+async def test_a_host_that_is_not_here_is_an_error_that_names_it(
+    run: FakeRun, tmp_path: Path, host: str
+) -> None:
     with pytest.raises(ConfigError, match=r"http\.host"):
         async with serve(run, HttpSettings(host=host), TOKENS, tmp_path):
             pass
@@ -538,7 +710,9 @@ async def test_a_server_for_other_machines_needs_tokens(run: FakeRun, tmp_path: 
             assert 401 == (await session.get("/metrics")).status
 
 
-async def test_the_server_ends_within_two_seconds_whatever_is_open(run: FakeRun, tmp_path: Path) -> None:
+async def test_the_server_ends_within_two_seconds_whatever_is_open(
+    run: FakeRun, tmp_path: Path
+) -> None:
     loop = asyncio.get_running_loop()
     async with serve(run, HttpSettings(), TOKENS, tmp_path) as server:
         _, idle = await asyncio.open_connection("127.0.0.1", server.port)
@@ -567,7 +741,9 @@ async def test_the_server_is_gone_when_its_user_fails(run: FakeRun, tmp_path: Pa
 
 async def test_another_process_control_file_is_left_alone(run: FakeRun, tmp_path: Path) -> None:
     async with serve(run, HttpSettings(), TOKENS, tmp_path):
-        other = ControlFile(run="fake", pid=1, start_time=1, address="http://127.0.0.1:1", token="a", read_token="b")
+        other = ControlFile(
+            run="fake", pid=1, start_time=1, address="http://127.0.0.1:1", token="a", read_token="b"
+        )
         await asyncio.to_thread(other.write, tmp_path)
     assert other == await asyncio.to_thread(ControlFile.read, tmp_path)
 
@@ -576,7 +752,9 @@ def test_a_pid_used_again_is_not_the_same_process(tmp_path: Path) -> None:
     mine = process_start_time(os.getpid())
     assert mine is not None
     for start_time, alive in ((mine, True), (mine - 1, False), (None, False)):
-        file = ControlFile(run="a", pid=os.getpid(), start_time=start_time, address="", token="", read_token="")
+        file = ControlFile(
+            run="a", pid=os.getpid(), start_time=start_time, address="", token="", read_token=""
+        )
         assert alive == file.alive
 
 
@@ -591,7 +769,7 @@ def test_a_control_file_that_cannot_be_read_is_none(tmp_path: Path, text: str) -
 
 def test_speeds_are_over_their_own_windows() -> None:
     run = FakeRun()
-    rates = Rates(read=run.statistics)
+    rates = RunRates(read=run.statistics)
     assert rates.steps_per_s(10.0) is None
     for seconds in [1.0] * 100 + [0.5] * 40:
         rates.sample()
@@ -606,7 +784,7 @@ def test_speeds_are_over_their_own_windows() -> None:
 
 def test_frequent_samples_do_not_push_the_window_out() -> None:
     run = FakeRun()
-    rates = Rates(read=run.statistics)
+    rates = RunRates(read=run.statistics)
     for _ in range(4000):
         run.now += 0.1
         rates.sample()

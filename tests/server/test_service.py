@@ -26,11 +26,11 @@ from tianflow.server.run.server import serve
 from tianflow.server.service import run_manager as houses
 from tianflow.server.service import run_process as child
 from tianflow.server.service.routes import make_app
-from tianflow.server.service.run_client import Asker
-from tianflow.server.service.run_manager import House
-from tianflow.server.service.run_process import Child, Files, Outcome
+from tianflow.server.service.run_client import RunClient
+from tianflow.server.service.run_manager import RunManager
+from tianflow.server.service.run_process import RunFiles, RunOutcome, RunProcess
 from tianflow.server.service.service import ServiceSettings, serving
-from tianflow.server.service.store import Store, StoreError
+from tianflow.server.service.store import RunStore, StoreError
 
 Client = TestClient[Any, Any]
 RUNS = "/api/v1/runs"
@@ -43,16 +43,18 @@ SMALL = {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "ppo"}}
 class PlayedChild:
     """Stands for a run's process: a played run behind the real server of a run."""
 
-    def __init__(self, name: str, files: Files) -> None:
+    def __init__(self, name: str, files: RunFiles) -> None:
         self._name, self._files = name, files
         self.run = FakeRun(name=name, directory=files.run(name))
-        self.outcome: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[RunOutcome | None] = asyncio.get_running_loop().create_future()
         self.killed = False
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
         await asyncio.to_thread(self.run.directory.mkdir, parents=True, exist_ok=True)
-        server = serve(self.run, HttpSettings(max_requests_per_s=10_000.0), Tokens.make(), self.run.directory)
+        server = serve(
+            self.run, HttpSettings(max_requests_per_s=10_000.0), Tokens.make(), self.run.directory
+        )
         await self._stack.enter_async_context(server)
 
     @property
@@ -66,11 +68,11 @@ class PlayedChild:
         self.killed = True
         self.end(None)
 
-    def end(self, outcome: Outcome | None) -> None:
+    def end(self, outcome: RunOutcome | None) -> None:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
-    async def ended(self) -> Outcome | None:
+    async def ended(self) -> RunOutcome | None:
         try:
             return await self.outcome
         finally:
@@ -81,8 +83,8 @@ class PlayedChild:
 class World:
     """A service whose processes are played."""
 
-    files: Files
-    house: House
+    files: RunFiles
+    house: RunManager
     client: Client
     children: dict[str, list[PlayedChild]] = field(default_factory=dict)
 
@@ -117,25 +119,33 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], within_s: float
 
 
 @asynccontextmanager
-async def opened(directory: Path, *, limit: int = 2, allowed: tuple[str, ...] = (), max_streams: int = 4) -> AsyncIterator[World]:
+async def opened(
+    directory: Path, *, limit: int = 2, allowed: tuple[str, ...] = (), max_streams: int = 4
+) -> AsyncIterator[World]:
     """A service over ``directory``; leaving is what SIGTERM does."""
-    files = Files(directory)
+    files = RunFiles(directory)
     await asyncio.to_thread(files.own.mkdir, parents=True, exist_ok=True)
-    store = await asyncio.to_thread(Store, files.own / "runs.sqlite")
+    store = await asyncio.to_thread(RunStore, files.own / "runs.sqlite")
     children: dict[str, list[PlayedChild]] = {}
 
-    async def start(name: str, config: Mapping[str, Any], files: Files, overrides: Mapping[str, object]) -> Child:
+    async def start(
+        name: str, config: Mapping[str, Any], files: RunFiles, overrides: Mapping[str, object]
+    ) -> RunProcess:
         assert name == config["run"]["name"]
         child = PlayedChild(name, files)
         await child.open()
         children.setdefault(name, []).append(child)
-        return cast("Child", child)
+        return cast("RunProcess", child)
 
-    async with Asker() as asker:
-        house = House(store=store, files=files, limit=limit, asker=asker, overrides={}, start=start)
+    async with RunClient() as asker:
+        house = RunManager(
+            store=store, files=files, limit=limit, asker=asker, overrides={}, start=start
+        )
         guard = Guard(tokens=Tokens("c", "r"), loopback=True)
         http = HttpSettings(max_requests_per_s=10_000.0, max_streams=max_streams)
-        app = make_app(house=house, store=store, asker=asker, guard=guard, http=http, allowed=allowed)
+        app = make_app(
+            house=house, store=store, asker=asker, guard=guard, http=http, allowed=allowed
+        )
         client: Client = TestClient(TestServer(app))
         await client.start_server()
         task = asyncio.create_task(house.run(lambda: None))
@@ -171,7 +181,9 @@ async def with_a_run(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def up(world: World, *names: str) -> Callable[[], bool]:
-    return lambda: all(name in world.house.lives and world.house.lives[name].document is not None for name in names)
+    return lambda: all(
+        name in world.house.lives and world.house.lives[name].document is not None for name in names
+    )
 
 
 # The queue ----------------------------------------------------------------------------------------------------------------
@@ -182,7 +194,7 @@ async def test_so_many_go_on_at_once_and_the_next_begins_when_one_ends(world: Wo
         await world.submit(name)
     await until(up(world, "a", "b"))
     assert {"a": "running", "b": "running", "d": "pending"} == await world.states()
-    world.child("a").end(Outcome("done", "target"))
+    world.child("a").end(RunOutcome("done", "target"))
     await until(up(world, "d"))
     assert {"a": "done", "b": "running", "d": "running"} == await world.states()
 
@@ -197,21 +209,23 @@ async def test_a_run_that_waits_is_stopped_and_queued_again(world: World) -> Non
     assert 202 == (await world.act("d", "stop")).status  # repeating one is not an error
     assert "stopped" == (await world.states())["d"]
     assert "pending" == (await (await world.act("d", "resume")).json())["state"]
-    world.child("b").end(Outcome("done", "target"))
+    world.child("b").end(RunOutcome("done", "target"))
     await until(up(world, "d"))
 
 
 async def test_a_run_that_is_done_is_not_queued_again(world: World) -> None:
     await world.submit("a")
     await until(up(world, "a"))
-    world.child("a").end(Outcome("done", "target"))
+    world.child("a").end(RunOutcome("done", "target"))
     await until(lambda: "a" not in world.house.lives)
     response = await world.act("a", "resume")
     assert 409 == response.status
     assert "submit a new one" in (await response.json())["detail"]
 
 
-async def test_a_process_that_died_is_started_again_and_too_many_deaths_are_a_failure(world: World) -> None:
+async def test_a_process_that_died_is_started_again_and_too_many_deaths_are_a_failure(
+    world: World,
+) -> None:
     await world.submit("a")
     for life in range(1 + houses.DEATHS):
         await until(lambda life=life: len(world.children.get("a", ())) == life + 1)  # type: ignore[misc]  # bound now
@@ -224,7 +238,9 @@ async def test_a_process_that_died_is_started_again_and_too_many_deaths_are_a_fa
     assert 1 + houses.DEATHS == len(world.children["a"])
 
 
-async def test_what_cannot_be_started_fails_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_started_fails_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def refuse(self: PlayedChild) -> None:
         raise OSError("no more processes")
 
@@ -242,32 +258,36 @@ async def test_what_cannot_be_started_fails_alone(world: World, monkeypatch: pyt
     assert ["OSError: no more processes"] == (await world.get(f"{RUNS}/a"))["reasons"]
 
 
-async def test_however_many_wait_as_many_are_looked_at_as_there_are_places(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_however_many_wait_as_many_are_looked_at_as_there_are_places(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The world has two places."""
     looked: list[tuple[int, int]] = []
-    wanted = Store.wanted
+    wanted = RunStore.wanted
 
-    def count(store: Store, most: int) -> Any:
+    def count(store: RunStore, most: int) -> Any:
         looked.append((len(world.house.lives), most))
         return wanted(store, most)
 
-    monkeypatch.setattr(Store, "wanted", count)
+    monkeypatch.setattr(RunStore, "wanted", count)
     for name in "abcdefgh":
         await world.submit(name)
     await until(up(world, "b"))
-    world.child("a").end(Outcome("done", "target"))
+    world.child("a").end(RunOutcome("done", "target"))
     await until(up(world, "c"))
     assert all(lives < 2 and most <= 2 + lives for lives, most in looked)
 
 
-async def test_a_run_that_is_stopped_while_it_is_given_its_place_does_not_begin(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    began = Store.begin
+async def test_a_run_that_is_stopped_while_it_is_given_its_place_does_not_begin(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = RunStore.begin
 
-    def stop_first(store: Store, name: str, *, now: float) -> bool:
+    def stop_first(store: RunStore, name: str, *, now: float) -> bool:
         store.end(name, state="stopped", reason="somebody", now=now)
         return began(store, name, now=now)
 
-    monkeypatch.setattr(Store, "begin", stop_first)
+    monkeypatch.setattr(RunStore, "begin", stop_first)
     await world.submit("a")
 
     async def stopped() -> bool:
@@ -283,23 +303,25 @@ class BusyDisk:
 
     def __init__(self, patched: pytest.MonkeyPatch, method: str) -> None:
         self.busy, self.asked = True, 0
-        taken = getattr(Store, method)
+        taken = getattr(RunStore, method)
 
-        def ask(store: Store, *args: object, **kwargs: object) -> object:
+        def ask(store: RunStore, *args: object, **kwargs: object) -> object:
             self.asked += 1
             if self.busy:
                 raise StoreError("busy")
             return taken(store, *args, **kwargs)
 
-        patched.setattr(Store, method, ask)
+        patched.setattr(RunStore, method, ask)
 
 
-async def test_a_run_whose_end_a_disk_does_not_take_is_not_started_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_whose_end_a_disk_does_not_take_is_not_started_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = BusyDisk(monkeypatch, "end")
     monkeypatch.setattr(houses, "AGAIN_S", 0.01)
     await world.submit("a")
     await until(up(world, "a"))
-    world.child("a").end(Outcome("stopped", "somebody"))
+    world.child("a").end(RunOutcome("stopped", "somebody"))
     await until(lambda: disk.asked >= 3)
     assert "a" in world.house.lives  # it keeps its place: nothing is started in the meantime
     assert ["busy"] == (await world.get(f"{RUNS}/a"))["reasons"]
@@ -309,7 +331,9 @@ async def test_a_run_whose_end_a_disk_does_not_take_is_not_started_again(world: 
     assert 1 == len(world.children["a"])
 
 
-async def test_a_disk_that_takes_no_beginning_fails_no_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_takes_no_beginning_fails_no_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = BusyDisk(monkeypatch, "begin")
     monkeypatch.setattr(houses, "AGAIN_S", 0.01)
     await world.submit("a")
@@ -321,7 +345,9 @@ async def test_a_disk_that_takes_no_beginning_fails_no_run(world: World, monkeyp
 
 
 @pytest.mark.parametrize("method", ["begin", "end"])
-async def test_a_service_ends_while_its_disk_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+async def test_a_service_ends_while_its_disk_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     """It asks once more, and waits no longer. The next one goes on with the run."""
     with monkeypatch.context() as patched:
         disk = BusyDisk(patched, method)
@@ -329,8 +355,10 @@ async def test_a_service_ends_while_its_disk_takes_nothing(tmp_path: Path, monke
             await world.submit("a")
             if method == "end":
                 await until(up(world, "a"))
-                world.child("a").end(Outcome("done", "target"))
-            await until(lambda: "a" in world.house.lives and "busy" == world.house.lives["a"].silence)
+                world.child("a").end(RunOutcome("done", "target"))
+            await until(
+                lambda: "a" in world.house.lives and "busy" == world.house.lives["a"].silence
+            )
         assert 2 == disk.asked
     async with opened(tmp_path) as again:
         await until(up(again, "a"))
@@ -339,13 +367,19 @@ async def test_a_service_ends_while_its_disk_takes_nothing(tmp_path: Path, monke
 # Going on afterwards -----------------------------------------------------------------------------------------------------------
 
 
-async def test_runs_that_were_going_go_on_with_the_next_service_and_rest_as_before(tmp_path: Path) -> None:
+async def test_runs_that_were_going_go_on_with_the_next_service_and_rest_as_before(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path) as world:
         for name in ("a", "b", "d"):
             await world.submit(name)
         await until(up(world, "a", "b"))
-        world.files.run("b").joinpath("audit.jsonl").write_text('{"action": "pause"}\n')  # a real run writes it
-    assert all(child.outcome.result() is None for children in world.children.values() for child in children)
+        world.files.run("b").joinpath("audit.jsonl").write_text(
+            '{"action": "pause"}\n'
+        )  # a real run writes it
+    assert all(
+        child.outcome.result() is None for children in world.children.values() for child in children
+    )
     async with opened(tmp_path) as again:
         await until(up(again, "a", "b"))
         await until(lambda: again.child("b").run.state == "paused")
@@ -354,10 +388,12 @@ async def test_runs_that_were_going_go_on_with_the_next_service_and_rest_as_befo
         again.child("b").kill()
         await until(lambda: len(again.children["b"]) == 2)
         await until(lambda: again.child("b").run.state == "paused")
-        again.child("b").end(Outcome("stopped", "somebody"))
+        again.child("b").end(RunOutcome("stopped", "somebody"))
         await until(up(again, "d"))
-        again.child("d").end(Outcome("stopped", "somebody"))
-        assert 202 == (await again.act("b", "resume")).status  # whoever queues it again wants it to go on
+        again.child("d").end(RunOutcome("stopped", "somebody"))
+        assert (
+            202 == (await again.act("b", "resume")).status
+        )  # whoever queues it again wants it to go on
         await until(lambda: len(again.children["b"]) == 3)
         await until(up(again, "b"))
         assert "running" == again.child("b").run.state
@@ -371,7 +407,9 @@ async def test_a_run_that_waits_while_the_service_ends_is_not_started(tmp_path: 
     assert "b" not in world.children
 
 
-async def test_a_process_that_a_killed_service_left_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_a_killed_service_left_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = asyncio.Event()
     async with opened(tmp_path) as world:
         await world.submit("a")
@@ -400,14 +438,18 @@ async def test_a_process_that_a_killed_service_left_is_waited_for(tmp_path: Path
 # Submission --------------------------------------------------------------------------------------------------------------------
 
 
-async def post(world: World, body: object, **headers: str) -> tuple[int, dict[str, Any], aiohttp.ClientResponse]:
+async def post(
+    world: World, body: object, **headers: str
+) -> tuple[int, dict[str, Any], aiohttp.ClientResponse]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     response = await world.client.post(RUNS, data=data, headers=CONTROL | JSON | headers)
     return response.status, await response.json(), response
 
 
 async def test_a_submission_says_where_the_run_is(world: World) -> None:
-    status, answer, response = await post(world, {"config": SMALL, "overrides": {"balance.max_staleness": 3, "run.name": "mine"}})
+    status, answer, response = await post(
+        world, {"config": SMALL, "overrides": {"balance.max_staleness": 3, "run.name": "mine"}}
+    )
     assert (201, "mine", f"{RUNS}/mine") == (status, answer["id"], response.headers["Location"])
     await until(up(world, "mine"))
     record = world.house.lives["mine"].record
@@ -444,10 +486,15 @@ async def test_a_path_is_no_name(world: World, tmp_path: Path) -> None:
         ({"config": SMALL | {"balance": {"max_stalenes": 3}}}, "config.balance.max_stalenes"),
         ({"config": SMALL | {"run": {"name": "../up"}}}, "config.run.name"),
         ({"config": SMALL | {"run": {"name": ".service"}}}, "config.run.name"),
-        ({"config": "cartpole_ppo", "overrides": {"network.name": "os:system"}}, "config.network.name"),
+        (
+            {"config": "cartpole_ppo", "overrides": {"network.name": "os:system"}},
+            "config.network.name",
+        ),
     ],
 )
-async def test_what_cannot_be_run_is_refused_with_its_path_and_runs_nothing(world: World, body: object, path: str) -> None:
+async def test_what_cannot_be_run_is_refused_with_its_path_and_runs_nothing(
+    world: World, body: object, path: str
+) -> None:
     status, answer, _ = await post(world, body)
     assert 422 == status
     assert path in [error["path"] for error in answer["errors"]]
@@ -458,7 +505,10 @@ async def test_what_cannot_be_run_is_refused_with_its_path_and_runs_nothing(worl
 async def test_a_body_that_is_no_json_or_of_another_type_is_refused(world: World) -> None:
     assert 400 == (await post(world, b"{"))[0]
     assert 400 == (await post(world, b'{"config": 1, "config": 2}'))[0]
-    assert 415 == (await post(world, b"a=1", **{"Content-Type": "application/x-www-form-urlencoded"}))[0]
+    assert (
+        415
+        == (await post(world, b"a=1", **{"Content-Type": "application/x-www-form-urlencoded"}))[0]
+    )
 
 
 async def test_the_same_key_starts_one_run_and_another_body_is_refused(world: World) -> None:
@@ -489,7 +539,9 @@ async def test_a_name_that_a_run_of_somebody_else_has_is_taken(world: World) -> 
 
 
 async def test_who_may_only_look_submits_nothing(world: World) -> None:
-    response = await world.client.post(RUNS, data=json.dumps({"config": SMALL}), headers=READ | JSON)
+    response = await world.client.post(
+        RUNS, data=json.dumps({"config": SMALL}), headers=READ | JSON
+    )
     assert 403 == response.status
     response = await world.client.post(RUNS, data=json.dumps({"config": SMALL}), headers=JSON)
     assert 401 == response.status
@@ -498,7 +550,9 @@ async def test_who_may_only_look_submits_nothing(world: World) -> None:
 
 async def test_allowed_modules_may_be_named(tmp_path: Path) -> None:
     async with opened(tmp_path, allowed=("tests.support.environments",)) as world:
-        status, answer, _ = await post(world, {"config": SMALL | {"env": {"id": "tests.support.environments:CounterEnv"}}})
+        status, answer, _ = await post(
+            world, {"config": SMALL | {"env": {"id": "tests.support.environments:CounterEnv"}}}
+        )
         assert 201 == status, answer
 
 
@@ -509,29 +563,41 @@ async def test_allowed_modules_may_be_named(tmp_path: Path) -> None:
         {"env.kwargs": {"a": {"b": "colorsys:x"}}},
     ],
 )
-async def test_no_override_hides_what_another_names(world: World, overrides: dict[str, Any]) -> None:
+async def test_no_override_hides_what_another_names(
+    world: World, overrides: dict[str, Any]
+) -> None:
     status, answer, _ = await post(world, {"config": SMALL, "overrides": overrides})
     assert 422 == status
     assert all("module that is not allowed here" in error["message"] for error in answer["errors"])
 
 
 async def test_overrides_that_are_a_value_and_a_table_at_once_are_refused(world: World) -> None:
-    status, answer, _ = await post(world, {"config": SMALL, "overrides": {"env.num_envs": 1, "env.num_envs.x": 2}})
+    status, answer, _ = await post(
+        world, {"config": SMALL, "overrides": {"env.num_envs": 1, "env.num_envs.x": 2}}
+    )
     assert (422, "config.env.num_envs.x") == (status, answer["errors"][0]["path"])
 
 
-async def test_a_change_names_no_module_that_a_submission_may_not(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_names_no_module_that_a_submission_may_not(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "of_a_stranger.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     await world.submit("a")
     await until(up(world, "a"))
     merge = CONTROL | {"Content-Type": "application/merge-patch+json"}
     for law in ("of_a_stranger:Law", ["staleness", "of_a_stranger:Law"]):
-        refused = await world.client.patch(f"{RUNS}/a/balance", data=json.dumps({"controller": law}), headers=merge)
+        refused = await world.client.patch(
+            f"{RUNS}/a/balance", data=json.dumps({"controller": law}), headers=merge
+        )
         assert 422 == refused.status
-        assert ["balance.controller"] == [error["path"] for error in (await refused.json())["errors"]]
+        assert ["balance.controller"] == [
+            error["path"] for error in (await refused.json())["errors"]
+        ]
     assert "of_a_stranger" not in sys.modules
-    accepted = await world.client.patch(f"{RUNS}/a/balance", data='{"controller": "open_loop"}', headers=merge)
+    accepted = await world.client.patch(
+        f"{RUNS}/a/balance", data='{"controller": "open_loop"}', headers=merge
+    )
     assert (200, "open_loop") == (accepted.status, (await accepted.json())["controller"])
 
 
@@ -560,20 +626,29 @@ async def test_a_run_answers_for_itself(world: World) -> None:
     assert 1 == (await settings.json())["max_staleness"]
     merge = CONTROL | {"Content-Type": "application/merge-patch+json"}
     changed = await world.client.patch(
-        f"{RUNS}/a/balance", data='{"max_staleness": 4}', headers=merge | {"If-Match": settings.headers["ETag"]}
+        f"{RUNS}/a/balance",
+        data='{"max_staleness": 4}',
+        headers=merge | {"If-Match": settings.headers["ETag"]},
     )
     assert 200 == changed.status
     assert changed.headers["ETag"] != settings.headers["ETag"]
     assert "application/merge-patch+json" == changed.headers["Accept-Patch"]
     assert 4 == world.child("a").run.config.balance.max_staleness
     stale = await world.client.patch(
-        f"{RUNS}/a/balance", data='{"max_staleness": 5}', headers=merge | {"If-Match": settings.headers["ETag"]}
+        f"{RUNS}/a/balance",
+        data='{"max_staleness": 5}',
+        headers=merge | {"If-Match": settings.headers["ETag"]},
     )
     assert 412 == stale.status
-    refused = await world.client.patch(f"{RUNS}/a/balance", data='{"max_staleness": -1}', headers=merge)
+    refused = await world.client.patch(
+        f"{RUNS}/a/balance", data='{"max_staleness": -1}', headers=merge
+    )
     assert (422, "application/problem+json") == (refused.status, refused.content_type)
     assert "balance.max_staleness" == (await refused.json())["errors"][0]["path"]
-    assert 415 == (await world.client.patch(f"{RUNS}/a/balance", data="{}", headers=CONTROL | JSON)).status
+    assert (
+        415
+        == (await world.client.patch(f"{RUNS}/a/balance", data="{}", headers=CONTROL | JSON)).status
+    )
 
 
 async def test_who_may_only_look_changes_nothing(world: World) -> None:
@@ -581,7 +656,14 @@ async def test_who_may_only_look_changes_nothing(world: World) -> None:
     await until(up(world, "a"))
     assert 200 == (await world.client.get(f"{RUNS}/a/balance", headers=READ)).status
     headers = READ | {"Content-Type": "application/merge-patch+json"}
-    assert 403 == (await world.client.patch(f"{RUNS}/a/balance", data='{"max_staleness": 4}', headers=headers)).status
+    assert (
+        403
+        == (
+            await world.client.patch(
+                f"{RUNS}/a/balance", data='{"max_staleness": 4}', headers=headers
+            )
+        ).status
+    )
     assert 403 == (await world.client.post(f"{RUNS}/a/stop", headers=READ)).status
     assert 1 == world.child("a").run.config.balance.max_staleness
 
@@ -593,7 +675,7 @@ async def test_a_run_that_has_ended_is_remembered_with_what_it_left(world: World
     (directory / "summary.json").write_text('{"state": "done", "env_steps": 7}')
     (directory / "history.jsonl").write_text('{"t": 1.0}\n')
     (directory / "audit.jsonl").write_text('{"action": "pause"}\n{"torn')
-    world.child("a").end(Outcome("done", "target"))
+    world.child("a").end(RunOutcome("done", "target"))
     await until(lambda: "a" not in world.house.lives)
     document = await world.get(f"{RUNS}/a")
     assert ("done", False, ["target"], {"state": "done", "env_steps": 7}) == tuple(
@@ -611,12 +693,24 @@ async def test_a_list_tells_what_a_run_that_has_ended_reached(world: World) -> N
         await world.submit(name)
         await until(up(world, name))
         staleness = {"mean": 0.5, "p99": 1, "max": 1, "bound": 2, "violations": 0}
-        summary = {"state": "done", "env_steps": 640, "updates": 5, "mean_return": 9.5, "staleness": staleness}
-        (world.files.run(name) / "summary.json").write_text(json.dumps(summary) if name == "a" else '{"env_steps": 7}')
-        world.child(name).end(Outcome("done", "target"))
+        summary = {
+            "state": "done",
+            "env_steps": 640,
+            "updates": 5,
+            "mean_return": 9.5,
+            "staleness": staleness,
+        }
+        (world.files.run(name) / "summary.json").write_text(
+            json.dumps(summary) if name == "a" else '{"env_steps": 7}'
+        )
+        world.child(name).end(RunOutcome("done", "target"))
         await until(lambda name=name: name not in world.house.lives)
     told, torn = (await world.get(RUNS))["runs"]
-    assert ("done", {"env_steps": 640, "updates": 5}, {"mean": 9.5}) == (told["state"], told["progress"], told["returns"])
+    assert ("done", {"env_steps": 640, "updates": 5}, {"mean": 9.5}) == (
+        told["state"],
+        told["progress"],
+        told["returns"],
+    )
     assert {"mean": 0.5, "max": 1, "bound": 2} == told["staleness"]
     assert ("done", False) == (torn["state"], "progress" in torn)
 
@@ -634,23 +728,27 @@ async def test_a_run_that_does_not_answer_is_not_ready_and_the_service_stays(wor
     assert 200 == (await world.client.get("/readyz")).status
 
 
-async def test_what_a_disk_said_is_forgotten_once_it_has_taken_the_beginning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_disk_said_is_forgotten_once_it_has_taken_the_beginning(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = BusyDisk(monkeypatch, "begin")
     silences: list[str] = []
 
-    async def live(_: House, life: houses.Life) -> Outcome:
+    async def live(_: RunManager, life: houses.ManagedRun) -> RunOutcome:
         silences.append(life.silence)
-        return Outcome("done", "target")
+        return RunOutcome("done", "target")
 
     monkeypatch.setattr(houses, "AGAIN_S", 0.01)
-    monkeypatch.setattr(House, "_live_again_and_again", live)
+    monkeypatch.setattr(RunManager, "_live_again_and_again", live)
     await world.submit("a")
     await until(lambda: disk.asked >= 2)
     disk.busy = False
     await until(lambda: silences == [""])
 
 
-async def test_a_log_that_grew_too_long_is_trimmed_while_the_run_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_that_grew_too_long_is_trimmed_while_the_run_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(child, "LONGEST_LOG", 1000)
     monkeypatch.setattr(houses, "LOOKS_A_TRIM", 1)
     await world.submit("a")
@@ -661,22 +759,26 @@ async def test_a_log_that_grew_too_long_is_trimmed_while_the_run_goes_on(world: 
     assert {"a line"} == set(log.read_text().splitlines())
 
 
-async def test_a_look_that_breaks_is_told_and_is_not_the_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_that_breaks_is_told_and_is_not_the_last(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await world.submit("a")
     await until(up(world, "a"))
-    life, ask = world.house.lives["a"], Asker.status
+    life, ask = world.house.lives["a"], RunClient.status
 
     async def broken(*_: object) -> None:
         raise RuntimeError("nobody thought of this")
 
-    monkeypatch.setattr(Asker, "status", broken)
+    monkeypatch.setattr(RunClient, "status", broken)
     await until(lambda: life.silence == "RuntimeError: nobody thought of this")
     assert not (await world.get(RUNS))["runs"][0]["ready"]
-    monkeypatch.setattr(Asker, "status", ask)
+    monkeypatch.setattr(RunClient, "status", ask)
     await until(lambda: not life.silence)
 
 
-async def test_a_run_that_hangs_is_stopped_and_ended_when_its_time_is_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_hangs_is_stopped_and_ended_when_its_time_is_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(houses, "LEAVE_S", 0.2)
     monkeypatch.setattr(PlayedChild, "release", lambda _: None)  # it hears nothing
     await world.submit("a")
@@ -691,7 +793,9 @@ async def test_a_run_that_hangs_is_stopped_and_ended_when_its_time_is_up(world: 
     assert {"a": "stopped"} == await world.states()
 
 
-async def test_a_run_that_is_stopped_while_its_process_starts_and_hangs_is_ended_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_is_stopped_while_its_process_starts_and_hangs_is_ended_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     may_open, opening = asyncio.Event(), asyncio.Event()
 
     async def held(_: PlayedChild) -> None:
@@ -745,7 +849,7 @@ async def test_events_are_passed_on_and_end_with_the_run(world: World) -> None:
     assert "text/event-stream" == stream.content_type
     assert b"retry: 1000\n" == await stream.content.readline()
     assert 202 == (await world.act("a", "pause")).status
-    world.child("a").end(Outcome("done", "target"))
+    world.child("a").end(RunOutcome("done", "target"))
     await asyncio.wait_for(stream.content.read(), 10.0)
 
 
@@ -774,7 +878,9 @@ async def test_metrics_are_those_of_every_run(world: World) -> None:
     await world.submit("a")
     await world.submit("b")
     await until(up(world, "a", "b"))
-    text = await (await world.client.get("/metrics")).text()  # no token: this client is on the same machine
+    text = await (
+        await world.client.get("/metrics")
+    ).text()  # no token: this client is on the same machine
     assert 'tianflow_run_ready{run="a"} 1.0' in text
     assert 'tianflow_run_ready{run="b"} 1.0' in text
     assert 'tianflow_service_runs{state="running"} 2.0' in text
@@ -782,14 +888,21 @@ async def test_metrics_are_those_of_every_run(world: World) -> None:
 
 async def test_the_console_is_there_and_finds_what_it_shows(world: World) -> None:
     response = await world.client.get("/")
-    assert ("text/html", console.POLICY) == (response.content_type, response.headers["Content-Security-Policy"])
+    assert ("text/html", console.POLICY) == (
+        response.content_type,
+        response.headers["Content-Security-Policy"],
+    )
     await world.submit("a")
     await until(up(world, "a"))
     assert [] == (await world.get(f"{RUNS}/a/history"))["history"]
 
 
-async def test_settings_are_described_for_every_algorithm_that_is_known_and_for_others(world: World) -> None:
-    learner = (await world.get("/openapi.json"))["paths"][f"{RUNS}/{{run}}/learner"]["patch"]["requestBody"]["content"]
+async def test_settings_are_described_for_every_algorithm_that_is_known_and_for_others(
+    world: World,
+) -> None:
+    learner = (await world.get("/openapi.json"))["paths"][f"{RUNS}/{{run}}/learner"]["patch"][
+        "requestBody"
+    ]["content"]
     alternatives = learner["application/merge-patch+json"]["schema"]["anyOf"]
     assert {"type": "object"} == alternatives[-1]
     assert any("entropy_cost" in schema["properties"] for schema in alternatives[:-1])
@@ -802,7 +915,12 @@ async def test_the_description_names_every_route(world: World) -> None:
         for route in world.client.app.router.routes()  # type: ignore[union-attr]  # the test server runs an application
         if route.resource is not None and route.resource.canonical not in console.PATHS - {"/"}
     }
-    described = {(method, path) for path, item in document["paths"].items() for method in item if method != "parameters"}
+    described = {
+        (method, path)
+        for path, item in document["paths"].items()
+        for method in item
+        if method != "parameters"
+    }
     for method, path in routes:
         parts = [path] if "{" not in path.removeprefix("/api/v1/runs/{run}") else []
         assert all((method, part) in described for part in parts), (method, path)
@@ -820,7 +938,9 @@ async def test_a_service_tells_where_it_is_and_is_the_only_one_there(tmp_path: P
         with pytest.raises(ConfigError, match="another service"):
             async with serving(settings):
                 pass
-        taken = ServiceSettings(runs_dir=tmp_path / "other", http=HttpSettings(port=service.server.port), limit=1)
+        taken = ServiceSettings(
+            runs_dir=tmp_path / "other", http=HttpSettings(port=service.server.port), limit=1
+        )
         with pytest.raises(ConfigError, match=f"{service.server.port}.*is taken"):
             async with serving(taken):
                 pass
@@ -830,11 +950,18 @@ async def test_a_service_tells_where_it_is_and_is_the_only_one_there(tmp_path: P
 
 
 async def test_without_tokens_only_this_machine_is_served(tmp_path: Path) -> None:
-    open_to_all = ServiceSettings(runs_dir=tmp_path, http=HttpSettings(host="0.0.0.0"), limit=1, tokens=False)
+    open_to_all = ServiceSettings(
+        runs_dir=tmp_path, http=HttpSettings(host="0.0.0.0"), limit=1, tokens=False
+    )
     with pytest.raises(ConfigError, match="could control the run"):
         async with serving(open_to_all):
             pass
-    async with serving(ServiceSettings(runs_dir=tmp_path, http=HttpSettings(), limit=1, tokens=False)) as service:
+    async with serving(
+        ServiceSettings(runs_dir=tmp_path, http=HttpSettings(), limit=1, tokens=False)
+    ) as service:
         assert NO_TOKENS == service.tokens
-        async with aiohttp.ClientSession() as session, session.get(f"{service.server.address}{RUNS}") as answer:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{service.server.address}{RUNS}") as answer,
+        ):
             assert 200 == answer.status

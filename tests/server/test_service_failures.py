@@ -74,7 +74,12 @@ async def garrulous(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
         writer.close()
         return
     for first in itertools.count(1, 1000):
-        writer.write(b"".join(b"id: %d\nevent: x\ndata: %s\n\n" % (number, LONG) for number in range(first, first + 1000)))
+        writer.write(
+            b"".join(
+                b"id: %d\nevent: x\ndata: %s\n\n" % (number, LONG)
+                for number in range(first, first + 1000)
+            )
+        )
         await writer.drain()
 
 
@@ -86,32 +91,43 @@ async def test_a_run_that_gives_no_answer_is_503_and_costs_others_nothing(
     monkeypatch.setattr(asking, "METRICS_S", 0.2)
     monkeypatch.setattr(asking, "SILENT_S", 3600.0)
     monkeypatch.setattr(house, "LOOK_S", 3600.0)
-    async with asking.Asker() as impatient, played_by(world, talk):
+    async with asking.RunClient() as impatient, played_by(world, talk):
         for asker in (world.house._asker, impatient):
             asker._session._timeout = impatient._session._timeout
         for path in ("", "/balance", "/events", "/components"):
-            response = await asyncio.wait_for(world.client.get(f"{RUNS}/a{path}", headers=CONTROL), 10.0)
+            response = await asyncio.wait_for(
+                world.client.get(f"{RUNS}/a{path}", headers=CONTROL), 10.0
+            )
             assert (503, "1") == (response.status, response.headers["Retry-After"]), path
             assert "does not answer" in (await response.json())["detail"]
         response = await world.act("a", "pause")
         assert 503 == response.status
         response = await world.client.get("/metrics")
-        assert (200, True) == (response.status, 'tianflow_service_runs{state="running"} 1.0' in await response.text())
+        assert (200, True) == (
+            response.status,
+            'tianflow_service_runs{state="running"} 1.0' in await response.text(),
+        )
 
 
 async def test_one_silent_run_does_not_cost_a_scraper_the_metrics_of_others() -> None:
     assert asking.METRICS_S <= 0.5 * 5.0, "half of what prometheus.yml gives a scrape: its interval"
 
 
-async def test_a_reader_that_does_not_read_is_let_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_does_not_read_is_let_go(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streams, "WRITE_S", 0.2)
     async with played_by(world, garrulous):
         before, port = connections(world), world.client.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-        writer.write(f"GET {RUNS}/a/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer c\r\n\r\n".encode())
+        writer.write(
+            f"GET {RUNS}/a/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer c\r\n\r\n".encode()
+        )
         assert b"200 OK" in await reader.readline()
         assert before + 1 == connections(world)
-        await until(lambda: connections(world) == before)  # although nothing of what was written is read
+        await until(
+            lambda: connections(world) == before
+        )  # although nothing of what was written is read
         writer.transport.abort()
         with suppress(ConnectionError):
             await writer.wait_closed()
@@ -128,8 +144,16 @@ async def test_a_disk_that_refuses_is_503(world: World) -> None:
     await world.house.remember(world.house._store._ask, "DROP TABLE runs")
     body = json.dumps({"config": SMALL})
     answers = {
-        path: await world.client.request(method, path, headers=CONTROL | JSON, data=body if method == "POST" else None)
-        for method, path in (("GET", RUNS), ("GET", f"{RUNS}/a"), ("GET", "/metrics"), ("POST", RUNS), ("POST", f"{RUNS}/a/stop"))
+        path: await world.client.request(
+            method, path, headers=CONTROL | JSON, data=body if method == "POST" else None
+        )
+        for method, path in (
+            ("GET", RUNS),
+            ("GET", f"{RUNS}/a"),
+            ("GET", "/metrics"),
+            ("POST", RUNS),
+            ("POST", f"{RUNS}/a/stop"),
+        )
     }
     for path, response in answers.items():
         assert (503, "5") == (response.status, response.headers["Retry-After"]), path
@@ -140,7 +164,9 @@ async def test_a_disk_that_refuses_is_503(world: World) -> None:
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "ключ"])
 async def test_a_key_that_cannot_be_kept_is_400(world: World, key: str) -> None:
-    response = await world.client.post(RUNS, data=json.dumps({"config": SMALL}), headers=CONTROL | JSON | {"Idempotency-Key": key})
+    response = await world.client.post(
+        RUNS, data=json.dumps({"config": SMALL}), headers=CONTROL | JSON | {"Idempotency-Key": key}
+    )
     assert (400, "application/problem+json") == (response.status, response.content_type)
 
 
@@ -149,7 +175,9 @@ async def test_a_key_of_other_bytes_is_400(world: World) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST {RUNS} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer c\r\nContent-Type: application/json\r\n".encode()
     body = json.dumps({"config": SMALL}).encode()
-    writer.write(head + b"Idempotency-Key: a\xff\xfe\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    writer.write(
+        head + b"Idempotency-Key: a\xff\xfe\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
     assert b"HTTP/1.1 400 " == (await asyncio.wait_for(reader.readline(), 10.0))[:13]
     writer.transport.abort()
     with suppress(ConnectionError):
@@ -161,12 +189,16 @@ async def test_a_key_of_other_bytes_is_400(world: World) -> None:
 async def test_a_config_nested_as_none_is_is_refused(world: World, depth: int, where: str) -> None:
     nested = '{"a":' * depth + "1" + "}" * depth
     other = "" if where == "config" else f'"config": {json.dumps(SMALL)}, '
-    response = await world.client.post(RUNS, data=f'{{{other}"{where}": {nested}}}', headers=CONTROL | JSON)
+    response = await world.client.post(
+        RUNS, data=f'{{{other}"{where}": {nested}}}', headers=CONTROL | JSON
+    )
     assert response.status in {400, 422}
     assert "application/problem+json" == response.content_type
 
 
 async def test_text_that_no_file_could_hold_is_refused(world: World) -> None:
-    config = '{"env": {"id": "CartPole-v1", "kwargs": {"a": "\\ud800"}}, "algorithm": {"name": "ppo"}}'
+    config = (
+        '{"env": {"id": "CartPole-v1", "kwargs": {"a": "\\ud800"}}, "algorithm": {"name": "ppo"}}'
+    )
     response = await world.client.post(RUNS, data=f'{{"config": {config}}}', headers=CONTROL | JSON)
     assert 422 == response.status, await response.text()

@@ -20,29 +20,33 @@ from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.server.service import run_process as child
 from tianflow.server.service.import_allowlist import require_allowed
 from tianflow.server.service.metrics import ServiceCollector, exposition
-from tianflow.server.service.run_process import Files
-from tianflow.server.service.store import ReusedKeyError, Store, StoreError, TakenError
+from tianflow.server.service.run_process import RunFiles
+from tianflow.server.service.store import ReusedKeyError, RunStore, StoreError, TakenError
 from tianflow.server.service.tokens import read_or_make
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "runs.sqlite")
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(tmp_path / "runs.sqlite")
 
 
-def add(store: Store, name: str, **more: Any) -> None:
+def add(store: RunStore, name: str, **more: Any) -> None:
     store.add(name, config={"env": {"id": name}}, source="test", now=1.0, **more)
 
 
-# Store ---------------------------------------------------------------------------------------------------------------------
+# RunStore ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_record_is_there_after_the_store_was_opened_again(store: Store, tmp_path: Path) -> None:
+def test_a_record_is_there_after_the_store_was_opened_again(
+    store: RunStore, tmp_path: Path
+) -> None:
     add(store, "a")
     store.begin("a", now=2.0)
-    record = Store(tmp_path / "runs.sqlite").get("a")  # the first one was never closed: its process may have been killed
+    record = RunStore(tmp_path / "runs.sqlite").get(
+        "a"
+    )  # the first one was never closed: its process may have been killed
     assert record is not None
     assert ("a", "running", '{"env": {"id": "a"}}', "test", 1.0, 2.0, None, "") == (
         record.id,
@@ -56,7 +60,7 @@ def test_a_record_is_there_after_the_store_was_opened_again(store: Store, tmp_pa
     )
 
 
-def test_what_was_going_comes_before_what_waits(store: Store) -> None:
+def test_what_was_going_comes_before_what_waits(store: RunStore) -> None:
     for name in "abcd":
         add(store, name)
     store.begin("c", now=2.0)
@@ -66,7 +70,7 @@ def test_what_was_going_comes_before_what_waits(store: Store) -> None:
     assert {"running": 1, "pending": 2, "done": 1} == store.counts()
 
 
-def test_an_end_is_remembered_and_a_queued_run_has_none(store: Store) -> None:
+def test_an_end_is_remembered_and_a_queued_run_has_none(store: RunStore) -> None:
     add(store, "a")
     store.begin("a", now=2.0)
     store.end("a", state="failed", reason="it broke", now=3.0)
@@ -79,7 +83,7 @@ def test_an_end_is_remembered_and_a_queued_run_has_none(store: Store) -> None:
     assert ("pending", "", None, 2.0) == (queued.state, queued.reason, queued.ended, queued.started)
 
 
-def test_a_second_beginning_keeps_the_first_start(store: Store) -> None:
+def test_a_second_beginning_keeps_the_first_start(store: RunStore) -> None:
     add(store, "a")
     store.begin("a", now=2.0)
     store.begin("a", now=9.0)
@@ -88,7 +92,7 @@ def test_a_second_beginning_keeps_the_first_start(store: Store) -> None:
     assert 2.0 == record.started
 
 
-def test_what_was_stopped_meanwhile_does_not_begin(store: Store) -> None:
+def test_what_was_stopped_meanwhile_does_not_begin(store: RunStore) -> None:
     add(store, "a")
     assert store.begin("a", now=2.0)
     store.end("a", state="stopped", reason="somebody", now=3.0)
@@ -98,13 +102,13 @@ def test_what_was_stopped_meanwhile_does_not_begin(store: Store) -> None:
     assert ("stopped", "somebody", 3.0) == (record.state, record.reason, record.ended)
 
 
-def test_a_name_is_taken_once(store: Store) -> None:
+def test_a_name_is_taken_once(store: RunStore) -> None:
     add(store, "a")
     with pytest.raises(TakenError, match="'a'"):
         add(store, "a")
 
 
-def test_a_key_gives_the_same_run_again_and_nothing_else(store: Store) -> None:
+def test_a_key_gives_the_same_run_again_and_nothing_else(store: RunStore) -> None:
     first, new = store.add("a", config={}, source="s", now=1.0, key="k", body="digest")
     again, newer = store.add("b", config={}, source="s", now=2.0, key="k", body="digest")
     assert (True, False) == (new, newer)
@@ -114,13 +118,15 @@ def test_a_key_gives_the_same_run_again_and_nothing_else(store: Store) -> None:
         store.add("b", config={}, source="s", now=2.0, key="k", body="another")
 
 
-def test_pages_go_from_the_newest_to_the_oldest(store: Store) -> None:
+def test_pages_go_from_the_newest_to_the_oldest(store: RunStore) -> None:
     for name in "abcde":
         add(store, name)
     first = store.page(before=None, limit=2)
     second = store.page(before=first[-1].number, limit=2)
     third = store.page(before=second[-1].number, limit=2)
-    assert [["e", "d"], ["c", "b"], ["a"]] == [[record.id for record in page] for page in (first, second, third)]
+    assert [["e", "d"], ["c", "b"], ["a"]] == [
+        [record.id for record in page] for page in (first, second, third)
+    ]
 
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
@@ -129,17 +135,19 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     other.execute("PRAGMA user_version = 99")
     other.close()
     with pytest.raises(StoreError, match="format 99"):
-        Store(path)
+        RunStore(path)
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     path = tmp_path / "runs.sqlite"
     path.write_bytes(b"not a database, and long enough to be looked at" * 10)
     with pytest.raises(StoreError, match="runs.sqlite"):
-        Store(path)
+        RunStore(path)
 
 
-def test_a_store_whose_bits_have_changed_is_refused_or_read_and_nothing_else(store: Store, tmp_path: Path) -> None:
+def test_a_store_whose_bits_have_changed_is_refused_or_read_and_nothing_else(
+    store: RunStore, tmp_path: Path
+) -> None:
     for number in range(40):
         add(store, f"run-{number}", key=f"key-{number}")
     store.close()
@@ -156,7 +164,7 @@ def test_a_store_whose_bits_have_changed_is_refused_or_read_and_nothing_else(sto
 
 def asked_everything(path: Path) -> str:
     try:
-        store = Store(path)
+        store = RunStore(path)
     except StoreError:
         return "refused"
     try:
@@ -173,7 +181,7 @@ def asked_everything(path: Path) -> str:
     return "read"
 
 
-def test_a_record_that_is_no_text_any_more_costs_no_other(store: Store, tmp_path: Path) -> None:
+def test_a_record_that_is_no_text_any_more_costs_no_other(store: RunStore, tmp_path: Path) -> None:
     add(store, "whole")
     add(store, "damaged")
     store.close()
@@ -181,16 +189,18 @@ def test_a_record_that_is_no_text_any_more_costs_no_other(store: Store, tmp_path
     bits = path.read_bytes()
     path.write_bytes(bits.replace(b'{"id": "damaged"}', b'{"id": "\xff\xfe\xfdaged"}'))
     assert bits != path.read_bytes()
-    assert ["damaged", "whole"] == [record.id for record in Store(path).page(before=None, limit=10)]
+    assert ["damaged", "whole"] == [
+        record.id for record in RunStore(path).page(before=None, limit=10)
+    ]
 
 
-def test_a_disk_that_refuses_is_an_error_of_ours(store: Store) -> None:
+def test_a_disk_that_refuses_is_an_error_of_ours(store: RunStore) -> None:
     store.close()
     with pytest.raises(StoreError):
         store.wanted(1)
 
 
-# Files ---------------------------------------------------------------------------------------------------------------------
+# RunFiles ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,20 +212,29 @@ def test_a_disk_that_refuses_is_an_error_of_ours(store: Store) -> None:
         ('{"action": "pause"}\n{"action": "change"}\n', True),
         ('{"action": "pause"}\n{"action": "resume"}\n', False),
         ('{"action": "resume"}\n{"action": "pause"}\n{"acti', True),
-        ('{"action": "pause"}\n\udcff\udcfe\n' + "[" * 100_000 + '\n5\n"resume"\n[]\n{"action": {}}\n{"action": ["resume"]}\n', True),
+        (
+            '{"action": "pause"}\n\udcff\udcfe\n'
+            + "[" * 100_000
+            + '\n5\n"resume"\n[]\n{"action": {}}\n{"action": ["resume"]}\n',
+            True,
+        ),
     ],
 )
-def test_who_was_told_to_rest_is_known_from_the_audit(tmp_path: Path, lines: str | None, paused: bool) -> None:
-    files = Files(tmp_path)
+def test_who_was_told_to_rest_is_known_from_the_audit(
+    tmp_path: Path, lines: str | None, paused: bool
+) -> None:
+    files = RunFiles(tmp_path)
     files.run("a").mkdir()
     if lines is not None:
         (files.run("a") / "audit.jsonl").write_text(lines, errors="surrogateescape")
     assert paused == files.paused("a")
 
 
-def test_a_log_keeps_its_newest_lines_while_its_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_keeps_its_newest_lines_while_its_process_writes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(child, "LONGEST_LOG", 100)
-    files = Files(tmp_path)
+    files = RunFiles(tmp_path)
     files.own.mkdir()
     files.trim("a")  # there is none yet
     with files.log("a").open("ab", buffering=0) as log:
@@ -231,17 +250,28 @@ def test_a_log_keeps_its_newest_lines_while_its_process_writes_on(tmp_path: Path
 
 @pytest.mark.parametrize("text", [b"", b'{"state": "do', b"\xff", b"[" * 100_000, b"[]", b"5"])
 def test_a_summary_that_is_spoiled_is_none(tmp_path: Path, text: bytes) -> None:
-    files = Files(tmp_path)
+    files = RunFiles(tmp_path)
     files.run("a").mkdir()
     (files.run("a") / "summary.json").write_bytes(text)
     assert files.summary("a") is None
 
 
-@pytest.mark.parametrize("name", ["tokens", "tokens.toml", "lock", "runs.sqlite", "x", "x.config", "x.log"])
-def test_no_name_of_a_run_is_that_of_a_file_of_the_service_or_of_another_run(tmp_path: Path, name: str) -> None:
-    files = Files(tmp_path)
-    taken = {files.tokens, *(files.own / own for own in ("lock", "runs.sqlite", "runs.sqlite-wal", "runs.sqlite-shm"))}
-    others = {path for other in {"x", "y", "x.log", "x.config"} - {name} for path in (files.config(other), files.log(other))}
+@pytest.mark.parametrize(
+    "name", ["tokens", "tokens.toml", "lock", "runs.sqlite", "x", "x.config", "x.log"]
+)
+def test_no_name_of_a_run_is_that_of_a_file_of_the_service_or_of_another_run(
+    tmp_path: Path, name: str
+) -> None:
+    files = RunFiles(tmp_path)
+    taken = {
+        files.tokens,
+        *(files.own / own for own in ("lock", "runs.sqlite", "runs.sqlite-wal", "runs.sqlite-shm")),
+    }
+    others = {
+        path
+        for other in {"x", "y", "x.log", "x.config"} - {name}
+        for path in (files.config(other), files.log(other))
+    }
     assert not {files.config(name), files.log(name)} & (taken | others)
 
 
@@ -267,9 +297,13 @@ def test_no_name_of_a_run_is_that_of_a_file_of_the_service_or_of_another_run(tmp
         ("not", "known", "os:system"),
     ],
 )
-def test_objects_of_modules_that_are_not_allowed_are_refused(section: str, key: str, value: object) -> None:
+def test_objects_of_modules_that_are_not_allowed_are_refused(
+    section: str, key: str, value: object
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        require_allowed({section: {key: value}}, ["tests.support.environments", "gymnasium.wrappers"])
+        require_allowed(
+            {section: {key: value}}, ["tests.support.environments", "gymnasium.wrappers"]
+        )
     (problem,) = caught.value.problems
     assert problem.path.startswith(f"{section}.{key}")
     assert "gymnasium.wrappers" in problem.accepted
@@ -293,7 +327,9 @@ def test_names_of_what_is_installed_or_allowed_pass(section: str, key: str, valu
 
 def test_a_module_that_only_begins_like_an_allowed_one_is_another() -> None:
     with pytest.raises(ConfigError):
-        require_allowed({"env": {"id": "tests.environments_of_others:Env"}}, ["tests.support.environments"])
+        require_allowed(
+            {"env": {"id": "tests.environments_of_others:Env"}}, ["tests.support.environments"]
+        )
 
 
 # Tokens ------------------------------------------------------------------------------------------------------------------------
@@ -308,7 +344,15 @@ def test_tokens_are_made_once_and_for_the_owner_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "control = 1\nread = 2\n", 'control = "a"\n', 'control = "a"\nread = "a"\n', 'control = ""\nread = ""\n', "]"]
+    "text",
+    [
+        "",
+        "control = 1\nread = 2\n",
+        'control = "a"\n',
+        'control = "a"\nread = "a"\n',
+        'control = ""\nread = ""\n',
+        "]",
+    ],
 )
 def test_a_token_file_that_guards_nothing_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens.toml"
@@ -344,13 +388,17 @@ def test_tokens_for_which_there_was_no_room_are_made_at_the_next_start(tmp_path:
 def page_of(name: str, accept: str = "") -> str:
     run = FakeRun(name=name)
     run.train(3)
-    return Exporter(runs=lambda: [run.statistics()], requests={200: 7}).exposition(accept)[0].decode()
+    return (
+        Exporter(runs=lambda: [run.statistics()], requests={200: 7}).exposition(accept)[0].decode()
+    )
 
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS])
 def test_metrics_of_all_runs_are_one_page_that_parses(accept: str) -> None:
     collector = ServiceCollector(counts={"running": 2}, restarts=3, requests={200: 5})
-    body, content_type = exposition(collector, [page_of("a", accept), page_of("b", accept), ""], accept)
+    body, content_type = exposition(
+        collector, [page_of("a", accept), page_of("b", accept), ""], accept
+    )
     assert ("openmetrics" in content_type) == bool(accept)
     parse = parse_openmetrics if accept else text_string_to_metric_families
     samples = [sample for family in parse(body.decode()) for sample in family.samples]
@@ -358,20 +406,36 @@ def test_metrics_of_all_runs_are_one_page_that_parses(accept: str) -> None:
     assert len(set(names)) == len(names)
     runs = {sample.labels["run"] for sample in samples if sample.name == "tianflow_env_steps_total"}
     assert {"a", "b"} == runs
-    assert [5.0] == [sample.value for sample in samples if sample.name == "tianflow_http_requests_total"]  # the service's own only
+    assert [5.0] == [
+        sample.value for sample in samples if sample.name == "tianflow_http_requests_total"
+    ]  # the service's own only
     assert 1 == sum(sample.name == "tianflow_build_info" for sample in samples)
-    states = {sample.labels["state"]: sample.value for sample in samples if sample.name == "tianflow_service_runs"}
+    states = {
+        sample.labels["state"]: sample.value
+        for sample in samples
+        if sample.name == "tianflow_service_runs"
+    }
     assert {"pending": 0.0, "running": 2.0, "done": 0.0, "failed": 0.0, "stopped": 0.0} == states
-    assert [3.0] == [sample.value for sample in samples if sample.name == "tianflow_service_run_restarts_total"]
+    assert [3.0] == [
+        sample.value for sample in samples if sample.name == "tianflow_service_run_restarts_total"
+    ]
 
 
 def test_metrics_say_of_each_run_what_it_says_itself() -> None:
     def told(page: str) -> dict[tuple[Any, ...], float]:
-        samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-        return {(s.name, *sorted(s.labels.items())): s.value for s in samples if s.labels.get("run") == "a"}
+        samples = [
+            sample for family in text_string_to_metric_families(page) for sample in family.samples
+        ]
+        return {
+            (s.name, *sorted(s.labels.items())): s.value
+            for s in samples
+            if s.labels.get("run") == "a"
+        }
 
     page = page_of("a")
-    body, _ = exposition(ServiceCollector(counts={}, restarts=0, requests={}), [page, page_of("b")], "")
+    body, _ = exposition(
+        ServiceCollector(counts={}, restarts=0, requests={}), [page, page_of("b")], ""
+    )
     assert len(told(page)) > 50
     assert told(page) == told(body.decode())
 
@@ -379,5 +443,9 @@ def test_metrics_say_of_each_run_what_it_says_itself() -> None:
 def test_a_label_may_hold_what_ends_a_line_elsewhere() -> None:
     name = "a\u2028b\x85c"
     body, _ = exposition(ServiceCollector(counts={}, restarts=0, requests={}), [page_of(name)], "")
-    samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
+    samples = [
+        sample
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    ]
     assert {name} == {sample.labels["run"] for sample in samples if "run" in sample.labels}

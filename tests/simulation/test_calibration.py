@@ -40,9 +40,19 @@ def history(
     state: str = "running",
 ) -> list[Row]:
     """A line a second, with so much more of everything in each."""
-    shares = {"learner": {"busy": learner, "waiting:batch": 1 - learner}, "actor": {"busy": actors, "waiting:turn": turn, "paused": 0.0}}
+    shares = {
+        "learner": {"busy": learner, "waiting:batch": 1 - learner},
+        "actor": {"busy": actors, "waiting:turn": turn, "paused": 0.0},
+    }
     return [
-        {"t": float(t), "span_s": 1.0, "state": state, "updates": updates * t, "env_steps": steps * t, "episodes": episodes * t}
+        {
+            "t": float(t),
+            "span_s": 1.0,
+            "state": state,
+            "updates": updates * t,
+            "env_steps": steps * t,
+            "episodes": episodes * t,
+        }
         | {"shares": shares, "marks": []}
         for t in range(start, start + seconds)
     ]
@@ -70,25 +80,44 @@ def varied(rows: list[Row], **learner: float) -> list[Row]:
     """As a run of today writes them: with durations."""
     actor = {"count": 10, "mean": 0.16, "spread": 0.5, "skew": 1.0, "apart": 0.3}
     return [
-        row | {"durations": {"actor": actor, "learner": {"count": 10, "mean": 0.05, "spread": 1.0, "skew": 2.0} | learner}} for row in rows
+        row
+        | {
+            "durations": {
+                "actor": actor,
+                "learner": {"count": 10, "mean": 0.05, "spread": 1.0, "skew": 2.0} | learner,
+            }
+        }
+        for row in rows
     ]
 
 
-def test_what_varies_is_told_and_what_actors_differ_by_is_told_from_what_their_trajectories_do() -> None:
+def test_what_varies_is_told_and_what_actors_differ_by_is_told_from_what_their_trajectories_do() -> (
+    None
+):
     told = make_rates(rates_of(varied(history(20)), config()))
     assert (pytest.approx(1.0), pytest.approx(2.0)) == (told.update_spread, told.update_skew)
-    assert (pytest.approx(0.4), pytest.approx(0.3), pytest.approx(1.0)) == (told.trajectory_spread, told.actor_spread, told.trajectory_skew)
-    assert rates_of(history(20), config()).items() <= rates_of(varied(history(20)), config()).items()
+    assert (pytest.approx(0.4), pytest.approx(0.3), pytest.approx(1.0)) == (
+        told.trajectory_spread,
+        told.actor_spread,
+        told.trajectory_skew,
+    )
+    assert (
+        rates_of(history(20), config()).items() <= rates_of(varied(history(20)), config()).items()
+    )
 
 
 def test_what_is_constant_stays_constant() -> None:
     assert 0.0 == rates_of(varied(history(20), spread=0.0, skew=0.0), config())["update_spread"]
 
 
-@pytest.mark.parametrize("durations", [None, {}, {"actor": None, "learner": {}}, {"learner": {"count": 0}}])
+@pytest.mark.parametrize(
+    "durations", [None, {}, {"actor": None, "learner": {}}, {"learner": {"count": 0}}]
+)
 def test_a_history_that_tells_of_no_spread_leaves_it_open(durations: Any) -> None:
     rows = [row | {"durations": durations} for row in history(20)]
-    assert not {"update_spread", "trajectory_spread", "actor_spread"} & set(rates_of(rows, config()))
+    assert not {"update_spread", "trajectory_spread", "actor_spread"} & set(
+        rates_of(rows, config())
+    )
 
 
 def test_what_came_before_the_last_change_counts_no_more() -> None:
@@ -107,9 +136,16 @@ def test_who_only_saves_or_stops_a_run_changes_nothing_that_was_learned_of_it(ac
 def test_shares_that_look_back_to_before_the_start_or_a_rest_are_left_out() -> None:
     starting = history(3, state="starting", updates=0, steps=0, episodes=0, learner=0.0, actors=0.0)
     settling = history(SETTLED, start=3, learner=0.1)
-    assert rates_of(history(20), config()) == pytest.approx(rates_of([*starting, *settling, *history(20, start=3 + SETTLED)], config()))
+    assert rates_of(history(20), config()) == pytest.approx(
+        rates_of([*starting, *settling, *history(20, start=3 + SETTLED)], config())
+    )
     resting = history(3, start=30, state="paused", learner=0.0, actors=0.0)
-    rows = [*history(30), *resting, *history(SETTLED, start=33, learner=0.1), *history(20, start=33 + SETTLED)]
+    rows = [
+        *history(30),
+        *resting,
+        *history(SETTLED, start=33, learner=0.1),
+        *history(20, start=33 + SETTLED),
+    ]
     assert rates_of(history(20), config()) == pytest.approx(rates_of(rows, config()))
 
 
@@ -140,11 +176,20 @@ def run_directory(folder: Path, made: Config, rows: list[Row]) -> Path:
 
 def test_counts_bounds_and_speeds_may_differ_from_those_of_the_run(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, config(), history(20))
-    other = cartpole(actors={"count": 9}, balance={"max_staleness": 4}, learner={"slowdown": 2.0}, algorithm={"learning_rate": 1e-5})
-    assert (rates_of(history(20), config()), {"latency_s", "learner_latency_s"}) == read_like(directory, other)
+    other = cartpole(
+        actors={"count": 9},
+        balance={"max_staleness": 4},
+        learner={"slowdown": 2.0},
+        algorithm={"learning_rate": 1e-5},
+    )
+    assert (rates_of(history(20), config()), {"latency_s", "learner_latency_s"}) == read_like(
+        directory, other
+    )
 
 
-def test_an_update_of_twice_the_trajectories_is_supposed_to_take_twice_the_time(tmp_path: Path) -> None:
+def test_an_update_of_twice_the_trajectories_is_supposed_to_take_twice_the_time(
+    tmp_path: Path,
+) -> None:
     directory, own = run_directory(tmp_path, config(), history(20)), config()
     twice = cartpole(algorithm={"batch_trajectories": 2 * own.algorithm.batch_trajectories})
     told, supposed = read_like(directory, twice)
@@ -161,7 +206,9 @@ def test_an_update_of_twice_the_trajectories_is_supposed_to_take_twice_the_time(
         ({"actors": {"rollout_steps": 32}}, "another actors.rollout_steps,"),
     ],
 )
-def test_other_work_takes_another_time(tmp_path: Path, sections: dict[str, Any], named: str) -> None:
+def test_other_work_takes_another_time(
+    tmp_path: Path, sections: dict[str, Any], named: str
+) -> None:
     directory = run_directory(tmp_path, config(), history(20))
     with pytest.raises(ConfigError, match=named):
         read_like(directory, cartpole(**sections))
@@ -170,7 +217,9 @@ def test_other_work_takes_another_time(tmp_path: Path, sections: dict[str, Any],
 def test_what_a_simulation_is_told_of_a_history_it_gives_back() -> None:
     """Ten trajectories and ten updates a second; the learner is busy for half of the time."""
     made = config(balance={"max_staleness": 4})
-    outcome = Simulation(made, make_rates(rates_of(history(20, turn=0.0, actors=1.0), made))).run(updates=200, warmup=20)
+    outcome = Simulation(made, make_rates(rates_of(history(20, turn=0.0, actors=1.0), made))).run(
+        updates=200, warmup=20
+    )
     assert 600.0 == pytest.approx(outcome.steps_per_s, rel=0.03)
     assert 10.0 == pytest.approx(outcome.updates_per_s, rel=0.03)
     assert 0.5 == pytest.approx(outcome.learner["busy"], abs=0.02)
@@ -180,13 +229,32 @@ def test_the_command_takes_a_run_by_name_and_replaces_single_rates(tmp_path: Pat
     run_directory(tmp_path, config(), history(20))
     source = str(tmp_path / "earlier" / CONFIG_FILE)
     result = CliRunner().invoke(
-        cli.app, ["simulate", source, "rates.update_s=0.25", "--like", "earlier", "--runs-dir", str(tmp_path), "--updates", "20", "--json"]
+        cli.app,
+        [
+            "simulate",
+            source,
+            "rates.update_s=0.25",
+            "--like",
+            "earlier",
+            "--runs-dir",
+            str(tmp_path),
+            "--updates",
+            "20",
+            "--json",
+        ],
     )
     assert 0 == result.exit_code, result.output
     told, supposed = (json.loads(result.stdout)[key] for key in ("rates", "supposed"))
     assert (0.25, pytest.approx(0.16)) == (told["update_s"], told["trajectory_s"])
-    assert {"latency_s": 0.001, "learner_latency_s": 0.001, "trajectory_spread": 0.1, "update_spread": 0.0} == supposed
-    missing = CliRunner().invoke(cli.app, ["simulate", source, "--like", "erlier", "--runs-dir", str(tmp_path)])
+    assert {
+        "latency_s": 0.001,
+        "learner_latency_s": 0.001,
+        "trajectory_spread": 0.1,
+        "update_spread": 0.0,
+    } == supposed
+    missing = CliRunner().invoke(
+        cli.app, ["simulate", source, "--like", "erlier", "--runs-dir", str(tmp_path)]
+    )
     assert (1, True) == (missing.exit_code, "did you mean 'earlier'?" in missing.stderr)
 
 
@@ -196,13 +264,30 @@ def test_the_command_says_what_it_supposes_and_only_that(tmp_path: Path) -> None
 
     def said(*more: str) -> str:
         result = CliRunner().invoke(
-            cli.app, ["simulate", source, *more, "--like", "earlier", "--runs-dir", str(tmp_path), "--updates", "20"]
+            cli.app,
+            [
+                "simulate",
+                source,
+                *more,
+                "--like",
+                "earlier",
+                "--runs-dir",
+                str(tmp_path),
+                "--updates",
+                "20",
+            ],
         )
         assert 0 == result.exit_code, result.output
-        return next((line for line in result.stdout.splitlines() if line.startswith("supposed")), "")
+        return next(
+            (line for line in result.stdout.splitlines() if line.startswith("supposed")), ""
+        )
 
-    assert said().endswith(": latency_s = 0.001, learner_latency_s = 0.001, trajectory_spread = 0.1, update_spread = 0")
-    assert said("rates.latency_s=0", "rates.update_spread=1").endswith(": learner_latency_s = 0.001, trajectory_spread = 0.1")
+    assert said().endswith(
+        ": latency_s = 0.001, learner_latency_s = 0.001, trajectory_spread = 0.1, update_spread = 0"
+    )
+    assert said("rates.latency_s=0", "rates.update_spread=1").endswith(
+        ": learner_latency_s = 0.001, trajectory_spread = 0.1"
+    )
     (directory / NAME).write_text("".join(json.dumps(row) + "\n" for row in varied(history(20))))
     assert said().endswith(": latency_s = 0.001, learner_latency_s = 0.001")
     assert "" == said("rates.latency_s=0", "rates.learner_latency_s=0")

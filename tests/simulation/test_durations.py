@@ -10,7 +10,9 @@ import pytest
 from tianflow.simulation.durations import Durations
 
 
-def drawn(count: int = 40_000, *, mean: float = 0.2, spread: float, skew: float = 0.0, seed: int = 0) -> list[float]:
+def drawn(
+    count: int = 40_000, *, mean: float = 0.2, spread: float, skew: float = 0.0, seed: int = 0
+) -> list[float]:
     durations = Durations(mean=mean, spread=spread, skew=skew, random=np.random.default_rng(seed))
     return [durations.draw() for _ in range(count)]
 
@@ -19,13 +21,19 @@ def test_without_a_spread_all_take_the_same_time() -> None:
     assert {0.2} == set(drawn(5000, spread=0.0, skew=3.0)) == set(drawn(5000, spread=1e-12))
 
 
-@pytest.mark.parametrize(("spread", "skew"), [(0.02, 0.0), (0.3, 0.6), (1.0, 0.0), (0.3, 4.0), (1.5, 9.0)])
-def test_times_have_the_mean_spread_and_skew_that_were_asked_for(spread: float, skew: float) -> None:
+@pytest.mark.parametrize(
+    ("spread", "skew"), [(0.02, 0.0), (0.3, 0.6), (1.0, 0.0), (0.3, 4.0), (1.5, 9.0)]
+)
+def test_times_have_the_mean_spread_and_skew_that_were_asked_for(
+    spread: float, skew: float
+) -> None:
     times = drawn(spread=spread, skew=skew)
     mean, deviation = fmean(times), pstdev(times)
     assert 0.2 == pytest.approx(mean, rel=0.05)
     assert spread == pytest.approx(deviation / mean, rel=0.1)
-    assert max(skew, 2 * spread) == pytest.approx(fmean([(time - mean) ** 3 for time in times]) / deviation**3, rel=0.25, abs=0.05)
+    assert max(skew, 2 * spread) == pytest.approx(
+        fmean([(time - mean) ** 3 for time in times]) / deviation**3, rel=0.25, abs=0.05
+    )
     assert min(times) > 0.0
 
 

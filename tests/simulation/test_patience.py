@@ -19,8 +19,8 @@ from tianflow.errors import ConfigError
 from tianflow.simulation.clock import AT_MOST, Clock
 from tianflow.simulation.durations import Durations
 from tianflow.simulation.patience import MOST_S, Patience, a_batch_s, require_an_end
-from tianflow.simulation.progress import EVERY_S, Progress, Standing
-from tianflow.simulation.rates import Rates
+from tianflow.simulation.progress import EVERY_S, Progress, ProgressState
+from tianflow.simulation.rates import MeasuredRates
 from tianflow.simulation.simulation import Simulation
 
 ONE_EACH = ("rates.trajectory_s=1", "rates.update_s=1")
@@ -42,7 +42,18 @@ def config(*, count: int = 4, batch: int = 2, slowdown: float = 0.0) -> Config:
 # Refused ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["trajectory_s", "update_s", "publish_s", "turn_s", "restart_s", "latency_s", "learner_latency_s"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "trajectory_s",
+        "update_s",
+        "publish_s",
+        "turn_s",
+        "restart_s",
+        "latency_s",
+        "learner_latency_s",
+    ],
+)
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e300"])
 def test_a_time_is_a_number_that_somebody_could_wait_for(name: str, value: str) -> None:
     result = run(f"rates.{name}={value}")
@@ -83,14 +94,28 @@ def test_a_rate_that_nothing_has_is_refused_by_name(given: str) -> None:
         (("--warmup", "1000000000000"), "--warmup"),
         (("--seconds", "-1"), "--seconds"),
         (("--seconds", "nan"), "--seconds"),
-        (("learner.slowdown=1e300",), "--updates = 220: would last 2.2e+302 s of virtual time: an update takes 1e+300 s (rates.update_s"),
-        (("rates.trajectory_s=500000", "--seconds", "1e300"), "a batch of 1 takes 5e+05 s (rates.trajectory_s"),
-        (("algorithm.batch_trajectories=1000000000",), "algorithm.batch_trajectories = 1000000000: no run has slots"),
+        (
+            ("learner.slowdown=1e300",),
+            "--updates = 220: would last 2.2e+302 s of virtual time: an update takes 1e+300 s (rates.update_s",
+        ),
+        (
+            ("rates.trajectory_s=500000", "--seconds", "1e300"),
+            "a batch of 1 takes 5e+05 s (rates.trajectory_s",
+        ),
+        (
+            ("algorithm.batch_trajectories=1000000000",),
+            "algorithm.batch_trajectories = 1000000000: no run has slots",
+        ),
         (("algorithm.batch_trajectories=60000",), "a batch of 60000 takes 6e+04 s"),
-        (("rates.bandwidth=1", "rates.weights_bytes=1e9"), "rates.bandwidth = 1.0: what crosses a link would take 1e+09 s"),
+        (
+            ("rates.bandwidth=1", "rates.weights_bytes=1e9"),
+            "rates.bandwidth = 1.0: what crosses a link would take 1e+09 s",
+        ),
     ],
 )
-def test_what_would_go_on_for_ever_is_refused_by_name(arguments: tuple[str, ...], words: str) -> None:
+def test_what_would_go_on_for_ever_is_refused_by_name(
+    arguments: tuple[str, ...], words: str
+) -> None:
     result = run(*arguments)
     assert 2 == result.exit_code
     assert words in result.stderr
@@ -102,7 +127,9 @@ def test_what_lasts_long_may_be_simulated_up_to_an_end() -> None:
 
 
 def test_how_long_it_would_last_is_set_by_the_slower_side() -> None:
-    slow = Rates(trajectory_s=MOST_S / 1e4, update_s=1.0, straggler_share=0.5, straggler_factor=2.0)
+    slow = MeasuredRates(
+        trajectory_s=MOST_S / 1e4, update_s=1.0, straggler_share=0.5, straggler_factor=2.0
+    )
     whole = config(count=4, batch=3)
     assert pytest.approx(3 * slow.trajectory_s / (4 * 0.75)) == a_batch_s(whole, slow)
     require_an_end(whole, slow, updates=10_000, seconds=math.inf)
@@ -128,21 +155,34 @@ def test_a_clock_comes_back_though_time_stands_still() -> None:
 
 
 def test_patience_is_over_when_nothing_comes_of_many_events_or_of_much_time() -> None:
-    rates = Rates(trajectory_s=1.0, update_s=1.0)
+    rates = MeasuredRates(trajectory_s=1.0, update_s=1.0)
     for step in ({"now": 1e4}, {"events": 10**7}):
         patience = Patience(config(), rates)
         at = {"now": 0.0, "events": 0}
         for updates in range(1, 4):
-            at = {"now": at["now"] + step.get("now", 0.0), "events": int(at["events"] + step.get("events", 0))}
+            at = {
+                "now": at["now"] + step.get("now", 0.0),
+                "events": int(at["events"] + step.get("events", 0)),
+            }
             assert not patience.is_over(updates=updates, now=at["now"], events=int(at["events"]))
-        assert not patience.is_over(updates=3, now=at["now"] + 100.0, events=int(at["events"]) + 10**6)
-        assert patience.is_over(updates=3, now=at["now"] + step.get("now", 0.0), events=int(at["events"] + step.get("events", 0)))
+        assert not patience.is_over(
+            updates=3, now=at["now"] + 100.0, events=int(at["events"]) + 10**6
+        )
+        assert patience.is_over(
+            updates=3,
+            now=at["now"] + step.get("now", 0.0),
+            events=int(at["events"] + step.get("events", 0)),
+        )
 
 
 def test_actors_that_fail_before_anything_is_whole_are_called_stalled() -> None:
     """There is always something due, and virtual time goes on: only nothing comes of it."""
     result = run("rates.failures_per_hour=360000", "rates.restart_s=0.1", "--json")
-    assert (1, "stalled", 0) == (result.exit_code, json.loads(result.stdout)["bottleneck"], json.loads(result.stdout)["updates"])
+    assert (1, "stalled", 0) == (
+        result.exit_code,
+        json.loads(result.stdout)["bottleneck"],
+        json.loads(result.stdout)["updates"],
+    )
 
 
 def test_one_that_ended_in_its_warm_up_says_so() -> None:
@@ -152,9 +192,14 @@ def test_one_that_ended_in_its_warm_up_says_so() -> None:
 EXTREMES = st.fixed_dictionaries(
     {
         **dict.fromkeys(("trajectory_s", "update_s"), st.sampled_from([1e-6, 1e-3, 1.0, 1e6])),
-        **dict.fromkeys(("trajectory_spread", "update_spread", "actor_spread"), st.sampled_from([0.0, 1.0, 1e3])),
+        **dict.fromkeys(
+            ("trajectory_spread", "update_spread", "actor_spread"), st.sampled_from([0.0, 1.0, 1e3])
+        ),
         **dict.fromkeys(("trajectory_skew", "update_skew"), st.sampled_from([-1e6, 0.0, 1e6])),
-        **dict.fromkeys(("publish_s", "turn_s", "restart_s", "latency_s", "learner_latency_s"), st.sampled_from([0.0, 1e-9, 1e6])),
+        **dict.fromkeys(
+            ("publish_s", "turn_s", "restart_s", "latency_s", "learner_latency_s"),
+            st.sampled_from([0.0, 1e-9, 1e6]),
+        ),
         "straggler_share": st.sampled_from([0.0, 0.5, 1.0]),
         "straggler_factor": st.sampled_from([1.0, 1e6]),
         "failures_per_hour": st.sampled_from([0.0, 3.6e6]),
@@ -165,17 +210,26 @@ EXTREMES = st.fixed_dictionaries(
 
 
 @settings(max_examples=100, deadline=None)
-@given(rates=EXTREMES, bound=st.sampled_from([0, 2, "unbounded"]), patience=st.sampled_from([0.0, 1e300]))
-def test_whatever_rates_may_be_it_ends_within_the_bound(rates: dict[str, Any], bound: int | str, patience: float) -> None:
+@given(
+    rates=EXTREMES,
+    bound=st.sampled_from([0, 2, "unbounded"]),
+    patience=st.sampled_from([0.0, 1e300]),
+)
+def test_whatever_rates_may_be_it_ends_within_the_bound(
+    rates: dict[str, Any], bound: int | str, patience: float
+) -> None:
     whole = cartpole(
         algorithm={"batch_trajectories": 2},
         actors={"count": 3},
         balance={"max_staleness": bound, "min_fragment_steps": 1, "straggler_patience": patience},
     )
-    outcome = Simulation(whole, Rates(**rates)).run(updates=3, seconds=2.0)
+    outcome = Simulation(whole, MeasuredRates(**rates)).run(updates=3, seconds=2.0)
     assert outcome.updates == 3 or outcome.seconds <= 2.0 + 0.25 or outcome.bottleneck == "stalled"
     assert 0 == outcome.staleness.violations
-    assert all(math.isfinite(value) for value in (outcome.steps_per_s, outcome.trained_steps_per_s, outcome.updates_per_s))
+    assert all(
+        math.isfinite(value)
+        for value in (outcome.steps_per_s, outcome.trained_steps_per_s, outcome.updates_per_s)
+    )
 
 
 def test_times_are_positive_however_seldom_one_is_not_next_to_nothing() -> None:
@@ -189,8 +243,14 @@ def test_times_are_positive_however_seldom_one_is_not_next_to_nothing() -> None:
 def test_what_takes_a_while_says_how_far_it_is_and_how_long_it_will_take() -> None:
     now, said = [0.0], list[str]()
     progress = Progress(said.append, clock=lambda: now[0])
-    for now[0], part in ((EVERY_S - 0.1, 0.1), (EVERY_S, 0.0), (EVERY_S + 1.0, 0.1), (4 * EVERY_S, 0.2), (8 * EVERY_S, 0.001)):
-        progress(lambda part=part: Standing(updates=7, now=12.5, part=part))  # type: ignore[misc]
+    for now[0], part in (
+        (EVERY_S - 0.1, 0.1),
+        (EVERY_S, 0.0),
+        (EVERY_S + 1.0, 0.1),
+        (4 * EVERY_S, 0.2),
+        (8 * EVERY_S, 0.001),
+    ):
+        progress(lambda part=part: ProgressState(updates=7, now=12.5, part=part))  # type: ignore[misc]
     assert [
         "7 updates, 12.5 s of virtual time, 0.0%; no end in sight yet",
         "7 updates, 12.5 s of virtual time, 20.0%; about 80 s to go",
@@ -200,9 +260,11 @@ def test_what_takes_a_while_says_how_far_it_is_and_how_long_it_will_take() -> No
 
 def test_the_part_that_is_done_is_that_of_whichever_end_comes_first() -> None:
     parts = []
-    rates = Rates(trajectory_s=1.0, update_s=1.0, trajectory_spread=0.0)
+    rates = MeasuredRates(trajectory_s=1.0, update_s=1.0, trajectory_spread=0.0)
     for seconds in (10.0, math.inf):
-        Simulation(config(), rates).run(updates=20, seconds=seconds, tell=lambda standing: parts.append(standing().part))
+        Simulation(config(), rates).run(
+            updates=20, seconds=seconds, tell=lambda standing: parts.append(standing().part)
+        )
         assert sorted(parts) == parts
         assert 0.9 < parts[-1] <= 1.0
         parts.clear()

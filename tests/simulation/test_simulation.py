@@ -21,12 +21,19 @@ from tianflow.core.payloads import Batch
 from tianflow.errors import ConfigError
 from tianflow.simulation import measuring
 from tianflow.simulation.clock import Clock
-from tianflow.simulation.outcome import Outcome
-from tianflow.simulation.rates import Rates, make_rates, read_rates
+from tianflow.simulation.outcome import SimulationResult
+from tianflow.simulation.rates import MeasuredRates, make_rates, read_rates
 from tianflow.simulation.simulation import Simulation
 
 
-def config(*, count: int = 4, batch: int = 4, bound: int | str = 1, steps: int = 32, **sections: dict[str, Any]) -> Config:
+def config(
+    *,
+    count: int = 4,
+    batch: int = 4,
+    bound: int | str = 1,
+    steps: int = 32,
+    **sections: dict[str, Any],
+) -> Config:
     return cartpole(
         algorithm={"batch_trajectories": batch},
         actors={"count": count, "rollout_steps": steps, **sections.pop("actors", {})},
@@ -35,29 +42,39 @@ def config(*, count: int = 4, batch: int = 4, bound: int | str = 1, steps: int =
     )
 
 
-def rates(**values: float) -> Rates:
-    return Rates(**{"trajectory_s": 1.0, "update_s": 1.0, "trajectory_spread": 0.1, **values})
+def rates(**values: float) -> MeasuredRates:
+    return MeasuredRates(
+        **{"trajectory_s": 1.0, "update_s": 1.0, "trajectory_spread": 0.1, **values}
+    )
 
 
-def equal_halves(actors: int, batch: int, bound: int, **values: float) -> Outcome:
+def equal_halves(actors: int, batch: int, bound: int, **values: float) -> SimulationResult:
     """An update takes as long as the actors take for a batch."""
     given = rates(update_s=batch / actors, **values)
-    return Simulation(config(count=actors, batch=batch, bound=bound), given, seed=1).run(updates=200, warmup=20)
+    return Simulation(config(count=actors, batch=batch, bound=bound), given, seed=1).run(
+        updates=200, warmup=20
+    )
 
 
 # Closed forms -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("actors", "bound"), [(8, 0), (16, 0), (8, 2), (16, 1), (32, 1), (32, 2), (64, 3)])
+@pytest.mark.parametrize(
+    ("actors", "bound"), [(8, 0), (16, 0), (8, 2), (16, 1), (32, 1), (32, 2), (64, 3)]
+)
 def test_the_bound_costs_what_the_formula_says(actors: int, bound: int) -> None:
     batch = 8
-    share = equal_halves(actors, batch, bound, trajectory_spread=0.01).trained_steps_per_s / (actors * 32 * 4)
+    share = equal_halves(actors, batch, bound, trajectory_spread=0.01).trained_steps_per_s / (
+        actors * 32 * 4
+    )
     expected = min(1.0, (bound + 1) * batch / (actors + batch))
     assert expected * 0.95 <= share <= expected * 1.02
 
 
 def test_a_slow_learner_sets_the_pace_and_trains_at_the_bound() -> None:
-    outcome = Simulation(config(count=8, batch=4, bound=3), rates(update_s=4.0)).run(updates=50, warmup=10)
+    outcome = Simulation(config(count=8, batch=4, bound=3), rates(update_s=4.0)).run(
+        updates=50, warmup=10
+    )
     assert 0.25 == pytest.approx(outcome.updates_per_s, rel=0.01)
     assert 3.0 == pytest.approx(outcome.staleness.mean, abs=0.05)
     assert "learning-bound" == outcome.bottleneck
@@ -65,7 +82,9 @@ def test_a_slow_learner_sets_the_pace_and_trains_at_the_bound() -> None:
 
 
 def test_slow_actors_set_the_pace() -> None:
-    outcome = Simulation(config(count=4, batch=4, bound=4), rates(update_s=0.01)).run(updates=50, warmup=10)
+    outcome = Simulation(config(count=4, batch=4, bound=4), rates(update_s=0.01)).run(
+        updates=50, warmup=10
+    )
     assert 4 * 128 == pytest.approx(outcome.steps_per_s, rel=0.03)
     assert "sampling-bound" == outcome.bottleneck
     assert sum(outcome.shares_of_actors.values()) == pytest.approx(1.0)
@@ -74,17 +93,27 @@ def test_slow_actors_set_the_pace() -> None:
 
 def test_actors_of_one_host_take_turns() -> None:
     alone, shared = (
-        Simulation(config(bound=4, actors={"hosts": hosts}), rates(update_s=0.01)).run(updates=50, warmup=10) for hosts in (None, 2)
+        Simulation(config(bound=4, actors={"hosts": hosts}), rates(update_s=0.01)).run(
+            updates=50, warmup=10
+        )
+        for hosts in (None, 2)
     )
     assert alone.steps_per_s / 2 == pytest.approx(shared.steps_per_s, rel=0.03)
 
 
 def test_a_slow_link_costs_time_and_age() -> None:
-    near, far = (Simulation(config(bound=1), rates(update_s=1.0, latency_s=delay)).run(updates=100, warmup=10) for delay in (0.0, 0.5))
+    near, far = (
+        Simulation(config(bound=1), rates(update_s=1.0, latency_s=delay)).run(
+            updates=100, warmup=10
+        )
+        for delay in (0.0, 0.5)
+    )
     assert far.steps_per_s < 0.75 * near.steps_per_s
     narrow = rates(update_s=0.1, trajectory_spread=0.0, bandwidth=1000.0, weights_bytes=2000.0)
     outcome = Simulation(config(count=4, batch=4, bound=0), narrow).run(updates=50, warmup=10)
-    assert 1 / (1.0 + 0.1 + 2.0) == pytest.approx(outcome.updates_per_s, rel=0.02)  # rolled out, trained on, two seconds of weights
+    assert 1 / (1.0 + 0.1 + 2.0) == pytest.approx(
+        outcome.updates_per_s, rel=0.02
+    )  # rolled out, trained on, two seconds of weights
     assert outcome.shares_of_actors["waiting:weights"] == pytest.approx(2.0 / 3.1, abs=0.02)
 
 
@@ -92,8 +121,13 @@ def test_a_slow_link_costs_time_and_age() -> None:
 
 
 def test_the_same_seed_gives_the_same_outcome_and_another_does_not() -> None:
-    hard = rates(straggler_share=0.25, straggler_factor=5.0, failures_per_hour=60.0, update_spread=0.3)
-    first, again, other = (Simulation(config(count=16), hard, seed=seed).run(updates=100).document() for seed in (1, 1, 2))
+    hard = rates(
+        straggler_share=0.25, straggler_factor=5.0, failures_per_hour=60.0, update_spread=0.3
+    )
+    first, again, other = (
+        Simulation(config(count=16), hard, seed=seed).run(updates=100).document()
+        for seed in (1, 1, 2)
+    )
     assert first == again
     assert first != other
 
@@ -109,16 +143,22 @@ def test_stragglers_are_cut_and_keep_their_share() -> None:
 
 
 def test_failures_lose_what_was_in_the_making_and_actors_come_back() -> None:
-    simulation = Simulation(config(count=8, batch=4, bound=1), rates(failures_per_hour=360.0, restart_s=5.0), seed=2)
+    simulation = Simulation(
+        config(count=8, batch=4, bound=1), rates(failures_per_hour=360.0, restart_s=5.0), seed=2
+    )
     outcome = simulation.run(updates=300)
     assert outcome.dropped["died"] > 0
-    assert 5 / 15 == pytest.approx(outcome.shares_of_actors["down"], abs=0.05)  # fails every 10 s, is away for 5
+    assert 5 / 15 == pytest.approx(
+        outcome.shares_of_actors["down"], abs=0.05
+    )  # fails every 10 s, is away for 5
     assert not broken_identity(simulation.ledger)
 
 
 def test_other_laws_run_as_they_are() -> None:
     eager, fresh, strict, loose = (
-        Simulation(config(count=4, batch=4, bound=8, balance={"controller": law}), rates(update_s=2.0)).run(updates=400, warmup=200)
+        Simulation(
+            config(count=4, batch=4, bound=8, balance={"controller": law}), rates(update_s=2.0)
+        ).run(updates=400, warmup=200)
         for law in ("staleness", "freshest", "lockstep", "open_loop")
     )
     assert fresh.staleness.mean is not None
@@ -136,7 +176,12 @@ class Judged(Simulation):
         super()._use(batch)
         if self._updating is batch:
             self.used = getattr(self, "used", [])
-            self.used.append((self._bound, max(self._version.number - t.version.number for t in batch.trajectories)))
+            self.used.append(
+                (
+                    self._bound,
+                    max(self._version.number - t.version.number for t in batch.trajectories),
+                )
+            )
 
 
 class Tightening:
@@ -172,7 +217,7 @@ SMALL = st.fixed_dictionaries(
     }
 )
 HARD = st.builds(
-    Rates,
+    MeasuredRates,
     trajectory_s=st.sampled_from([0.2, 1.0]),
     update_s=st.sampled_from([0.01, 0.3, 2.0]),
     trajectory_spread=st.sampled_from([0.0, 0.1, 1.0]),
@@ -202,8 +247,16 @@ def small(case: dict[str, Any]) -> Config:
 
 @settings(max_examples=60, deadline=None)
 @example(
-    case={"count": 2, "batch": 1, "bound": 0, "interval": 1, "patience": 0.0, "minimum": 1, "hosts": 1},
-    hard=Rates(
+    case={
+        "count": 2,
+        "batch": 1,
+        "bound": 0,
+        "interval": 1,
+        "patience": 0.0,
+        "minimum": 1,
+        "hosts": 1,
+    },
+    hard=MeasuredRates(
         trajectory_s=0.2,
         update_s=0.01,
         trajectory_spread=0.0,
@@ -215,7 +268,9 @@ def small(case: dict[str, Any]) -> Config:
     seed=1,
 )  # one fails while it waits for weights, and the other one of its host has the turn when they come
 @given(case=SMALL, hard=HARD, seed=st.integers(0, 5))
-def test_the_bound_holds_and_nothing_stops_whatever_happens(case: dict[str, Any], hard: Rates, seed: int) -> None:
+def test_the_bound_holds_and_nothing_stops_whatever_happens(
+    case: dict[str, Any], hard: MeasuredRates, seed: int
+) -> None:
     simulation = Judged(small(case), hard, seed=seed)
     outcome = simulation.run(updates=25, seconds=3e4)
     assert 25 == outcome.updates
@@ -235,9 +290,15 @@ def test_a_run_in_which_nobody_goes_on_is_called_stalled() -> None:
 
 
 @pytest.mark.parametrize("env_steps", [0.25, 2.4, 7.6])
-def test_where_episodes_end_each_trajectory_has_a_whole_number_of_steps_and_all_have_what_the_rate_says(env_steps: float) -> None:
-    outcome = Simulation(config(bound=4, steps=8), rates(update_s=0.01, env_steps=env_steps)).run(updates=500, warmup=10)
-    assert max(1.0, env_steps) == pytest.approx(outcome.trained_steps_per_s / (4 * outcome.updates_per_s), rel=0.01)
+def test_where_episodes_end_each_trajectory_has_a_whole_number_of_steps_and_all_have_what_the_rate_says(
+    env_steps: float,
+) -> None:
+    outcome = Simulation(config(bound=4, steps=8), rates(update_s=0.01, env_steps=env_steps)).run(
+        updates=500, warmup=10
+    )
+    assert max(1.0, env_steps) == pytest.approx(
+        outcome.trained_steps_per_s / (4 * outcome.updates_per_s), rel=0.01
+    )
 
 
 def test_the_way_to_the_compute_thread_costs_time_only_where_nothing_waits_there_already() -> None:
@@ -250,7 +311,13 @@ def test_the_way_to_the_compute_thread_costs_time_only_where_nothing_waits_there
 
 def test_ten_thousand_actors_with_stragglers_and_failures_are_kept_within_the_bound() -> None:
     """More than a run may have. Everything that happens to a trajectory is a few events, however many others there are."""
-    hard = rates(update_s=0.05, trajectory_spread=0.3, straggler_share=0.02, straggler_factor=20.0, failures_per_hour=60.0)
+    hard = rates(
+        update_s=0.05,
+        trajectory_spread=0.3,
+        straggler_share=0.02,
+        straggler_factor=20.0,
+        failures_per_hour=60.0,
+    )
     simulation = Judged(config(batch=500, bound=10), hard, actors=10_000, seed=1)
     outcome = simulation.run(updates=25)
     assert (10_000, 25, 0) == (outcome.actors, outcome.updates, outcome.staleness.violations)
@@ -261,7 +328,7 @@ def test_ten_thousand_actors_with_stragglers_and_failures_are_kept_within_the_bo
     assert outcome.events < 8 * simulation.ledger.snapshot().granted
 
 
-# Rates and the command --------------------------------------------------------------------------------------------------
+# MeasuredRates and the command --------------------------------------------------------------------------------------------------
 
 
 def run(*arguments: str) -> Any:
@@ -273,12 +340,32 @@ def test_the_command_takes_rates_from_a_file_and_overrides(tmp_path: Path) -> No
     (tmp_path / "rates.json").write_text('{"rates": {"trajectory_s": 1.0, "update_s": 5.0}}')
     assert read_rates(tmp_path / "rates.toml") == read_rates(tmp_path / "rates.json")
     result = run(
-        "cartpole_ppo", "actors.count=3", "rates.update_s=0.5", "--rates", str(tmp_path / "rates.toml"), "--updates", "20", "--json"
+        "cartpole_ppo",
+        "actors.count=3",
+        "rates.update_s=0.5",
+        "--rates",
+        str(tmp_path / "rates.toml"),
+        "--updates",
+        "20",
+        "--json",
     )
     assert 0 == result.exit_code, result.output
     document = json.loads(result.stdout)
-    assert (3, 20, 0.5, 1.0) == (document["actors"], document["updates"], document["rates"]["update_s"], document["rates"]["trajectory_s"])
-    many = run("cartpole_ppo", "actors=5000", "rates.trajectory_s=1", "rates.update_s=1", "--updates", "2", "--json")
+    assert (3, 20, 0.5, 1.0) == (
+        document["actors"],
+        document["updates"],
+        document["rates"]["update_s"],
+        document["rates"]["trajectory_s"],
+    )
+    many = run(
+        "cartpole_ppo",
+        "actors=5000",
+        "rates.trajectory_s=1",
+        "rates.update_s=1",
+        "--updates",
+        "2",
+        "--json",
+    )
     assert 5000 == json.loads(many.stdout)["actors"]
     plain = run("cartpole_ppo", "rates.trajectory_s=1", "rates.update_s=1", "--updates", "20")
     assert "staleness: min" in plain.stdout
@@ -289,16 +376,30 @@ def test_the_command_takes_rates_from_a_file_and_overrides(tmp_path: Path) -> No
     [
         (("pendulum_sac", "rates.trajectory_s=1", "rates.update_s=1"), "learns from replay"),
         (("cartpole_ppo", "rates.trajectory_s=1"), "rates.update_s: nobody can tell it"),
-        (("cartpole_ppo", "rates.trajectory_s=1", "rates.update_s=1", "rates.speed=1"), "is no rate"),
+        (
+            ("cartpole_ppo", "rates.trajectory_s=1", "rates.update_s=1", "rates.speed=1"),
+            "is no rate",
+        ),
         (("cartpole_ppo", "rates.trajectory_s=-1", "rates.update_s=1"), "rates.trajectory_s = -1"),
         (("cartpole_ppo", "--rates", "."), "a run is given with --like"),
-        (("cartpole_ppo", "actors=0", "rates.trajectory_s=1", "rates.update_s=1"), "a whole number from 1"),
-        (("cartpole_ppo", "actors=many", "rates.trajectory_s=1", "rates.update_s=1"), "is not how many actors"),
+        (
+            ("cartpole_ppo", "actors=0", "rates.trajectory_s=1", "rates.update_s=1"),
+            "a whole number from 1",
+        ),
+        (
+            ("cartpole_ppo", "actors=many", "rates.trajectory_s=1", "rates.update_s=1"),
+            "is not how many actors",
+        ),
         (("cartpole_ppo", "--rates", "no-such-file.toml"), "No such file"),
-        (("cartpole_ppo", "actors.count=0", "rates.trajectory_s=1", "rates.update_s=1"), "nobody would sample"),
+        (
+            ("cartpole_ppo", "actors.count=0", "rates.trajectory_s=1", "rates.update_s=1"),
+            "nobody would sample",
+        ),
     ],
 )
-def test_what_cannot_be_simulated_is_refused_with_a_sentence(arguments: tuple[str, ...], words: str) -> None:
+def test_what_cannot_be_simulated_is_refused_with_a_sentence(
+    arguments: tuple[str, ...], words: str
+) -> None:
     result = run(*arguments)
     assert 2 == result.exit_code
     assert words in result.stderr

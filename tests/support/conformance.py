@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.worlds import FIRST, NUM_ENVS, STEPS, WEIGHTS_NBYTES, EventsLink, WeightsLink, World, tickets, turns
+from tests.support.worlds import (
+    FIRST,
+    NUM_ENVS,
+    STEPS,
+    WEIGHTS_NBYTES,
+    EventsLink,
+    WeightsLink,
+    World,
+    tickets,
+    turns,
+)
 from tianflow.core.events import EnvironmentFailed, Event, SettingsChanged
 from tianflow.core.payloads import NO_VERSION, Batch, Episode, Settlement, Trajectory, Version
 from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel
@@ -58,12 +68,16 @@ class GrantsConform(Opens):
         await world.update(source)
         assert Version(1, 1) == (await sender.acquire()).version
 
-    async def test_a_grant_says_how_many_more_everyone_could_hold(self, open_world: OpenWorld) -> None:
+    async def test_a_grant_says_how_many_more_everyone_could_hold(
+        self, open_world: OpenWorld
+    ) -> None:
         """Beside the batch that is trained on; a second holder halves what there is for each, a single one takes from nobody."""
         world = open_world(bound=4, batch=1)
         assert [3, 1, 0] == [(await world.sender(name).acquire()).ahead for name in "abc"]
 
-    async def test_a_single_holder_may_hold_two_wherever_there_are_as_many(self, open_world: OpenWorld) -> None:
+    async def test_a_single_holder_may_hold_two_wherever_there_are_as_many(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(bound=1, batch=1)
         assert [1, 0] == [(await world.sender(name).acquire()).ahead for name in "ab"]
 
@@ -72,7 +86,9 @@ class GrantsConform(Opens):
         world.exchange.seed_epoch = 7
         assert 7 == (await world.sender("a").acquire()).seed_epoch
 
-    async def test_nothing_is_granted_before_a_learner_has_published(self, open_world: OpenWorld) -> None:
+    async def test_nothing_is_granted_before_a_learner_has_published(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(opened=False)
         waiting = asyncio.ensure_future(world.sender("a").acquire())
         source = world.source()
@@ -81,13 +97,20 @@ class GrantsConform(Opens):
         source.opened(Version(2, 30))
         assert Version(2, 30) == (await waiting).version
 
-    async def test_nobody_is_granted_more_than_there_are_credits(self, open_world: OpenWorld) -> None:
+    async def test_nobody_is_granted_more_than_there_are_credits(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(bound=1, slots=16)
-        waiting = [asyncio.ensure_future(world.sender(f"actor-{number}").acquire()) for number in range(9)]
+        waiting = [
+            asyncio.ensure_future(world.sender(f"actor-{number}").acquire()) for number in range(9)
+        ]
         await world.quiet()
         assert (4, 4) == (sum(task.done() for task in waiting), world.seen.in_use)
         world.exchange.close()
-        assert 5 == sum(isinstance(result, EndOfChannel) for result in await asyncio.gather(*waiting, return_exceptions=True))
+        assert 5 == sum(
+            isinstance(result, EndOfChannel)
+            for result in await asyncio.gather(*waiting, return_exceptions=True)
+        )
 
     async def test_who_asked_first_is_granted_first(self, open_world: OpenWorld) -> None:
         world = open_world(batch=1, bound=0)
@@ -142,7 +165,9 @@ class GrantsConform(Opens):
         world.exchange.drop_open("test")
         assert grant.slot != (await waiting).slot
 
-    async def test_a_published_version_between_updates_makes_room(self, open_world: OpenWorld) -> None:
+    async def test_a_published_version_between_updates_makes_room(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1, bound=1, slots=4)
         sender, source = world.sender("a"), world.source()
         await world.committed(sender)
@@ -154,7 +179,9 @@ class GrantsConform(Opens):
         source.published(Version(1, 1))
         assert Version(1, 1) == (await waiting).version
 
-    async def test_a_ticket_that_comes_back_unused_is_counted_as_returned(self, open_world: OpenWorld) -> None:
+    async def test_a_ticket_that_comes_back_unused_is_counted_as_returned(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world()
         sender = world.sender("a")
         sender.abort(await sender.acquire(), "stopped")
@@ -162,7 +189,9 @@ class GrantsConform(Opens):
         world.all_returned()
         assert (1, 0, {}) == (world.seen.returned, world.seen.begun, world.seen.dropped)
 
-    async def test_an_aborted_ticket_is_dropped_with_its_reason(self, open_world: OpenWorld) -> None:
+    async def test_an_aborted_ticket_is_dropped_with_its_reason(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world()
         sender = world.sender("a")
         sender.abort(await world.begun(sender), "env_error")
@@ -170,7 +199,9 @@ class GrantsConform(Opens):
         world.all_returned()
         assert {"env_error": 1} == world.seen.dropped
 
-    async def test_beginning_a_ticket_that_was_given_up_changes_nothing(self, open_world: OpenWorld) -> None:
+    async def test_beginning_a_ticket_that_was_given_up_changes_nothing(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world()
         sender = world.sender("a")
         grant = await sender.acquire()
@@ -181,7 +212,9 @@ class GrantsConform(Opens):
         world.all_returned()
         assert (0, 0, 1) == (world.seen.begun, world.seen.committed, world.seen.late_commits)
 
-    async def test_a_late_commit_is_refused_and_its_slot_is_not_used_before(self, open_world: OpenWorld) -> None:
+    async def test_a_late_commit_is_refused_and_its_slot_is_not_used_before(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=2, bound=0, slots=2)
         late, next_ = world.sender("late"), world.sender("next")
         dropped = await world.begun(late)
@@ -189,10 +222,18 @@ class GrantsConform(Opens):
         grants = [await next_.acquire()]
         waiting = asyncio.ensure_future(next_.acquire())
         await world.quiet()
-        assert (False, 1, 0) == (waiting.done(), world.seen.quarantined_slots, world.seen.free_slots)
+        assert (False, 1, 0) == (
+            waiting.done(),
+            world.seen.quarantined_slots,
+            world.seen.free_slots,
+        )
         world.commit(late, dropped)
         grants.append(await waiting)
-        assert (dropped.slot, 1, 0) == (grants[1].slot, world.seen.late_commits, world.seen.committed)
+        assert (dropped.slot, 1, 0) == (
+            grants[1].slot,
+            world.seen.late_commits,
+            world.seen.committed,
+        )
         assert grants[0].slot != dropped.slot
         world.sound()
 
@@ -207,7 +248,9 @@ class GrantsConform(Opens):
         await world.quiet()
         world.all_returned()
 
-    async def test_grants_of_a_lost_holder_come_back_and_what_it_committed_stays(self, open_world: OpenWorld) -> None:
+    async def test_grants_of_a_lost_holder_come_back_and_what_it_committed_stays(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1, bound=3)
         lost, other = world.sender("lost"), world.sender("other")
         good = await world.committed(lost)
@@ -217,7 +260,11 @@ class GrantsConform(Opens):
         await world.quiet()
         world.cut_off("lost")
         assert 2 == world.exchange.holder_lost("lost", "host_lost")
-        assert (2, {"host_lost": 1}, 1) == (world.seen.in_use, world.seen.dropped, world.seen.returned)
+        assert (2, {"host_lost": 1}, 1) == (
+            world.seen.in_use,
+            world.seen.dropped,
+            world.seen.returned,
+        )
         assert (0, 6) == (world.seen.quarantined_slots, world.seen.free_slots)
         assert {good.ticket, kept.ticket} == {ticket.number for ticket in world.ledger.live()}
         assert (good.ticket,) == tickets(await world.source().next_batch(FIRST))
@@ -239,7 +286,9 @@ class GrantsConform(Opens):
         await world.quiet()
         world.all_returned()
 
-    async def test_the_end_of_the_run_reaches_who_waits_and_who_asks_later(self, open_world: OpenWorld) -> None:
+    async def test_the_end_of_the_run_reaches_who_waits_and_who_asks_later(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1, bound=0)
         first, second = world.sender("a"), world.sender("b")
         await first.acquire()
@@ -252,7 +301,9 @@ class GrantsConform(Opens):
             with pytest.raises(EndOfChannel):
                 await sender.acquire()
 
-    async def test_after_the_end_what_is_out_may_still_be_committed(self, open_world: OpenWorld) -> None:
+    async def test_after_the_end_what_is_out_may_still_be_committed(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world()
         sender = world.sender("a")
         grant = await world.begun(sender)
@@ -283,7 +334,9 @@ class GrantsConform(Opens):
         assert (0, 1) == (world.exchange.waiting_for_grant, world.seen.granted)
         world.all_returned()
 
-    async def test_an_end_that_was_cancelled_is_closed_and_asks_for_nothing(self, open_world: OpenWorld) -> None:
+    async def test_an_end_that_was_cancelled_is_closed_and_asks_for_nothing(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1, bound=0)
         held, sender = world.sender("holder"), world.sender("a")
         grant = await held.acquire()
@@ -299,7 +352,9 @@ class GrantsConform(Opens):
         await world.quiet()
         assert 1 == world.seen.granted
 
-    async def test_a_grant_that_comes_while_its_cancelled_asker_has_not_run_yet_goes_back(self, open_world: OpenWorld) -> None:
+    async def test_a_grant_that_comes_while_its_cancelled_asker_has_not_run_yet_goes_back(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1, bound=0)
         held, sender = world.sender("holder"), world.sender("a")
         grant = await held.acquire()
@@ -321,7 +376,9 @@ class GrantsConform(Opens):
         world.exchange.holder_lost("lost", "host_lost")
         assert 1 == (await asyncio.wait_for(waiting, 10)).ticket
 
-    async def test_who_closes_its_end_may_commit_and_abort_what_is_out(self, open_world: OpenWorld) -> None:
+    async def test_who_closes_its_end_may_commit_and_abort_what_is_out(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world()
         sender = world.sender("a")
         committed, aborted = await world.begun(sender), await world.begun(sender)
@@ -332,7 +389,9 @@ class GrantsConform(Opens):
         assert (1, {"stopped": 1}) == (world.seen.committed, world.seen.dropped)
 
     @pytest.mark.parametrize("after", EVERY_AWAIT)
-    async def test_a_cancelled_acquire_loses_nothing(self, open_world: OpenWorld, after: int) -> None:
+    async def test_a_cancelled_acquire_loses_nothing(
+        self, open_world: OpenWorld, after: int
+    ) -> None:
         world = open_world()
         sender = world.sender("a")
         asking = asyncio.ensure_future(sender.acquire())
@@ -345,7 +404,9 @@ class GrantsConform(Opens):
         assert 0 == world.exchange.waiting_for_grant
 
     @pytest.mark.parametrize("after", EVERY_AWAIT)
-    async def test_a_cancelled_acquire_loses_nothing_when_its_grant_is_under_way(self, open_world: OpenWorld, after: int) -> None:
+    async def test_a_cancelled_acquire_loses_nothing_when_its_grant_is_under_way(
+        self, open_world: OpenWorld, after: int
+    ) -> None:
         world = open_world(batch=1, bound=0, slots=1)
         holder, sender, next_ = world.sender("holder"), world.sender("a"), world.sender("next")
         held = await holder.acquire()
@@ -363,7 +424,9 @@ class GrantsConform(Opens):
         world.all_returned()
 
     @pytest.mark.parametrize("after", EVERY_AWAIT)
-    async def test_closing_at_any_moment_loses_nothing(self, open_world: OpenWorld, after: int) -> None:
+    async def test_closing_at_any_moment_loses_nothing(
+        self, open_world: OpenWorld, after: int
+    ) -> None:
         world = open_world()
         sender = world.sender("a")
         asking = asyncio.ensure_future(sender.acquire())
@@ -376,7 +439,9 @@ class GrantsConform(Opens):
         assert 0 == world.exchange.waiting_for_grant
 
     @pytest.mark.parametrize("after", EVERY_AWAIT)
-    async def test_losing_a_holder_at_any_moment_loses_nothing(self, open_world: OpenWorld, after: int) -> None:
+    async def test_losing_a_holder_at_any_moment_loses_nothing(
+        self, open_world: OpenWorld, after: int
+    ) -> None:
         world = open_world()
         sender = world.sender("a")
         asking = asyncio.ensure_future(world.begun(sender))
@@ -409,7 +474,9 @@ class TrajectoriesConform(Opens):
         for name, array in read.items():
             assert (array == written[name]).all(), name
 
-    async def test_a_batch_is_the_oldest_versions_in_ticket_order(self, open_world: OpenWorld) -> None:
+    async def test_a_batch_is_the_oldest_versions_in_ticket_order(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=2, bound=3, slots=16)
         sender, source = world.sender("a"), world.source()
         grants = [await world.begun(sender) for _ in range(6)]
@@ -457,7 +524,9 @@ class TrajectoriesConform(Opens):
         source.give_back(batch)
         assert batch == await source.next_batch(FIRST)
 
-    async def test_what_is_given_back_goes_to_the_pull_that_waits(self, open_world: OpenWorld) -> None:
+    async def test_what_is_given_back_goes_to_the_pull_that_waits(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1, bound=1)
         sender, source = world.sender("a"), world.source()
         await world.committed(sender)
@@ -467,7 +536,9 @@ class TrajectoriesConform(Opens):
         source.give_back(batch)
         assert batch.trajectories == (await asyncio.wait_for(ahead, 10)).trajectories
 
-    async def test_a_pull_for_a_lineage_that_is_not_open_waits_for_it(self, open_world: OpenWorld) -> None:
+    async def test_a_pull_for_a_lineage_that_is_not_open_waits_for_it(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1)
         sender, source = world.sender("a"), world.source()
         pulling = asyncio.ensure_future(source.next_batch(Version(2, 0)))
@@ -480,7 +551,9 @@ class TrajectoriesConform(Opens):
         assert (1,) == tickets(await asyncio.wait_for(pulling, 10))
         assert {"lineage": 1} == world.seen.dropped
 
-    async def test_a_batch_that_comes_while_its_cancelled_puller_has_not_run_yet_goes_back(self, open_world: OpenWorld) -> None:
+    async def test_a_batch_that_comes_while_its_cancelled_puller_has_not_run_yet_goes_back(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1)
         sender, source = world.sender("a"), world.source()
         grant = await world.begun(sender)
@@ -492,7 +565,9 @@ class TrajectoriesConform(Opens):
         await world.quiet()
         assert [State.COMMITTED] == [ticket.state for ticket in world.ledger.live()]
 
-    async def test_a_learner_that_was_lost_while_it_pulled_does_not_stand_in_the_way(self, open_world: OpenWorld) -> None:
+    async def test_a_learner_that_was_lost_while_it_pulled_does_not_stand_in_the_way(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1)
         sender, source = world.sender("a"), world.source()
         pulling = asyncio.ensure_future(source.next_batch(FIRST))
@@ -511,7 +586,9 @@ class TrajectoriesConform(Opens):
         sender, source = world.sender("a"), world.source()
         await world.committed(sender)
         batch = await source.next_batch(FIRST)
-        source.settle(Settlement(Version(1, 1), tickets(batch), None, published=False, skipped=True))
+        source.settle(
+            Settlement(Version(1, 1), tickets(batch), None, published=False, skipped=True)
+        )
         await world.quiet()
         seen = world.seen
         assert (Version(1, 1), FIRST, 1, 1, 1) == (
@@ -522,7 +599,9 @@ class TrajectoriesConform(Opens):
             seen.unpublished_updates,
         )
 
-    async def test_a_cut_reaches_the_writer_that_stands_in_the_way(self, open_world: OpenWorld) -> None:
+    async def test_a_cut_reaches_the_writer_that_stands_in_the_way(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1, bound=1, slots=4)
         slow, fast, source = world.sender("slow"), world.sender("fast"), world.source()
         wanted = await world.begun(slow)
@@ -534,9 +613,13 @@ class TrajectoriesConform(Opens):
         await world.quiet()
         assert (True, False) == (slow.view(wanted).cut_requested(), pulling.done())
         world.commit(slow, wanted, length=1)
-        assert (Trajectory(wanted.ticket, wanted.slot, 1, NUM_ENVS, FIRST),) == (await pulling).trajectories
+        assert (Trajectory(wanted.ticket, wanted.slot, 1, NUM_ENVS, FIRST),) == (
+            await pulling
+        ).trajectories
 
-    async def test_a_writer_that_does_not_answer_a_cut_is_waited_for_until_patience_ends(self, open_world: OpenWorld) -> None:
+    async def test_a_writer_that_does_not_answer_a_cut_is_waited_for_until_patience_ends(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1, bound=1, slots=4, patience=0.002)
         slow, fast, source = world.sender("slow"), world.sender("fast"), world.source()
         lost = await world.begun(slow)
@@ -563,11 +646,19 @@ class TrajectoriesConform(Opens):
             view.progress(step)
             assert step == world.exchange.arena.progress(grant.slot, grant.ticket)
 
-    async def test_episodes_are_heard_with_accepted_trajectories_only(self, open_world: OpenWorld) -> None:
+    async def test_episodes_are_heard_with_accepted_trajectories_only(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world()
         sender = world.sender("a")
-        good, empty, late = await world.begun(sender), await world.begun(sender), await world.begun(sender)
-        sender.commit(Trajectory(good.ticket, good.slot, 1, 1, FIRST), [Episode(1.5, 20), Episode(-3.0, 7)])
+        good, empty, late = (
+            await world.begun(sender),
+            await world.begun(sender),
+            await world.begun(sender),
+        )
+        sender.commit(
+            Trajectory(good.ticket, good.slot, 1, 1, FIRST), [Episode(1.5, 20), Episode(-3.0, 7)]
+        )
         sender.commit(Trajectory(empty.ticket, empty.slot, 1, 1, FIRST), [])
         await world.quiet()
         world.exchange.drop_open("test")
@@ -584,7 +675,9 @@ class TrajectoriesConform(Opens):
         with pytest.raises(EndOfChannel):
             await pulling
 
-    async def test_after_the_end_there_is_no_batch_although_one_is_there(self, open_world: OpenWorld) -> None:
+    async def test_after_the_end_there_is_no_batch_although_one_is_there(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1)
         sender, source = world.sender("a"), world.source()
         await world.committed(sender)
@@ -593,7 +686,9 @@ class TrajectoriesConform(Opens):
         with pytest.raises(EndOfChannel):
             await asyncio.wait_for(source.next_batch(FIRST), 10)
 
-    async def test_a_lost_learner_loses_what_was_made_for_it_and_its_successor_is_served(self, open_world: OpenWorld) -> None:
+    async def test_a_lost_learner_loses_what_was_made_for_it_and_its_successor_is_served(
+        self, open_world: OpenWorld
+    ) -> None:
         world = open_world(batch=1, bound=1)
         sender, source = world.sender("a"), world.source()
         await world.committed(sender)
@@ -627,12 +722,17 @@ class TrajectoriesConform(Opens):
         pulling.cancel()
         await self._give_back(source, pulling)
         await world.quiet()
-        assert ([State.COMMITTED] * 2, False) == ([ticket.state for ticket in world.ledger.live()], world.exchange.pulling)
+        assert ([State.COMMITTED] * 2, False) == (
+            [ticket.state for ticket in world.ledger.live()],
+            world.exchange.pulling,
+        )
         assert (0, 1) == tickets(await world.update(source))
         world.all_returned()
 
     @pytest.mark.parametrize("after", EVERY_AWAIT)
-    async def test_a_cancelled_pull_loses_nothing_when_its_batch_is_under_way(self, open_world: OpenWorld, after: int) -> None:
+    async def test_a_cancelled_pull_loses_nothing_when_its_batch_is_under_way(
+        self, open_world: OpenWorld, after: int
+    ) -> None:
         world = open_world(batch=1)
         sender, source = world.sender("a"), world.source()
         grant = await world.begun(sender)
@@ -647,7 +747,9 @@ class TrajectoriesConform(Opens):
         world.all_returned()
 
     @pytest.mark.parametrize("after", EVERY_AWAIT)
-    async def test_an_answer_to_a_cancelled_pull_is_not_taken_for_an_answer_to_the_next(self, open_world: OpenWorld, after: int) -> None:
+    async def test_an_answer_to_a_cancelled_pull_is_not_taken_for_an_answer_to_the_next(
+        self, open_world: OpenWorld, after: int
+    ) -> None:
         world = open_world(batch=1, bound=1)
         sender, source = world.sender("a"), world.source()
         for _ in range(2):
@@ -661,7 +763,9 @@ class TrajectoriesConform(Opens):
         assert Version(1, 1) == batch.for_version
         await world.quiet()
         states = [ticket.state for ticket in world.ledger.live()]
-        assert {State.TAKEN: 1, State.COMMITTED: 1} == {state: states.count(state) for state in states}
+        assert {State.TAKEN: 1, State.COMMITTED: 1} == {
+            state: states.count(state) for state in states
+        }
 
     @staticmethod
     async def _give_back(source: BatchSource, pulling: asyncio.Future[Batch]) -> None:
@@ -673,10 +777,15 @@ class Soak(Opens):
     """Actors, a learner and deaths at random moments; the data prove whose they are and how old."""
 
     @pytest.mark.parametrize("bound", [0, 1, 4, None])
-    async def test_everything_adds_up_whatever_happens(self, open_world: OpenWorld, bound: int | None) -> None:
+    async def test_everything_adds_up_whatever_happens(
+        self, open_world: OpenWorld, bound: int | None
+    ) -> None:
         world = open_world(batch=2, bound=bound, slots=9, patience=0.0)
         draw = random.Random(f"soak {bound}")
-        actors = {name: asyncio.ensure_future(_actor(world, name, world.sender(name), draw)) for name in ("a", "b", "c", "d")}
+        actors = {
+            name: asyncio.ensure_future(_actor(world, name, world.sender(name), draw))
+            for name in ("a", "b", "c", "d")
+        }
         learning = asyncio.ensure_future(_learner(world, world.source(), draw, updates=60))
         while not learning.done():
             await turns(draw.randrange(40))
@@ -741,10 +850,12 @@ async def _learner(world: World, source: BatchSource, draw: random.Random, *, up
         await turns(draw.randrange(6))
         for trajectory in batch.trajectories:
             arrays = source.view(trajectory)
-            assert {float(trajectory.ticket)} == set(arrays["reward"][: trajectory.length].ravel().tolist()), (
-                "a slot was used again too early"
+            assert {float(trajectory.ticket)} == set(
+                arrays["reward"][: trajectory.length].ravel().tolist()
+            ), "a slot was used again too early"
+            assert {trajectory.version.number} == set(
+                arrays["version"][: trajectory.length].tolist()
             )
-            assert {trajectory.version.number} == set(arrays["version"][: trajectory.length].tolist())
             assert bound is None or number - trajectory.version.number <= bound
         source.settle(Settlement(Version(1, number + 1), tickets(batch), bound, published=True))
 
@@ -783,7 +894,9 @@ class WeightsConform:
         into = flat(-1)
         return weights.reader.read_into(into), said(into)
 
-    async def test_before_anything_was_published_there_is_nothing_to_read(self, weights: WeightsLink) -> None:
+    async def test_before_anything_was_published_there_is_nothing_to_read(
+        self, weights: WeightsLink
+    ) -> None:
         assert weights.reader.version == NO_VERSION
         with pytest.raises(BrokenChannelError, match="weights"):
             self.read(weights)
@@ -798,13 +911,17 @@ class WeightsConform:
         self.publish(weights, *range(100))
         assert (Version(1, 99), {99}) == self.read(weights)
 
-    async def test_an_older_version_that_comes_late_replaces_nothing(self, weights: WeightsLink) -> None:
+    async def test_an_older_version_that_comes_late_replaces_nothing(
+        self, weights: WeightsLink
+    ) -> None:
         self.publish(weights, 5, 7, 6)
         assert (Version(1, 7), {7}, Version(1, 7)) == (*self.read(weights), weights.reader.version)
         self.publish(weights, 6, 5, 4, 3, 2, 1)
         assert (Version(1, 7), {7}, Version(1, 7)) == (*self.read(weights), weights.reader.version)
 
-    async def test_a_new_lineage_replaces_a_higher_number_of_the_old_one(self, weights: WeightsLink) -> None:
+    async def test_a_new_lineage_replaces_a_higher_number_of_the_old_one(
+        self, weights: WeightsLink
+    ) -> None:
         self.publish(weights, 136, 137)
         self.publish(weights, 100, lineage=2)
         assert (Version(2, 100), {100}) == self.read(weights)
@@ -816,7 +933,9 @@ class WeightsConform:
         mine[:] = 99
         assert (Version(1, 1), {1}) == self.read(weights)
 
-    async def test_who_waits_for_newer_weights_is_woken_by_them_only(self, weights: WeightsLink) -> None:
+    async def test_who_waits_for_newer_weights_is_woken_by_them_only(
+        self, weights: WeightsLink
+    ) -> None:
         self.publish(weights, 5)
         waiting = asyncio.ensure_future(weights.reader.wait_newer_than(Version(1, 5)))
         await turns(3)
@@ -828,15 +947,21 @@ class WeightsConform:
         assert Version(1, 7) == await asyncio.wait_for(waiting, 10)
         assert Version(1, 7) == await weights.reader.wait_newer_than(Version(1, 6))
 
-    async def test_waiting_that_is_cancelled_leaves_the_others_waiting(self, weights: WeightsLink) -> None:
-        first, second = (asyncio.ensure_future(weights.reader.wait_newer_than(NO_VERSION)) for _ in range(2))
+    async def test_waiting_that_is_cancelled_leaves_the_others_waiting(
+        self, weights: WeightsLink
+    ) -> None:
+        first, second = (
+            asyncio.ensure_future(weights.reader.wait_newer_than(NO_VERSION)) for _ in range(2)
+        )
         await turns(3)
         first.cancel()
         await asyncio.wait([first])
         self.publish(weights, 1)
         assert Version(1, 1) == await asyncio.wait_for(second, 10)
 
-    async def test_a_thread_that_reads_while_versions_are_published_sees_none_torn_and_none_twice(self, weights: WeightsLink) -> None:
+    async def test_a_thread_that_reads_while_versions_are_published_sees_none_torn_and_none_twice(
+        self, weights: WeightsLink
+    ) -> None:
         self.publish(weights, 0)
         done = threading.Event()
         wrong: list[tuple[Version, set[int]]] = []
@@ -882,7 +1007,9 @@ class EventsConform:
         return list(iter(link.subscription.receive_nowait, None))
 
     async def test_a_reader_that_keeps_up_gets_every_event_in_order(self, link: EventsLink) -> None:
-        sent: list[Event] = [SettingsChanged(number, ("balance.max_staleness",)) for number in range(50)]
+        sent: list[Event] = [
+            SettingsChanged(number, ("balance.max_staleness",)) for number in range(50)
+        ]
         for event in sent:
             link.publisher.publish(event)
         await link.go_on()
@@ -891,14 +1018,20 @@ class EventsConform:
     async def test_what_a_stopped_reader_misses_is_counted_exactly(self, link: EventsLink) -> None:
         link.stop()
         for number in range(3_000):
-            link.publisher.publish(EnvironmentFailed("actor-0", "env_error", f"{number} " + "x" * 10_000))
+            link.publisher.publish(
+                EnvironmentFailed("actor-0", "env_error", f"{number} " + "x" * 10_000)
+            )
             if number % 10 == 0:
                 await turns(1)
         await link.go_on()
         received = self.received(link)
         assert 0 < link.broadcast.dropped
         assert 3_000 == len(received) + link.broadcast.dropped
-        numbers = [int(event.message.split()[0]) for event in received if isinstance(event, EnvironmentFailed)]
+        numbers = [
+            int(event.message.split()[0])
+            for event in received
+            if isinstance(event, EnvironmentFailed)
+        ]
         assert sorted(numbers) == numbers
 
     async def test_after_a_gap_events_arrive_again(self, link: EventsLink) -> None:

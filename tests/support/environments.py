@@ -40,7 +40,9 @@ def _first_time(marker: str | None) -> bool:
 class CounterEnv(gymnasium.Env[Array, Any]):
     """The observation is (episode, t). Reward 1 a step; episode k ends after ``length`` steps, or ``length[k % len]``."""
 
-    def __init__(self, length: int | tuple[int, ...] = 5, ending: Ending = "terminate", reward: float = 1.0) -> None:
+    def __init__(
+        self, length: int | tuple[int, ...] = 5, ending: Ending = "terminate", reward: float = 1.0
+    ) -> None:
         self.observation_space = spaces.Box(-1.0, 1e6, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
         self._lengths = (length,) if isinstance(length, int) else tuple(length)
@@ -61,7 +63,13 @@ class CounterEnv(gymnasium.Env[Array, Any]):
             raise AssertionError("stepped after the end of an episode")
         self.t += 1
         over = self.t >= length
-        return self.observation(), self._reward, over and self._ending == "terminate", over and self._ending == "truncate", {}
+        return (
+            self.observation(),
+            self._reward,
+            over and self._ending == "terminate",
+            over and self._ending == "truncate",
+            {},
+        )
 
 
 class OneStateEnv(gymnasium.Env[Array, Any]):
@@ -80,7 +88,13 @@ class OneStateEnv(gymnasium.Env[Array, Any]):
     def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
         self._t += 1
         over = self._t >= self._length
-        return np.ones(1, np.float32), 1.0, over and self._ending == "terminate", over and self._ending == "truncate", {}
+        return (
+            np.ones(1, np.float32),
+            1.0,
+            over and self._ending == "terminate",
+            over and self._ending == "truncate",
+            {},
+        )
 
 
 class FaultyEnv(CounterEnv):
@@ -99,7 +113,12 @@ class FaultyEnv(CounterEnv):
 class NaNEnv(FaultyEnv):
     """Returns something that is not finite: in the observation or in the reward."""
 
-    def __init__(self, what: Literal["observation", "reward"] = "observation", value: float = float("nan"), **faulty: Any) -> None:
+    def __init__(
+        self,
+        what: Literal["observation", "reward"] = "observation",
+        value: float = float("nan"),
+        **faulty: Any,
+    ) -> None:
         super().__init__(**faulty)
         self._what, self._value = what, value
 
@@ -120,7 +139,9 @@ class EnvironmentBrokeError(Exception):
 class RaisingEnv(FaultyEnv):
     """Raises in its constructor, in every `reset`, or at the ``at``-th step; once, with a marker; else each time it is made anew."""
 
-    def __init__(self, where: Literal["constructor", "reset", "step"] = "step", **faulty: Any) -> None:
+    def __init__(
+        self, where: Literal["constructor", "reset", "step"] = "step", **faulty: Any
+    ) -> None:
         super().__init__(**faulty)
         self._where = where
         if where == "constructor" and _first_time(self._marker):
@@ -239,7 +260,10 @@ class BoxActionEnv(PickyEnv):
     """A bounded Box of two numbers; actions outside of it are an error."""
 
     def __init__(self, **counter: Any) -> None:
-        super().__init__(spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 0.5], np.float32)), **counter)
+        super().__init__(
+            spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 0.5], np.float32)),
+            **counter,
+        )
 
 
 class UnboundedBoxActionEnv(PickyEnv):
@@ -318,7 +342,12 @@ class DictEnv(_StructuredEnv):
         self.observation_space = spaces.Dict(
             {
                 "camera": spaces.Box(0, 255, (1, 6, 6), np.uint8),
-                "arm": spaces.Dict({"joints": spaces.Box(-10.0, 10.0, (3,), np.float64), "mode": spaces.Discrete(8, start=2)}),
+                "arm": spaces.Dict(
+                    {
+                        "joints": spaces.Box(-10.0, 10.0, (3,), np.float64),
+                        "mode": spaces.Discrete(8, start=2),
+                    }
+                ),
             }
         )
 
@@ -334,11 +363,19 @@ class TupleEnv(_StructuredEnv):
 
     def __init__(self, length: int = 4) -> None:
         super().__init__(length)
-        parts = (spaces.Box(-10.0, 10.0, (2,), np.float32), spaces.MultiDiscrete([9, 9], start=[1, 0]), spaces.MultiBinary(3))
+        parts = (
+            spaces.Box(-10.0, 10.0, (2,), np.float32),
+            spaces.MultiDiscrete([9, 9], start=[1, 0]),
+            spaces.MultiBinary(3),
+        )
         self.observation_space = spaces.Tuple(parts)
 
     def observation(self) -> Any:
-        return np.full(2, self.t, np.float32), np.array([self.t + 1, self.t]), np.full(3, self.t % 2, np.int8)
+        return (
+            np.full(2, self.t, np.float32),
+            np.array([self.t + 1, self.t]),
+            np.full(3, self.t % 2, np.int8),
+        )
 
 
 class SequenceEnv(_StructuredEnv):
@@ -346,7 +383,9 @@ class SequenceEnv(_StructuredEnv):
 
     def __init__(self, length: int = 4) -> None:
         super().__init__(length)
-        self.observation_space = spaces.Dict({"x": spaces.Box(0.0, 1.0, (1,)), "words": spaces.Sequence(spaces.Discrete(3))})
+        self.observation_space = spaces.Dict(
+            {"x": spaces.Box(0.0, 1.0, (1,)), "words": spaces.Sequence(spaces.Discrete(3))}
+        )
 
     def observation(self) -> Any:
         return {"x": np.zeros(1, np.float32), "words": (0, 1)}
@@ -355,9 +394,15 @@ class SequenceEnv(_StructuredEnv):
 class VersionEchoEnv(gymnasium.Env[Array, Any]):
     """For a policy whose action is its version: the reward is the action, the observation (last action, t); so data prove their age."""
 
-    def __init__(self, length: int = 7, action: Literal["discrete", "box"] = "discrete", seconds: float = 0.0) -> None:
+    def __init__(
+        self, length: int = 7, action: Literal["discrete", "box"] = "discrete", seconds: float = 0.0
+    ) -> None:
         self.observation_space = spaces.Box(-1.0, 1e6, (2,), np.float32)
-        self.action_space = spaces.Discrete(10**6) if action == "discrete" else spaces.Box(-1.0, 1e6, (1,), np.float32)
+        self.action_space = (
+            spaces.Discrete(10**6)
+            if action == "discrete"
+            else spaces.Box(-1.0, 1e6, (1,), np.float32)
+        )
         self._length, self._seconds, self._t = length, seconds, 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:

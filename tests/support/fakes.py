@@ -20,7 +20,12 @@ class FakeSlot:
     """A `SlotView` on memory of its own, filled with garbage that no field may keep. ``cut_at``: the progress at which a cut is wanted."""
 
     def __init__(
-        self, spec: EnvironmentSpec, steps: int, state: Mapping[str, tuple[int, ...]] | None = None, *, returns: bool = False
+        self,
+        spec: EnvironmentSpec,
+        steps: int,
+        state: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        returns: bool = False,
     ) -> None:
         layout = make_layout(spec, steps=steps, state_spec=state or {}, return_accumulator=returns)
         self.arrays: Mapping[str, NDArray[Any]] = views(layout, np.zeros(layout.nbytes, np.uint8))
@@ -31,7 +36,15 @@ class FakeSlot:
     def fill_with_garbage(self) -> None:
         """Make anything that is left unwritten stand out."""
         for name, array in self.arrays.items():
-            array[...] = np.nan if array.dtype.kind == "f" else True if array.dtype.kind == "b" else 0 if name == "action" else 99
+            array[...] = (
+                np.nan
+                if array.dtype.kind == "f"
+                else True
+                if array.dtype.kind == "b"
+                else 0
+                if name == "action"
+                else 99
+            )
 
     def progress(self, step: int) -> None:
         self.steps.append(step)
@@ -56,16 +69,38 @@ class FakePolicy:
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> torch.Tensor:
         size = (steps, num_envs, sum(self.action.categories) or int(np.prod(self.action.shape)))
-        draw = generator.standard_normal(size) if self.action.kind == "box" else generator.gumbel(size=size)
+        draw = (
+            generator.standard_normal(size)
+            if self.action.kind == "box"
+            else generator.gumbel(size=size)
+        )
         return torch.from_numpy(draw.astype(np.float32))
 
-    def act(self, observation: Tree, state: Tree, noise: torch.Tensor | None, mask: torch.Tensor | None = None) -> ActorStep:
+    def act(
+        self,
+        observation: Tree,
+        state: Tree,
+        noise: torch.Tensor | None,
+        mask: torch.Tensor | None = None,
+    ) -> ActorStep:
         self.shown.append({name: leaf.numpy().copy() for name, leaf in observation.items()})
         first = next(iter(observation.values()))
-        noise = torch.zeros(len(first), sum(self.action.categories) or int(np.prod(self.action.shape))) if noise is None else noise
+        noise = (
+            torch.zeros(len(first), sum(self.action.categories) or int(np.prod(self.action.shape)))
+            if noise is None
+            else noise
+        )
         if self.action.kind == "box":
-            return ActorStep((3.0 * noise).reshape(len(first), *self.action.shape), torch.zeros_like(noise), state)
-        logits = torch.zeros_like(noise) if mask is None else torch.zeros_like(noise).masked_fill(~mask, -1e9)
+            return ActorStep(
+                (3.0 * noise).reshape(len(first), *self.action.shape),
+                torch.zeros_like(noise),
+                state,
+            )
+        logits = (
+            torch.zeros_like(noise)
+            if mask is None
+            else torch.zeros_like(noise).masked_fill(~mask, -1e9)
+        )
         groups = (logits + noise).split(list(self.action.categories), dim=1)
         chosen = torch.stack([group.argmax(1) for group in groups], 1)
         return ActorStep(chosen[:, 0] if self.action.kind == "discrete" else chosen, logits, state)
@@ -80,7 +115,9 @@ class FakePolicy:
             return torch.distributions.Normal(0.0, 3.0).log_prob(action).flatten(2).sum(-1)
         parts = parameters.split(list(self.action.categories), dim=-1)
         actions = action.unsqueeze(-1) if self.action.kind == "discrete" else action
-        picked = [part.log_softmax(-1).gather(-1, actions[..., k : k + 1]) for k, part in enumerate(parts)]
+        picked = [
+            part.log_softmax(-1).gather(-1, actions[..., k : k + 1]) for k, part in enumerate(parts)
+        ]
         return torch.cat(picked, -1).sum(-1)
 
 
@@ -94,7 +131,13 @@ class CountingPolicy(FakePolicy):
     def initial_state(self, num_envs: int) -> Tree:
         return {"count": torch.zeros(num_envs, 1)}
 
-    def act(self, observation: Tree, state: Tree, noise: torch.Tensor | None, mask: torch.Tensor | None = None) -> ActorStep:
+    def act(
+        self,
+        observation: Tree,
+        state: Tree,
+        noise: torch.Tensor | None,
+        mask: torch.Tensor | None = None,
+    ) -> ActorStep:
         self.counts.append(state["count"][:, 0].numpy().copy())
         step = super().act(observation, state, noise, mask)
         return ActorStep(step.action, step.parameters, {"count": state["count"] + 1})
@@ -113,10 +156,20 @@ class VersionPolicy(FakePolicy):
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> torch.Tensor:
         return torch.zeros(steps, num_envs, 1)
 
-    def act(self, observation: Tree, state: Tree, noise: torch.Tensor | None, mask: torch.Tensor | None = None) -> ActorStep:
+    def act(
+        self,
+        observation: Tree,
+        state: Tree,
+        noise: torch.Tensor | None,
+        mask: torch.Tensor | None = None,
+    ) -> ActorStep:
         num_envs = len(next(iter(observation.values())))
         dtype = torch.float32 if self.action.kind == "box" else torch.int64
-        return ActorStep(torch.full((num_envs, *self.action.stored_shape), self.version, dtype=dtype), torch.zeros(num_envs, 1), state)
+        return ActorStep(
+            torch.full((num_envs, *self.action.stored_shape), self.version, dtype=dtype),
+            torch.zeros(num_envs, 1),
+            state,
+        )
 
     def log_prob(self, parameters: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         return torch.zeros(parameters.shape[:-1])

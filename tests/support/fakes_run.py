@@ -16,9 +16,9 @@ from tianflow.core.payloads import Batch, Holdings, Settlement, Trajectory, Vers
 from tianflow.core.statistics import (
     CheckpointStatistics,
     ComponentStatistics,
+    ControllerStatistics,
     Diagnosis,
-    Histogram,
-    LawStatistics,
+    HistogramBuilder,
     ReplayStatistics,
     RunStatistics,
     SinkStatistics,
@@ -28,7 +28,7 @@ from tianflow.errors import ConfigError, StateConflictError
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Limits, State
 from tianflow.replay.rate_limiter import Limiter, RateLimits
-from tianflow.rundir.audit_log import Page
+from tianflow.rundir.audit_log import AuditPage
 
 ENDED = ("done", "failed", "stopped")
 BATCH = 2
@@ -50,7 +50,14 @@ class FakeReplay:
     """
 
     def __init__(self) -> None:
-        limits = RateLimits.around(samples_per_insert=2.0, min_size=64, error_buffer=200.0, capacity=1000, insert_size=32, draw_size=64)
+        limits = RateLimits.around(
+            samples_per_insert=2.0,
+            min_size=64,
+            error_buffer=200.0,
+            capacity=1000,
+            insert_size=32,
+            draw_size=64,
+        )
         self.limiter = Limiter(limits=limits)
         self.shards = {0: Holdings(nbytes=4096), 1: Holdings(nbytes=4096)}
         self.trained = self.held = 0
@@ -62,7 +69,10 @@ class FakeReplay:
         old = self.shards[shard]
         self.limiter.inserted(items)
         self.shards[shard] = old._replace(
-            items=old.items + items, steps=old.steps + items, inserted_steps=old.inserted_steps + items, mass=old.mass + 0.5 * items
+            items=old.items + items,
+            steps=old.steps + items,
+            inserted_steps=old.inserted_steps + items,
+            mass=old.mass + 0.5 * items,
         )
 
     def draw(self, items: int) -> None:
@@ -108,7 +118,14 @@ class FakeRun:
     With ``replay`` it has what a run with replay has, too, and `train` moves items through it.
     """
 
-    def __init__(self, *, directory: Path = Path("runs/fake"), name: str = "fake", slots: int = 16, replay: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        directory: Path = Path("runs/fake"),
+        name: str = "fake",
+        slots: int = 16,
+        replay: bool = False,
+    ) -> None:
         self.id, self.directory = name, directory
         self.events = Broadcast()
         self.config = make_config()
@@ -127,11 +144,15 @@ class FakeRun:
         self.events_dropped = 0
         self.sinks: dict[str, SinkStatistics] = {}
         self.refused = 0
-        self.diagnosis = Diagnosis("learning-bound", "a faster learner would help", waits={"learner": 0.1, "actors": 0.6})
+        self.diagnosis = Diagnosis(
+            "learning-bound", "a faster learner would help", waits={"learner": 0.1, "actors": 0.6}
+        )
         self.waiting = 10.0
-        self.update_seconds = Histogram()
-        self.loop_lag = Histogram()
-        self.ledger = Ledger(limits=Limits(batch=BATCH, max_staleness=1, credits=4, patience=10.0), slots=slots)
+        self.update_seconds = HistogramBuilder()
+        self.loop_lag = HistogramBuilder()
+        self.ledger = Ledger(
+            limits=Limits(batch=BATCH, max_staleness=1, credits=4, patience=10.0), slots=slots
+        )
         self.ledger.open_lineage(Version(1, 0))
         self.replay = FakeReplay() if replay else None
         self._audit: list[Mapping[str, object]] = []
@@ -189,7 +210,10 @@ class FakeRun:
             elapsed_s=self.now - self.began,
             ledger=ledger,
             components=self._components(),
-            laws=(LawStatistics("staleness", ledger.updates, 4, winning=True), LawStatistics("freshest", 0, 8, winning=False)),
+            laws=(
+                ControllerStatistics("staleness", ledger.updates, 4, winning=True),
+                ControllerStatistics("freshest", 0, 8, winning=False),
+            ),
             env_steps=ledger.steps_committed,
             env_frames=ledger.steps_committed,
             episodes=len(self.returns),
@@ -220,11 +244,21 @@ class FakeRun:
             name="learner",
             role="learner",
             host="learner",
-            time=TimeShares({"starting": 1.0, "waiting:batch": self.waiting}, "busy", self.began + 1.0 + self.waiting),
+            time=TimeShares(
+                {"starting": 1.0, "waiting:batch": self.waiting},
+                "busy",
+                self.began + 1.0 + self.waiting,
+            ),
             generation=self.generation,
-            counters={"samples": float(self.ledger.snapshot().steps_trained), "weights_bytes": 4096.0},
+            counters={
+                "samples": float(self.ledger.snapshot().steps_trained),
+                "weights_bytes": 4096.0,
+            },
             gauges={"kl": 0.01, "ess_ratio": 0.9},
-            distributions={"update_seconds": self.update_seconds.read(), "publish_seconds": Histogram().read()},
+            distributions={
+                "update_seconds": self.update_seconds.read(),
+                "publish_seconds": HistogramBuilder().read(),
+            },
         )
         actors = tuple(
             ComponentStatistics(
@@ -240,14 +274,17 @@ class FakeRun:
         return (learner, *shards, *actors)
 
     def _shard(self, index: int) -> ComponentStatistics:
-        seconds = Histogram()
+        seconds = HistogramBuilder()
         seconds.add(0.001)
         return ComponentStatistics(
             name=f"replay-{index}",
             role="replay",
             host=f"replay-{index}",
             time=TimeShares({"busy": 1.0}, "waiting:request", self.began + 1.0),
-            distributions={name: seconds.read() for name in ("insert_seconds", "draw_seconds", "prioritise_seconds")},
+            distributions={
+                name: seconds.read()
+                for name in ("insert_seconds", "draw_seconds", "prioritise_seconds")
+            },
         )
 
     def change(self, changes: Mapping[str, Mapping[str, object]], *, source: str) -> int:
@@ -263,7 +300,9 @@ class FakeRun:
         bound = self.config.bound
         limits = replace(self.ledger.limits, max_staleness=bound)
         self.ledger.set_limits(limits)
-        self._record(source, "change", {name: dict(getattr(old, name)) for name in changes}, dict(changes))
+        self._record(
+            source, "change", {name: dict(getattr(old, name)) for name in changes}, dict(changes)
+        )
         return self.generation
 
     def pause(self, *, source: str) -> str:
@@ -288,13 +327,21 @@ class FakeRun:
     def audit(self) -> Sequence[Mapping[str, object]]:
         return tuple(self._audit)[-KEPT_RECORDS:]
 
-    async def read_audit(self, *, before: int | None, limit: int) -> Page:
+    async def read_audit(self, *, before: int | None, limit: int) -> AuditPage:
         end = len(self._audit) if before is None else min(before, len(self._audit))
         start = max(0, end - limit)
-        return Page(self._audit[start:end], start or None)
+        return AuditPage(self._audit[start:end], start or None)
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
-        return ({"name": "0000000100", "version": [1, 100], "env_steps": 6400, "bytes": 81920, "created": "2024-05-01T12:00:00+00:00"},)
+        return (
+            {
+                "name": "0000000100",
+                "version": [1, 100],
+                "env_steps": 6400,
+                "bytes": 81920,
+                "created": "2024-05-01T12:00:00+00:00",
+            },
+        )
 
     def _act(self, action: str, state: str, source: str) -> str:
         if self.state in ENDED:
@@ -304,4 +351,12 @@ class FakeRun:
         return state
 
     def _record(self, source: str, action: str, old: object, new: object) -> None:
-        self._audit.append({"time": "2024-05-01T12:00:00+00:00", "source": source, "action": action, "old": old, "new": new})
+        self._audit.append(
+            {
+                "time": "2024-05-01T12:00:00+00:00",
+                "source": source,
+                "action": action,
+                "old": old,
+                "new": new,
+            }
+        )

@@ -27,7 +27,9 @@ def look_around(payload: bytes, fds: list[int]) -> None:
     """Describe this process as JSON."""
     description = {
         "payload": len(payload),
-        "fds": sorted(int(entry.name) for entry in list(Path("/proc/self/fd").iterdir()) if entry.exists()),
+        "fds": sorted(
+            int(entry.name) for entry in list(Path("/proc/self/fd").iterdir()) if entry.exists()
+        ),
         "given": fds,
         "session": os.getsid(0),
         "pid": os.getpid(),
@@ -35,7 +37,11 @@ def look_around(payload: bytes, fds: list[int]) -> None:
         "run": os.environ["TIANFLOW_RUN"],
         "host": os.environ["TIANFLOW_HOST"],
         "omp": os.environ["OMP_NUM_THREADS"],
-        "ignored": [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_IGN],
+        "ignored": [
+            number
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) == signal.SIG_IGN
+        ],
         "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
         "modules": sorted(sys.modules),
         "random": _numpy_draw(),
@@ -55,7 +61,9 @@ def work_in_memory(payload: bytes, fds: list[int]) -> None:
     def work() -> None:
         for _ in range(20):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            pieces = [ctypes.create_string_buffer(8 << 20) for _ in range(6)]  # zeroed, so that every page is touched
+            pieces = [
+                ctypes.create_string_buffer(8 << 20) for _ in range(6)
+            ]  # zeroed, so that every page is touched
             del pieces
             faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
@@ -108,7 +116,9 @@ def sleep(payload: bytes, fds: list[int]) -> None:
 def with_daemon(payload: bytes, fds: list[int]) -> None:
     """Start a process in a session of its own, whose parent ends at once; report its pid, and stay."""
     command = "setsid sleep 600 >/dev/null & echo $!"
-    daemon = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=True, text=True).stdout
+    daemon = subprocess.run(
+        ["sh", "-c", command], stdout=subprocess.PIPE, check=True, text=True
+    ).stdout
     with socket.socket(fileno=fds[0]) as connection:
         connection.send(json.dumps(int(daemon)).encode())
     time.sleep(600)

@@ -67,7 +67,9 @@ class EchoEnv(gymnasium.Env[NDArray[Any], Any]):
         self._slow_seeds, self._slow_share, self._factor = frozenset(slow_seeds), slow_share, factor
         self._is_slow, self._pace, self._t = False, seconds, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[NDArray[Any], dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
             self._is_slow = seed in self._slow_seeds
@@ -112,9 +114,17 @@ class OracleLearner:
         words[0] = self._me * PER_LEARNER + self._number
         return words.view(np.uint8)
 
-    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = lambda: False) -> StepResult:
-        found = [self._number - oldest if pid == self._me else f"of {pid}" for pid, oldest in self._oldest(batch)]
-        os.write(self._record, f"{self._me} {self._number} {time.monotonic()} {','.join(map(str, found))}\n".encode())
+    def step(
+        self, batch: LearnerBatch, should_stop: Callable[[], bool] = lambda: False
+    ) -> StepResult:
+        found = [
+            self._number - oldest if pid == self._me else f"of {pid}"
+            for pid, oldest in self._oldest(batch)
+        ]
+        os.write(
+            self._record,
+            f"{self._me} {self._number} {time.monotonic()} {','.join(map(str, found))}\n".encode(),
+        )
         if self._settings.update_s:
             time.sleep(self._random.exponential(self._settings.update_s))
         self._number += 1
@@ -123,10 +133,14 @@ class OracleLearner:
     def _oldest(self, batch: LearnerBatch) -> list[tuple[int, int]]:
         """(pid, updates) of the oldest action of each trajectory. Rows that nobody acted in hold zeros."""
         trajectories = batch.arrays["version"].shape[1]
-        action, valid = (batch.arrays[name].unflatten(1, (trajectories, -1)) for name in ("action", "valid"))
+        action, valid = (
+            batch.arrays[name].unflatten(1, (trajectories, -1)) for name in ("action", "valid")
+        )
         assert not (valid & (action == 0)).any(), "a row is to be trained on that nobody acted in"
         labels = batch.arrays["version"].unsqueeze(2).expand_as(action)
-        assert torch.equal(labels[action != 0], action[action != 0] % PER_LEARNER), "a label is not that of the weights that acted"
+        assert torch.equal(labels[action != 0], action[action != 0] % PER_LEARNER), (
+            "a label is not that of the weights that acted"
+        )
         oldest = action.masked_fill(action == 0, 2**62).amin((0, 2))
         return [divmod(value, PER_LEARNER) for value in oldest.tolist()]
 
@@ -155,18 +169,26 @@ class Oracle:
         return OracleLearner(config.algorithm)
 
 
-def oracle_config(record: Path, *, env: Mapping[str, object] | None = None, **sections: Mapping[str, object]) -> dict[str, Any]:
+def oracle_config(
+    record: Path, *, env: Mapping[str, object] | None = None, **sections: Mapping[str, object]
+) -> dict[str, Any]:
     """A run of the oracle. ``env``: arguments of `EchoEnv`; other sections are merged into the defaults here."""
     tables: dict[str, dict[str, Any]] = {
         "env": {"id": "tests.support.oracle:EchoEnv", "num_envs": 2, "kwargs": dict(env or {})},
-        "algorithm": {"name": "tests.support.oracle:Oracle", "record": str(record), "batch_trajectories": 2},
+        "algorithm": {
+            "name": "tests.support.oracle:Oracle",
+            "record": str(record),
+            "batch_trajectories": 2,
+        },
         "actors": {"count": 3, "rollout_steps": 8},
         "balance": {"min_fragment_steps": 1},
         "placement": {"launcher": "inline"},
         "evaluation": {"episodes": 1, "num_envs": 1},
         "metrics": {"interval_s": 0.2},
     }
-    return {name: {**tables.get(name, {}), **sections.get(name, {})} for name in {*tables, *sections}}
+    return {
+        name: {**tables.get(name, {}), **sections.get(name, {})} for name in {*tables, *sections}
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +204,10 @@ class Use:
 def uses(record: Path) -> list[Use]:
     """Everything written down. Fails if anything was of another learner."""
     lines = [line.split() for line in record.read_text().splitlines()]
-    return [Use(int(pid), int(number), float(at), tuple(int(age) for age in ages.split(","))) for pid, number, at, ages in lines]
+    return [
+        Use(int(pid), int(number), float(at), tuple(int(age) for age in ages.split(",")))
+        for pid, number, at, ages in lines
+    ]
 
 
 async def until_true(run: Run, look: Callable[[], T], *, every_s: float = 0.01) -> T:

@@ -72,7 +72,9 @@ class Block:
 def blocks(text: str) -> list[Block]:
     """All fences of a page, in order."""
     return [
-        Block(token.info.strip(), token.content, (token.map or [0])[0] + 1) for token in MarkdownIt().parse(text) if token.type == "fence"
+        Block(token.info.strip(), token.content, (token.map or [0])[0] + 1)
+        for token in MarkdownIt().parse(text)
+        if token.type == "fence"
     ]
 
 
@@ -113,7 +115,13 @@ class Reader:
         self.folder = folder
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         modules = os.pathsep.join((str(ROOT), str(ROOT / "controllers")))
-        environment = {**os.environ, "PATH": path, "PYTHONPATH": modules, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        environment = {
+            **os.environ,
+            "PATH": path,
+            "PYTHONPATH": modules,
+            "OMP_NUM_THREADS": "1",
+            "NO_COLOR": "1",
+        }
         self._where: dict[str, Any] = {"cwd": folder, "env": environment}
 
     def follow(self, text: str) -> None:
@@ -160,14 +168,29 @@ class Reader:
         before = set(client.running(self.folder / "runs"))
         with (self.folder / "run.log").open("ab") as log:
             line = f"exec {command.line.rstrip('& ')}"
-            process = subprocess.Popen(["bash", "-c", line], **self._where, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                ["bash", "-c", line],
+                **self._where,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
 
         def trains() -> bool:
             if process.poll() is not None:
-                raise PageError(f"{command.line} ended with {process.returncode}:\n{(self.folder / 'run.log').read_text()[-3000:]}")
-            new = [contact for name, contact in client.running(self.folder / "runs").items() if name not in before]
+                raise PageError(
+                    f"{command.line} ended with {process.returncode}:\n{(self.folder / 'run.log').read_text()[-3000:]}"
+                )
+            new = [
+                contact
+                for name, contact in client.running(self.folder / "runs").items()
+                if name not in before
+            ]
             with suppress(TianflowError):  # it does not answer yet
-                return any(client.request(contact, "GET")["bottleneck"].endswith(("bound", "balanced")) for contact in new)
+                return any(
+                    client.request(contact, "GET")["bottleneck"].endswith(("bound", "balanced"))
+                    for contact in new
+                )
             return False
 
         until(f"{command.line} trains", trains, within_s=COMMAND_S)
@@ -181,7 +204,9 @@ class Reader:
             yield running
             for process in running:
                 if code := process.wait(COMMAND_S):
-                    raise PageError(f"exit code {code}: {(self.folder / 'run.log').read_text()[-3000:]}")
+                    raise PageError(
+                        f"exit code {code}: {(self.folder / 'run.log').read_text()[-3000:]}"
+                    )
         finally:
             for process in running:
                 process.kill()

@@ -19,7 +19,12 @@ from torch.utils._pytree import tree_leaves
 
 DEVICE, CPU = torch.device("meta"), torch.device("cpu")
 aten = torch.ops.aten
-TAKES_INDICES_OF_THE_CPU = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+TAKES_INDICES_OF_THE_CPU = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
 
 
 @contextmanager
@@ -34,7 +39,9 @@ class _Marks:
     """Which memory lies on the device."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used twice
+        self._storages: dict[
+            int, torch.UntypedStorage
+        ] = {}  # kept alive, so that no address is used twice
 
     def add(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -52,7 +59,13 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self._marks = marks
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         kwargs = dict(kwargs or {})
         device = kwargs.get("device")
         if device is not None:  # it makes something new, or moves
@@ -75,7 +88,9 @@ class _Operations(TorchDispatchMode):
         for arg in args:
             for tensor in _tensors(arg):
                 if tensor not in self._marks and (tensor.dim() or not isinstance(arg, Tensor)):
-                    raise RuntimeError(f"{func}: expected all tensors on one device, and {tensor} is on the CPU")
+                    raise RuntimeError(
+                        f"{func}: expected all tensors on one device, and {tensor} is on the CPU"
+                    )
 
 
 class _Calls(TorchFunctionMode):
@@ -85,14 +100,22 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self._marks = marks
 
-    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         kwargs = dict(kwargs or {})
         on_device = bool(args) and isinstance(args[0], Tensor) and args[0] in self._marks
         if on_device and func == Tensor.device.__get__:  # bound anew at each access
             return DEVICE
         if on_device and func is Tensor.cpu:
             return _copy(args[0])
-        if on_device and func is functional.one_hot:  # it begins with zeros where its argument truly is
+        if (
+            on_device and func is functional.one_hot
+        ):  # it begins with zeros where its argument truly is
             return self._marks.add(func(_copy(args[0]), *args[1:], **kwargs))
         if on_device and func in (Tensor.numpy, Tensor.__array__):
             raise TypeError("a tensor of a device is no array: use .cpu() first")

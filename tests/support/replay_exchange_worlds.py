@@ -15,16 +15,16 @@ from tianflow.core.payloads import (
     ActionSpec,
     Batch,
     DrawPart,
-    Drop,
+    DropItems,
     EnvironmentSpec,
     Grant,
     Holdings,
-    Keep,
     LeafSpec,
     Prioritise,
+    SaveItems,
     Settlement,
     ShardRequest,
-    Store,
+    StoreTrajectory,
     Trajectory,
     Version,
 )
@@ -36,7 +36,13 @@ from tianflow.planning.memory import DRAW_SLOTS
 from tianflow.replay.rate_limiter import Limiter, RateLimits
 
 STEPS, NUM_ENVS, DRAWN = 4, 2, 6
-SPEC = EnvironmentSpec("Small-v0", (LeafSpec("", (1,), "float32"),), ActionSpec("discrete", (), "int64", (2,), (0,)), NUM_ENVS, "next_step")
+SPEC = EnvironmentSpec(
+    "Small-v0",
+    (LeafSpec("", (1,), "float32"),),
+    ActionSpec("discrete", (), "int64", (2,), (0,)),
+    NUM_ENVS,
+    "next_step",
+)
 LAYOUT = make_layout(SPEC, steps=STEPS, state_spec={}, return_accumulator=False, replayed=True)
 DRAWS = make_draw_layout(SPEC, length=1, items=DRAWN, state_spec={})
 OPEN = RateLimits(1.0, 1, -np.inf, np.inf, 1000, STEPS * NUM_ENVS, DRAWN)
@@ -46,7 +52,12 @@ class FakeShard:
     """One life of a shard: a list of versions, one for each item; every item weighs 1. It answers one request when told to."""
 
     def __init__(self, world: World, index: int, incarnation: int, *, capacity: int = 64) -> None:
-        self.world, self.index, self.incarnation, self.capacity = world, index, incarnation, capacity
+        self.world, self.index, self.incarnation, self.capacity = (
+            world,
+            index,
+            incarnation,
+            capacity,
+        )
         self.asked: deque[ShardRequest] = deque()
         self.seen: list[ShardRequest] = []
         self.items: list[int] = []
@@ -60,7 +71,9 @@ class FakeShard:
 
     @property
     def holdings(self) -> list[Any]:
-        return list(Holdings(len(self.items), self.weight * len(self.items), removed_items=self.removed))
+        return list(
+            Holdings(len(self.items), self.weight * len(self.items), removed_items=self.removed)
+        )
 
     def work(self, count: int = 1) -> None:
         """Answer so many requests."""
@@ -70,7 +83,7 @@ class FakeShard:
     def hurry(self) -> None:
         """Answer the first draw or priorities there are before anything is to be dropped, as a real one does."""
         for request in self.asked:
-            if isinstance(request, Drop | Keep):
+            if isinstance(request, DropItems | SaveItems):
                 return
             if isinstance(request, DrawPart | Prioritise):
                 self.asked.remove(request)
@@ -79,7 +92,7 @@ class FakeShard:
 
     def reply(self, request: ShardRequest) -> None:
         match request:
-            case Store():
+            case StoreTrajectory():
                 made = self.world.stored_from(request)
                 self.items += made
                 self._remove(len(self.items) - self.capacity)
@@ -91,14 +104,17 @@ class FakeShard:
                 found = len(self.items) > 0
                 if found:
                     views["version"][part] = self.world.rng.choice(self.items, request.items)
-                    views["key"][part], views["probability"][part] = self.index, 1.0 / len(self.items)
+                    views["key"][part], views["probability"][part] = (
+                        self.index,
+                        1.0 / len(self.items),
+                    )
                 self.answer("drawn", request.draw, request.items if found else 0, self.holdings)
             case Prioritise():
                 self.answer("prioritised", request.draw, self.holdings)
-            case Drop(reason=reason):
+            case DropItems(reason=reason):
                 self._remove(len(self.items) if reason else 0)
                 self.answer("dropped", self.holdings)
-            case Keep():
+            case SaveItems():
                 self.answer("kept", f"hash of {request.path}", 1, self.holdings)
 
     def _remove(self, count: int) -> None:
@@ -128,7 +144,9 @@ class World:
     ) -> None:
         self.now = 0.0
         self.rng = np.random.default_rng(seed)
-        self.ledger = Ledger(limits=Limits(batch=1, max_staleness=bound, credits=slots), slots=slots)
+        self.ledger = Ledger(
+            limits=Limits(batch=1, max_staleness=bound, credits=slots), slots=slots
+        )
         self.arena, self.draws = heap_arena(LAYOUT, slots), heap_arena(DRAWS, DRAW_SLOTS)
         self.exchange = ReplayExchange(
             ledger=self.ledger,
@@ -168,7 +186,7 @@ class World:
         self.exchange.shard_lost(index)
         return self.shards.pop(index)
 
-    def stored_from(self, request: Store) -> list[int]:
+    def stored_from(self, request: StoreTrajectory) -> list[int]:
         """Versions of the items that a trajectory brings, one for each of its steps."""
         trajectory = self.trajectories[request.ticket]
         return [trajectory.version.number] * trajectory.env_steps
@@ -241,7 +259,9 @@ class World:
     def settle(self, batch: Batch, *, skipped: bool = False) -> None:
         self.version = Version(self.version.lineage, self.version.number + 1)
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
-        self.exchange.settle(Settlement(self.version, tickets, self.ledger.limits.max_staleness, True, skipped))
+        self.exchange.settle(
+            Settlement(self.version, tickets, self.ledger.limits.max_staleness, True, skipped)
+        )
 
     def lose_learner(self) -> None:
         self.exchange.learner_lost()
@@ -269,11 +289,16 @@ class World:
         slots = self.ledger._slots.without_ticket()
         slots += [ticket.slot for ticket in live if ticket.state is not State.TAKEN]
         assert sorted(slots) == list(range(seen.slots))
-        draws = [*self.exchange._draws.free_slots, *(draw.slot for draw in self.exchange._draws.values())]
+        draws = [
+            *self.exchange._draws.free_slots,
+            *(draw.slot for draw in self.exchange._draws.values()),
+        ]
         assert sorted(draws) == list(range(DRAW_SLOTS))
         assert size == sum(shard.items for shard in told.shards.values())
         stored = [number for shard in self.exchange._shards.values() for number in shard.storing]
-        assert sorted(stored) == sorted(ticket.number for ticket in live if ticket.state is State.TAKEN)
+        assert sorted(stored) == sorted(
+            ticket.number for ticket in live if ticket.state is State.TAKEN
+        )
         expected = sum(sum(shard.storing.values()) for shard in self.exchange._shards.values())
         assert expected == self.exchange._shards.ahead
         assert 0 == seen.violations

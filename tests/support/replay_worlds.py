@@ -13,11 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.core.payloads import LeafSpec
-from tianflow.replay import Drawn, Fragment, Shard, Stream
+from tianflow.replay import Drawn, Fragment, Shard, StepStream
 
 Array = NDArray[Any]
 Mode = Literal["next_step", "same_step"]
-VECTOR, CAMERA, RANGE = LeafSpec("vector", (2,), "float32"), LeafSpec("camera", (3, 2, 2), "uint8"), LeafSpec("far/range", (2, 3), "int16")
+VECTOR, CAMERA, RANGE = (
+    LeafSpec("vector", (2,), "float32"),
+    LeafSpec("camera", (3, 2, 2), "uint8"),
+    LeafSpec("far/range", (2, 3), "int16"),
+)
 LEAVES = (VECTOR, CAMERA, RANGE)
 STACKS = frozenset({"camera", "far/range"})
 
@@ -54,11 +58,19 @@ class World:
     """N environments whose episodes end at random, in fragments of at most ``steps`` steps. ``odd``: share of stacks that do not go on."""
 
     def __init__(
-        self, *, environments: int, steps: int, mode: Mode, seed: int, ends: float = 0.2, odd: float = 0.1, actor: int = 0
+        self,
+        *,
+        environments: int,
+        steps: int,
+        mode: Mode,
+        seed: int,
+        ends: float = 0.2,
+        odd: float = 0.1,
+        actor: int = 0,
     ) -> None:
         self.n, self.t, self.mode, self.ends, self.odd = environments, steps, mode, ends, odd
         self.rng = np.random.default_rng(seed)
-        self.stream, self.number, self.version = Stream(actor, 0), 0, 0
+        self.stream, self.number, self.version = StepStream(actor, 0), 0, 0
         self.next_action = 1_000_000 * actor
         self.stretches: list[Stretch] = []
         self._begin()
@@ -73,7 +85,7 @@ class World:
         """The actor begins anew, in the middle of everything."""
         for stretch in self.current:
             stretch.closed = True
-        self.stream, self.number = Stream(self.stream.actor, self.stream.incarnation + 1), 0
+        self.stream, self.number = StepStream(self.stream.actor, self.stream.incarnation + 1), 0
         self._begin()
 
     def lose(self) -> None:
@@ -102,12 +114,24 @@ class World:
 
     def _arrays(self) -> dict[str, Array]:
         t, n = self.t, self.n
-        arrays: dict[str, Array] = {f"obs/{leaf.name}": np.full((t + 1, n, *leaf.shape), 99, leaf.dtype) for leaf in LEAVES}
+        arrays: dict[str, Array] = {
+            f"obs/{leaf.name}": np.full((t + 1, n, *leaf.shape), 99, leaf.dtype) for leaf in LEAVES
+        }
         if self.mode == "same_step":
-            arrays |= {f"final_obs/{leaf.name}": np.full((t, n, *leaf.shape), 98, leaf.dtype) for leaf in LEAVES}
+            arrays |= {
+                f"final_obs/{leaf.name}": np.full((t, n, *leaf.shape), 98, leaf.dtype)
+                for leaf in LEAVES
+            }
         arrays |= {name: np.ones((t, n), np.bool_) for name in ("terminated", "truncated", "valid")}
-        arrays |= {"action": np.full((t, n), -1), "reward": np.full((t, n), np.nan, np.float32), "start": np.ones((t + 1, n), np.bool_)}
-        return arrays | {"version": np.full(t, -1), "state/h": np.full((t, n, 2), np.nan, np.float32)}
+        arrays |= {
+            "action": np.full((t, n), -1),
+            "reward": np.full((t, n), np.nan, np.float32),
+            "start": np.ones((t + 1, n), np.bool_),
+        }
+        return arrays | {
+            "version": np.full(t, -1),
+            "state/h": np.full((t, n, 2), np.nan, np.float32),
+        }
 
     def _show(self, arrays: dict[str, Array], k: int, i: int) -> None:
         for leaf in LEAVES:
@@ -118,9 +142,15 @@ class World:
         self._show(arrays, k, i)
         arrays["action"][k, i], self.next_action = self.next_action, self.next_action + 1
         reset = self.over[i]
-        terminated, truncated = (False, False) if reset else (self.rng.random(2) < self.ends / 2.0).tolist()
+        terminated, truncated = (
+            (False, False) if reset else (self.rng.random(2) < self.ends / 2.0).tolist()
+        )
         following = self._first() if reset else self._following(self.observation[i])
-        arrays["valid"][k, i], arrays["terminated"][k, i], arrays["truncated"][k, i] = not reset, terminated, truncated
+        arrays["valid"][k, i], arrays["terminated"][k, i], arrays["truncated"][k, i] = (
+            not reset,
+            terminated,
+            truncated,
+        )
         arrays["reward"][k, i] = 0.0 if reset else self.rng.standard_normal()
         arrays["state/h"][k, i] = arrays["action"][k, i] % 1000
         ended = terminated or truncated
@@ -149,7 +179,9 @@ class World:
         return whole
 
     def _any(self) -> dict[str, Array]:
-        return {leaf.name: self.rng.integers(0, 90, leaf.shape).astype(leaf.dtype) for leaf in LEAVES}
+        return {
+            leaf.name: self.rng.integers(0, 90, leaf.shape).astype(leaf.dtype) for leaf in LEAVES
+        }
 
     def _following(self, before: dict[str, Array]) -> dict[str, Array]:
         after = self._any()

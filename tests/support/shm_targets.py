@@ -44,7 +44,9 @@ async def _act(fd: int, capacity: int, link_fd: int) -> None:
         sender.grant(decode_grant(message[2]) if message[0] == "grant" else None)
 
     link = Link(end=socket.socket(fileno=link_fd), handle=handle, closed=lambda: sender.grant(None))
-    sender = LinkTrajectorySender(link=link, arena=arena, holder="child", announce=lambda version: None)
+    sender = LinkTrajectorySender(
+        link=link, arena=arena, holder="child", announce=lambda version: None
+    )
     try:
         while True:
             grant = await sender.acquire()
@@ -53,7 +55,10 @@ async def _act(fd: int, capacity: int, link_fd: int) -> None:
             if grant.ticket == 5:
                 await link.flush()
                 signal.raise_signal(signal.SIGKILL)
-            sender.commit(Trajectory(grant.ticket, grant.slot, STEPS, STEPS * NUM_ENVS, grant.version), [Episode(1.0, grant.ticket)])
+            sender.commit(
+                Trajectory(grant.ticket, grant.slot, STEPS, STEPS * NUM_ENVS, grant.version),
+                [Episode(1.0, grant.ticket)],
+            )
     except EndOfChannel:
         await link.flush()
 

@@ -16,7 +16,7 @@ from operator import mul
 from typing import Any
 
 from tianflow.config.model import BalanceSettings, Config, EnvSettings, PPOSettings
-from tianflow.coordinator.balancer import Wishes, merge
+from tianflow.coordinator.balancer import ControllerRequests, merge
 from tianflow.core.events import Observed
 from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.interfaces import Controller
@@ -114,14 +114,27 @@ class Trained:
 class World:
     """One run. Drive it with `run`, change it with `change` and the failures below."""
 
-    def __init__(self, *, settings: Settings, laws: Sequence[Controller], seed: int = 0, ledger: type[Ledger] = Ledger) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        laws: Sequence[Controller],
+        seed: int = 0,
+        ledger: type[Ledger] = Ledger,
+    ) -> None:
         self.random, self.now, self._heap, self._sequence = random.Random(seed), 0.0, [], 0
         self._heap: list[tuple[float, int, Callable[[], None]]]
         self._sent: dict[object, float] = {}
         self.settings, self.laws = settings, list(laws)
-        self.config, self.wishes = settings.config(), {str(index): Wishes() for index in range(len(laws))}
+        self.config, self.wishes = (
+            settings.config(),
+            {str(index): ControllerRequests() for index in range(len(laws))},
+        )
         self.ledger = ledger(
-            limits=Limits(batch=settings.batch, max_staleness=settings.bound, credits=settings.batch), slots=settings.slots
+            limits=Limits(
+                batch=settings.batch, max_staleness=settings.bound, credits=settings.batch
+            ),
+            slots=settings.slots,
         )
         self.hosts: list[Host] = []
         self.actors: list[Actor] = []
@@ -158,7 +171,9 @@ class World:
 
     def send(self, sender: object, act: Callable[[], None]) -> None:
         """To the coordinator or from it, in order per sender; every message is followed by a look at what it made possible."""
-        due = max(self._sent.get(sender, 0.0), self.now + self.random.random() * self.settings.delay)
+        due = max(
+            self._sent.get(sender, 0.0), self.now + self.random.random() * self.settings.delay
+        )
         self._sent[sender] = due
         self.at(due - self.now, act)
 
@@ -173,7 +188,11 @@ class World:
     def run(self, seconds: float = float("inf"), updates: int | None = None) -> int:
         """Go on for so long, or until so many more updates are done. Returns how many were."""
         end, before = self.now + seconds, self.updates
-        while self._heap and self._heap[0][0] <= end and (updates is None or self.updates - before < updates):
+        while (
+            self._heap
+            and self._heap[0][0] <= end
+            and (updates is None or self.updates - before < updates)
+        ):
             self.now, _, act = heapq.heappop(self._heap)
             act()
         if updates is None:
@@ -217,12 +236,17 @@ class World:
         if blocked.until is not None:
             self._woken += 1
             wake = self._woken
-            self.at(max(0.0, blocked.until - self.now) + 1e-6, lambda: self._pump() if wake == self._woken else None)
+            self.at(
+                max(0.0, blocked.until - self.now) + 1e-6,
+                lambda: self._pump() if wake == self._woken else None,
+            )
 
     def balance(self) -> None:
         """Let the laws look, merge what they say, put it in force."""
         ledger, settings = self.ledger, self.settings
-        waiting_since = [actor.asked for actor in self.actors if actor.asked is not None and actor.host.alive]
+        waiting_since = [
+            actor.asked for actor in self.actors if actor.asked is not None and actor.host.alive
+        ]
         observed = Observed(
             now=self.now,
             version=ledger.version.number,
@@ -234,8 +258,10 @@ class World:
             credits_ceiling=ledger.credits_ceiling,
             slots=ledger.slots,
             actors=len([actor for actor in self.actors if actor.host.alive and not actor.parked]),
-            learner_waiting_s=self.idle + (self.now - self.idle_since if self.idle_since is not None else 0.0),
-            actors_waiting_s=sum(actor.waited for actor in self.actors) + sum(self.now - since for since in waiting_since),
+            learner_waiting_s=self.idle
+            + (self.now - self.idle_since if self.idle_since is not None else 0.0),
+            actors_waiting_s=sum(actor.waited for actor in self.actors)
+            + sum(self.now - since for since in waiting_since),
         )
         for name, law in zip(self.wishes, self.laws, strict=True):
             for directive in law.handle(observed):
@@ -253,7 +279,10 @@ class World:
         self.settings = replace(self.settings, **settings)
         self.config = self.settings.config()
         if laws is not None:
-            self.laws, self.wishes = list(laws), {str(index): Wishes() for index in range(len(laws))}
+            self.laws, self.wishes = (
+                list(laws),
+                {str(index): ControllerRequests() for index in range(len(laws))},
+            )
         self.balance()
         self.check()
 
@@ -291,7 +320,10 @@ class World:
         if actor.parked:
             return
         actor.asked, life = self.now, actor.host.life
-        self.tell(actor.name, lambda: self.waiting.append((actor, life)) if actor.host.life == life else None)
+        self.tell(
+            actor.name,
+            lambda: self.waiting.append((actor, life)) if actor.host.life == life else None,
+        )
 
     def _granted(self, actor: Actor, grant: Grant, life: int) -> None:
         if actor.host.life != life:
@@ -313,9 +345,16 @@ class World:
         version = actor.label = self.published
         if version < grant.version:
             self.mixups.append("a grant that names what was not published")
-        actor.steps, actor.began = [actor.loaded if self.settings.label_ahead else version], self.now
+        actor.steps, actor.began = (
+            [actor.loaded if self.settings.label_ahead else version],
+            self.now,
+        )
         odd = self.random.random() < actor.slow_odds
-        actor.pace = actor.step_s * (1 + actor.jitter * self.random.uniform(-1, 1)) * (actor.slow if odd else 1)
+        actor.pace = (
+            actor.step_s
+            * (1 + actor.jitter * self.random.uniform(-1, 1))
+            * (actor.slow if odd else 1)
+        )
         self.tell(actor.name, lambda: self.ledger.begin(grant.ticket, version))
         self._reschedule(actor)
 
@@ -325,11 +364,19 @@ class World:
             return
         length = self.settings.rollout_steps
         if actor.cut == actor.grant.ticket:
-            length = min(length, max(self.settings.min_fragment, int((self.now - actor.began) / actor.pace) + 1))
+            length = min(
+                length,
+                max(self.settings.min_fragment, int((self.now - actor.began) / actor.pace) + 1),
+            )
         actor.finish += 1
         finish = actor.finish
         end = max(0.0, actor.began + length * actor.pace - self.now)
-        self.at(end, self._on(actor.host, lambda: self._finish(actor, length) if finish == actor.finish else None))
+        self.at(
+            end,
+            self._on(
+                actor.host, lambda: self._finish(actor, length) if finish == actor.finish else None
+            ),
+        )
 
     def _finish(self, actor: Actor, length: int) -> None:
         grant, host = actor.grant, actor.host
@@ -371,7 +418,12 @@ class World:
         if self.using is None and self.idle_since is None:
             self.idle_since = self.now
         life = self.learner_life
-        self.tell("learner", lambda: setattr(self, "pulling", (for_version, life)) if life == self.learner_life else None)
+        self.tell(
+            "learner",
+            lambda: (
+                setattr(self, "pulling", (for_version, life)) if life == self.learner_life else None
+            ),
+        )
 
     def _received(self, batch: Batch, life: int) -> None:
         if life != self.learner_life:
@@ -384,7 +436,11 @@ class World:
     def _use(self, batch: Batch) -> None:
         """The check at use, then the copy, then the update; the next batch is pulled for the version that it will meet."""
         bound = self.bound
-        stale = [t for t in batch.trajectories if bound is not None and self.version.number - t.version.number > bound]
+        stale = [
+            t
+            for t in batch.trajectories
+            if bound is not None and self.version.number - t.version.number > bound
+        ]
         if self.settings.check_at_use and (stale or batch.for_version != self.version):
             tickets = [t.ticket for t in batch.trajectories]
             self.tell("learner", lambda: self.ledger.give_back(tickets))
@@ -408,14 +464,22 @@ class World:
     def _in_force(self, bound: int | None) -> bool:
         """True if ``bound`` has been the bound at some moment since the longest delay of a message."""
         ends = [*(time for time, _ in self.bounds[1:]), float("inf")]
-        return any(known == bound and end >= self.now - self.settings.delay for (_, known), end in zip(self.bounds, ends, strict=True))
+        return any(
+            known == bound and end >= self.now - self.settings.delay
+            for (_, known), end in zip(self.bounds, ends, strict=True)
+        )
 
     def _updated(self) -> None:
         assert self.using is not None
         batch, data, bound = self.using
         used_at, self.using = self.version, None
         records = [
-            Trained(trajectory.ticket, used_at.number - min(steps).number, bound, {used_at.lineage} == {step.lineage for step in steps})
+            Trained(
+                trajectory.ticket,
+                used_at.number - min(steps).number,
+                bound,
+                {used_at.lineage} == {step.lineage for step in steps},
+            )
             for trajectory, steps in zip(batch.trajectories, data, strict=True)
         ]
         self.trained += records
@@ -425,7 +489,9 @@ class World:
         publishes = lag >= self.settings.publish_every or self._overdue(lag)
         if publishes:
             self._publish()
-        settlement = Settlement(self.version, tuple(t.ticket for t in batch.trajectories), bound, publishes)
+        settlement = Settlement(
+            self.version, tuple(t.ticket for t in batch.trajectories), bound, publishes
+        )
         self.tell("learner", lambda: self._settled(settlement, records))
         ahead, self.ahead = self.ahead, None
         if ahead is not None:
@@ -449,7 +515,11 @@ class World:
     def _learn_bound(self, bound: int | None) -> None:
         """Settings are read at boundaries; a bound that the lag breaks is met by publishing at once."""
         self.bound = bound
-        if self.learner_alive and self.using is None and self._overdue(self.version.number - self.published.number):
+        if (
+            self.learner_alive
+            and self.using is None
+            and self._overdue(self.version.number - self.published.number)
+        ):
             self._publish()
             version = self.version
             self.tell("learner", lambda: self.ledger.publish(version))
@@ -510,7 +580,13 @@ class World:
 
     def violations(self) -> list[Trained]:
         """What was trained on against the promise, as the data say."""
-        return [t for t in self.trained if not t.same_lineage or t.staleness < 0 or (t.bound is not None and t.staleness > t.bound)]
+        return [
+            t
+            for t in self.trained
+            if not t.same_lineage
+            or t.staleness < 0
+            or (t.bound is not None and t.staleness > t.bound)
+        ]
 
     def trained_share(self, actor: Actor) -> float:
         """Trained steps of all steps that ``actor`` has made."""
@@ -528,11 +604,14 @@ def broken_identity(ledger: Ledger) -> str:
     slots = ledger._slots.without_ticket()
     slots += [ticket.slot for ticket in live if ticket.state is not State.TAKEN]
     identities = {
-        "begun = trained + dropped + open": seen.begun == seen.trained + sum(seen.dropped.values()) + seen.open,
-        "granted = begun + returned + not yet begun": seen.granted == seen.begun + seen.returned + unbegun,
+        "begun = trained + dropped + open": seen.begun
+        == seen.trained + sum(seen.dropped.values()) + seen.open,
+        "granted = begun + returned + not yet begun": seen.granted
+        == seen.begun + seen.returned + unbegun,
         "in use = open + not yet begun": seen.in_use == seen.open + unbegun,
         "every slot is in exactly one place": len(slots) == len(set(slots)) == seen.slots,
         "every trained one has a staleness": seen.trained == sum(seen.staleness.values()),
-        "in flight and in queue make up staleness": _total(seen.staleness) == _total(seen.in_flight) + _total(seen.in_queue),
+        "in flight and in queue make up staleness": _total(seen.staleness)
+        == _total(seen.in_flight) + _total(seen.in_queue),
     }
     return next((name for name, holds in identities.items() if not holds), "")

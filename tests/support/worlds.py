@@ -16,7 +16,12 @@ from tianflow.channels.arena import Arena
 from tianflow.channels.broadcast import Broadcast, GapCounter, Subscription
 from tianflow.channels.codec import decode_event, decode_grant, encode_event
 from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, MemoryWeights, heap_arena
+from tianflow.channels.memory import (
+    MemoryBatchSource,
+    MemoryTrajectorySender,
+    MemoryWeights,
+    heap_arena,
+)
 from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
 from tianflow.core.events import Event
 from tianflow.core.layout import make_layout
@@ -35,7 +40,13 @@ from tianflow.core.payloads import (
 from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.exchange.remote import ServedExchange
-from tianflow.interfaces import BatchSource, EventPublisher, TrajectorySender, WeightsReader, WeightsWriter
+from tianflow.interfaces import (
+    BatchSource,
+    EventPublisher,
+    TrajectorySender,
+    WeightsReader,
+    WeightsWriter,
+)
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import LedgerSnapshot, Limits
 
@@ -46,7 +57,13 @@ FIRST = Version(1, 0)
 def small_layout() -> TrajectoryLayout:
     """Four steps of two environments."""
     observation = (LeafSpec("", (3,), "float32"), LeafSpec("camera", (2, 2), "uint8"))
-    spec = EnvironmentSpec("Small-v0", observation, ActionSpec("discrete", (), "int64", (2,), (0,)), NUM_ENVS, "next_step")
+    spec = EnvironmentSpec(
+        "Small-v0",
+        observation,
+        ActionSpec("discrete", (), "int64", (2,), (0,)),
+        NUM_ENVS,
+        "next_step",
+    )
     return make_layout(spec, steps=STEPS, state_spec={}, return_accumulator=False)
 
 
@@ -65,12 +82,22 @@ async def turns(count: int) -> None:
 class World(ABC):
     """A run's trajectory and grant channels. ``now`` is its clock; ``episodes`` is what the coordinator heard."""
 
-    def __init__(self, *, batch: int = 2, bound: int | None = 1, slots: int = 8, opened: bool = True, **limits: Any) -> None:
+    def __init__(
+        self,
+        *,
+        batch: int = 2,
+        bound: int | None = 1,
+        slots: int = 8,
+        opened: bool = True,
+        **limits: Any,
+    ) -> None:
         self.now = 0.0
         self.layout = small_layout()
         given = {"batch": batch, "max_staleness": bound, "credits": slots, **limits}
         self.ledger = Ledger(limits=Limits(**given), slots=slots)
-        self.exchange = Exchange(ledger=self.ledger, arena=self.make_arena(slots), clock=lambda: self.now)
+        self.exchange = Exchange(
+            ledger=self.ledger, arena=self.make_arena(slots), clock=lambda: self.now
+        )
         self.episodes: list[tuple[str, list[Episode]]] = []
         if opened:
             self.exchange.open_lineage(FIRST)
@@ -108,10 +135,22 @@ class World(ABC):
         sender.begin(grant, version or grant.version)
         return grant
 
-    def commit(self, sender: TrajectorySender, grant: Grant, version: Version | None = None, *, length: int = STEPS) -> None:
+    def commit(
+        self,
+        sender: TrajectorySender,
+        grant: Grant,
+        version: Version | None = None,
+        *,
+        length: int = STEPS,
+    ) -> None:
         """Write the ticket's number into its slot, and commit it."""
         sender.view(grant).arrays["reward"][:] = grant.ticket
-        sender.commit(Trajectory(grant.ticket, grant.slot, length, length * NUM_ENVS, version or grant.version), [])
+        sender.commit(
+            Trajectory(
+                grant.ticket, grant.slot, length, length * NUM_ENVS, version or grant.version
+            ),
+            [],
+        )
 
     async def committed(self, sender: TrajectorySender, version: Version | None = None) -> Grant:
         grant = await self.begun(sender, version)
@@ -128,7 +167,14 @@ class World(ABC):
 
     def settle(self, source: BatchSource, batch: Batch, *, published: bool = True) -> None:
         version = batch.for_version
-        source.settle(Settlement(Version(version.lineage, version.number + 1), tickets(batch), self.ledger.limits.max_staleness, published))
+        source.settle(
+            Settlement(
+                Version(version.lineage, version.number + 1),
+                tickets(batch),
+                self.ledger.limits.max_staleness,
+                published,
+            )
+        )
 
     # Looking ---------------------------------------------------------------------------------------------------------
 
@@ -174,10 +220,17 @@ class SharedHost:
         ours, theirs = socket_pair()
         memory = SharedMemory.attach(os.dup(world.shared.memory.fd))
         self.memory = memory
-        self.arena = Arena(layout=world.layout, buffer=memory.buffer, capacity=world.exchange.arena.capacity)
+        self.arena = Arena(
+            layout=world.layout, buffer=memory.buffer, capacity=world.exchange.arena.capacity
+        )
         self.served = Link(end=ours, handle=self._serve, closed=lambda: None)
         self.link = Link(end=theirs, handle=self._hear, closed=lambda: None)
-        handlers = ServedExchange(exchange=world.exchange, send=self.served.send, push=self.served.push, on_episodes=world.heard).handlers
+        handlers = ServedExchange(
+            exchange=world.exchange,
+            send=self.served.send,
+            push=self.served.push,
+            on_episodes=world.heard,
+        ).handlers
         self._serving: dict[str, Callable[..., None]] = {**handlers, "ping": self._pong}
         self._hearing: dict[str, Callable[..., None]] = {"pong": self._ponged}
         self._ping: asyncio.Future[None] | None = None
@@ -185,8 +238,17 @@ class SharedHost:
 
     def sender(self, holder: str) -> TrajectorySender:
         # In tests every trajectory is short: who asks for several at once is said by a test of its own.
-        sender = LinkTrajectorySender(link=self.link, arena=self.arena, holder=holder, announce=self.announced.append, in_hand_s=0.0)
-        self._hearing |= {"grant": lambda _, fields: sender.grant(decode_grant(fields)), "end": lambda _: sender.grant(None)}
+        sender = LinkTrajectorySender(
+            link=self.link,
+            arena=self.arena,
+            holder=holder,
+            announce=self.announced.append,
+            in_hand_s=0.0,
+        )
+        self._hearing |= {
+            "grant": lambda _, fields: sender.grant(decode_grant(fields)),
+            "end": lambda _: sender.grant(None),
+        }
         return sender
 
     def source(self) -> BatchSource:
@@ -298,9 +360,14 @@ class SharedWeightsLink:
 
     def __init__(self) -> None:
         fd = SharedMemory.create_unsized("tianflow-weights")
-        self._memories = [SharedMemory.attach(os.dup(fd), SharedWeights.nbytes_for(WEIGHTS_NBYTES)) for _ in range(2)]
+        self._memories = [
+            SharedMemory.attach(os.dup(fd), SharedWeights.nbytes_for(WEIGHTS_NBYTES))
+            for _ in range(2)
+        ]
         os.close(fd)
-        self.writer, self.reader = (SharedWeights(memory=memory, nbytes=WEIGHTS_NBYTES) for memory in self._memories)
+        self.writer, self.reader = (
+            SharedWeights(memory=memory, nbytes=WEIGHTS_NBYTES) for memory in self._memories
+        )
 
     def deliver(self, version: Version) -> None:
         self.reader.announce(version)

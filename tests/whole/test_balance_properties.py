@@ -43,8 +43,12 @@ class Chaos:
     """A world in which, at random moments, everything happens that may happen."""
 
     def __init__(self, seed: int, *, ledger: type[Ledger] = Ledger, **broken: Any) -> None:
-        settings = Settings(slots=64, patience=5.0, rollout_steps=8, delay=0.2, update_s=0.5, **broken)
-        self.world = World(settings=settings, laws=LAWS[seed % len(LAWS)](), seed=seed, ledger=ledger)
+        settings = Settings(
+            slots=64, patience=5.0, rollout_steps=8, delay=0.2, update_s=0.5, **broken
+        )
+        self.world = World(
+            settings=settings, laws=LAWS[seed % len(LAWS)](), seed=seed, ledger=ledger
+        )
         self.random = self.world.random
         self.change_settings()
         for _ in range(self.random.randint(2, 4)):
@@ -68,7 +72,8 @@ class Chaos:
     def happen(self) -> None:
         host = self.random.choice(self.world.hosts)
         fault = self.random.choices(
-            ["settings", "law", "kill host", "stop host", "kill learner", "drop open", "hold"], [8, 2, 2, 4, 1, 0.3, 1]
+            ["settings", "law", "kill host", "stop host", "kill learner", "drop open", "hold"],
+            [8, 2, 2, 4, 1, 0.3, 1],
         )[0]
         self.faults[fault] += 1
         match fault:
@@ -82,7 +87,9 @@ class Chaos:
             case "stop host":
                 self.world.stop_host(host, self.random.uniform(0.1, 12.0))
             case "kill learner":
-                self.world.kill_learner(max(0, self.world.version.number - self.random.randint(0, 20)))
+                self.world.kill_learner(
+                    max(0, self.world.version.number - self.random.randint(0, 20))
+                )
             case "drop open":
                 self.world.tell("operator", lambda: self.world.ledger.drop_open("stopped"))
             case "hold":
@@ -106,7 +113,9 @@ class Chaos:
 
     def run(self, updates: int) -> None:
         while self.world.updates < updates:
-            assert self.world.run(seconds=WINDOW_S) > 0, f"no update in {WINDOW_S} s before {self.world.now}"
+            assert self.world.run(seconds=WINDOW_S) > 0, (
+                f"no update in {WINDOW_S} s before {self.world.now}"
+            )
 
 
 # The promise, under chaos ---------------------------------------------------------------------------------------------
@@ -138,7 +147,9 @@ def test_that_makes_ten_thousand_updates() -> None:
     assert 10_000 <= SEEDS * UPDATES
 
 
-def world(*, actors: int = 8, jitter: float = 0.1, ledger: type[Ledger] = Ledger, **settings: Any) -> World:
+def world(
+    *, actors: int = 8, jitter: float = 0.1, ledger: type[Ledger] = Ledger, **settings: Any
+) -> World:
     """Nothing goes wrong here unless the test says so."""
     made = World(settings=Settings(**settings), laws=[Staleness()], seed=1, ledger=ledger)
     for _ in range(actors):
@@ -151,7 +162,9 @@ def world(*, actors: int = 8, jitter: float = 0.1, ledger: type[Ledger] = Ledger
 
 
 @pytest.mark.parametrize("check_at_use", [True, False])
-def test_without_the_check_at_use_the_promise_is_broken_and_the_ledger_counts_it(check_at_use: bool) -> None:
+def test_without_the_check_at_use_the_promise_is_broken_and_the_ledger_counts_it(
+    check_at_use: bool,
+) -> None:
     seen = world(bound=4, actors=16, delay=0.2, check_at_use=check_at_use)
     for bound in [0, 4] * 10:
         seen.run(seconds=5.0)
@@ -165,7 +178,9 @@ def test_a_label_younger_than_its_data_is_seen_by_the_oracle_alone() -> None:
     chaos.run(UPDATES)
     assert 0 < len(chaos.world.violations())
     assert 0 == chaos.world.ledger.snapshot().violations
-    assert chaos.world.ledger.snapshot().staleness != Counter(trained.staleness for trained in chaos.world.settled)
+    assert chaos.world.ledger.snapshot().staleness != Counter(
+        trained.staleness for trained in chaos.world.settled
+    )
 
 
 class Forgetful(Ledger):
@@ -194,7 +209,9 @@ class Forgetful(Ledger):
         (State.TAKEN, "begun = trained|every slot"),
     ],
 )
-def test_a_ticket_that_is_not_counted_breaks_an_identity(forgets: State, identity: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_that_is_not_counted_breaks_an_identity(
+    forgets: State, identity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Forgetful, "forgets", forgets)
     with pytest.raises(AssertionError, match=identity):
         Chaos(0, ledger=Forgetful).run(UPDATES)
@@ -226,7 +243,9 @@ class Hoarder(Ledger):
 
 
 @pytest.mark.parametrize(("ledger", "starves"), [(Ledger, False), (Hoarder, True)])
-def test_without_the_sweep_the_learner_starves_when_the_bound_is_lowered(ledger: type[Ledger], starves: bool) -> None:
+def test_without_the_sweep_the_learner_starves_when_the_bound_is_lowered(
+    ledger: type[Ledger], starves: bool
+) -> None:
     seen = world(bound=8, actors=16, delay=0.2, ledger=ledger)
     seen.run(seconds=30.0)
     seen.change(bound=0)
@@ -238,16 +257,29 @@ def test_without_the_sweep_the_learner_starves_when_the_bound_is_lowered(ledger:
 
 
 @pytest.mark.parametrize("publish_every", [1, 3])
-@pytest.mark.parametrize(("credits_", "batch"), [(2, 2), (8, 8), (9, 8), (16, 8), (20, 8), (12, 3), (33, 4), (7, 1)])
-def test_staleness_is_at_most_what_credits_and_lag_explain(credits_: int, batch: int, publish_every: int) -> None:
+@pytest.mark.parametrize(
+    ("credits_", "batch"), [(2, 2), (8, 8), (9, 8), (16, 8), (20, 8), (12, 3), (33, 4), (7, 1)]
+)
+def test_staleness_is_at_most_what_credits_and_lag_explain(
+    credits_: int, batch: int, publish_every: int
+) -> None:
     """In ticket order: ceil(C/B) - 1 + the lag at begin, which is publish_every - 1 at most. Nothing but credits bounds it here."""
-    seen = world(batch=batch, bound=None, credits=credits_, publish_every=publish_every, actors=12, jitter=0.0)
+    seen = world(
+        batch=batch,
+        bound=None,
+        credits=credits_,
+        publish_every=publish_every,
+        actors=12,
+        jitter=0.0,
+    )
     seen.run(updates=200)
     most = -(-credits_ // batch) - 1 + publish_every - 1
     assert most - 1 <= max(trained.staleness for trained in seen.trained) <= most
 
 
-def test_order_of_arrival_gives_far_worse_staleness_than_ticket_order_with_as_many_credits() -> None:
+def test_order_of_arrival_gives_far_worse_staleness_than_ticket_order_with_as_many_credits() -> (
+    None
+):
     worst = {}
     for law in (Staleness, OpenLoop):
         seen = World(settings=Settings(batch=8, bound=1, credits=16), laws=[law()], seed=1)
@@ -261,7 +293,9 @@ def test_order_of_arrival_gives_far_worse_staleness_than_ticket_order_with_as_ma
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_bound_two_with_a_publish_every_fourth_update_lives_because_publishes_are_forced(prefetch: int) -> None:
+def test_bound_two_with_a_publish_every_fourth_update_lives_because_publishes_are_forced(
+    prefetch: int,
+) -> None:
     alive = world(bound=2, publish_every=4, prefetch=prefetch)
     assert 100 == alive.run(seconds=1000.0, updates=100)
     assert {} == alive.ledger.snapshot().dropped
@@ -287,7 +321,9 @@ def test_at_bound_zero_every_trajectory_is_trained_on_by_the_version_that_made_i
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_nothing_is_dropped_while_no_setting_changes_however_long_granted_tickets_wait_for_their_turn(seed: int) -> None:
+def test_nothing_is_dropped_while_no_setting_changes_however_long_granted_tickets_wait_for_their_turn(
+    seed: int,
+) -> None:
     """Tickets granted and not begun are no deadline that order has to mind: admission covers them."""
     draw = random.Random(seed)
     seen = World(
@@ -305,7 +341,10 @@ def test_nothing_is_dropped_while_no_setting_changes_however_long_granted_ticket
     for _ in range(draw.randint(2, 5)):
         actors = draw.randint(1, 6)
         seen.add_host(
-            *[draw.choice([0.01, 0.03])] * actors, jitter=draw.choice([0.1, 0.9]), slow_odds=draw.choice([0, 0.05, 0.3]), slow=20.0
+            *[draw.choice([0.01, 0.03])] * actors,
+            jitter=draw.choice([0.1, 0.9]),
+            slow_odds=draw.choice([0, 0.05, 0.3]),
+            slow=20.0,
         )
     seen.start_learner()
     seen.run(updates=150)
@@ -316,9 +355,20 @@ def test_nothing_is_dropped_while_no_setting_changes_however_long_granted_ticket
 # Stragglers: one environment slower than the others, or a few trajectories much slower ---------------------------------
 
 
-def with_stragglers(*, cutting: bool, slow_actor: float = 1.0, slow_odds: float = 0.0, slow: float = 1.0, **settings: Any) -> World:
+def with_stragglers(
+    *,
+    cutting: bool,
+    slow_actor: float = 1.0,
+    slow_odds: float = 0.0,
+    slow: float = 1.0,
+    **settings: Any,
+) -> World:
     """16 actors under bound 1. Without cutting, the learner waits for whole fragments of whoever stands in its way."""
-    seen = World(settings=Settings(bound=1, update_s=0.5, cutting=cutting, **settings), laws=[Staleness()], seed=1)
+    seen = World(
+        settings=Settings(bound=1, update_s=0.5, cutting=cutting, **settings),
+        laws=[Staleness()],
+        seed=1,
+    )
     seen.add_host(0.03 * slow_actor, slow_odds=slow_odds, slow=slow)
     for _ in range(15):
         seen.add_host(0.03, slow_odds=slow_odds, slow=slow)
@@ -332,8 +382,13 @@ def steps_per_second(seen: World) -> float:
 
 
 @pytest.mark.parametrize("min_fragment", [1, 8])
-def test_an_environment_ten_times_slower_is_neither_starved_nor_waited_for(min_fragment: int) -> None:
-    cut, waiting = (with_stragglers(cutting=cutting, slow_actor=10.0, min_fragment=min_fragment) for cutting in (True, False))
+def test_an_environment_ten_times_slower_is_neither_starved_nor_waited_for(
+    min_fragment: int,
+) -> None:
+    cut, waiting = (
+        with_stragglers(cutting=cutting, slow_actor=10.0, min_fragment=min_fragment)
+        for cutting in (True, False)
+    )
     slow, *others = [cut.trained_share(actor) for actor in cut.actors]
     assert abs(slow / (sum(others) / len(others)) - 1) < 0.1
     assert {} == cut.ledger.snapshot().dropped
@@ -341,8 +396,15 @@ def test_an_environment_ten_times_slower_is_neither_starved_nor_waited_for(min_f
 
 
 @pytest.mark.parametrize("min_fragment", [1, 8])
-def test_two_percent_of_trajectories_sixty_times_slower_are_trained_on_and_not_waited_for(min_fragment: int) -> None:
-    cut, waiting = (with_stragglers(cutting=cutting, slow_odds=0.02, slow=60.0, min_fragment=min_fragment) for cutting in (True, False))
+def test_two_percent_of_trajectories_sixty_times_slower_are_trained_on_and_not_waited_for(
+    min_fragment: int,
+) -> None:
+    cut, waiting = (
+        with_stragglers(cutting=cutting, slow_odds=0.02, slow=60.0, min_fragment=min_fragment)
+        for cutting in (True, False)
+    )
     assert 0.9 < min(cut.trained_share(actor) for actor in cut.actors)
     assert {} == cut.ledger.snapshot().dropped
-    assert steps_per_second(cut) >= 2.5 * steps_per_second(waiting)  # 2.7 to 3.7 times over twelve seeds, where 8 steps are waited for
+    assert steps_per_second(cut) >= 2.5 * steps_per_second(
+        waiting
+    )  # 2.7 to 3.7 times over twelve seeds, where 8 steps are waited for

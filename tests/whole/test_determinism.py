@@ -30,7 +30,9 @@ ALGORITHMS: dict[str, dict[str, object]] = {
 }
 
 
-def make_config(algorithm: Mapping[str, object], launcher: str = "inline", **sections: Mapping[str, object]) -> Config:
+def make_config(
+    algorithm: Mapping[str, object], launcher: str = "inline", **sections: Mapping[str, object]
+) -> Config:
     """One actor at bound 0."""
     tables: dict[str, Mapping[str, object]] = {
         "env": {"id": "CartPole-v1", "num_envs": 4},
@@ -41,7 +43,9 @@ def make_config(algorithm: Mapping[str, object], launcher: str = "inline", **sec
         "placement": {"launcher": launcher},
         "evaluation": {"episodes": 1, "num_envs": 1},
     }
-    return config_loading.load_config({name: {**tables.get(name, {}), **sections.get(name, {})} for name in {*tables, *sections}})
+    return config_loading.load_config(
+        {name: {**tables.get(name, {}), **sections.get(name, {})} for name in {*tables, *sections}}
+    )
 
 
 def final_state(directory: Path) -> dict[str, NDArray[Any]]:
@@ -70,9 +74,18 @@ def serial(config: Config, updates: int) -> dict[str, NDArray[Any]]:
         policy.load(algorithm.flat())
         return version
 
-    rollout = Rollout(config=config, spec=spec, policy=policy, load_weights=load, component="actor-0", actor_index=0)
+    rollout = Rollout(
+        config=config,
+        spec=spec,
+        policy=policy,
+        load_weights=load,
+        component="actor-0",
+        actor_index=0,
+    )
     state_spec = network_rules.state_spec(config.network)
-    layout = make_layout(spec, steps=config.actors.rollout_steps, state_spec=state_spec, return_accumulator=False)
+    layout = make_layout(
+        spec, steps=config.actors.rollout_steps, state_spec=state_spec, return_accumulator=False
+    )
     batch = config.algorithm.batch_trajectories
     stacker = BatchStacker(layout=layout, trajectories=batch, device=torch.device("cpu"))
     slot = FakeSlot(spec, config.actors.rollout_steps, state_spec)
@@ -91,7 +104,9 @@ def serial(config: Config, updates: int) -> dict[str, NDArray[Any]]:
     ("name", "launcher"),
     [("ppo", "inline"), ("impala", "inline"), pytest.param("ppo", "processes", marks=E2E)],
 )
-def test_bound_0_with_one_actor_equals_a_plain_serial_loop(tmp_path: Path, name: str, launcher: str) -> None:
+def test_bound_0_with_one_actor_equals_a_plain_serial_loop(
+    tmp_path: Path, name: str, launcher: str
+) -> None:
     """Weights, optimiser and generator after 50 updates."""
     config = make_config(ALGORITHMS[name], launcher, run={"max_updates": 50, "seed": 3})
     finished = api.train(config, runs_dir=tmp_path)
@@ -118,11 +133,19 @@ KINDS: dict[str, dict[str, Mapping[str, object]]] = {
         pytest.param("lstm, normalised", "processes", marks=E2E),
     ],
 )
-def test_an_interrupted_and_resumed_deterministic_run_equals_one_that_went_through(tmp_path: Path, kind: str, launcher: str) -> None:
+def test_an_interrupted_and_resumed_deterministic_run_equals_one_that_went_through(
+    tmp_path: Path, kind: str, launcher: str
+) -> None:
     def config(updates: int) -> Config:
         sections = dict(KINDS[kind])
         algorithm = sections.pop("algorithm", ALGORITHMS["ppo"])
-        run = {"max_updates": updates, "deterministic": True, "barrier_updates": 12, "seed": 5, **sections.pop("run", {})}
+        run = {
+            "max_updates": updates,
+            "deterministic": True,
+            "barrier_updates": 12,
+            "seed": 5,
+            **sections.pop("run", {}),
+        }
         return make_config(algorithm, launcher, run=run, **sections)
 
     through = api.train(config(24), runs_dir=tmp_path / "through")

@@ -29,7 +29,9 @@ from tianflow.rundir.checkpoints import CheckpointStore, write_state
 Drive = Callable[[Run], Awaitable[None]]
 
 
-def watched(config: Mapping[str, Any], tmp_path: Path, drive: Drive) -> tuple[Counter[int], LedgerSnapshot]:
+def watched(
+    config: Mapping[str, Any], tmp_path: Path, drive: Drive
+) -> tuple[Counter[int], LedgerSnapshot]:
     """Run, let ``drive`` meddle, stop; the histogram on which oracle and ledger agree, and the ledger at the end."""
 
     async def whole() -> tuple[Counter[int], LedgerSnapshot]:
@@ -48,9 +50,13 @@ def plain(updates: int) -> Drive:
 
 @pytest.mark.parametrize("autoreset", ["NextStep", "SameStep", "Disabled"])
 @pytest.mark.parametrize("bound", [0, 1, 4])
-def test_oracle_and_ledger_agree_under_every_bound_and_autoreset(tmp_path: Path, bound: int, autoreset: str) -> None:
+def test_oracle_and_ledger_agree_under_every_bound_and_autoreset(
+    tmp_path: Path, bound: int, autoreset: str
+) -> None:
     config = oracle_config(
-        tmp_path / "record", env={"vector_kwargs": {"autoreset_mode": autoreset}}, balance={"max_staleness": bound, "min_fragment_steps": 1}
+        tmp_path / "record",
+        env={"vector_kwargs": {"autoreset_mode": autoreset}},
+        balance={"max_staleness": bound, "min_fragment_steps": 1},
     )
     histogram, ledger = watched(config, tmp_path, plain(30))
     assert 0 <= min(histogram) <= max(histogram) <= bound
@@ -59,8 +65,14 @@ def test_oracle_and_ledger_agree_under_every_bound_and_autoreset(tmp_path: Path,
 
 
 @pytest.mark.parametrize("interval", [2, 5])
-def test_oracle_and_ledger_agree_when_not_every_version_is_published(tmp_path: Path, interval: int) -> None:
-    config = oracle_config(tmp_path / "record", weights={"publish_interval_updates": interval}, balance={"max_staleness": 4})
+def test_oracle_and_ledger_agree_when_not_every_version_is_published(
+    tmp_path: Path, interval: int
+) -> None:
+    config = oracle_config(
+        tmp_path / "record",
+        weights={"publish_interval_updates": interval},
+        balance={"max_staleness": 4},
+    )
     histogram, ledger = watched(config, tmp_path, plain(60))
     assert max(histogram) <= 4
     assert ledger.unpublished_updates > 20
@@ -69,7 +81,11 @@ def test_oracle_and_ledger_agree_when_not_every_version_is_published(tmp_path: P
 
 def test_oracle_and_ledger_agree_when_loading_weights_takes_long(tmp_path: Path) -> None:
     histogram, ledger = watched(
-        oracle_config(tmp_path / "record", algorithm={"load_s": 0.003}, balance={"max_staleness": 3}), tmp_path, plain(40)
+        oracle_config(
+            tmp_path / "record", algorithm={"load_s": 0.003}, balance={"max_staleness": 3}
+        ),
+        tmp_path,
+        plain(40),
     )
     assert max(histogram) <= 3
     assert ledger.violations == 0
@@ -82,16 +98,36 @@ async def meddle(run: Run, dice: random.Random) -> None:
         await until(run, run.exchange.ledger.snapshot().updates + dice.randrange(6))
         match dice.randrange(7):
             case 0 | 1 | 2:
-                run.change({"balance": {"max_staleness": dice.choice([0, 1, 2, 8, "unbounded"])}}, source="test")
+                run.change(
+                    {"balance": {"max_staleness": dice.choice([0, 1, 2, 8, "unbounded"])}},
+                    source="test",
+                )
             case 3:
-                run.change({"weights": {"publish_interval_updates": dice.choice([1, 3, 7])}}, source="test")
+                run.change(
+                    {"weights": {"publish_interval_updates": dice.choice([1, 3, 7])}}, source="test"
+                )
             case 4:
                 batches = dice.choice([1, 2, 4])
-                run.change({"balance": {"credits": None}, "algorithm": {"batch_trajectories": batches}}, source="test")
+                run.change(
+                    {"balance": {"credits": None}, "algorithm": {"batch_trajectories": batches}},
+                    source="test",
+                )
             case 5:
-                run.change({"balance": {"credits": dice.choice([None, batches, 3 * batches])}}, source="test")
+                run.change(
+                    {"balance": {"credits": dice.choice([None, batches, 3 * batches])}},
+                    source="test",
+                )
             case 6:
-                run.change({"balance": {"controller": dice.choice(["staleness", "freshest", "open_loop", "lockstep"])}}, source="test")
+                run.change(
+                    {
+                        "balance": {
+                            "controller": dice.choice(
+                                ["staleness", "freshest", "open_loop", "lockstep"]
+                            )
+                        }
+                    },
+                    source="test",
+                )
     await until(run, run.exchange.ledger.snapshot().updates + 10)
 
 
@@ -111,7 +147,9 @@ def test_oracle_and_ledger_agree_over_delays_and_live_changes(tmp_path: Path, se
     assert ledger.violations == 0
 
 
-def test_violations_rise_when_the_check_at_use_and_the_sweep_are_bypassed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_violations_rise_when_the_check_at_use_and_the_sweep_are_bypassed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(learner, "admissible", lambda batch, version, bound: True)
     monkeypatch.setattr(Ledger, "_sweep", lambda ledger, for_version: None)
 
@@ -120,29 +158,48 @@ def test_violations_rise_when_the_check_at_use_and_the_sweep_are_bypassed(tmp_pa
         run.change({"balance": {"max_staleness": 0}}, source="test")
         await until(run, run.exchange.ledger.snapshot().updates + 5)
 
-    config = oracle_config(tmp_path / "record", algorithm={"update_s": 0.005}, balance={"max_staleness": 8})
+    config = oracle_config(
+        tmp_path / "record", algorithm={"update_s": 0.005}, balance={"max_staleness": 8}
+    )
     histogram, ledger = watched(config, tmp_path, lower)
     assert max(histogram) > 0
     assert ledger.violations > 0
 
 
-def test_a_run_resumed_at_version_10000_keeps_the_bound_and_goes_on_counting_from_there(tmp_path: Path) -> None:
-    config = oracle_config(tmp_path / "record", balance={"max_staleness": 2}, run={"name": "long", "max_updates": 3})
+def test_a_run_resumed_at_version_10000_keeps_the_bound_and_goes_on_counting_from_there(
+    tmp_path: Path,
+) -> None:
+    config = oracle_config(
+        tmp_path / "record", balance={"max_staleness": 2}, run={"name": "long", "max_updates": 3}
+    )
     api.train(config, runs_dir=tmp_path)
     store = CheckpointStore(tmp_path / "long" / "checkpoints", keep=9)
     staged, newest = store.stage(), store.newest()
     assert newest is not None
-    manifest = {key: value for key, value in newest.manifest.items() if key not in ("format", "version", "created", "state")}
+    manifest = {
+        key: value
+        for key, value in newest.manifest.items()
+        if key not in ("format", "version", "created", "state")
+    }
     file = write_state(staged, {"number": np.array([10_000])})
-    store.publish(staged, version=Version(newest.version.lineage, 10_000), state=file, manifest=manifest)
+    store.publish(
+        staged, version=Version(newest.version.lineage, 10_000), state=file, manifest=manifest
+    )
 
-    config = oracle_config(tmp_path / "later", balance={"max_staleness": 2}, run={"name": "long", "max_updates": 10_030})
+    config = oracle_config(
+        tmp_path / "later",
+        balance={"max_staleness": 2},
+        run={"name": "long", "max_updates": 10_030},
+    )
     finished = api.train(config, resume=tmp_path / "long", runs_dir=tmp_path)
     seen = uses(tmp_path / "later")
     assert list(range(10_000, 10_030)) == [use.number for use in seen]
     assert (0, 0) == seen[0].ages
     assert 2 == max(age for use in seen for age in use.ages)
-    assert Counter(age for use in seen for age in use.ages).total() == finished.summary["trajectories"]["trained"]
+    assert (
+        Counter(age for use in seen for age in use.ages).total()
+        == finished.summary["trajectories"]["trained"]
+    )
     assert (10_030, 0) == (finished.summary["updates"], finished.summary["staleness"]["violations"])
 
 
@@ -169,7 +226,9 @@ def test_label_is_the_old_one_until_the_new_weights_act() -> None:
     assert Version(1, 6) == weights.refresh()
     store.publish(Version(1, 7), words(7))
     seen = []
-    policy.meanwhile = lambda: seen.append((weights._version, policy.act({"": torch.zeros(1, 1)}, {}, None).action.tolist()))
+    policy.meanwhile = lambda: seen.append(
+        (weights._version, policy.act({"": torch.zeros(1, 1)}, {}, None).action.tolist())
+    )
     assert Version(1, 7) == weights.refresh()
     assert [(Version(1, 6), [6])] == seen
     assert [7] == policy.act({"": torch.zeros(1, 1)}, {}, None).action.tolist()

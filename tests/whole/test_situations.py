@@ -41,7 +41,7 @@ from tianflow.ledger.tickets import Blocked, Limits
 from tianflow.observability.prometheus.families import DROP_REASONS
 from tianflow.planning import validation
 from tianflow.rundir.checkpoints import CheckpointStore, resolve
-from tianflow.simulation.rates import Rates
+from tianflow.simulation.rates import MeasuredRates
 from tianflow.simulation.simulation import Simulation
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
@@ -59,7 +59,11 @@ def updates(handle: RunHandle) -> int:
 
 def endless(**sections: Any) -> Config:
     """A run that nothing but its test ends."""
-    return cartpole(run={"max_updates": None, **sections.pop("run", {})}, metrics={"interval_s": 0.05}, **sections)
+    return cartpole(
+        run={"max_updates": None, **sections.pop("run", {})},
+        metrics={"interval_s": 0.05},
+        **sections,
+    )
 
 
 # What actors and learner make of the same data ------------------------------------------------------------------------
@@ -76,13 +80,17 @@ class WatchedLearner(PPOLearner):
 
     log_ratios: list[float] = []  # noqa: RUF012 - what a learner of this process saw, for its test
 
-    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = lambda: False) -> StepResult:
+    def step(
+        self, batch: LearnerBatch, should_stop: Callable[[], bool] = lambda: False
+    ) -> StepResult:
         arrays = dict(batch.arrays)
         samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
         with torch.no_grad():
             output = self.model.evaluate(samples.observation, samples.state, samples.start)
             parameters = self.model.distribution.masked(output.parameters[:-1], samples.mask)
-            log_ratio = self.model.distribution.log_prob(parameters, samples.action) - samples.log_prob
+            log_ratio = (
+                self.model.distribution.log_prob(parameters, samples.action) - samples.log_prob
+            )
         self.log_ratios.append(float(log_ratio[arrays["valid"]].abs().max()))
         return super().step(batch, should_stop)
 
@@ -98,11 +106,18 @@ class WatchedPPO(PPO):
 
 
 @pytest.mark.parametrize("lstm", [0, 8])
-def test_in_a_run_without_staleness_actors_and_learner_agree_on_every_log_probability(tmp_path: Path, lstm: int) -> None:
+def test_in_a_run_without_staleness_actors_and_learner_agree_on_every_log_probability(
+    tmp_path: Path, lstm: int
+) -> None:
     """|log ratio| < 1e-5 over a whole run, also where every update moves the policy."""
     WatchedLearner.log_ratios.clear()
     algorithm = {"name": "tests.whole.test_situations:WatchedPPO", "learning_rate": 1e-2}
-    config = cartpole(algorithm=algorithm, network={"lstm": lstm}, balance={"max_staleness": 0}, run={"max_updates": 12})
+    config = cartpole(
+        algorithm=algorithm,
+        network={"lstm": lstm},
+        balance={"max_staleness": 0},
+        run={"max_updates": 12},
+    )
     tianflow.train(config, runs_dir=tmp_path)
     assert 12 == len(WatchedLearner.log_ratios)
     assert max(WatchedLearner.log_ratios) < 1e-5
@@ -112,7 +127,10 @@ def test_stale_data_is_told_from_fresh_by_its_log_probabilities(tmp_path: Path) 
     """The measure of the test above does see one version's difference."""
     WatchedLearner.log_ratios.clear()
     algorithm = {"name": "tests.whole.test_situations:WatchedPPO", "learning_rate": 1e-2}
-    tianflow.train(cartpole(algorithm=algorithm, balance={"max_staleness": 1}, run={"max_updates": 12}), runs_dir=tmp_path)
+    tianflow.train(
+        cartpole(algorithm=algorithm, balance={"max_staleness": 1}, run={"max_updates": 12}),
+        runs_dir=tmp_path,
+    )
     assert max(WatchedLearner.log_ratios) > 1e-3
 
 
@@ -134,7 +152,9 @@ VECTORS = itertools.cycle(["NextStepVector", "SameStepVector", "DisabledVector"]
 
 @pytest.mark.parametrize(("algorithm", "lstm"), [("ppo", 8), ("impala", 0), ("a2c", 8)])
 @pytest.mark.parametrize(("name", "vector"), list(zip(SPACES, VECTORS, strict=False)))
-def test_every_space_is_trained_in_and_then_played_in(tmp_path: Path, name: str, vector: str, algorithm: str, lstm: int) -> None:
+def test_every_space_is_trained_in_and_then_played_in(
+    tmp_path: Path, name: str, vector: str, algorithm: str, lstm: int
+) -> None:
     """The environments refuse every action outside their space, or that they forbade."""
     config = cartpole(
         env={
@@ -162,7 +182,9 @@ def test_every_space_is_trained_in_and_then_played_in(tmp_path: Path, name: str,
 # The knob is what counts ----------------------------------------------------------------------------------------------
 
 
-async def test_every_setting_of_balance_reaches_the_ledger_and_no_constant_stands_above_it(tmp_path: Path) -> None:
+async def test_every_setting_of_balance_reaches_the_ledger_and_no_constant_stands_above_it(
+    tmp_path: Path,
+) -> None:
     async with tianflow.open_run(endless(actors={"count": 2}), runs_dir=tmp_path) as handle:
         assert isinstance(handle.control, Run)
         ledger = handle.control.exchange.ledger
@@ -180,8 +202,14 @@ async def test_what_was_changed_meanwhile_is_in_force_after_a_resume(tmp_path: P
         await until(lambda: updates(handle) > 2)
         await handle.balance.set(max_staleness=7, straggler_patience=3.0)
         await handle.algorithm.set(learning_rate=1e-4)
-    config = await asyncio.to_thread(lambda: load_config(CheckpointStore.load(resolve("one", tmp_path)).manifest["config"]))
-    assert (7, 3.0, 1e-4) == (config.bound, config.balance.straggler_patience, config.algorithm.learning_rate)
+    config = await asyncio.to_thread(
+        lambda: load_config(CheckpointStore.load(resolve("one", tmp_path)).manifest["config"])
+    )
+    assert (7, 3.0, 1e-4) == (
+        config.bound,
+        config.balance.straggler_patience,
+        config.algorithm.learning_rate,
+    )
     async with tianflow.open_run(config, runs_dir=tmp_path, resume="one") as handle:
         await until(lambda: updates(handle) > 2)
         assert 7 == handle.control.statistics().ledger.max_staleness
@@ -190,7 +218,9 @@ async def test_what_was_changed_meanwhile_is_in_force_after_a_resume(tmp_path: P
 # Nobody there ---------------------------------------------------------------------------------------------------------
 
 
-async def test_without_actors_the_learner_stands_still_readiness_says_why_and_it_goes_on_when_they_return(tmp_path: Path) -> None:
+async def test_without_actors_the_learner_stands_still_readiness_says_why_and_it_goes_on_when_they_return(
+    tmp_path: Path,
+) -> None:
     async with tianflow.open_run(endless(actors={"count": 2}), runs_dir=tmp_path) as handle:
         await until(lambda: updates(handle) > 2)
         await handle.actors.set(count=0)
@@ -222,11 +252,16 @@ class OnceBrokenLaw:
 
 def test_a_law_that_raises_once_ends_the_run_with_its_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="the law divided by the number of learners") as caught:
-        tianflow.train(endless(balance={"controller": "tests.whole.test_situations:OnceBrokenLaw"}), runs_dir=tmp_path)
+        tianflow.train(
+            endless(balance={"controller": "tests.whole.test_situations:OnceBrokenLaw"}),
+            runs_dir=tmp_path,
+        )
     assert "ZeroDivisionError" in caught.value.details
 
 
-async def test_a_background_task_that_raises_ends_the_run_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_background_task_that_raises_ends_the_run_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise LookupError("no such shelf")
 
@@ -241,7 +276,9 @@ async def test_a_background_task_that_raises_ends_the_run_with_its_error(tmp_pat
         await whole()
 
 
-async def test_a_reporter_that_raises_ends_the_run_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reporter_that_raises_ends_the_run_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_: Learner) -> None:
         raise LookupError("no such gauge")
 
@@ -260,7 +297,9 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
     config = cartpole()
     spec = (await asyncio.to_thread(validation.require_valid, config)).spec
     assert spec is not None
-    layout = make_layout(spec, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=False)
+    layout = make_layout(
+        spec, steps=config.actors.rollout_steps, state_spec={}, return_accumulator=False
+    )
     slots = SharedArena(layout=layout, capacity=1)
     order = {
         "host": "actors-0",
@@ -284,7 +323,9 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
     heard: list[Message] = []
     link = Link(end=ours, handle=heard.append, closed=lambda: None)
     weights_fd = SharedMemory.create_unsized("weights")
-    host = HostProcess(msgpack.unpackb(msgpack.packb(order)), theirs, slots.memory, weights_fd, None)
+    host = HostProcess(
+        msgpack.unpackb(msgpack.packb(order)), theirs, slots.memory, weights_fd, None
+    )
     link.send("grant", "actor-9", [0, 0, 1, 0, 0, False])
     assert FAILED == await asyncio.wait_for(host.run(), 10.0)
     await until(lambda: any(message[0] == "failed" for message in heard))
@@ -296,7 +337,11 @@ async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -
 def test_whatever_a_host_is_killed_for_is_a_known_reason_of_drops() -> None:
     """An increase from nothing is seen by no rate: every reason is shown at 0 from the start."""
     source = Path(supervisor.__file__).read_text()
-    reasons = {reason for reason in ("died", "silent", "start_timeout", "env_hang") if f'"{reason}"' in source}
+    reasons = {
+        reason
+        for reason in ("died", "silent", "start_timeout", "env_hang")
+        if f'"{reason}"' in source
+    }
     assert 4 == len(reasons)
     assert reasons <= set(DROP_REASONS)
 
@@ -304,10 +349,14 @@ def test_whatever_a_host_is_killed_for_is_a_known_reason_of_drops() -> None:
 # Clocks, ports --------------------------------------------------------------------------------------------------------
 
 
-def test_a_wall_clock_that_jumps_to_and_fro_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wall_clock_that_jumps_to_and_fro_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = random.Random(0)
     monkeypatch.setattr(time, "time", lambda: draw.choice([0.0, 1e9, 4e9]))
-    config = cartpole(actors={"count": 2}, balance={"straggler_patience": 30.0}, run={"max_updates": 10})
+    config = cartpole(
+        actors={"count": 2}, balance={"straggler_patience": 30.0}, run={"max_updates": 10}
+    )
     summary = tianflow.train(config, runs_dir=tmp_path).summary
     assert ("done", 10) == (summary["state"], summary["updates"])
     assert set(summary["trajectories"]["dropped"]) <= {"stopped"}
@@ -324,7 +373,9 @@ class Bomb:
         return Path.touch, (self._path,)
 
 
-async def test_a_pickle_sent_to_the_port_of_a_run_is_data_and_the_port_is_on_loopback(tmp_path: Path) -> None:
+async def test_a_pickle_sent_to_the_port_of_a_run_is_data_and_the_port_is_on_loopback(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "proof").unlink(missing_ok=True)
     pickle.loads(pickle.dumps(Bomb(tmp_path / "proof")))
     assert (tmp_path / "proof").exists()
@@ -334,7 +385,11 @@ async def test_a_pickle_sent_to_the_port_of_a_run_is_data_and_the_port_is_on_loo
         host, port = address.removeprefix("http://").rsplit(":", 1)
         assert "127.0.0.1" == host
         payload = pickle.dumps(Bomb(tmp_path / "marker"))
-        for head in (b"", b"POST /api/v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(payload)):
+        for head in (
+            b"",
+            b"POST /api/v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % len(payload),
+        ):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(head + payload + b"\r\n\r\n")
             await writer.drain()
@@ -352,7 +407,10 @@ class Queue:
     """A ledger whose actors need no time: ``begun`` trajectories are always begun, and wait to be trained on in their order."""
 
     def __init__(self, *, batch: int, begun: int) -> None:
-        self.ledger = Ledger(limits=Limits(batch=batch, max_staleness=None, credits=begun, order="arrival"), slots=begun)
+        self.ledger = Ledger(
+            limits=Limits(batch=batch, max_staleness=None, credits=begun, order="arrival"),
+            slots=begun,
+        )
         self.ledger.open_lineage(Version(1, 0))
         self._now = itertools.count()
 
@@ -360,7 +418,11 @@ class Queue:
         """Updates between beginning and end of training, for each trajectory of one batch."""
         while (grant := self.ledger.grant("actor-0")) is not None:
             self.ledger.begin(grant.ticket, grant.version)
-            self.ledger.commit(grant.ticket, Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), float(next(self._now)))
+            self.ledger.commit(
+                grant.ticket,
+                Trajectory(grant.ticket, grant.slot, 1, 1, grant.version),
+                float(next(self._now)),
+            )
         batch = self.ledger.take(self.ledger.version, 0.0)
         assert isinstance(batch, Batch)
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
@@ -382,7 +444,9 @@ def test_lag_is_what_waits_over_what_an_update_takes() -> None:
     assert 3 == max(queue.ledger.snapshot().staleness)
 
 
-def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_always_by_pacing() -> None:
+def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_always_by_pacing() -> (
+    None
+):
     """Handed values: an update a second, bound 4, trajectories that take 1, 3, 5 and 10 s; discarding keeps only 1 and 3."""
     durations = {"a": 1, "b": 3, "c": 5, "d": 10}
 
@@ -396,7 +460,11 @@ def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_a
             for holder, seconds in durations.items():
                 if holder in due and due[holder][0] <= now:
                     grant = due.pop(holder)[1]
-                    ledger.commit(grant.ticket, Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), float(now))
+                    ledger.commit(
+                        grant.ticket,
+                        Trajectory(grant.ticket, grant.slot, 1, 1, grant.version),
+                        float(now),
+                    )
                 if holder not in due and (grant := ledger.grant(holder)) is not None:
                     ledger.begin(grant.ticket, grant.version)
                     due[holder] = (now + seconds, grant)
@@ -420,7 +488,9 @@ def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_a
 @pytest.mark.parametrize(("update_s", "factor"), [(0.2, 10.0), (1.0, 2.0), (3.0, 10.0)])
 @pytest.mark.parametrize("bound", [0, 1, 3])
 @pytest.mark.parametrize("law", ["staleness", "freshest", "lockstep"])
-def test_discarding_starves_no_slow_environment(law: str, bound: int, update_s: float, factor: float) -> None:
+def test_discarding_starves_no_slow_environment(
+    law: str, bound: int, update_s: float, factor: float
+) -> None:
     """One actor of eight is slower, in virtual time: as much of its data is kept as of the others', and it has at least its share."""
     slow, others = kept_and_trained(law, bound, factor=factor, update_s=update_s)
     assert slow[0] == pytest.approx(others[0], rel=0.1)
@@ -435,19 +505,30 @@ def test_without_pacing_a_slow_environment_would_starve(bound: int, factor: floa
     assert slow[1] < 0.1 * others[1] / factor
 
 
-def kept_and_trained(law: str, bound: int, *, factor: float, update_s: float) -> tuple[tuple[float, float], tuple[float, float]]:
+def kept_and_trained(
+    law: str, bound: int, *, factor: float, update_s: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
     """(trained of all steps that were trained or dropped, steps trained) of the slow actor, and of the others in the mean."""
     config = cartpole(
         algorithm={"batch_trajectories": 4},
         actors={"count": 8, "rollout_steps": 32},
         balance={"max_staleness": bound, "controller": law, "min_fragment_steps": 1},
     )
-    rates = Rates(trajectory_s=1.0, update_s=update_s, straggler_share=1 / 8, straggler_factor=factor)
+    rates = MeasuredRates(
+        trajectory_s=1.0, update_s=update_s, straggler_share=1 / 8, straggler_factor=factor
+    )
     simulation = Simulation(config, rates, seed=1)
     simulation.run(updates=200)
     shares = simulation.ledger.snapshot().shares
     found = {
-        holder: (share.trained_steps / (share.trained_steps + share.dropped_steps), share.trained_steps) for holder, share in shares.items()
+        holder: (
+            share.trained_steps / (share.trained_steps + share.dropped_steps),
+            share.trained_steps,
+        )
+        for holder, share in shares.items()
     }
     slow = found.pop("actor-2")  # drawn with that seed
-    return slow, (statistics.mean(kept for kept, _ in found.values()), statistics.mean(steps for _, steps in found.values()))
+    return slow, (
+        statistics.mean(kept for kept, _ in found.values()),
+        statistics.mean(steps for _, steps in found.values()),
+    )

@@ -24,7 +24,9 @@ class A2CLearner(SinglePassLearner):
         assert isinstance(settings, A2CSettings)
         self.normalise_advantages = settings.normalise_advantages
 
-    def estimate(self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor) -> Advantages:  # noqa: ARG002 - uncorrected
+    def estimate(
+        self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor
+    ) -> Advantages:  # noqa: ARG002 - uncorrected
         return actor_critic_returns(
             r_t=samples.r_t,
             discount_t=samples.discount_t,

@@ -9,8 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.common.off_policy import Found, OffPolicyLearner, OffPolicyPolicy, read_transitions
-from tianflow.algorithms.common.off_policy_models import Model, Target
+from tianflow.algorithms.common.off_policy import (
+    OffPolicyLearner,
+    OffPolicyPolicy,
+    UpdateParts,
+    read_transitions,
+)
+from tianflow.algorithms.common.off_policy_models import QModel, TargetNetwork
 from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import Config
 from tianflow.config.networks import state_spec
@@ -25,12 +30,14 @@ from tianflow.ops.q_values import double_q_value, masked_values, n_step_target, 
 Settings = TypeVar("Settings", bound=QSettings)
 
 
-def make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> Model[QNetwork]:
+def make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> QModel[QNetwork]:
     """Values of actions, with epsilon as it is before the first update. Actors of R2D2 make it, too."""
     settings = config.algorithm
     assert isinstance(settings, QSettings)
-    network = seeded(config.run.seed, lambda: QNetwork(config.network, spec, duelling=settings.duelling))
-    return Model(network, config, spec, settings.exploration(0), device)
+    network = seeded(
+        config.run.seed, lambda: QNetwork(config.network, spec, duelling=settings.duelling)
+    )
+    return QModel(network, config, spec, settings.exploration(0), device)
 
 
 class QPolicy(OffPolicyPolicy[QNetwork]):
@@ -55,10 +62,14 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
         )
         return epsilon_noise(steps, epsilons, self._actions, generator)
 
-    def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:
+    def act(
+        self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None
+    ) -> ActorStep:
         """Choose actions; the caller zeroes the state of environments that begin an episode."""
         with torch.inference_mode():
-            values, after = self.acting.forward(self.acting.network.act, self.model.observations(observation), state)
+            values, after = self.acting.forward(
+                self.acting.network.act, self.model.observations(observation), state
+            )
             values = masked_values(values, mask)
             scores = values if noise is None else masked_values(scores_of(values, noise), mask)
         return ActorStep(scores.argmax(-1), values, after)
@@ -76,9 +87,11 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
 class QLearner(OffPolicyLearner[QNetwork, Settings]):
     """What the learners of action values share: one target network, which becomes the online one every so many updates."""
 
-    def __init__(self, config: Config, spec: EnvironmentSpec, settings: Settings, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, spec: EnvironmentSpec, settings: Settings, device: torch.device
+    ) -> None:
         super().__init__(make_model(config, spec, device), config, settings, device)
-        self.target = Target(self.model)
+        self.target = TargetNetwork(self.model)
         self.kept["target"] = self.target.parameters
 
     def moved(self) -> None:
@@ -97,11 +110,15 @@ class DQNLearner(QLearner[DQNSettings]):
         assert isinstance(settings, DQNSettings)
         super().__init__(config, spec, settings, device)
 
-    def look(self, arrays: Tree) -> Found:
+    def look(self, arrays: Tree) -> UpdateParts:
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
         with torch.no_grad():
             valued, _ = self.forward(self.target.network.act, part.after, {})
-            chosen = self.forward(self.model.network.act, part.after, {})[0] if self.settings.double else valued
+            chosen = (
+                self.forward(self.model.network.act, part.after, {})[0]
+                if self.settings.double
+                else valued
+            )
             target = n_step_target(part.step, double_q_value(chosen, valued, part.mask_after))
         values, _ = self.forward(self.model.network.act, part.observation, {})
         value = taken(values, part.action)
@@ -114,7 +131,7 @@ class DQNLearner(QLearner[DQNSettings]):
             "td_error": masked_mean(size, part.learned),
             "q_value": masked_mean(value.detach(), part.learned),
         }
-        return Found(part.learned.sum(), {"adam": self.model.norm()}, statistics, size)
+        return UpdateParts(part.learned.sum(), {"adam": self.model.norm()}, statistics, size)
 
 
 class DQN:

@@ -27,7 +27,9 @@ class ImpalaLearner(SinglePassLearner):
         self._settings = settings
         self.normalise_advantages = settings.normalise_advantages
 
-    def estimate(self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor) -> Advantages:
+    def estimate(
+        self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor
+    ) -> Advantages:
         return vtrace(
             log_rho_t=log_ratio,
             r_t=samples.r_t,

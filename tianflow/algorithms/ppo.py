@@ -13,19 +13,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.common.actor_critic import ActorCriticLearner, ActorCriticPolicy, Samples, batch_statistics
-from tianflow.algorithms.common.model import Model
+from tianflow.algorithms.common.actor_critic import (
+    ActorCriticLearner,
+    ActorCriticPolicy,
+    Samples,
+    batch_statistics,
+)
+from tianflow.algorithms.common.model import ActorCriticModel
 from tianflow.config.model import Config, PPOSettings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.networks import Output
-from tianflow.ops.losses import approximate_kl, decoupled_ppo_loss, masked_mean, normalised, value_loss
+from tianflow.ops.losses import (
+    approximate_kl,
+    decoupled_ppo_loss,
+    masked_mean,
+    normalised,
+    value_loss,
+)
 from tianflow.ops.returns import gae
 
 CHUNK_SAMPLES = 256
 """Images are looked at and learned from so many at a time on a CPU, so that what is computed of them stays in its caches."""
 
 
-class Table(NamedTuple):
+class MinibatchTable(NamedTuple):
     """What minibatches are columns of, [rows, C, ...] (``state`` [C, ...]): whole fragments, or one row of all transitions.
 
     ``constants`` [rows, C, 5] stay the same through all epochs: the log-probability that the clip is around, the behaviour
@@ -41,10 +52,12 @@ class Table(NamedTuple):
     constants: Tensor
     valid: Tensor | None
 
-    def select(self, columns: Tensor) -> Table:
+    def select(self, columns: Tensor) -> MinibatchTable:
         """The table of some of its columns."""
-        return Table(
-            observation={name: leaf.index_select(1, columns) for name, leaf in self.observation.items()},
+        return MinibatchTable(
+            observation={
+                name: leaf.index_select(1, columns) for name, leaf in self.observation.items()
+            },
             state={name: leaf.index_select(0, columns) for name, leaf in self.state.items()},
             start=self.start.index_select(1, columns),
             action=self.action.index_select(1, columns),
@@ -53,13 +66,13 @@ class Table(NamedTuple):
             valid=None if self.valid is None else self.valid.index_select(1, columns),
         )
 
-    def as_transitions(self) -> Table:
+    def as_transitions(self) -> MinibatchTable:
         """The same transitions as one row, for networks without memory."""
 
         def flat(x: Tensor) -> Tensor:
             return x.flatten(0, 1).unsqueeze(0)
 
-        return Table(
+        return MinibatchTable(
             observation={name: flat(leaf) for name, leaf in self.observation.items()},
             state={},
             start=flat(self.start),
@@ -97,9 +110,14 @@ class PPOLearner(ActorCriticLearner):
                 results.append(self._learn_from(table, columns, kept, only=only))
                 divergences.append(results[-1].pop("divergence"))
                 kept = ()
-            if self._settings.target_kl is not None and torch.stack(divergences).mean().item() > self._settings.target_kl:
+            if (
+                self._settings.target_kl is not None
+                and torch.stack(divergences).mean().item() > self._settings.target_kl
+            ):
                 break
-        means = {name: torch.stack([result[name] for result in results]).mean() for name in results[0]}
+        means = {
+            name: torch.stack([result[name] for result in results]).mean() for name in results[0]
+        }
         return means | statistics
 
     def _look(self, samples: Samples, first: Tensor) -> tuple[Output, Sequence[Output]]:
@@ -117,8 +135,13 @@ class PPOLearner(ActorCriticLearner):
             for begin in range(0, columns, width):
                 part = samples.columns(begin, min(begin + width, columns))
                 looks.append(self.model.evaluate(part.observation, part.state, part.start))
-            parameters, value = torch.cat([look.parameters for look in looks], 1), torch.cat([look.value for look in looks], 1)
-            state = {name: torch.cat([look.state[name] for look in looks], 1) for name in looks[0].state}
+            parameters, value = (
+                torch.cat([look.parameters for look in looks], 1),
+                torch.cat([look.value for look in looks], 1),
+            )
+            state = {
+                name: torch.cat([look.state[name] for look in looks], 1) for name in looks[0].state
+            }
         return Output(parameters, value, state), ()
 
     def _look_and_keep(self, samples: Samples, first: Tensor) -> tuple[Output, Sequence[Output]]:
@@ -128,7 +151,7 @@ class PPOLearner(ActorCriticLearner):
         observation = {name: leaf.flatten(0, 1) for name, leaf in samples.observation.items()}
         start = samples.start.flatten()
 
-        def look(model: Model, places: Tensor) -> Output:
+        def look(model: ActorCriticModel, places: Tensor) -> Output:
             chosen = {name: _rows(leaf, places).unsqueeze(0) for name, leaf in observation.items()}
             return model.evaluate(chosen, {}, start.index_select(0, places).unsqueeze(0))
 
@@ -137,7 +160,9 @@ class PPOLearner(ActorCriticLearner):
             rest = others.nonzero().squeeze(1)
             looks = [*kept, *self.crew.each(look, self._parts(rest, 1))]
             order = torch.cat([first, rest]).argsort()
-            parameters = torch.cat([look.parameters for look in looks], 1)[0, order].view(rows, columns, -1)
+            parameters = torch.cat([look.parameters for look in looks], 1)[0, order].view(
+                rows, columns, -1
+            )
             value = torch.cat([look.value for look in looks], 1)[0, order].view(rows, columns)
         return Output(parameters, value, {}), kept
 
@@ -146,11 +171,15 @@ class PPOLearner(ActorCriticLearner):
         samples = CHUNK_SAMPLES if self.device.type == "cpu" else self._settings.minibatch_size
         return max(1, min(samples, self._settings.minibatch_size) // rows)
 
-    def _prepare(self, samples: Samples, before: Output) -> tuple[Table, dict[str, Tensor]]:
+    def _prepare(
+        self, samples: Samples, before: Output
+    ) -> tuple[MinibatchTable, dict[str, Tensor]]:
         """Advantages, targets and weights, and how far the batch is from the policy."""
         distribution, settings, valid = self.model.distribution, self._settings, samples.valid_t
         with torch.no_grad():
-            proximal = distribution.log_prob(distribution.masked(before.parameters[:-1], samples.mask), samples.action)
+            proximal = distribution.log_prob(
+                distribution.masked(before.parameters[:-1], samples.mask), samples.action
+            )
             v_t = before.value[:-1]
             advantage_t, target_t = gae(
                 r_t=samples.r_t,
@@ -166,8 +195,11 @@ class PPOLearner(ActorCriticLearner):
                 advantage_t = normalised(advantage_t, valid)
             reference, weight = samples.log_prob, torch.ones_like(proximal)
             if settings.decoupled:
-                reference, weight = proximal, log_ratio.exp().clamp(max=settings.max_behaviour_weight)
-            table = Table(
+                reference, weight = (
+                    proximal,
+                    log_ratio.exp().clamp(max=settings.max_behaviour_weight),
+                )
+            table = MinibatchTable(
                 observation={name: leaf[:-1] for name, leaf in samples.observation.items()},
                 state=samples.state,
                 start=samples.start[:-1],
@@ -184,27 +216,44 @@ class PPOLearner(ActorCriticLearner):
         whole = bool(self.model.state_shapes)
         columns = (valid_t.any(0) if whole else valid_t.flatten()).nonzero().squeeze(1)
         count = columns.numel()
-        parts = max(1, min(count, round(count * (valid_t.shape[0] if whole else 1) / self._settings.minibatch_size)))
-        drawn = columns[torch.randperm(count, generator=self.generator).to(columns.device)].tensor_split(parts)
+        parts = max(
+            1,
+            min(
+                count,
+                round(count * (valid_t.shape[0] if whole else 1) / self._settings.minibatch_size),
+            ),
+        )
+        drawn = columns[
+            torch.randperm(count, generator=self.generator).to(columns.device)
+        ].tensor_split(parts)
         # A minibatch has no order. In that of memory, images that follow one another need not be copied together.
         return tuple(part.sort().values for part in drawn) if self.images else drawn
 
-    def _learn_from(self, table: Table, columns: Tensor, kept: Sequence[Output], *, only: bool) -> dict[str, Tensor]:
+    def _learn_from(
+        self, table: MinibatchTable, columns: Tensor, kept: Sequence[Output], *, only: bool
+    ) -> dict[str, Tensor]:
         """One optimiser step, perhaps the ``only`` one. Images are learned from in parts whose gradients add up; ``kept``: see `_look`."""
         if kept:
             table = table._replace(observation={})  # which are the bulk of a table
         parts = self._parts(columns, table.start.shape[0]) if self.images else (columns,)
         shares = self._shares(table, columns, parts)
 
-        def learn(model: Model, index: int) -> dict[str, Tensor]:
+        def learn(model: ActorCriticModel, index: int) -> dict[str, Tensor]:
             part = table.select(parts[index])
-            output = kept[index] if kept else model.evaluate(part.observation, part.state, part.start)
+            output = (
+                kept[index] if kept else model.evaluate(part.observation, part.state, part.start)
+            )
             return self._add_gradient(part, output, shares[index])
 
         found = self.crew.each(learn, range(len(parts)))
         if len(found) > 1:
             weights = torch.stack([torch.as_tensor(share, device=self.device) for share in shares])
-            found = [{name: (torch.stack([each[name] for each in found]) * weights).sum() for name in found[0]}]
+            found = [
+                {
+                    name: (torch.stack([each[name] for each in found]) * weights).sum()
+                    for name in found[0]
+                }
+            ]
         return found[0] | {"grad_norm": self.descend(found[0]["loss"] if only else None)}
 
     def _parts(self, columns: Tensor, rows: int) -> tuple[Tensor, ...]:
@@ -212,7 +261,9 @@ class PPOLearner(ActorCriticLearner):
         count = columns.numel()
         return columns.tensor_split(max(-(-count // self._width(rows)), min(self.crew.size, count)))
 
-    def _shares(self, table: Table, columns: Tensor, parts: Sequence[Tensor]) -> list[Tensor | float]:
+    def _shares(
+        self, table: MinibatchTable, columns: Tensor, parts: Sequence[Tensor]
+    ) -> list[Tensor | float]:
         """Of the valid transitions of ``columns``, how many are in each part."""
         if table.valid is None or len(parts) == 1:
             return [part.numel() / columns.numel() for part in parts]
@@ -220,14 +271,20 @@ class PPOLearner(ActorCriticLearner):
         total = counts[columns].sum()
         return [counts[part].sum() / total for part in parts]
 
-    def _add_gradient(self, part: Table, output: Output, share: Tensor | float) -> dict[str, Tensor]:
+    def _add_gradient(
+        self, part: MinibatchTable, output: Output, share: Tensor | float
+    ) -> dict[str, Tensor]:
         """Add ``share`` of the gradient of the mean over ``part`` to the buffer; means over ``part``."""
         settings, distribution = self._settings, self.model.distribution
-        log_prob, entropy_t = distribution.evaluate(distribution.masked(output.parameters, part.mask), part.action)
+        log_prob, entropy_t = distribution.evaluate(
+            distribution.masked(output.parameters, part.mask), part.action
+        )
         reference, weight, advantage_t, target_t, old_value = part.constants.unbind(-1)
         log_ratio = log_prob - reference
         policy = decoupled_ppo_loss(log_ratio, weight, advantage_t, part.valid, clip=settings.clip)
-        value = value_loss(output.value, target_t, part.valid, old_value=old_value, clip=settings.value_clip)
+        value = value_loss(
+            output.value, target_t, part.valid, old_value=old_value, clip=settings.value_clip
+        )
         entropy = masked_mean(entropy_t, part.valid)
         loss = policy + self.value_cost * value - self.entropy_cost * entropy
         torch.autograd.backward(loss if share == 1.0 else loss * share)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tianflow.algorithms.common.off_policy import Found, summed
+from tianflow.algorithms.common.off_policy import UpdateParts, summed
 from tianflow.algorithms.common.update import Tree, subtree
 from tianflow.algorithms.dqn import QLearner, QPolicy
 from tianflow.config.model import Config
@@ -16,7 +16,14 @@ from tianflow.config.off_policy import R2D2Settings
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.networks.q_values import QOutput
 from tianflow.ops.losses import masked_mean
-from tianflow.ops.q_values import double_q_value, n_step_target, rows_after, sequence_priority, taken, weighted_loss
+from tianflow.ops.q_values import (
+    double_q_value,
+    n_step_target,
+    rows_after,
+    sequence_priority,
+    taken,
+    weighted_loss,
+)
 
 Unroll = Callable[[Tree, Tree, Tensor], QOutput]
 """A network on a sequence: {leaf: [T, C, ...]}, {leaf: [C, ...]}, start [T, C] -> values [T, C, A] and the states after each step."""
@@ -34,17 +41,25 @@ class R2D2Learner(QLearner[R2D2Settings]):
         assert isinstance(settings, R2D2Settings)
         super().__init__(config, spec, settings, device)
 
-    def look(self, arrays: Tree) -> Found:
+    def look(self, arrays: Tree) -> UpdateParts:
         settings, valid = self.settings, arrays["valid"]
         observation, state = self.model.observations(harmless(arrays)), subtree(arrays, "state/")
         fresh, burn_in = arrays["start"][0], settings.burn_in
-        values = unrolled(partial(self.forward, self.model.network), observation, state, fresh, burn_in)
+        values = unrolled(
+            partial(self.forward, self.model.network), observation, state, fresh, burn_in
+        )
         learned = learned_rows(valid, fresh, burn_in)
         with torch.no_grad():
-            valued = self.forward(self.target.network, observation, state, only_first(fresh, valid.shape[0] + 1)).values
-            bootstrap = double_q_value(values.detach() if settings.double else valued, valued, arrays.get("action_mask"))
+            valued = self.forward(
+                self.target.network, observation, state, only_first(fresh, valid.shape[0] + 1)
+            ).values
+            bootstrap = double_q_value(
+                values.detach() if settings.double else valued, valued, arrays.get("action_mask")
+            )
             step = summed(arrays, discount=settings.discount, n=settings.n_step)
-            target = n_step_target(step, rows_after(bootstrap, step.steps_t), rescaling=settings.value_rescaling)
+            target = n_step_target(
+                step, rows_after(bootstrap, step.steps_t), rescaling=settings.value_rescaling
+            )
         value = taken(values[:-1], arrays["action"])
         error = target - value
         loss = weighted_loss(error, arrays["weight"], learned, delta=settings.huber_delta)
@@ -55,7 +70,12 @@ class R2D2Learner(QLearner[R2D2Settings]):
             "td_error": masked_mean(size, learned),
             "q_value": masked_mean(value.detach(), learned),
         }
-        return Found(learned.sum(), {"adam": self.model.norm()}, statistics, sequence_priority(size, learned, eta=settings.priority_eta))
+        return UpdateParts(
+            learned.sum(),
+            {"adam": self.model.norm()},
+            statistics,
+            sequence_priority(size, learned, eta=settings.priority_eta),
+        )
 
     def observed(self, arrays: Tree) -> tuple[Tree, Tensor]:
         return subtree(arrays, "obs/"), arrays["valid"]
@@ -70,7 +90,11 @@ def harmless(arrays: Tree) -> dict[str, Tensor]:
     seen = torch.cat([torch.ones_like(goes_on[:1]), goes_on])
 
     def wiped(leaf: Tensor) -> Tensor:
-        return leaf if leaf.dtype == torch.uint8 else leaf.masked_fill(~seen.view(*seen.shape, *[1] * (leaf.dim() - 2)), 0)
+        return (
+            leaf
+            if leaf.dtype == torch.uint8
+            else leaf.masked_fill(~seen.view(*seen.shape, *[1] * (leaf.dim() - 2)), 0)
+        )
 
     return {name: wiped(leaf) for name, leaf in subtree(arrays, "obs/").items()}
 
@@ -88,7 +112,9 @@ def only_first(fresh: Tensor, rows: int) -> Tensor:
     return start
 
 
-def unrolled(network: Unroll, observation: Tree, state: Tree, fresh: Tensor, burn_in: int) -> Tensor:
+def unrolled(
+    network: Unroll, observation: Tree, state: Tree, fresh: Tensor, burn_in: int
+) -> Tensor:
     """Values of all rows [L+1, n, A], from ``state`` [n, ...] before the first; 0 in rows that are burn-in.
 
     Windows that are not ``fresh`` (bool [n]: they begin an episode) run through their first ``burn_in`` rows without
@@ -98,19 +124,33 @@ def unrolled(network: Unroll, observation: Tree, state: Tree, fresh: Tensor, bur
     if burn_in == 0:
         return network(observation, state, only_first(fresh, rows)).values
     first = None
-    for part, learns in (((~fresh).nonzero().squeeze(1), False), (fresh.nonzero().squeeze(1), True)):
+    for part, learns in (
+        ((~fresh).nonzero().squeeze(1), False),
+        (fresh.nonzero().squeeze(1), True),
+    ):
         if part.numel() == 0:
             continue
-        head = {name: leaf[:burn_in] if part.numel() == columns else leaf[:burn_in, part] for name, leaf in observation.items()}
+        head = {
+            name: leaf[:burn_in] if part.numel() == columns else leaf[:burn_in, part]
+            for name, leaf in observation.items()
+        }
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
-            output = network(head, {name: leaf[part] for name, leaf in state.items()}, only_first(fresh[part], burn_in))
-        state = {name: leaf.index_copy(0, part, output.state[name][-1]) for name, leaf in state.items()}
+            output = network(
+                head,
+                {name: leaf[part] for name, leaf in state.items()},
+                only_first(fresh[part], burn_in),
+            )
+        state = {
+            name: leaf.index_copy(0, part, output.state[name][-1]) for name, leaf in state.items()
+        }
         first = output.values.new_zeros(burn_in, columns, output.values.shape[-1])
         if learns:
             first = first.index_copy(1, part, output.values)
     assert first is not None  # a batch has at least one window
     rest = {name: leaf[burn_in:] for name, leaf in observation.items()}
-    return torch.cat([first, network(rest, state, torch.zeros_like(only_first(fresh, rows - burn_in))).values])
+    return torch.cat(
+        [first, network(rest, state, torch.zeros_like(only_first(fresh, rows - burn_in))).values]
+    )
 
 
 class R2D2:

@@ -10,8 +10,13 @@ import torch
 from torch import Tensor
 
 from tianflow.algorithms.common.continuous import ActorAndCritics
-from tianflow.algorithms.common.off_policy import Found, OffPolicyPolicy, Transitions, read_transitions
-from tianflow.algorithms.common.off_policy_models import Model, Optimiser
+from tianflow.algorithms.common.off_policy import (
+    OffPolicyPolicy,
+    Transitions,
+    UpdateParts,
+    read_transitions,
+)
+from tianflow.algorithms.common.off_policy_models import Optimiser, QModel
 from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import SACSettings
@@ -22,9 +27,11 @@ from tianflow.ops.losses import masked_mean
 from tianflow.ops.squashed_gaussian import squashed_sample
 
 
-def _make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> Model[SquashedGaussian]:
+def _make_model(
+    config: Config, spec: EnvironmentSpec, device: torch.device
+) -> QModel[SquashedGaussian]:
     network = seeded(config.run.seed, lambda: SquashedGaussian(config.network, spec))
-    return Model(network, config, spec, {}, device)
+    return QModel(network, config, spec, {}, device)
 
 
 class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
@@ -32,16 +39,25 @@ class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
 
     def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
         super().__init__(_make_model(config, spec, torch.device("cpu")))
-        self._size, self._range = action_size(spec.action), ActionRange(spec.action, torch.device("cpu"))
+        self._size, self._range = (
+            action_size(spec.action),
+            ActionRange(spec.action, torch.device("cpu")),
+        )
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
         """[steps, num_envs, D] standard normal."""
-        return torch.from_numpy(generator.standard_normal((steps, num_envs, self._size), dtype=np.float32))
+        return torch.from_numpy(
+            generator.standard_normal((steps, num_envs, self._size), dtype=np.float32)
+        )
 
-    def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:  # noqa: ARG002 - no choice
+    def act(
+        self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None
+    ) -> ActorStep:  # noqa: ARG002 - no choice
         """Sampled actions; without noise, tanh of the mean."""
         with torch.inference_mode():
-            parameters = self.acting.forward(self.acting.network, self.model.observations(observation))
+            parameters = self.acting.forward(
+                self.acting.network, self.model.observations(observation)
+            )
             mean, log_std = parameters.chunk(2, -1)
             action = mean.tanh() if noise is None else squashed_sample(mean, log_std, noise)[0]
         return ActorStep(self._range.stored(action), parameters, state)
@@ -63,12 +79,16 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
         assert isinstance(settings, SACSettings)
         super().__init__(_make_model(config, spec, device), config, spec, settings, device)
         self._size = action_size(spec.action)
-        self.log_temperature = torch.full((1,), math.log(settings.initial_temperature), device=device)
-        temperature = Optimiser(self.log_temperature, torch.zeros_like(self.log_temperature), settings)
+        self.log_temperature = torch.full(
+            (1,), math.log(settings.initial_temperature), device=device
+        )
+        temperature = Optimiser(
+            self.log_temperature, torch.zeros_like(self.log_temperature), settings
+        )
         self.optimisers["temperature"] = temperature
         self.kept["log_temperature"] = self.log_temperature
 
-    def look(self, arrays: Tree) -> Found:
+    def look(self, arrays: Tree) -> UpdateParts:
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
         critics = self.look_at_critics(part)
         action, log_prob = self._sample(part.observation)
@@ -79,7 +99,9 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
         norms = {"adam": self.model.norm(), "critics": self.critics.norm()}
         if self.settings.target_entropy is not None:
             gradients = self.optimisers["temperature"].gradients
-            gradients.copy_(entropy - self._target_entropy())  # of log(temperature) * (entropy - target), arXiv 1812.05905, eq. 18
+            gradients.copy_(
+                entropy - self._target_entropy()
+            )  # of log(temperature) * (entropy - target), arXiv 1812.05905, eq. 18
             norms["temperature"] = torch.linalg.vector_norm(gradients)
         statistics = {
             "loss": critics.loss + actor_loss.detach(),
@@ -90,7 +112,7 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
             "td_error": masked_mean(critics.error, part.learned),
             "q_value": critics.value,
         }
-        return Found(part.learned.sum(), norms, statistics, critics.error)
+        return UpdateParts(part.learned.sum(), norms, statistics, critics.error)
 
     def bootstrap(self, part: Transitions) -> Tensor:
         """``min_i Q_i(after, a) - temperature log pi(a)`` for an action a drawn anew (arXiv 1812.05905, eq. 3 and 6)."""

@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 from tianflow.algorithms.common.continuous import ActorAndCritics
-from tianflow.algorithms.common.off_policy import Found, OffPolicyPolicy, Transitions, read_transitions
-from tianflow.algorithms.common.off_policy_models import Model, Target
+from tianflow.algorithms.common.off_policy import (
+    OffPolicyPolicy,
+    Transitions,
+    UpdateParts,
+    read_transitions,
+)
+from tianflow.algorithms.common.off_policy_models import QModel, TargetNetwork
 from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import TD3Settings
@@ -20,11 +25,13 @@ from tianflow.networks.q_values import ActionRange, Deterministic, action_size, 
 from tianflow.ops.losses import masked_mean
 
 
-def _make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> Model[Deterministic]:
+def _make_model(
+    config: Config, spec: EnvironmentSpec, device: torch.device
+) -> QModel[Deterministic]:
     settings = config.algorithm
     assert isinstance(settings, TD3Settings)
     network = seeded(config.run.seed, lambda: Deterministic(config.network, spec))
-    return Model(network, config, spec, settings.exploration(0), device)
+    return QModel(network, config, spec, settings.exploration(0), device)
 
 
 class TD3Policy(OffPolicyPolicy[Deterministic]):
@@ -32,17 +39,24 @@ class TD3Policy(OffPolicyPolicy[Deterministic]):
 
     def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
         super().__init__(_make_model(config, spec, torch.device("cpu")))
-        self._size, self._range = action_size(spec.action), ActionRange(spec.action, torch.device("cpu"))
+        self._size, self._range = (
+            action_size(spec.action),
+            ActionRange(spec.action, torch.device("cpu")),
+        )
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
         """[steps, num_envs, D] normal, of the standard deviation in force."""
         noise = generator.standard_normal((steps, num_envs, self._size), dtype=np.float32)
         return torch.from_numpy(noise * np.float32(self.model.exploration("noise_std")))
 
-    def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:  # noqa: ARG002 - no choice
+    def act(
+        self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None
+    ) -> ActorStep:  # noqa: ARG002 - no choice
         """Actions with noise, clipped to their range; without noise, as they are."""
         with torch.inference_mode():
-            parameters = self.acting.forward(self.acting.network, self.model.observations(observation))
+            parameters = self.acting.forward(
+                self.acting.network, self.model.observations(observation)
+            )
             action = parameters if noise is None else (parameters + noise).clamp(-1.0, 1.0)
         return ActorStep(self._range.stored(action), parameters, state)
 
@@ -62,10 +76,10 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
         settings = config.algorithm
         assert isinstance(settings, TD3Settings)
         super().__init__(_make_model(config, spec, device), config, spec, settings, device)
-        self.target_actor = Target(self.model)
+        self.target_actor = TargetNetwork(self.model)
         self.kept["target_actor"] = self.target_actor.parameters
 
-    def look(self, arrays: Tree) -> Found:
+    def look(self, arrays: Tree) -> UpdateParts:
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
         critics = self.look_at_critics(part)
         norms = {"critics": self.critics.norm()}
@@ -77,18 +91,24 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
         }
         if self.updates % self.settings.policy_delay == 0:
             action = self.forward(self.model.network, part.observation)
-            loss = -masked_mean(self.forward(self.critics.network, part.observation, action)[0], part.learned)
+            loss = -masked_mean(
+                self.forward(self.critics.network, part.observation, action)[0], part.learned
+            )
             self.look_at_actor(loss)
             norms["adam"] = self.model.norm()
             statistics |= {"loss": critics.loss + loss.detach(), "policy_loss": loss.detach()}
-        return Found(part.learned.sum(), norms, statistics, critics.error)
+        return UpdateParts(part.learned.sum(), norms, statistics, critics.error)
 
     def bootstrap(self, part: Transitions) -> Tensor:
         """``min_i Q_i(after, clip(pi(after) + clipped noise))``, all of the targets (arXiv 1802.09477, eq. 14)."""
         settings = self.settings
         action = self.forward(self.target_actor.network, part.after)
-        noise = (self.normal(*action.shape) * settings.target_noise).clamp(-settings.target_noise_clip, settings.target_noise_clip)
-        value: Tensor = self.forward(self.target_critics.network, part.after, (action + noise).clamp(-1.0, 1.0)).amin(0)
+        noise = (self.normal(*action.shape) * settings.target_noise).clamp(
+            -settings.target_noise_clip, settings.target_noise_clip
+        )
+        value: Tensor = self.forward(
+            self.target_critics.network, part.after, (action + noise).clamp(-1.0, 1.0)
+        ).amin(0)
         return value
 
     def moved(self) -> None:

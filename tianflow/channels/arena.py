@@ -33,9 +33,13 @@ class Arena:
         capacity: slots it has room for.
     """
 
-    def __init__(self, *, layout: TrajectoryLayout, buffer: NDArray[np.uint8], capacity: int) -> None:
+    def __init__(
+        self, *, layout: TrajectoryLayout, buffer: NDArray[np.uint8], capacity: int
+    ) -> None:
         if buffer.nbytes < arena_nbytes(layout, capacity):
-            raise ValueError(f"{capacity} slots need {arena_nbytes(layout, capacity)} bytes, the buffer has {buffer.nbytes}")
+            raise ValueError(
+                f"{capacity} slots need {arena_nbytes(layout, capacity)} bytes, the buffer has {buffer.nbytes}"
+            )
         self.layout = layout
         self.capacity = capacity
         self._words = buffer[: capacity * _WORDS * 8].view(np.int64).reshape(capacity, _WORDS)
@@ -69,7 +73,9 @@ class ArenaSlot:
 
     __slots__ = ("_ticket", "_words", "arrays")
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], words: memoryview[int], ticket: int) -> None:
+    def __init__(
+        self, arrays: Mapping[str, NDArray[Any]], words: memoryview[int], ticket: int
+    ) -> None:
         self.arrays, self._words, self._ticket = arrays, words, ticket + 1
 
     def progress(self, step: int) -> None:

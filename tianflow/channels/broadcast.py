@@ -56,7 +56,9 @@ class Broadcast:
     @property
     def dropped(self) -> int:
         """Events lost anywhere: on their way here, and by slow subscribers."""
-        return self._lost_upstream + sum(subscription.dropped for subscription in self._subscriptions)
+        return self._lost_upstream + sum(
+            subscription.dropped for subscription in self._subscriptions
+        )
 
     def publish(self, event: Event) -> None:
         """Hand ``event`` to every subscriber. Never waits."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tianflow.core import events
 from tianflow.core.payloads import Batch, Grant, Trajectory, Version
-from tianflow.core.statistics import ComponentStatistics, Distribution, TimeShares
+from tianflow.core.statistics import ComponentStatistics, Histogram, TimeShares
 from tianflow.errors import BrokenChannelError
 
 _EVENTS: dict[str, type[events.Event]] = {
@@ -31,7 +31,13 @@ def decode_grant(values: Sequence[Any]) -> Grant:
 
 def encode_trajectory(trajectory: Trajectory) -> list[int]:
     """All fields in order."""
-    return [trajectory.ticket, trajectory.slot, trajectory.length, trajectory.env_steps, *trajectory.version]
+    return [
+        trajectory.ticket,
+        trajectory.slot,
+        trajectory.length,
+        trajectory.env_steps,
+        *trajectory.version,
+    ]
 
 
 def decode_trajectory(values: Sequence[int]) -> Trajectory:
@@ -42,13 +48,18 @@ def decode_trajectory(values: Sequence[int]) -> Trajectory:
 
 def encode_batch(batch: Batch) -> list[Any]:
     """All fields in order."""
-    return [list(batch.for_version), [encode_trajectory(trajectory) for trajectory in batch.trajectories]]
+    return [
+        list(batch.for_version),
+        [encode_trajectory(trajectory) for trajectory in batch.trajectories],
+    ]
 
 
 def decode_batch(values: Sequence[Any]) -> Batch:
     """The inverse of `encode_batch`."""
     for_version, trajectories = values
-    return Batch(Version(*for_version), tuple(decode_trajectory(trajectory) for trajectory in trajectories))
+    return Batch(
+        Version(*for_version), tuple(decode_trajectory(trajectory) for trajectory in trajectories)
+    )
 
 
 def encode_event(event: events.Event) -> tuple[str, list[Any]]:
@@ -64,7 +75,9 @@ def decode_event(name: str, values: list[Any]) -> events.Event:
     """
     cls = _EVENTS.get(name)
     if cls is None or len(values) != len(fields(cls)):
-        raise BrokenChannelError(f"a message names an event that this version does not know: {name!r}")
+        raise BrokenChannelError(
+            f"a message names an event that this version does not know: {name!r}"
+        )
     return cls(*(tuple(value) if isinstance(value, list) else value for value in values))
 
 
@@ -79,13 +92,18 @@ def encode_statistics(statistics: ComponentStatistics) -> list[Any]:
         statistics.generation,
         dict(statistics.counters),
         dict(statistics.gauges),
-        {name: [d.edges, d.counts, d.total, d.squares, d.cubes] for name, d in statistics.distributions.items()},
+        {
+            name: [d.edges, d.counts, d.total, d.squares, d.cubes]
+            for name, d in statistics.distributions.items()
+        },
     ]
 
 
 def decode_statistics(values: list[Any]) -> ComponentStatistics:
     """The inverse of `encode_statistics`."""
-    name, role, host, (seconds, current, since), generation, counters, gauges, distributions = values
+    name, role, host, (seconds, current, since), generation, counters, gauges, distributions = (
+        values
+    )
     return ComponentStatistics(
         name=name,
         role=role,
@@ -94,5 +112,8 @@ def decode_statistics(values: list[Any]) -> ComponentStatistics:
         generation=generation,
         counters=counters,
         gauges=gauges,
-        distributions={key: Distribution(tuple(edges), tuple(counts), *sums) for key, (edges, counts, *sums) in distributions.items()},
+        distributions={
+            key: Histogram(tuple(edges), tuple(counts), *sums)
+            for key, (edges, counts, *sums) in distributions.items()
+        },
     )

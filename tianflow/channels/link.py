@@ -40,7 +40,9 @@ class Link:
     supervisor, which kills its process; that bounds what is kept.
     """
 
-    def __init__(self, *, end: socket.socket, handle: Callable[[Message], None], closed: Callable[[], None]) -> None:
+    def __init__(
+        self, *, end: socket.socket, handle: Callable[[Message], None], closed: Callable[[], None]
+    ) -> None:
         self._end, self._handle, self._closed = end, handle, closed
         self._loop = asyncio.get_running_loop()
         self._packer = msgpack.Packer()
@@ -78,7 +80,9 @@ class Link:
         if len(data) <= PACKET:
             self._backlog.append(data)
         else:
-            self._backlog.extend(data[start : start + PACKET] for start in range(0, len(data), PACKET))
+            self._backlog.extend(
+                data[start : start + PACKET] for start in range(0, len(data), PACKET)
+            )
         if not self._write():
             self._loop.add_writer(self._end.fileno(), self._writable)
 
@@ -153,7 +157,9 @@ class Link:
             self._loop.remove_writer(self._end.fileno())
             if self._held is not None:
                 held, self._held = self._held, None
-                self.send(*held)  # before whoever waits in `flush` is woken, so that it waits for this, too
+                self.send(
+                    *held
+                )  # before whoever waits in `flush` is woken, so that it waits for this, too
             self._drained.set()
 
     def _write(self) -> bool:

@@ -12,14 +12,25 @@ from numpy.typing import NDArray
 from tianflow.channels.arena import Arena, ArenaSlot, arena_nbytes
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.waiting import uncollected
-from tianflow.core.payloads import NO_VERSION, Batch, Episode, Grant, Settlement, Trajectory, TrajectoryLayout, Version
+from tianflow.core.payloads import (
+    NO_VERSION,
+    Batch,
+    Episode,
+    Grant,
+    Settlement,
+    Trajectory,
+    TrajectoryLayout,
+    Version,
+)
 from tianflow.errors import BrokenChannelError, ClosedChannelError, EndOfChannel
 from tianflow.exchange.exchange import Exchange
 
 
 def heap_arena(layout: TrajectoryLayout, slots: int) -> Arena:
     """An arena in ordinary memory."""
-    return Arena(layout=layout, buffer=np.zeros(arena_nbytes(layout, slots), np.uint8), capacity=slots)
+    return Arena(
+        layout=layout, buffer=np.zeros(arena_nbytes(layout, slots), np.uint8), capacity=slots
+    )
 
 
 class MemoryTrajectorySender:
@@ -28,7 +39,13 @@ class MemoryTrajectorySender:
     Waits: for a credit and a slot. Unblocked by: a settled update, a dropped ticket, a freed slot, the end of the run.
     """
 
-    def __init__(self, *, exchange: Exchange, holder: str, on_episodes: Callable[[str, Sequence[Episode]], object]) -> None:
+    def __init__(
+        self,
+        *,
+        exchange: Exchange,
+        holder: str,
+        on_episodes: Callable[[str, Sequence[Episode]], object],
+    ) -> None:
         self._exchange, self._holder, self._on_episodes = exchange, holder, on_episodes
         self._closed = False
         self._waiting: asyncio.Future[Grant | None] | None = None
@@ -143,7 +160,9 @@ class MemoryWeights:
     """Both ends of the weights channel in one process. Label and bytes are one value, so no thread sees one without the other."""
 
     def __init__(self) -> None:
-        self._cell: LatestCell[tuple[Version, NDArray[np.uint8]], Version] = LatestCell((NO_VERSION, np.zeros(0, np.uint8)), NO_VERSION)
+        self._cell: LatestCell[tuple[Version, NDArray[np.uint8]], Version] = LatestCell(
+            (NO_VERSION, np.zeros(0, np.uint8)), NO_VERSION
+        )
 
     @property
     def version(self) -> Version:

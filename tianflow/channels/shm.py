@@ -28,7 +28,9 @@ def _allocate(fd: int, start: int, nbytes: int) -> None:
     try:
         os.posix_fallocate(fd, start, nbytes)
     except OSError as error:
-        raise TianflowError(f"no room for {nbytes} bytes of shared memory: {error.strerror}") from error
+        raise TianflowError(
+            f"no room for {nbytes} bytes of shared memory: {error.strerror}"
+        ) from error
 
 
 class SharedMemory:
@@ -98,7 +100,9 @@ class SharedArena:
             TianflowError: the machine has no room. Nothing changed.
         """
         if self._slots + count > self.arena.capacity:
-            raise ValueError(f"{self._slots + count} slots in an arena with room for {self.arena.capacity}")
+            raise ValueError(
+                f"{self._slots + count} slots in an arena with room for {self.arena.capacity}"
+            )
         stride = aligned(self.arena.layout.nbytes)
         head = arena_nbytes(self.arena.layout, self.arena.capacity) - self.arena.capacity * stride
         start = head + self._slots * stride if self._slots else 0
@@ -109,7 +113,9 @@ class SharedArena:
 def weights_checksum(version: Version, flat: NDArray[np.uint8]) -> int:
     """Sum over the words of ``flat`` (uint8, a multiple of 8 long), tied to its version. Tells a torn copy, not a malicious one."""
     words = int(np.add.reduce(flat.view(np.uint64), dtype=np.uint64))
-    return (words * 0x9E3779B97F4A7C15 + version.lineage * 0x85EBCA6B + version.number + 1) & 0x7FFF_FFFF_FFFF_FFFF
+    return (
+        words * 0x9E3779B97F4A7C15 + version.lineage * 0x85EBCA6B + version.number + 1
+    ) & 0x7FFF_FFFF_FFFF_FFFF
 
 
 class SharedWeights:
@@ -126,13 +132,19 @@ class SharedWeights:
 
     def __init__(self, *, memory: SharedMemory, nbytes: int) -> None:
         if nbytes % 8 or memory.nbytes < self.nbytes_for(nbytes):
-            raise ValueError(f"{nbytes} bytes of weights do not fit into {memory.nbytes} bytes of memory")
+            raise ValueError(
+                f"{nbytes} bytes of weights do not fit into {memory.nbytes} bytes of memory"
+            )
         self.memory = memory
         self._nbytes = nbytes
         stride = _HEADER * 8 + aligned(nbytes)
         starts = [_HEADER * 8 + index * stride for index in range(BUFFERS)]
-        self._headers = [memory.buffer[start : start + _HEADER * 8].view(np.int64) for start in starts]
-        self._buffers = [memory.buffer[start + _HEADER * 8 : start + _HEADER * 8 + nbytes] for start in starts]
+        self._headers = [
+            memory.buffer[start : start + _HEADER * 8].view(np.int64) for start in starts
+        ]
+        self._buffers = [
+            memory.buffer[start + _HEADER * 8 : start + _HEADER * 8 + nbytes] for start in starts
+        ]
         self._announced: LatestCell[None, Version] = LatestCell(None, NO_VERSION)
         self._newest: tuple[int, Version] | None = None
         """The writer's own newest buffer, and what it wrote there; another writer begins only when this one is gone."""
@@ -145,7 +157,9 @@ class SharedWeights:
     @property
     def version(self) -> Version:
         """The newest version that lies here or was announced. A hint: a label may be read while it is written; `read_into` verifies."""
-        return max(self._announced.key, *(self._stored(index) or NO_VERSION for index in range(BUFFERS)))
+        return max(
+            self._announced.key, *(self._stored(index) or NO_VERSION for index in range(BUFFERS))
+        )
 
     def announce(self, version: Version) -> None:
         """``version`` was published. An older one than is known already is ignored."""
@@ -162,7 +176,11 @@ class SharedWeights:
         header = self._headers[index]
         header[0] = 0  # nobody should start on it now; the checksum convicts whoever had started
         self._buffers[index][:] = flat
-        header[1], header[2], header[3] = version.lineage, version.number, weights_checksum(version, flat)
+        header[1], header[2], header[3] = (
+            version.lineage,
+            version.number,
+            weights_checksum(version, flat),
+        )
         header[0] = 1
 
     def read_into(self, flat: NDArray[np.uint8]) -> Version:
@@ -180,7 +198,9 @@ class SharedWeights:
             flat[:] = self._buffers[index]
             if self._stored(index) == version and checksum == weights_checksum(version, flat):
                 return version
-        raise BrokenChannelError(f"no whole weights of version {self._announced.key} or newer in shared memory")
+        raise BrokenChannelError(
+            f"no whole weights of version {self._announced.key} or newer in shared memory"
+        )
 
     async def wait_newer_than(self, version: Version) -> Version:
         """Wait until a newer version is announced."""

@@ -16,7 +16,7 @@ def uncollected(future: asyncio.Future[T | None] | None) -> T | None:
     return future.result()
 
 
-class Asked(Coroutine[Any, Any, T]):
+class PendingRequest(Coroutine[Any, Any, T]):
     """``waiting``, which is cancelled where it waits even if it has not begun to: what was asked for is always taken back."""
 
     def __init__(self, waiting: Coroutine[Any, Any, T]) -> None:
@@ -38,8 +38,8 @@ class Asked(Coroutine[Any, Any, T]):
         return self._waiting.__await__()
 
 
-class Answered(Coroutine[Any, Any, T]):
-    """``value`` is there, and whoever waits for it does not wait. As with `Asked`, who is cancelled before gets it all the same."""
+class ImmediateAnswer(Coroutine[Any, Any, T]):
+    """``value`` is there, and whoever waits for it does not wait. As with `PendingRequest`, who is cancelled before gets it all the same."""
 
     def __init__(self, value: T) -> None:
         self._value = value

@@ -17,7 +17,10 @@ from tianflow.config.model import LIVE
 from tianflow.errors import ConfigError, Problem, TianflowError
 from tianflow.rundir.control_file import NAME, SERVICE, ControlFile
 
-RESOURCES = {section: section for section in ("actors", "balance", "evaluation", "learner", "replay", "weights")} | {"algorithm": "learner"}
+RESOURCES = {
+    section: section
+    for section in ("actors", "balance", "evaluation", "learner", "replay", "weights")
+} | {"algorithm": "learner"}
 """Where the live settings of each section are read and changed."""
 
 ALL = tuple(dict.fromkeys(RESOURCES.values()))
@@ -32,7 +35,9 @@ class RunNotFoundError(TianflowError):
 class RequestError(TianflowError):
     """The run refused, or did not answer. ``bad`` is True when the request itself was at fault; ``problems`` are its fields that were."""
 
-    def __init__(self, message: str, *, bad: bool = False, problems: Sequence[Problem] = ()) -> None:
+    def __init__(
+        self, message: str, *, bad: bool = False, problems: Sequence[Problem] = ()
+    ) -> None:
         self.bad, self.problems = bad, tuple(problems)
         super().__init__(message)
 
@@ -45,7 +50,10 @@ def running(runs_dir: Path) -> dict[str, ControlFile]:
 
 def broken_off(runs_dir: Path) -> list[str]:
     """Runs under ``runs_dir`` whose process is gone though they have not ended: it was killed, or the machine was."""
-    found = {path.parent.name: ControlFile.read(path.parent) for path in sorted(runs_dir.glob(f"*/{NAME}"))}
+    found = {
+        path.parent.name: ControlFile.read(path.parent)
+        for path in sorted(runs_dir.glob(f"*/{NAME}"))
+    }
     return [name for name, file in found.items() if file is not None and not file.alive]
 
 
@@ -66,7 +74,11 @@ def find(runs_dir: Path, run: str | None) -> ControlFile:
     if run is None:
         if len(here) == 1:
             return next(iter(here.values()))
-        wish = "name one" if here else "start one with `tianflow train`, or say with --runs-dir where runs are kept"
+        wish = (
+            "name one"
+            if here
+            else "start one with `tianflow train`, or say with --runs-dir where runs are kept"
+        )
         raise RunNotFoundError(f"{len(here)} runs are going on in {where!r} ({names}): {wish}")
     if run in here:
         return here[run]
@@ -81,7 +93,9 @@ def find(runs_dir: Path, run: str | None) -> ControlFile:
     raise RunNotFoundError(f"run {run!r} {is_}; going on in {where!r}: {names}{hint}")
 
 
-def request(contact: ControlFile, method: str, path: str = "", body: Mapping[str, object] | None = None) -> dict[str, Any]:
+def request(
+    contact: ControlFile, method: str, path: str = "", body: Mapping[str, object] | None = None
+) -> dict[str, Any]:
     """Ask for ``/api/v1/runs/{id}{path}``; the answer's JSON object. A body is sent as a merge patch.
 
     The generation of settings, which comes as entity tag, is added under ``generation``.
@@ -103,12 +117,18 @@ def ask(
 ) -> dict[str, Any]:
     """As `request`, for any ``path`` and type of body."""
     who = f"run {contact.run!r}" if contact.run else "the service"
-    sent = {"Authorization": f"Bearer {contact.token}", "Accept": "application/json", **(headers or {})}
+    sent = {
+        "Authorization": f"Bearer {contact.token}",
+        "Accept": "application/json",
+        **(headers or {}),
+    }
     data = None if body is None else json.dumps(body).encode()
     if data is not None:
         sent["Content-Type"] = content_type
     wish = urllib.request.Request(contact.address + path, data=data, headers=sent, method=method)  # noqa: S310 - the address is that of our own control file
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy in the environment is not meant for the machine itself
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # a proxy in the environment is not meant for the machine itself
     try:
         with opener.open(wish, timeout=10.0) as answer:
             found, tag = json.loads(answer.read() or b"{}"), answer.headers.get("ETag", "")
@@ -140,7 +160,17 @@ def resource(section: str) -> str:
         return RESOURCES[section]
     known = tuple(RESOURCES)
     message = "has no settings that change while a run goes on"
-    raise ConfigError([Problem(section, None, message, "one of " + ", ".join(known), plugins.nearest(section, known))])
+    raise ConfigError(
+        [
+            Problem(
+                section,
+                None,
+                message,
+                "one of " + ", ".join(known),
+                plugins.nearest(section, known),
+            )
+        ]
+    )
 
 
 def settings(contact: ControlFile, section: str) -> dict[str, Any]:
@@ -162,13 +192,23 @@ def get(runs_dir: Path, wish: Sequence[str]) -> tuple[dict[str, Any], str]:
     is_run = name not in RESOURCES and (name in running(runs_dir) or (runs_dir / name).is_dir())
     if not wish or (len(wish) == 1 and is_run):
         contact = find(runs_dir, name or None)
-        return {f"{_section(part, key)}.{key}": value for part in ALL for key, value in settings(contact, part).items()}, ""
+        return {
+            f"{_section(part, key)}.{key}": value
+            for part in ALL
+            for key, value in settings(contact, part).items()
+        }, ""
     section, _, key = name.partition(".")
     resource(section)
     values = settings(find(runs_dir, wish[0] if len(wish) == 2 else None), section)
     if key and key not in values:
-        hint = f"; did you mean {nearest!r}?" if (nearest := plugins.nearest(key, tuple(values))) else ""
-        raise RequestError(f"there is no {name}; accepted: one of {', '.join(sorted(values))}{hint}", bad=True)
+        hint = (
+            f"; did you mean {nearest!r}?"
+            if (nearest := plugins.nearest(key, tuple(values)))
+            else ""
+        )
+        raise RequestError(
+            f"there is no {name}; accepted: one of {', '.join(sorted(values))}{hint}", bad=True
+        )
     return ({key: values[key]} if key else values), key
 
 
@@ -198,13 +238,22 @@ def _refusal(status: int, body: bytes) -> RequestError:
         document = None
     if not isinstance(document, dict):
         return RequestError(f"refused with status {status}", bad=bad)
-    title, detail = str(document.get("title") or f"refused with status {status}"), str(document.get("detail") or "")
+    title, detail = (
+        str(document.get("title") or f"refused with status {status}"),
+        str(document.get("detail") or ""),
+    )
     errors = document.get("errors")
-    problems = [_problem(error) for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
+    problems = (
+        [_problem(error) for error in errors if isinstance(error, dict)]
+        if isinstance(errors, list)
+        else []
+    )
     message = "\n".join([f"{title}: {detail}" if detail else title, *map(str, problems)])
     return RequestError(message, bad=bad, problems=problems)
 
 
 def _problem(error: Mapping[str, Any]) -> Problem:
     texts = {key: str(error.get(key) or "") for key in ("path", "message", "accepted", "nearest")}
-    return Problem(texts["path"], error.get("value"), texts["message"], texts["accepted"], texts["nearest"])
+    return Problem(
+        texts["path"], error.get("value"), texts["message"], texts["accepted"], texts["nearest"]
+    )

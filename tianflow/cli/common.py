@@ -32,7 +32,11 @@ def complete_config(incomplete: str) -> list[str]:
 
 def complete_run(incomplete: str) -> list[str]:
     """Runs in ``runs`` that begin so and have told where they answer: for the shell."""
-    return sorted(path.parent.name for path in RUNS.glob("*/control.json") if path.parent.name.startswith(incomplete))
+    return sorted(
+        path.parent.name
+        for path in RUNS.glob("*/control.json")
+        if path.parent.name.startswith(incomplete)
+    )
 
 
 def complete_kept(incomplete: str) -> list[str]:
@@ -44,21 +48,47 @@ def complete_kept(incomplete: str) -> list[str]:
 
 ConfigArgument = Annotated[
     str,
-    typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a config that comes with tianflow.", autocompletion=complete_config),
+    typer.Argument(
+        metavar="CONFIG",
+        help="A TOML file, or the name of a config that comes with tianflow.",
+        autocompletion=complete_config,
+    ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="section.key=value", help="Settings that replace those of the config.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="section.key=value", help="Settings that replace those of the config."),
+]
 RunArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="A run that is going on; not needed when it is the only one.", autocompletion=complete_run),
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run that is going on; not needed when it is the only one.",
+        autocompletion=complete_run,
+    ),
 ]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")]
 KeptArgument = Annotated[
     str,
-    typer.Argument(metavar="CHECKPOINT|RUN", help="A checkpoint, or a run, whose newest one is taken.", autocompletion=complete_kept),
+    typer.Argument(
+        metavar="CHECKPOINT|RUN",
+        help="A checkpoint, or a run, whose newest one is taken.",
+        autocompletion=complete_kept,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+REFUSALS = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EAGAIN,
+    }
+)
 """What the system refuses without naming a file: no space, no descriptors, no memory, no processes."""
 
 
@@ -82,7 +112,9 @@ def exit_codes() -> Iterator[None]:
     except TianflowError as error:
         complain(str(error))
         # a request that was itself at fault says so in `bad`; the client is not imported only to name its error
-        raise typer.Exit(2 if isinstance(error, CheckpointError) or getattr(error, "bad", False) else 1) from None
+        raise typer.Exit(
+            2 if isinstance(error, CheckpointError) or getattr(error, "bad", False) else 1
+        ) from None
     except OSError as error:
         if error.filename is None and error.errno not in REFUSALS:
             raise

@@ -10,8 +10,19 @@ import typer
 
 from tianflow.cli.common import exit_codes
 
-_RANGES = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
-_KINDS = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text", "object": "table"}
+_RANGES = {
+    "minimum": "from",
+    "exclusiveMinimum": "above",
+    "maximum": "to",
+    "exclusiveMaximum": "below",
+}
+_KINDS = {
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true or false",
+    "string": "text",
+    "object": "table",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +37,11 @@ class Setting:
 
     def lines(self) -> str:
         """For a person."""
-        facts = [self.takes, f"default {self.default}" if self.default else "required", *(["live"] if self.live else [])]
+        facts = [
+            self.takes,
+            f"default {self.default}" if self.default else "required",
+            *(["live"] if self.live else []),
+        ]
         return "\n    ".join(part for part in (self.path, self.text, "; ".join(facts)) if part)
 
 
@@ -37,18 +52,28 @@ def list_configs() -> None:
     found = shipped()
     width = max(map(len, found))
     for name, path in found.items():
-        said = path.read_text(encoding="utf-8").partition("\n\n")[0].replace("\n#", "").removeprefix("# ")
+        said = (
+            path.read_text(encoding="utf-8")
+            .partition("\n\n")[0]
+            .replace("\n#", "")
+            .removeprefix("# ")
+        )
         typer.echo(f"{name:{width}}  {said.partition('. ')[0].rstrip('.')}")
 
 
 def explain(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A section, an algorithm, or a setting; without it all sections.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="A section, an algorithm, or a setting; without it all sections."
+        ),
     ] = None,
 ) -> None:
     """Say what settings mean, what they take, and which can be changed while a run goes on (live)."""
     with exit_codes():
-        typer.echo("\n".join(_sections() if name is None else [setting.lines() for setting in find(name)]))
+        typer.echo(
+            "\n".join(_sections() if name is None else [setting.lines() for setting in find(name)])
+        )
 
 
 def _sections() -> Iterator[str]:
@@ -67,13 +92,28 @@ def find(name: str) -> list[Setting]:
     Raises:
         ConfigError: there is none; the nearest name is in it.
     """
-    from tianflow.config.model import BUILT_IN_ALGORITHMS, LIVE, AlgorithmSettings, Config, algorithm_settings
+    from tianflow.config.model import (
+        BUILT_IN_ALGORITHMS,
+        LIVE,
+        AlgorithmSettings,
+        Config,
+        algorithm_settings,
+    )
 
     parts = {
-        section: list(settings_of(AlgorithmSettings if section == "algorithm" else field.annotation, section, LIVE.get(section, ())))
+        section: list(
+            settings_of(
+                AlgorithmSettings if section == "algorithm" else field.annotation,
+                section,
+                LIVE.get(section, ()),
+            )
+        )
         for section, field in Config.model_fields.items()
     }
-    parts |= {algorithm: list(settings_of(model, "algorithm", model.live)) for algorithm, model in BUILT_IN_ALGORITHMS.items()}
+    parts |= {
+        algorithm: list(settings_of(model, "algorithm", model.live))
+        for algorithm, model in BUILT_IN_ALGORITHMS.items()
+    }
     if ":" in name:
         model = algorithm_settings(name)
         return list(settings_of(model, "algorithm", model.live))
@@ -96,8 +136,12 @@ def _named(name: str, parts: Mapping[str, list[Setting]]) -> list[Setting]:
     if not found:
         # among some hundred names there is one that is half alike for any word
         nearest = plugins.nearest(name, tuple(known), cutoff=0.6)
-        accepted = f"one of {', '.join(parts)}, or a setting of one of them, such as run.seed or seed"
-        raise ConfigError([Problem(name, None, "is no section, algorithm or setting", accepted, nearest)])
+        accepted = (
+            f"one of {', '.join(parts)}, or a setting of one of them, such as run.seed or seed"
+        )
+        raise ConfigError(
+            [Problem(name, None, "is no section, algorithm or setting", accepted, nearest)]
+        )
     return list(found.values())
 
 
@@ -113,7 +157,13 @@ def settings_of(model: Any, section: str, live: tuple[str, ...]) -> Iterator[Set
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from settings_of(field.annotation, path, ())
             continue
-        default = "" if field.is_required() else "none" if field.default is None else toml_value(field.default)
+        default = (
+            ""
+            if field.is_required()
+            else "none"
+            if field.default is None
+            else toml_value(field.default)
+        )
         yield Setting(path, takes(properties[name]), default, name in live, texts.get(name, ""))
 
 

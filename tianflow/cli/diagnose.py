@@ -27,7 +27,9 @@ def _commands(run: str, suggested: Mapping[str, float]) -> list[str]:
     later: list[str] = []
     for path, value in suggested.items():
         section, _, key = path.partition(".")
-        (live.setdefault(section, []) if key in LIVE.get(section, ()) else later).append(f"{path}={value:.15g}")
+        (live.setdefault(section, []) if key in LIVE.get(section, ()) else later).append(
+            f"{path}={value:.15g}"
+        )
     said = [f"try: tianflow set {run} {' '.join(assignments)}" for assignments in live.values()]
     return said + ([f"in a new run: {' '.join(later)}"] if later else [])
 
@@ -35,9 +37,15 @@ def _commands(run: str, suggested: Mapping[str, float]) -> list[str]:
 def lines(document: Mapping[str, Any]) -> list[str]:
     """Verdict, advice, what to set, and the shares behind it."""
     who = f" ({document['component']})" if document["component"] else ""
-    said = [f"{document['id']}: {document['verdict']}{who} for {document['for_s']:.0f} s", f"  {document['advice']}"]
+    said = [
+        f"{document['id']}: {document['verdict']}{who} for {document['for_s']:.0f} s",
+        f"  {document['advice']}",
+    ]
     said += [f"  {line}" for line in _commands(document["id"], document["suggested"])]
     for role, shares in document["shares"].items():
         largest = sorted(shares.items(), key=lambda item: -item[1])
-        said.append(f"  {role} over {document['window_s']:.0f} s: " + ", ".join(f"{state} {share:.0%}" for state, share in largest))
+        said.append(
+            f"  {role} over {document['window_s']:.0f} s: "
+            + ", ".join(f"{state} {share:.0%}" for state, share in largest)
+        )
     return said

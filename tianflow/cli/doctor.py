@@ -72,17 +72,28 @@ def package(name: str) -> Finding:
 def extra(name: str, module: str) -> Finding:
     """Whether an optional part is there."""
     there = importlib.util.find_spec(module) is not None
-    return Finding(f"extra {name}", "ok", "installed" if there else f"not installed (pip install 'tianflow[{name}]')")
+    return Finding(
+        f"extra {name}",
+        "ok",
+        "installed" if there else f"not installed (pip install 'tianflow[{name}]')",
+    )
 
 
 def cores(cgroup: Path) -> Finding:
     """Cores that this process may run on, and the share of them that its control group allows."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    affinity = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     quota, period = [*_words(cgroup / "cpu.max"), "max", "1"][:2]
     usable = affinity if quota == "max" else min(affinity, int(quota) / int(period))
     value = f"{usable:g} usable of {os.cpu_count()}"
     if usable < 2:
-        return Finding("cpu cores", "warning", value, "actors and the learner will take turns; allow more cores")
+        return Finding(
+            "cpu cores",
+            "warning",
+            value,
+            "actors and the learner will take turns; allow more cores",
+        )
     return Finding("cpu cores", "ok", value)
 
 
@@ -90,7 +101,11 @@ def memory(cgroup: Path) -> Finding:
     """Memory of the machine, or what the control group allows of it."""
     usable = usable_memory(cgroup)
     value = f"{usable / 2**30:.1f} GiB usable of {machine_memory() / 2**30:.1f}"
-    return Finding("memory", "ok", value) if usable >= 2**31 else Finding("memory", "warning", value, "fewer actors or a smaller replay")
+    return (
+        Finding("memory", "ok", value)
+        if usable >= 2**31
+        else Finding("memory", "warning", value, "fewer actors or a smaller replay")
+    )
 
 
 def shared_memory() -> Finding:
@@ -104,7 +119,12 @@ def shared_memory() -> Finding:
         finally:
             os.close(descriptor)
     except (OSError, AttributeError) as error:
-        return Finding("shared memory", "problem", f"memfd_create: {error}", "Linux with memfd_create, or the inline launcher")
+        return Finding(
+            "shared memory",
+            "problem",
+            f"memfd_create: {error}",
+            "Linux with memfd_create, or the inline launcher",
+        )
     return Finding("shared memory", "ok", f"memfd_create, {MEMORY_PROBE // 2**20} MiB tried")
 
 
@@ -113,14 +133,23 @@ def gpu() -> Finding:
     try:
         import torch
     except ImportError as error:
-        return Finding("gpu", "problem", f"PyTorch cannot be imported: {error}", "install torch anew")
+        return Finding(
+            "gpu", "problem", f"PyTorch cannot be imported: {error}", "install torch anew"
+        )
     if not torch.cuda.is_available():
         return Finding("gpu", "ok", "none; learning is on the CPU")
     try:
         torch.ones(2, device="cuda").sum().item()
     except RuntimeError as error:
-        return Finding("gpu", "problem", f"found, but unusable: {str(error).splitlines()[0]}", "a driver that fits this build of PyTorch")
-    return Finding("gpu", "ok", f"{torch.cuda.device_count()}, the first {torch.cuda.get_device_name(0)}")
+        return Finding(
+            "gpu",
+            "problem",
+            f"found, but unusable: {str(error).splitlines()[0]}",
+            "a driver that fits this build of PyTorch",
+        )
+    return Finding(
+        "gpu", "ok", f"{torch.cuda.device_count()}, the first {torch.cuda.get_device_name(0)}"
+    )
 
 
 def bf16(cpuinfo: Path) -> Finding:
@@ -139,19 +168,33 @@ def threads(setting: str | None) -> Finding:
 def descriptors(limit: int) -> Finding:
     """How many files one process may hold open."""
     if limit != resource.RLIM_INFINITY and limit < 1024:
-        return Finding("file descriptors", "warning", str(limit), "ulimit -n 4096 before many actors")
-    return Finding("file descriptors", "ok", "unlimited" if limit == resource.RLIM_INFINITY else str(limit))
+        return Finding(
+            "file descriptors", "warning", str(limit), "ulimit -n 4096 before many actors"
+        )
+    return Finding(
+        "file descriptors", "ok", "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+    )
 
 
 def place(runs_dir: Path) -> Finding:
     """Whether runs can be kept there, and how much room there is."""
-    there = next((path for path in (runs_dir.absolute(), *runs_dir.absolute().parents) if path.exists()), Path("/"))
+    there = next(
+        (path for path in (runs_dir.absolute(), *runs_dir.absolute().parents) if path.exists()),
+        Path("/"),
+    )
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Finding("runs directory", "problem", f"{str(there)!r} cannot be written", "another folder, or --runs-dir")
+        return Finding(
+            "runs directory",
+            "problem",
+            f"{str(there)!r} cannot be written",
+            "another folder, or --runs-dir",
+        )
     free = shutil.disk_usage(there).free
     value = f"{free / 2**30:.1f} GiB free"
     if free < ROOM:
-        return Finding("runs directory", "warning", value, "checkpoints need room; a full disk loses them")
+        return Finding(
+            "runs directory", "warning", value, "checkpoints need room; a full disk loses them"
+        )
     return Finding("runs directory", "ok", value)
 
 
@@ -165,7 +208,14 @@ def runs(runs_dir: Path) -> list[Finding]:
         elif file.alive:
             found.append(Finding(name, "ok", f"going on, {file.address}"))
         else:
-            found.append(Finding(name, "warning", "died without ending", f"tianflow train --resume {path.parent.name}"))
+            found.append(
+                Finding(
+                    name,
+                    "warning",
+                    "died without ending",
+                    f"tianflow train --resume {path.parent.name}",
+                )
+            )
     return found or [Finding("runs", "ok", f"none is going on in {str(runs_dir)!r}")]
 
 

@@ -12,7 +12,9 @@ import typer
 from tianflow.cli.common import RUNS, AsJson, KeptArgument, RunsDir, exit_codes
 
 
-def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | None, video_episodes: int) -> dict[str, Any]:
+def evaluated(
+    checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | None, video_episodes: int
+) -> dict[str, Any]:
     """Returns over ``episodes`` episodes; with ``video``, a folder, also ``videos``: path, return and length of each episode filmed.
 
     Episodes are filmed apart from those that count, so the returns are the same with and without.
@@ -40,7 +42,10 @@ def evaluated(checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | N
 
 def name_of(checkpoint: Path) -> str:
     """Of a checkpoint, with that of its run, or of the folder that it was copied to: those of two runs bear the same names."""
-    *_, folder, name = ("", *(part for part in checkpoint.resolve().parts[1:] if part != "checkpoints"))
+    *_, folder, name = (
+        "",
+        *(part for part in checkpoint.resolve().parts[1:] if part != "checkpoints"),
+    )
     return f"{folder}-{name}" if folder else name
 
 
@@ -49,8 +54,13 @@ def evaluate(
     *,
     runs_dir: RunsDir = RUNS,
     episodes: Annotated[int, typer.Option(min=1, help="Whole episodes to play.")] = 100,
-    video: Annotated[Path | None, typer.Option("--video", metavar="DIR", help="Film episodes into this folder, too.")] = None,
-    video_episodes: Annotated[int, typer.Option(min=1, help="Episodes to film, one file each.")] = 3,
+    video: Annotated[
+        Path | None,
+        typer.Option("--video", metavar="DIR", help="Film episodes into this folder, too."),
+    ] = None,
+    video_episodes: Annotated[
+        int, typer.Option(min=1, help="Episodes to film, one file each.")
+    ] = 3,
     json_line: AsJson = False,
 ) -> None:
     """Play whole episodes with the policy of CHECKPOINT.
@@ -61,7 +71,13 @@ def evaluate(
         from tianflow.logs import configure
 
         configure(level="WARNING")  # that the newest checkpoint is skipped, say
-        result = evaluated(checkpoint, runs_dir=runs_dir, episodes=episodes, video=video, video_episodes=video_episodes)
+        result = evaluated(
+            checkpoint,
+            runs_dir=runs_dir,
+            episodes=episodes,
+            video=video,
+            video_episodes=video_episodes,
+        )
     if json_line:
         typer.echo(json.dumps(result))
         return

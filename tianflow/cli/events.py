@@ -31,7 +31,7 @@ _LATER = {429, 503}
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StreamedEvent:
     """An event of a run. ``number`` is 0 for a loss that no event stands for."""
 
     number: int
@@ -41,8 +41,18 @@ class Told:
     def line(self) -> str:
         """For a person."""
         at = self.data.get("at")
-        when = f"{dt.datetime.fromtimestamp(at).astimezone():%H:%M:%S}" if isinstance(at, int | float) else "--:--:--"
-        return " ".join([when, self.kind, *(f"{key}={_short(value)}" for key, value in self.data.items() if key != "at")])
+        when = (
+            f"{dt.datetime.fromtimestamp(at).astimezone():%H:%M:%S}"
+            if isinstance(at, int | float)
+            else "--:--:--"
+        )
+        return " ".join(
+            [
+                when,
+                self.kind,
+                *(f"{key}={_short(value)}" for key, value in self.data.items() if key != "at"),
+            ]
+        )
 
     def document(self) -> dict[str, Any]:
         """For a program."""
@@ -52,8 +62,15 @@ class Told:
 def events(
     run: RunArgument = None,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
-    brief: Annotated[bool, typer.Option("--brief", help="Leave out updates and episodes, of which there are several a second.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")
+    ] = False,
+    brief: Annotated[
+        bool,
+        typer.Option(
+            "--brief", help="Leave out updates and episodes, of which there are several a second."
+        ),
+    ] = False,
     runs_dir: RunsDir = RUNS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one event a line.")] = False,
 ) -> None:
@@ -68,7 +85,9 @@ def events(
             typer.echo(json.dumps(told.document()) if as_json else told.line())
 
 
-def listen(runs_dir: Path, run: str | None, *, follow: bool, pause: float = PAUSE_S) -> Iterator[Told]:
+def listen(
+    runs_dir: Path, run: str | None, *, follow: bool, pause: float = PAUSE_S
+) -> Iterator[StreamedEvent]:
     """Events that the run still keeps; with ``follow`` also those to come, until it has ended. Waits ``pause`` seconds before each retry.
 
     Raises:
@@ -90,20 +109,30 @@ def listen(runs_dir: Path, run: str | None, *, follow: bool, pause: float = PAUS
             return
         failures += 1
         if not follow or failures >= TRIES:
-            raise client.RequestError(f"run {asked.run!r} at {asked.address} does not tell its events: {problem or 'the stream ends'}")
+            raise client.RequestError(
+                f"run {asked.run!r} at {asked.address} does not tell its events: {problem or 'the stream ends'}"
+            )
         time.sleep(pause)
         # a service that starts the run says so: it does not answer for itself yet
-        contact = client.running(runs_dir).get(asked.run) or (asked if later and asked.alive else None)
-        if number and contact is not None and (contact.pid, contact.start_time) != (asked.pid, asked.start_time):
+        contact = client.running(runs_dir).get(asked.run) or (
+            asked if later and asked.alive else None
+        )
+        if (
+            number
+            and contact is not None
+            and (contact.pid, contact.start_time) != (asked.pid, asked.start_time)
+        ):
             number = 0
-            yield Told(0, "lost", {"count": None, "reason": "the run goes on in another process"})
+            yield StreamedEvent(
+                0, "lost", {"count": None, "reason": "the run goes on in another process"}
+            )
 
 
 class _NotNowError(Exception):
     """There may be an answer later."""
 
 
-def _connection(contact: ControlFile, number: int, *, follow: bool) -> Iterator[Told]:
+def _connection(contact: ControlFile, number: int, *, follow: bool) -> Iterator[StreamedEvent]:
     """One connection's events after ``number``.
 
     Raises:
@@ -116,9 +145,17 @@ def _connection(contact: ControlFile, number: int, *, follow: bool) -> Iterator[
 
     address = urlsplit(contact.address)
     connection = HTTPConnection(address.hostname or "", address.port, timeout=SILENCE_S)
-    headers = {"Authorization": f"Bearer {contact.token}", "Accept": "text/event-stream", "Last-Event-ID": str(number)}
+    headers = {
+        "Authorization": f"Bearer {contact.token}",
+        "Accept": "text/event-stream",
+        "Last-Event-ID": str(number),
+    }
     try:
-        connection.request("GET", f"/api/v1/runs/{contact.run}/events?follow={str(follow).lower()}", headers=headers)
+        connection.request(
+            "GET",
+            f"/api/v1/runs/{contact.run}/events?follow={str(follow).lower()}",
+            headers=headers,
+        )
         response = connection.getresponse()
         if response.status != 200:
             _refused(response)
@@ -142,7 +179,7 @@ def _refused(response: HTTPResponse) -> None:
     raise client.RequestError(said)
 
 
-def parse(response: HTTPResponse) -> Iterator[Told]:
+def parse(response: HTTPResponse) -> Iterator[StreamedEvent]:
     """Server-sent events (HTML standard, section 9.2); one that the end cuts off is none.
 
     Raises:
@@ -160,7 +197,7 @@ def parse(response: HTTPResponse) -> Iterator[Told]:
             data = json.loads(fields["data"])
             if not isinstance(data, dict):
                 raise ValueError("an event of the stream is no JSON object")
-            yield Told(int(fields.get("id", "")), fields.get("event", "message"), data)
+            yield StreamedEvent(int(fields.get("id", "")), fields.get("event", "message"), data)
             fields = {}
 
 
@@ -170,8 +207,18 @@ def _short(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}={_short(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_short, value[:5])) + (f", … {len(value)}]" if len(value) > 5 else "]")
+        return (
+            "["
+            + ", ".join(map(_short, value[:5]))
+            + (f", … {len(value)}]" if len(value) > 5 else "]")
+        )
     if isinstance(value, str):
         # An environment may say anything when it fails: it stays one line, and commands nothing to a terminal.
-        return json.dumps(value) if not value.isprintable() else json.dumps(value, ensure_ascii=False) if " " in value else value
+        return (
+            json.dumps(value)
+            if not value.isprintable()
+            else json.dumps(value, ensure_ascii=False)
+            if " " in value
+            else value
+        )
     return "-" if value is None else str(value)

@@ -46,12 +46,19 @@ def metadata(checkpoint: Checkpoint, loaded: LoadedPolicy) -> dict[str, Any]:
     from tianflow import __version__
 
     config, action = loaded.config, asdict(loaded.spec.action)
-    bounds = {name: [bound if math.isfinite(bound) else None for bound in action[name]] for name in ("low", "high")}
+    bounds = {
+        name: [bound if math.isfinite(bound) else None for bound in action[name]]
+        for name in ("low", "high")
+    }
     return {
         "format": FORMAT,
         "tianflow": __version__,
         "algorithm": config.algorithm.name,
-        "environment": {"id": config.env.id, "kwargs": dict(config.env.kwargs), "wrappers": list(config.env.wrappers)},
+        "environment": {
+            "id": config.env.id,
+            "kwargs": dict(config.env.kwargs),
+            "wrappers": list(config.env.wrappers),
+        },
         "checkpoint": {
             "version": list(checkpoint.version),
             "env_steps": checkpoint.manifest.get("env_steps", 0),
@@ -64,11 +71,15 @@ def metadata(checkpoint: Checkpoint, loaded: LoadedPolicy) -> dict[str, Any]:
 
 def _require_writable(output: Path) -> None:
     if output.suffix not in SUFFIXES:
-        raise ExportError(f"{str(output)!r} ends with no known suffix; accepted: {', '.join(SUFFIXES)}", bad=True)
+        raise ExportError(
+            f"{str(output)!r} ends with no known suffix; accepted: {', '.join(SUFFIXES)}", bad=True
+        )
     if output.is_dir():
         raise ExportError(f"{str(output)!r} is a folder; accepted: the name of a file", bad=True)
     if not output.parent.is_dir():
-        raise ExportError(f"{str(output.parent)!r}, where the file is to be, is no folder", bad=True)
+        raise ExportError(
+            f"{str(output.parent)!r}, where the file is to be, is no folder", bad=True
+        )
 
 
 def _replace(output: Path, data: bytes) -> None:
@@ -87,7 +98,12 @@ def _replace(output: Path, data: bytes) -> None:
 def export(
     checkpoint: KeptArgument,
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to; its suffix says what: .pt2 (PyTorch) or .onnx.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="Where to; its suffix says what: .pt2 (PyTorch) or .onnx."
+        ),
+    ],
     runs_dir: RunsDir = RUNS,
 ) -> None:
     """Write a policy as a program that needs no tianflow.

@@ -59,7 +59,13 @@ def _tell_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    *, version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Say which version this is.")] = False
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_tell_version, help="Say which version this is."
+        ),
+    ] = False,
 ) -> None:
     """Asynchronous, balanced and controllable training for distributed reinforcement learning."""
 
@@ -93,20 +99,42 @@ def _load(source: str, overrides: list[str] | None) -> Config:
 def train(
     config: Annotated[
         str | None,
-        typer.Argument(metavar="CONFIG", help="A TOML file or a shipped name; not needed with --resume.", autocompletion=complete_config),
+        typer.Argument(
+            metavar="CONFIG",
+            help="A TOML file or a shipped name; not needed with --resume.",
+            autocompletion=complete_config,
+        ),
     ] = None,
     overrides: Overrides = None,
     *,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN|CHECKPOINT", help="Go on from a run's newest checkpoint, or this one.", autocompletion=complete_kept),
+        typer.Option(
+            metavar="RUN|CHECKPOINT",
+            help="Go on from a run's newest checkpoint, or this one.",
+            autocompletion=complete_kept,
+        ),
     ] = None,
     runs_dir: RunsDir = RUNS,
-    http: Annotated[bool, typer.Option("--http/--no-http", help="Serve control and metrics beside the run.")] = True,
-    plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of a live screen.")] = False,
-    json_line: Annotated[bool, typer.Option("--json", help="End with one line of JSON that holds the result.")] = False,
-    require_target: Annotated[bool, typer.Option("--require-target", help="Exit with 1 unless the target return was reached.")] = False,
-    until_eof: Annotated[bool, typer.Option("--until-eof", help="Stop when standard input ends: whoever started this is gone.")] = False,
+    http: Annotated[
+        bool, typer.Option("--http/--no-http", help="Serve control and metrics beside the run.")
+    ] = True,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Plain lines instead of a live screen.")
+    ] = False,
+    json_line: Annotated[
+        bool, typer.Option("--json", help="End with one line of JSON that holds the result.")
+    ] = False,
+    require_target: Annotated[
+        bool,
+        typer.Option("--require-target", help="Exit with 1 unless the target return was reached."),
+    ] = False,
+    until_eof: Annotated[
+        bool,
+        typer.Option(
+            "--until-eof", help="Stop when standard input ends: whoever started this is gone."
+        ),
+    ] = False,
 ) -> None:
     """Train a policy as CONFIG says."""
     with exit_codes():
@@ -144,7 +172,9 @@ def _used_up(config: Config, resume: str | None, runs_dir: Path) -> list[str]:
     return []
 
 
-def _training_config(config: str | None, overrides: list[str], resume: str | None, runs_dir: Path) -> Config:
+def _training_config(
+    config: str | None, overrides: list[str], resume: str | None, runs_dir: Path
+) -> Config:
     """The config given, or that of the run which is resumed."""
     if config is not None and "=" in config and not Path(config).exists():
         overrides = [config, *overrides]
@@ -176,8 +206,13 @@ def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
         validation = require_valid(settings)
     spec = validation.spec
     if spec is not None:
-        leaves = ", ".join(f"{leaf.name or 'observation'} {leaf.dtype}{list(leaf.shape)}" for leaf in spec.observation)
-        typer.echo(f"environment: {spec.id}, {spec.num_envs} of them, {leaves}; {spec.action.kind} actions, {spec.autoreset} autoreset")
+        leaves = ", ".join(
+            f"{leaf.name or 'observation'} {leaf.dtype}{list(leaf.shape)}"
+            for leaf in spec.observation
+        )
+        typer.echo(
+            f"environment: {spec.id}, {spec.num_envs} of them, {leaves}; {spec.action.kind} actions, {spec.autoreset} autoreset"
+        )
     for sentence in validation.advice:
         typer.echo(f"note: {sentence}")
     typer.echo(f"{config}: valid")
@@ -185,10 +220,19 @@ def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
 
 @app.command("check-env")
 def check_env(
-    env: Annotated[str | None, typer.Argument(metavar="ENV", help="A registered id, or module:attribute.")] = None,
-    kwargs: Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Arguments of the environment.")] = None,
+    env: Annotated[
+        str | None, typer.Argument(metavar="ENV", help="A registered id, or module:attribute.")
+    ] = None,
+    kwargs: Annotated[
+        list[str] | None, typer.Argument(metavar="key=value", help="Arguments of the environment.")
+    ] = None,
     *,
-    config: Annotated[str | None, typer.Option("--config", metavar="CONFIG", help="Take the environment of this config instead.")] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config", metavar="CONFIG", help="Take the environment of this config instead."
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Random steps to take.")] = 300,
     as_json: AsJson = False,
 ) -> None:
@@ -203,7 +247,11 @@ def check_env(
         from tianflow.config.model import EnvSettings
         from tianflow.envs import checking
 
-        settings = EnvSettings(id=env, kwargs=parse_overrides(kwargs or ())) if env is not None else _load(config or "", None).env
+        settings = (
+            EnvSettings(id=env, kwargs=parse_overrides(kwargs or ()))
+            if env is not None
+            else _load(config or "", None).env
+        )
         report = checking.check(settings, steps=steps)
     typer.echo(json.dumps(report.document()) if as_json else "\n".join(report.lines()))
     raise typer.Exit(0 if report.usable else 1)
@@ -224,7 +272,10 @@ def examine(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
         typer.echo(json.dumps([asdict(finding) for finding in findings]))
     else:
         for finding in findings:
-            typer.echo(f"{finding.level:8}{finding.name}: {finding.value}" + (f" -> {finding.advice}" if finding.advice else ""))
+            typer.echo(
+                f"{finding.level:8}{finding.name}: {finding.value}"
+                + (f" -> {finding.advice}" if finding.advice else "")
+            )
     raise typer.Exit(1 if any(finding.level == "problem" for finding in findings) else 0)
 
 
@@ -233,7 +284,12 @@ def config_show(
     config: ConfigArgument,
     overrides: Overrides = None,
     *,
-    resolved: Annotated[bool, typer.Option("--resolved", help="Show every setting, not only what differs from the defaults.")] = False,
+    resolved: Annotated[
+        bool,
+        typer.Option(
+            "--resolved", help="Show every setting, not only what differs from the defaults."
+        ),
+    ] = False,
 ) -> None:
     """Print CONFIG as TOML, overrides included."""
     with exit_codes():
@@ -280,7 +336,9 @@ def get_settings(
     wish: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN] [SECTION[.KEY]]", help="Which settings, e.g. balance.max_staleness; or all of them.", autocompletion=complete_run
+            metavar="[RUN] [SECTION[.KEY]]",
+            help="Which settings, e.g. balance.max_staleness; or all of them.",
+            autocompletion=complete_run,
         ),
     ] = None,
     *,
@@ -306,7 +364,12 @@ def get_settings(
 @app.command("set")
 def set_settings(
     wish: Annotated[
-        list[str], typer.Argument(metavar="[RUN] section.key=value", help="Live settings of one section.", autocompletion=complete_run)
+        list[str],
+        typer.Argument(
+            metavar="[RUN] section.key=value",
+            help="Live settings of one section.",
+            autocompletion=complete_run,
+        ),
     ],
     *,
     runs_dir: RunsDir = RUNS,
@@ -330,13 +393,20 @@ def set_settings(
         values = {key: value for section in changes.values() for key, value in section.items()}
         contact = client.find(runs_dir, run)
         answer = client.change(contact, resources.pop(), values)
-    typer.echo(f"{contact.run}: {', '.join(assignments)}, generation {answer.get('generation', '?')}")
+    typer.echo(
+        f"{contact.run}: {', '.join(assignments)}, generation {answer.get('generation', '?')}"
+    )
 
 
 @app.command()
 def scale(
     wish: Annotated[
-        list[str], typer.Argument(metavar="[RUN] actors=COUNT", help="How many actors there should be.", autocompletion=complete_run)
+        list[str],
+        typer.Argument(
+            metavar="[RUN] actors=COUNT",
+            help="How many actors there should be.",
+            autocompletion=complete_run,
+        ),
     ],
     *,
     runs_dir: RunsDir = RUNS,
@@ -346,7 +416,9 @@ def scale(
 
     name, equals, count = wish[-1].partition("=")
     if len(wish) > 2 or name != "actors" or not equals or not count.isdecimal():
-        raise typer.BadParameter(f"{wish[-1]!r} is not actors=COUNT with a whole number", param_hint="actors=COUNT")
+        raise typer.BadParameter(
+            f"{wish[-1]!r} is not actors=COUNT with a whole number", param_hint="actors=COUNT"
+        )
     with exit_codes():
         contact = client.find(runs_dir, wish[0] if len(wish) == 2 else None)
         answer = client.change(contact, "actors", {"count": int(count)})

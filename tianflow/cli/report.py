@@ -39,10 +39,18 @@ def write_report(directory: Path, output: Path, *, now: dt.datetime) -> None:
 
 def report(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run, by name or directory; it may be going on.", autocompletion=complete_kept)
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run, by name or directory; it may be going on.",
+            autocompletion=complete_kept,
+        ),
     ],
     *,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to; report.html in the run's directory.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to; report.html in the run's directory."),
+    ] = None,
     runs_dir: RunsDir = RUNS,
 ) -> None:
     """Write one page about RUN: curves, changes, settings.

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tianflow.core.formatting import DASH, duration, number
 from tianflow.interfaces import RunControl
-from tianflow.observability.rates import Rates
+from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import ENDED, describe
 from tianflow.rundir.summary import lost
 
@@ -46,7 +46,7 @@ class Screen:
 
     def __init__(self, *, run: RunControl, console: Console, interval_s: float = 0.5) -> None:
         self._run, self._console, self._interval_s = run, console, interval_s
-        self._rates = Rates(read=run.statistics)
+        self._rates = RunRates(read=run.statistics)
 
     async def run(self, started: Callable[[], None]) -> None:
         """Draw until cancelled; the last drawing stays."""
@@ -70,9 +70,11 @@ class PlainLines:
     Consumes: statistics. Produces: lines for ``write``. Waits: for its interval. Unblocked by: time.
     """
 
-    def __init__(self, *, run: RunControl, write: Callable[[str], None], interval_s: float = 5.0) -> None:
+    def __init__(
+        self, *, run: RunControl, write: Callable[[str], None], interval_s: float = 5.0
+    ) -> None:
         self._run, self._write, self._interval_s = run, write, interval_s
-        self._rates = Rates(read=run.statistics)
+        self._rates = RunRates(read=run.statistics)
 
     async def run(self, started: Callable[[], None]) -> None:
         """Write until cancelled."""
@@ -97,7 +99,10 @@ class PlainLines:
 def make_screen(*, run: RunControl, console: Console, plain: bool) -> Screen | PlainLines:
     """The live screen where ``console`` is a terminal and nobody wants ``plain`` lines."""
     if plain or not console.is_terminal:
-        return PlainLines(run=run, write=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+        return PlainLines(
+            run=run,
+            write=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+        )
     return Screen(run=run, console=console)
 
 
@@ -119,13 +124,18 @@ def plain_line(run: Mapping[str, Any]) -> str:
         run["bottleneck"],
         *(["evaluating"] if run["evaluating"] else []),
     ]
-    return "  ".join([*parts, *(f"{name} in {duration(left)}" for name, left in progress["time_left_s"].items())])
+    return "  ".join(
+        [*parts, *(f"{name} in {duration(left)}" for name, left in progress["time_left_s"].items())]
+    )
 
 
 def drawing(run: Mapping[str, Any]) -> Group:
     """The live screen: title, numbers, shares of time."""
     title = Text.assemble(
-        (run["id"], "bold"), f"  {run['environment']} {run['algorithm']}  ", (run["state"], "bold cyan"), f"  {duration(run['elapsed_s'])}"
+        (run["id"], "bold"),
+        f"  {run['environment']} {run['algorithm']}  ",
+        (run["state"], "bold cyan"),
+        f"  {duration(run['elapsed_s'])}",
     )
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -139,14 +149,37 @@ def _rows(run: Mapping[str, Any]) -> list[tuple[str, Text]]:
     left = run["progress"]["time_left_s"]
     rows = [
         ("return", Text(_return(run))),
-        ("steps/s", Text(_speeds(run["throughput"]["env_steps_per_s"]) + f"   {run['progress']['env_steps']:,} steps")),
-        ("updates/s", Text(_speeds(run["throughput"]["updates_per_s"]) + f"   {run['progress']['updates']:,} updates")),
+        (
+            "steps/s",
+            Text(
+                _speeds(run["throughput"]["env_steps_per_s"])
+                + f"   {run['progress']['env_steps']:,} steps"
+            ),
+        ),
+        (
+            "updates/s",
+            Text(
+                _speeds(run["throughput"]["updates_per_s"])
+                + f"   {run['progress']['updates']:,} updates"
+            ),
+        ),
         ("staleness", _staleness(run["staleness"])),
         *([] if run["replay"] is None else [("replay", Text(_replay(run)))]),
         ("credits", Text(_credits(run))),
-        *(("shards" if role == "replay" else role, _shares(shares)) for role, shares in run["shares"].items()),
-        ("bottleneck", Text.assemble((run["bottleneck"], "bold"), f"  {run['diagnosis']['advice']}")),
-        ("time left", Text("   ".join(f"{name} {duration(seconds)}" for name, seconds in left.items()) or DASH)),
+        *(
+            ("shards" if role == "replay" else role, _shares(shares))
+            for role, shares in run["shares"].items()
+        ),
+        (
+            "bottleneck",
+            Text.assemble((run["bottleneck"], "bold"), f"  {run['diagnosis']['advice']}"),
+        ),
+        (
+            "time left",
+            Text(
+                "   ".join(f"{name} {duration(seconds)}" for name, seconds in left.items()) or DASH
+            ),
+        ),
     ]
     if run["reasons"]:
         rows.append(("not ready", Text("; ".join(run["reasons"]), style="yellow")))
@@ -157,7 +190,11 @@ def _return(run: Mapping[str, Any]) -> str:
     returns, target, evaluation = run["returns"], run["target"], run["evaluation"]
     text = f"{number(returns['mean'])} mean  {number(returns['min'])} to {number(returns['max'])} over {returns['episodes']} episodes"
     if target["return"] is not None:
-        reached = "" if target["reached_after_s"] is None else f", reached after {duration(target['reached_after_s'])}"
+        reached = (
+            ""
+            if target["reached_after_s"] is None
+            else f", reached after {duration(target['reached_after_s'])}"
+        )
         text += f"   target {number(target['return'])}{reached}"
     if evaluation:
         text += f"   evaluated {number(evaluation.get('mean_return'))} at version {number(evaluation.get('version'))}"
@@ -176,7 +213,11 @@ def _staleness(staleness: Mapping[str, Any]) -> Text:
 
 
 def _credits(run: Mapping[str, Any]) -> str:
-    credits_, queue, dropped = run["credits"], run["queue"], sum(run["trajectories"]["dropped"].values())
+    credits_, queue, dropped = (
+        run["credits"],
+        run["queue"],
+        sum(run["trajectories"]["dropped"].values()),
+    )
     return f"{credits_['in_use']} of {credits_['limit']} in use   queue {queue['trajectories']}   dropped {dropped:,}"
 
 
@@ -185,16 +226,26 @@ def _replay(run: Mapping[str, Any]) -> str:
     replay = run["replay"]
     if run["state"] in ENDED:
         return _ratio(replay)
-    items = f"{replay['items']:,} of {replay['capacity']:,} items" if replay["shards"] else "no shard is up"
+    items = (
+        f"{replay['items']:,} of {replay['capacity']:,} items"
+        if replay["shards"]
+        else "no shard is up"
+    )
     if replay["shards"] and replay["items"] < replay["min_size"]:
         items += f" (drawing begins at {replay['min_size']:,})"
-    held = [f"{WHO[side]} held back {share:.0%}" for side, share in replay["held_back"].items() if share >= NOTICEABLE]
+    held = [
+        f"{WHO[side]} held back {share:.0%}"
+        for side, share in replay["held_back"].items()
+        if share >= NOTICEABLE
+    ]
     return f"{items}  {_ratio(replay)}  {', '.join(held) or 'nobody held back'}"
 
 
 def _ratio(replay: Mapping[str, Any]) -> str:
     target = replay["samples_per_insert_target"]
-    return f"{number(replay['samples_per_insert'])} samples per insert" + ("" if target is None else f" of {number(target)}")
+    return f"{number(replay['samples_per_insert'])} samples per insert" + (
+        "" if target is None else f" of {number(target)}"
+    )
 
 
 def _shares(shares: Mapping[str, float]) -> Text:
@@ -207,7 +258,8 @@ def _shares(shares: Mapping[str, float]) -> Text:
 def summary_text(summary: Mapping[str, Any]) -> str:
     """A finished run in a few lines, from what ``summary.json`` holds; what it does not hold is left out."""
     lines = [
-        f"{summary.get('run', 'run')}: {summary.get('state', 'ended')}" + (f" ({reason})" if (reason := summary.get("reason")) else "")
+        f"{summary.get('run', 'run')}: {summary.get('state', 'ended')}"
+        + (f" ({reason})" if (reason := summary.get("reason")) else "")
     ]
     lines += _verdict(summary)
     if "env_steps" in summary:
@@ -217,15 +269,30 @@ def summary_text(summary: Mapping[str, Any]) -> str:
             f"mean return of the last ones {number(summary.get('mean_return'))}"
         )
     if staleness := summary.get("staleness"):
-        figures = ", ".join(f"{key} {number(staleness[key])}" for key in ("min", "mean", "p99", "max") if key in staleness)
-        lines.append(f"  staleness {figures}, bound {staleness.get('bound')}, {staleness.get('violations', 0)} violations")
+        figures = ", ".join(
+            f"{key} {number(staleness[key])}"
+            for key in ("min", "mean", "p99", "max")
+            if key in staleness
+        )
+        lines.append(
+            f"  staleness {figures}, bound {staleness.get('bound')}, {staleness.get('violations', 0)} violations"
+        )
     if trajectories := summary.get("trajectories"):
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in trajectories["dropped"].items()) or "none"
+        reasons = (
+            ", ".join(f"{reason} {count:,}" for reason, count in trajectories["dropped"].items())
+            or "none"
+        )
         fate = "inserted" if summary.get("replay") else "trained"
-        lines.append(f"  trajectories: {trajectories['begun']:,} begun, {trajectories[fate]:,} {fate}, dropped: {reasons}")
+        lines.append(
+            f"  trajectories: {trajectories['begun']:,} begun, {trajectories[fate]:,} {fate}, dropped: {reasons}"
+        )
     if replay := summary.get("replay"):
-        held = ", ".join(f"{WHO[side]} {duration(seconds)}" for side, seconds in replay["blocked_s"].items())
-        lines.append(f"  replay: {replay['inserted']:,} items inserted, {replay['drawn']:,} drawn, {_ratio(replay)}, held back: {held}")
+        held = ", ".join(
+            f"{WHO[side]} {duration(seconds)}" for side, seconds in replay["blocked_s"].items()
+        )
+        lines.append(
+            f"  replay: {replay['inserted']:,} items inserted, {replay['drawn']:,} drawn, {_ratio(replay)}, held back: {held}"
+        )
     if unsaved := lost(summary):
         lines.append(f"  {unsaved}")
     if error := summary.get("error"):
@@ -235,19 +302,33 @@ def summary_text(summary: Mapping[str, Any]) -> str:
 
 def _steps(summary: Mapping[str, Any]) -> str:
     """Of a run that was resumed also those since then, which are what its seconds were spent on."""
-    steps, pace, seconds = summary["env_steps"], summary.get("steps_per_s"), summary.get("training_s")
+    steps, pace, seconds = (
+        summary["env_steps"],
+        summary.get("steps_per_s"),
+        summary.get("training_s"),
+    )
     since = round(pace * seconds) if pace and seconds else steps
-    return f"{steps:,} steps" if since >= steps - 1 else f"{steps:,} steps, {since:,} of them since the resume"
+    return (
+        f"{steps:,} steps"
+        if since >= steps - 1
+        else f"{steps:,} steps, {since:,} of them since the resume"
+    )
 
 
 def _verdict(summary: Mapping[str, Any]) -> list[str]:
     lines = []
     if evaluation := summary.get("evaluation"):
         episodes, version = number(evaluation.get("episodes")), number(evaluation.get("version"))
-        lines.append(f"  evaluation: mean return {number(evaluation.get('mean_return'))} over {episodes} episodes, version {version}")
+        lines.append(
+            f"  evaluation: mean return {number(evaluation.get('mean_return'))} over {episodes} episodes, version {version}"
+        )
     target = summary.get("target_return")
     if target is not None:
         after = summary.get("time_to_target_s")
-        verdict = "not reached" if not summary.get("target_reached") else "reached" + ("" if after is None else f" after {duration(after)}")
+        verdict = (
+            "not reached"
+            if not summary.get("target_reached")
+            else "reached" + ("" if after is None else f" after {duration(after)}")
+        )
         lines.append(f"  target {number(target)}: {verdict}")
     return lines

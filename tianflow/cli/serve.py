@@ -29,20 +29,48 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to answer at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free one.")] = PORT,
     limit: Annotated[
-        int | None, typer.Option("--max-runs", min=1, help="Runs that go on at once; others wait. Default: one for every two cores.")
+        int | None,
+        typer.Option(
+            "--max-runs",
+            min=1,
+            help="Runs that go on at once; others wait. Default: one for every two cores.",
+        ),
     ] = None,
     allowed_imports: Annotated[
-        list[str] | None, typer.Option("--allow-import", metavar="MODULE", help="A module whose objects a submitted config may name.")
+        list[str] | None,
+        typer.Option(
+            "--allow-import",
+            metavar="MODULE",
+            help="A module whose objects a submitted config may name.",
+        ),
     ] = None,
     allowed_hosts: Annotated[
-        list[str] | None, typer.Option("--allow-host", metavar="NAME", help="A name that the service is known by, besides localhost.")
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="A name that the service is known by, besides localhost.",
+        ),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", help="Where its tokens lie; made when it is not there.")
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="FILE", help="Where its tokens lie; made when it is not there."
+        ),
     ] = None,
-    tokens: Annotated[bool, typer.Option("--token/--no-token", help="Ask for a token; without, on this machine only.")] = True,
-    max_streams: Annotated[int, typer.Option(min=0, help="Open streams of events; more are refused.")] = 128,
-    max_connections: Annotated[int, typer.Option(min=1, help="Open connections, besides one for every stream; more are refused.")] = 256,
+    tokens: Annotated[
+        bool,
+        typer.Option("--token/--no-token", help="Ask for a token; without, on this machine only."),
+    ] = True,
+    max_streams: Annotated[
+        int, typer.Option(min=0, help="Open streams of events; more are refused.")
+    ] = 128,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Open connections, besides one for every stream; more are refused."
+        ),
+    ] = 256,
 ) -> None:
     """Hold many runs, and take them over HTTP.
 
@@ -74,7 +102,11 @@ def serve(
 
 def _announce(server: Server, tokens: Tokens, limit: int) -> None:
     # What comes after # stays in the browser. A log, which others may read, is told no token.
-    page = f"{server.address}/#token={tokens.control}" if tokens.control and sys.stderr.isatty() else f"{server.address}/"
+    page = (
+        f"{server.address}/#token={tokens.control}"
+        if tokens.control and sys.stderr.isatty()
+        else f"{server.address}/"
+    )
     typer.echo(f"serving at {server.address}, {limit} runs at once; console: {page}", err=True)
 
 
@@ -83,7 +115,10 @@ def submit(
     overrides: Overrides = None,
     *,
     runs_dir: RunsDir = RUNS,
-    address: Annotated[str | None, typer.Option(metavar="URL", help="A service elsewhere; its token in $TIANFLOW_TOKEN.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A service elsewhere; its token in $TIANFLOW_TOKEN."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Give CONFIG to the service that holds the runs.
@@ -100,7 +135,14 @@ def submit(
         headers = {"Idempotency-Key": secrets.token_hex(16)}
         service = _service(runs_dir, address)
         try:
-            answer = client.ask(service, "POST", "/api/v1/runs", body, content_type="application/json", headers=headers)
+            answer = client.ask(
+                service,
+                "POST",
+                "/api/v1/runs",
+                body,
+                content_type="application/json",
+                headers=headers,
+            )
         except client.RequestError as error:
             raise _as_written(error) from error
     typer.echo(json.dumps(answer) if as_json else f"{answer['id']}: {answer['state']}")
@@ -110,7 +152,10 @@ def _as_written(error: RequestError) -> TianflowError:
     """``error``, its settings by the paths that a person writes: the service names them by where they stand in what it was sent."""
     from tianflow.errors import ConfigError, Problem
 
-    found = [Problem(p.path.removeprefix("config."), p.value, p.message, p.accepted, p.nearest) for p in error.problems]
+    found = [
+        Problem(p.path.removeprefix("config."), p.value, p.message, p.accepted, p.nearest)
+        for p in error.problems
+    ]
     return ConfigError(found) if found else error
 
 
@@ -122,9 +167,25 @@ def _service(runs_dir: Path, address: str | None) -> ControlFile:
         from tianflow.errors import ConfigError, Problem
 
         if not address.startswith(("http://", "https://")):
-            raise ConfigError([Problem("--address", address, "is no address of a service", "one like http://127.0.0.1:8080")])
+            raise ConfigError(
+                [
+                    Problem(
+                        "--address",
+                        address,
+                        "is no address of a service",
+                        "one like http://127.0.0.1:8080",
+                    )
+                ]
+            )
         token = os.environ.get(TOKEN, "")
-        return ControlFile(run="", pid=0, start_time=None, address=address.rstrip("/"), token=token, read_token=token)
+        return ControlFile(
+            run="",
+            pid=0,
+            start_time=None,
+            address=address.rstrip("/"),
+            token=token,
+            read_token=token,
+        )
     found = client.service(runs_dir)
     if found is None:
         wish = "start one with `tianflow serve`, or name one by --address"

@@ -18,15 +18,15 @@ from tianflow.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config
-    from tianflow.simulation.outcome import Outcome
-    from tianflow.simulation.rates import Rates
+    from tianflow.simulation.outcome import SimulationResult
+    from tianflow.simulation.rates import MeasuredRates
 
 RATES, ACTORS = "rates.", "actors="
 MOST = 1_000_000
 MOST_UPDATES = 10_000_000
 """A million takes a minute or more, whatever an update takes."""
 SUPPOSED = ("trajectory_spread", "update_spread")
-"""Rates that have a default for want of anything better."""
+"""MeasuredRates that have a default for want of anything better."""
 
 Arguments = Annotated[
     list[str] | None,
@@ -41,14 +41,36 @@ def simulate(
     config: ConfigArgument,
     changes: Arguments = None,
     *,
-    like: Annotated[str | None, typer.Option("--like", metavar="RUN", help="Take rates from a run, by name or directory.")] = None,
-    rates: Annotated[Path | None, typer.Option("--rates", metavar="FILE", help="A TOML or JSON file of rates.")] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="First measure a trajectory and an update here, for two seconds.")] = False,
-    updates: Annotated[int, typer.Option(min=1, max=MOST_UPDATES, help="Updates to simulate.")] = 200,
-    warmup: Annotated[
-        int | None, typer.Option(min=0, max=MOST_UPDATES, help="Updates before these, left out; a tenth of them by default.")
+    like: Annotated[
+        str | None,
+        typer.Option("--like", metavar="RUN", help="Take rates from a run, by name or directory."),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="End after so many seconds of virtual time at the latest; 0: never.")] = 0.0,
+    rates: Annotated[
+        Path | None, typer.Option("--rates", metavar="FILE", help="A TOML or JSON file of rates.")
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="First measure a trajectory and an update here, for two seconds."
+        ),
+    ] = False,
+    updates: Annotated[
+        int, typer.Option(min=1, max=MOST_UPDATES, help="Updates to simulate.")
+    ] = 200,
+    warmup: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=MOST_UPDATES,
+            help="Updates before these, left out; a tenth of them by default.",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="End after so many seconds of virtual time at the latest; 0: never."
+        ),
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the times that are drawn.")] = 0,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
@@ -58,18 +80,33 @@ def simulate(
     Throughput, staleness, drops and what binds.
     """
     with exit_codes():
-        made = prepare(config, changes or (), sources=Sources(like=like, runs_dir=runs_dir, file=rates, measure=measure))
-        outcome = made.run(updates=updates, warmup=max(1, updates // 10) if warmup is None else warmup, seconds=seconds or inf, seed=seed)
+        made = prepare(
+            config,
+            changes or (),
+            sources=RateSources(like=like, runs_dir=runs_dir, file=rates, measure=measure),
+        )
+        outcome = made.run(
+            updates=updates,
+            warmup=max(1, updates // 10) if warmup is None else warmup,
+            seconds=seconds or inf,
+            seed=seed,
+        )
     if as_json:
-        typer.echo(json.dumps({**outcome.document(), "rates": made.rates.model_dump(), "supposed": made.supposed}))
+        typer.echo(
+            json.dumps(
+                {**outcome.document(), "rates": made.rates.model_dump(), "supposed": made.supposed}
+            )
+        )
     else:
-        supposed = [f"supposed, for nobody told it: {_listed(made.supposed)}"] if made.supposed else []
+        supposed = (
+            [f"supposed, for nobody told it: {_listed(made.supposed)}"] if made.supposed else []
+        )
         typer.echo("\n".join([f"rates: {_told(made.rates)}", *supposed, *outcome.lines()]))
     raise typer.Exit(1 if outcome.bottleneck == "stalled" else 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class RateSources:
     """Where rates come from, besides arguments. What comes later here replaces what comes before: measured, like a run, a file."""
 
     measure: bool
@@ -106,23 +143,25 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSimulation:
     """A simulation that only waits to be run. ``actors`` None: as the config says."""
 
     config: Config
-    rates: Rates
+    rates: MeasuredRates
     actors: int | None
     supposed: dict[str, float]
-    """Rates that no source tells, and that shape what is foretold."""
+    """MeasuredRates that no source tells, and that shape what is foretold."""
 
-    def run(self, *, updates: int, warmup: int, seconds: float, seed: int) -> Outcome:
+    def run(self, *, updates: int, warmup: int, seconds: float, seed: int) -> SimulationResult:
         """See `Simulation.run`. What takes a while says on stderr how far it is."""
         from tianflow.simulation.progress import Progress
         from tianflow.simulation.simulation import Simulation
 
         simulation = Simulation(self.config, self.rates, actors=self.actors, seed=seed)
         with _without_collector():
-            return simulation.run(updates=updates, warmup=warmup, seconds=seconds, tell=Progress(complain))
+            return simulation.run(
+                updates=updates, warmup=warmup, seconds=seconds, tell=Progress(complain)
+            )
 
 
 @contextmanager
@@ -137,8 +176,8 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def prepare(source: str, changes: Sequence[str], *, sources: Sources) -> Prepared:
-    """What is to be simulated. Rates among ``changes`` replace those of ``sources``.
+def prepare(source: str, changes: Sequence[str], *, sources: RateSources) -> PreparedSimulation:
+    """What is to be simulated. MeasuredRates among ``changes`` replace those of ``sources``.
 
     As many actors as a config may have are dealt out as a run on this machine would deal them out.
 
@@ -153,25 +192,40 @@ def prepare(source: str, changes: Sequence[str], *, sources: Sources) -> Prepare
 
     given = [text for text in changes if text.startswith(RATES)]
     counts = [text for text in changes if text.startswith(ACTORS)]
-    config = load_config(source, [text for text in changes if text not in given and text not in counts])
+    config = load_config(
+        source, [text for text in changes if text not in given and text not in counts]
+    )
     actors = _count(counts[-1].removeprefix(ACTORS)) if counts else None
     refuse(config, actors)
     if actors is None:
-        config = config.model_copy(update={"actors": config.actors.model_copy(update={"hosts": hosts_wanted(config)})})
+        config = config.model_copy(
+            update={"actors": config.actors.model_copy(update={"hosts": hosts_wanted(config)})}
+        )
     own = {path.removeprefix(RATES): value for path, value in parse_overrides(given).items()}
     found, doubtful = sources.read(config)
     rates = make_rates(found | own)
     supposed = sorted(doubtful - own.keys() | {*SUPPOSED} - found.keys() - own.keys())
-    return Prepared(config, rates, actors, {name: getattr(rates, name) for name in supposed})
+    return PreparedSimulation(
+        config, rates, actors, {name: getattr(rates, name) for name in supposed}
+    )
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST:
-        raise ConfigError([Problem("actors", text, "is not how many actors can be simulated", f"a whole number from 1 to {MOST}")])
+        raise ConfigError(
+            [
+                Problem(
+                    "actors",
+                    text,
+                    "is not how many actors can be simulated",
+                    f"a whole number from 1 to {MOST}",
+                )
+            ]
+        )
     return int(text)
 
 
-def _told(rates: Rates) -> str:
+def _told(rates: MeasuredRates) -> str:
     """What differs from the defaults."""
     return _listed(rates.model_dump(exclude_defaults=True))
 

@@ -57,8 +57,14 @@ def _not_going_on(runs_dir: Path) -> str:
     broken = client.broken_off(runs_dir)
     ended = sorted(runs_dir.glob(f"*/{SUMMARY}"), key=lambda path: -path.stat().st_mtime)
     names = [path.parent.name for path in ended if path.parent.name not in broken]
-    told = f"; ended: {', '.join(names[:ENDED_SHOWN])} (tianflow status RUN shows one)" if names else ""
-    return told + (f"; broken off: {', '.join(broken)} (tianflow train --resume RUN goes on)" if broken else "")
+    told = (
+        f"; ended: {', '.join(names[:ENDED_SHOWN])} (tianflow status RUN shows one)"
+        if names
+        else ""
+    )
+    return told + (
+        f"; broken off: {', '.join(broken)} (tianflow train --resume RUN goes on)" if broken else ""
+    )
 
 
 def _one(runs_dir: Path, run: str) -> dict[str, Any]:
@@ -76,7 +82,11 @@ def _one(runs_dir: Path, run: str) -> dict[str, Any]:
 
 def _with_what_it_left(runs_dir: Path, document: dict[str, Any]) -> dict[str, Any]:
     """Of a run that has ended a service knows little more than that."""
-    return document if document.get("ended") is None else (_left(runs_dir, document["id"]) or {}) | document
+    return (
+        document
+        if document.get("ended") is None
+        else (_left(runs_dir, document["id"]) or {}) | document
+    )
 
 
 def _left(runs_dir: Path, run: str) -> dict[str, Any] | None:
@@ -92,7 +102,9 @@ def _left(runs_dir: Path, run: str) -> dict[str, Any] | None:
 def top(
     *,
     runs_dir: RunsDir = RUNS,
-    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[
+        float, typer.Option("--every", min=0.1, help="Seconds between two looks.")
+    ] = 1.0,
 ) -> None:
     """Show every run, again and again, until Ctrl-C.
 
@@ -107,7 +119,12 @@ def top(
         if not sys.stdout.isatty():
             _print(table(gather(runs_dir)))
             return
-        with Live(table(gather(runs_dir)), console=Console(highlight=False, markup=False), screen=True, auto_refresh=False) as live:
+        with Live(
+            table(gather(runs_dir)),
+            console=Console(highlight=False, markup=False),
+            screen=True,
+            auto_refresh=False,
+        ) as live:
             while True:
                 time.sleep(every)
                 live.update(table(gather(runs_dir)), refresh=True)
@@ -124,7 +141,10 @@ def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
 
     with exit_codes():
         contact = (client.service(runs_dir) if run is None else None) or client.find(runs_dir, run)
-    typer.echo(f"{contact.address}/#token={contact.token}" + (f"&run={quote(contact.run)}" if contact.run else ""))
+    typer.echo(
+        f"{contact.address}/#token={contact.token}"
+        + (f"&run={quote(contact.run)}" if contact.run else "")
+    )
 
 
 def gather(runs_dir: Path) -> list[dict[str, Any]]:
@@ -179,7 +199,9 @@ def _print(made: Table) -> None:
     from rich.console import Console
 
     # a pipe has no width: nothing is to be cut there
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(made)
+    Console(
+        file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False, markup=False
+    ).print(made)
 
 
 def _cell(document: object, path: tuple[str, ...]) -> str:

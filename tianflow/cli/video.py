@@ -27,7 +27,7 @@ class VideoError(TianflowError):
 
 
 @dataclass(frozen=True, slots=True)
-class Film:
+class EpisodeVideo:
     """One whole episode: where its video lies, its return, and its length in steps."""
 
     path: Path
@@ -42,10 +42,14 @@ def require_possible(directory: Path) -> None:
     try:
         import moviepy  # noqa: F401 - Gymnasium writes videos with it
     except ImportError as error:
-        raise VideoError(f"videos are written with packages of an extra: pip install 'tianflow[video]' first ({error})") from None
+        raise VideoError(
+            f"videos are written with packages of an extra: pip install 'tianflow[video]' first ({error})"
+        ) from None
 
 
-def film(policy: LoadedPolicy, directory: Path, *, name: str, episodes: int) -> tuple[Film, ...]:
+def film(
+    policy: LoadedPolicy, directory: Path, *, name: str, episodes: int
+) -> tuple[EpisodeVideo, ...]:
     """Play ``episodes`` whole episodes in one environment, and write ``directory/NAME-episode-K.mp4``, K from 0, all or none.
 
     The environment is seeded as the first one of an evaluation is, so where that is not a vector of its own kind these are
@@ -64,9 +68,13 @@ def film(policy: LoadedPolicy, directory: Path, *, name: str, episodes: int) -> 
             played = _played(policy, scratch, name, episodes)
             paths = [scratch / f"{name}-episode-{index}.mp4" for index in range(episodes)]
             if missing := [path.name for path in paths if not path.is_file()]:
-                raise VideoError(f"{policy.config.env.id} gave no pictures, or they could not be written: {missing[0]} is not there")
+                raise VideoError(
+                    f"{policy.config.env.id} gave no pictures, or they could not be written: {missing[0]} is not there"
+                )
             return tuple(
-                Film(path.replace(directory / path.name), episode.episode_return, episode.length)
+                EpisodeVideo(
+                    path.replace(directory / path.name), episode.episode_return, episode.length
+                )
                 for path, episode in zip(paths, played, strict=True)
             )
         finally:
@@ -77,23 +85,43 @@ def film(policy: LoadedPolicy, directory: Path, *, name: str, episodes: int) -> 
 
 def _played(policy: LoadedPolicy, scratch: Path, name: str, episodes: int) -> Sequence[Any]:
     config = policy.config
-    settings = config.env.model_copy(update={"vectorization": "sync", "kwargs": {**config.env.kwargs, "render_mode": "rgb_array"}})
+    settings = config.env.model_copy(
+        update={
+            "vectorization": "sync",
+            "kwargs": {**config.env.kwargs, "render_mode": "rgb_array"},
+        }
+    )
 
     def watched(environment: Any) -> Any:
         from gymnasium.wrappers import RecordVideo
 
-        return RecordVideo(environment, str(scratch), episode_trigger=lambda index: index < episodes, name_prefix=name, disable_logger=True)
+        return RecordVideo(
+            environment,
+            str(scratch),
+            episode_trigger=lambda index: index < episodes,
+            name_prefix=name,
+            disable_logger=True,
+        )
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the folder is there, and what encoders and older environments say
+        warnings.simplefilter(
+            "ignore"
+        )  # that the folder is there, and what encoders and older environments say
         try:
             environment = make(settings, 1, around=watched)
         except (ConfigError, EnvironmentFailedError) as error:
             first = (str(error).strip().splitlines() or [""])[0]
-            raise VideoError(f"{settings.id} cannot be filmed, no single one that draws itself (rgb_array) can be made: {first}") from error
+            raise VideoError(
+                f"{settings.id} cannot be filmed, no single one that draws itself (rgb_array) can be made: {first}"
+            ) from error
         try:
-            if (environment.spec.observation, environment.spec.action) != (policy.spec.observation, policy.spec.action):
-                raise VideoError(f"{settings.id} cannot be filmed: a single one does not look as those do that come as a whole vector")
+            if (environment.spec.observation, environment.spec.action) != (
+                policy.spec.observation,
+                policy.spec.action,
+            ):
+                raise VideoError(
+                    f"{settings.id} cannot be filmed: a single one does not look as those do that come as a whole vector"
+                )
             found = play(
                 policy.policy,
                 environment,

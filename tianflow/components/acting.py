@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tianflow.interfaces import ArrayStep, Policy, Tree
 
 
-class Acting(Protocol):
+class ActionSelector(Protocol):
     """Chooses the actions of one trajectory after the other, row by row, with noise that was drawn beforehand."""
 
     state: Tree
@@ -32,7 +32,7 @@ class Acting(Protocol):
         """What the policy records of the rows chosen, whose actions are ``action`` [T, N, *stored]: {name: [T, N]}."""
 
 
-class TensorActing:
+class TensorActionSelector:
     """By `Policy.act`."""
 
     def __init__(self, policy: Policy) -> None:
@@ -56,11 +56,13 @@ class TensorActing:
         self.state = chosen.state
 
     def record(self, action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-        recorded = self._policy.record(torch.stack(self._parameters[: len(action)]), torch.from_numpy(action))
+        recorded = self._policy.record(
+            torch.stack(self._parameters[: len(action)]), torch.from_numpy(action)
+        )
         return {name: column.numpy() for name, column in recorded.items()}
 
 
-class ArrayActing:
+class ArrayActionSelector:
     """By the policy's `ArrayStep`, which has no memory. Nothing of PyTorch is touched while a trajectory is made."""
 
     def __init__(self, step: ArrayStep, steps: int, num_envs: int) -> None:
@@ -79,11 +81,13 @@ class ArrayActing:
         return self._record(self._parameters[: len(action)], action)
 
 
-def acting(policy: Policy, steps: int, num_envs: int) -> Acting:
+def acting(policy: Policy, steps: int, num_envs: int) -> ActionSelector:
     """The quicker way to ask ``policy`` for actions, in trajectories of up to ``steps`` steps."""
     offered = getattr(policy, "on_arrays", None)
     step: ArrayStep | None = None if offered is None else offered(num_envs)
-    return TensorActing(policy) if step is None else ArrayActing(step, steps, num_envs)
+    return (
+        TensorActionSelector(policy) if step is None else ArrayActionSelector(step, steps, num_envs)
+    )
 
 
 def zeroed(state: Tree, start: NDArray[np.bool_]) -> Tree:
@@ -91,4 +95,7 @@ def zeroed(state: Tree, start: NDArray[np.bool_]) -> Tree:
     if not state or not np.count_nonzero(start):
         return state
     begins = torch.from_numpy(start.copy())
-    return {name: leaf.masked_fill(begins.view(-1, *[1] * (leaf.dim() - 1)), 0.0) for name, leaf in state.items()}
+    return {
+        name: leaf.masked_fill(begins.view(-1, *[1] * (leaf.dim() - 1)), 0.0)
+        for name, leaf in state.items()
+    }

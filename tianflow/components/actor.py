@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tianflow.core.events import EnvironmentFailed
 from tianflow.core.payloads import Grant, Trajectory, Version
-from tianflow.core.statistics import ComponentStatistics, Histogram, StateClock
+from tianflow.core.statistics import ComponentStatistics, HistogramBuilder, StateClock
 from tianflow.errors import EndOfChannel, EnvironmentFailedError, PoisonedTrajectoryError, RunError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Actor:
         self._compute, self._make_rollout = compute, make_rollout
         self._clock = StateClock()
         self._counters = {"trajectories": 0.0, "env_failures": 0.0, "poisoned": 0.0}
-        self._seconds, self._stepping = Histogram(), Histogram()
+        self._seconds, self._stepping = HistogramBuilder(), HistogramBuilder()
         self._failures: deque[float] = deque()
         self._loop = asyncio.get_running_loop()
         self._rollout: Rollout | None = None
@@ -100,7 +100,10 @@ class Actor:
             time=self._clock.read(),
             generation=self._settings.key,
             counters=dict(self._counters),
-            distributions={"rollout_seconds": self._seconds.read(), "trajectory_seconds": self._stepping.read()},
+            distributions={
+                "rollout_seconds": self._seconds.read(),
+                "trajectory_seconds": self._stepping.read(),
+            },
         )
 
     def retire(self) -> None:
@@ -121,7 +124,9 @@ class Actor:
 
         def roll() -> RolloutResult | None:
             nonlocal ended
-            if self._mending or self._retired:  # what is in line behind a failure, or behind the last one
+            if (
+                self._mending or self._retired
+            ):  # what is in line behind a failure, or behind the last one
                 return None
             try:
                 result = rollout.run(view, grant, minimum, begun)
@@ -156,7 +161,9 @@ class Actor:
         if result is None or result.length == 0:
             self._sender.abort(grant, "stopped")
             return
-        trajectory = Trajectory(grant.ticket, grant.slot, result.length, result.env_steps, result.version)
+        trajectory = Trajectory(
+            grant.ticket, grant.slot, result.length, result.env_steps, result.version
+        )
         self._sender.commit(trajectory, result.episodes)
         self._counters["trajectories"] += 1
 
@@ -164,13 +171,17 @@ class Actor:
         self._clock.enter("busy")
         self._sender.begin(grant, version)
 
-    async def _rebuild(self, rollout: Rollout, error: EnvironmentFailedError | PoisonedTrajectoryError) -> None:
+    async def _rebuild(
+        self, rollout: Rollout, error: EnvironmentFailedError | PoisonedTrajectoryError
+    ) -> None:
         """The vector is made anew, as often as that fails, too; too many failures in the window end the run."""
         failure: EnvironmentFailedError | PoisonedTrajectoryError | None = error
         while failure is not None:
             self._count(failure)
             self._clock.enter("rebuilding")
-            await asyncio.sleep(min(2.0, 0.01 * 2 ** len(self._failures)))  # back-off: what fails at once would fill the log
+            await asyncio.sleep(
+                min(2.0, 0.01 * 2 ** len(self._failures))
+            )  # back-off: what fails at once would fill the log
             try:
                 await self._compute.run(rollout.rebuild)
             except (EnvironmentFailedError, PoisonedTrajectoryError) as again:
@@ -191,8 +202,12 @@ class Actor:
             self._failures.popleft()
         if len(self._failures) > env.max_failures:
             details = error.details if isinstance(error, EnvironmentFailedError) else ""
-            often = f"the environment failed {len(self._failures)} times in {env.failure_window_s:g} s"
-            raise RunError(self.name, f"{often} (env.max_failures = {env.max_failures}): {error}", details)
+            often = (
+                f"the environment failed {len(self._failures)} times in {env.failure_window_s:g} s"
+            )
+            raise RunError(
+                self.name, f"{often} (env.max_failures = {env.max_failures}): {error}", details
+            )
 
     def _rest_or_wait(self) -> None:
         if self._in_hand == 0:

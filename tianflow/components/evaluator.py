@@ -55,7 +55,10 @@ def play(
             if should_stop():
                 return None
             fresh = torch.from_numpy(row.start)
-            state = {name: value.masked_fill(fresh.view(n, *[1] * (value.dim() - 1)), 0.0) for name, value in state.items()}
+            state = {
+                name: value.masked_fill(fresh.view(n, *[1] * (value.dim() - 1)), 0.0)
+                for name, value in state.items()
+            }
             noise = None if deterministic else policy.noise(1, n, generator)[0]
             step = policy.act(observation, state, noise, mask)
             state = step.state
@@ -110,10 +113,18 @@ class Evaluator:
         seed: int,
     ) -> None:
         self.name = name
-        self._host, self._spec, self._newest, self._settings, self._compute = host, spec, newest, settings, compute
+        self._host, self._spec, self._newest, self._settings, self._compute = (
+            host,
+            spec,
+            newest,
+            settings,
+            compute,
+        )
         self._make_policy, self._make_environment, self._seed = make_policy, make_environment, seed
         self._clock = StateClock()
-        self._asked: asyncio.Queue[tuple[Version, asyncio.Future[Evaluation]]] = asyncio.Queue()  # the run asks for one at a time
+        self._asked: asyncio.Queue[tuple[Version, asyncio.Future[Evaluation]]] = (
+            asyncio.Queue()
+        )  # the run asks for one at a time
         self._counters = {"evaluations": 0.0, "episodes": 0.0}
 
     async def run(self, started: Callable[[], None]) -> None:
@@ -126,7 +137,9 @@ class Evaluator:
             await self._newest(at_least)
             try:
                 evaluation = await self._compute.run(partial(self._play, answer.cancelled))
-            except EnvironmentFailedError as error:  # whoever asked decides: training may go on without an evaluation
+            except (
+                EnvironmentFailedError
+            ) as error:  # whoever asked decides: training may go on without an evaluation
                 if not answer.done():
                     answer.set_exception(error)
                 continue

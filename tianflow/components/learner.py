@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tianflow.components.weights import WeightPublisher
 from tianflow.core.events import UpdateFinished
 from tianflow.core.payloads import Batch, Settlement, Version
-from tianflow.core.statistics import ComponentStatistics, Histogram, StateClock
+from tianflow.core.statistics import ComponentStatistics, HistogramBuilder, StateClock
 from tianflow.errors import EndOfChannel, RunError
 
 if TYPE_CHECKING:
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from tianflow.components.stacking import BatchStacker, DrawStacker
     from tianflow.config.model import Config
     from tianflow.hosts.compute import Compute
-    from tianflow.interfaces import Algorithm, BatchSource, EventPublisher, ReplayAlgorithm, SettingsReader, StepResult, WeightsWriter
+    from tianflow.interfaces import (
+        Algorithm,
+        BatchSource,
+        EventPublisher,
+        ReplayAlgorithm,
+        SettingsReader,
+        StepResult,
+        WeightsWriter,
+    )
 
 
 def admissible(batch: Batch, version: Version, bound: int | None) -> bool:
@@ -31,7 +39,8 @@ def admissible(batch: Batch, version: Version, bound: int | None) -> bool:
     only keep this from wasting work.
     """
     return all(
-        trajectory.version.lineage == version.lineage and (bound is None or version.number - trajectory.version.number <= bound)
+        trajectory.version.lineage == version.lineage
+        and (bound is None or version.number - trajectory.version.number <= bound)
         for trajectory in batch.trajectories
     )
 
@@ -79,15 +88,25 @@ class Learner:
         open_weights: Callable[[int], WeightsWriter],
     ) -> None:
         self.name = name
-        self._host, self._source, self._settings, self._events, self._compute = host, source, settings, events, compute
-        self._make_algorithm, self._make_stacker, self._open_weights = make_algorithm, make_stacker, open_weights
+        self._host, self._source, self._settings, self._events, self._compute = (
+            host,
+            source,
+            settings,
+            events,
+            compute,
+        )
+        self._make_algorithm, self._make_stacker, self._open_weights = (
+            make_algorithm,
+            make_stacker,
+            open_weights,
+        )
         self._version, self._samples = start
         self._clock = StateClock()
         self._bell = asyncio.Event()
         self._ahead: asyncio.Task[Batch] | None = None
         self._states: list[asyncio.Future[LearnerState]] = []
         self._rests: list[asyncio.Future[Version]] = []
-        self._update_seconds, self._copy_seconds = Histogram(), Histogram()
+        self._update_seconds, self._copy_seconds = HistogramBuilder(), HistogramBuilder()
         self._gauges: dict[str, float] = {}
         self._skipped_in_a_row = 0
         self._given_back = 0
@@ -100,7 +119,9 @@ class Learner:
     async def run(self, started: Callable[[], None]) -> None:
         """Until cancelled."""
         self._algorithm = await self._compute.run(self._make_algorithm)
-        self._stacker = await self._compute.run(lambda: self._make_stacker(self._settings.value.config.algorithm.batch_trajectories))
+        self._stacker = await self._compute.run(
+            lambda: self._make_stacker(self._settings.value.config.algorithm.batch_trajectories)
+        )
         flat = await self._compute.run(self._algorithm.flat)
         self._publisher = WeightPublisher(writer=self._open_weights(flat.nbytes))
         self._publisher.publish(self._version, flat)
@@ -132,7 +153,10 @@ class Learner:
     def statistics(self) -> ComponentStatistics:
         """Where its time goes, what it has published, and how the last update looked."""
         counters = {"samples": float(self._samples), "given_back": float(self._given_back)}
-        distributions = {"update_seconds": self._update_seconds.read(), "copy_seconds": self._copy_seconds.read()}
+        distributions = {
+            "update_seconds": self._update_seconds.read(),
+            "copy_seconds": self._copy_seconds.read(),
+        }
         if hasattr(self, "_publisher"):
             publisher = self._publisher
             counters |= {
@@ -184,7 +208,13 @@ class Learner:
         return self._settings.value.paused or self._settings.value.hold_learner
 
     def _waiting_for(self) -> str:
-        return "ended" if self._ended or self._enough() else "paused" if self._resting() else "waiting:batch"
+        return (
+            "ended"
+            if self._ended or self._enough()
+            else "paused"
+            if self._resting()
+            else "waiting:batch"
+        )
 
     def _enough(self) -> bool:
         limit = self._settings.value.config.run.max_updates
@@ -232,18 +262,27 @@ class Learner:
         self._version = Version(self._version.lineage, self._version.number + 1)
         self._samples += result.samples
         self._count_skipped(result)
-        published = self._publisher.offer(self._version, flat, interval=config.weights.publish_interval_updates, bound=bound)
+        published = self._publisher.offer(
+            self._version, flat, interval=config.weights.publish_interval_updates, bound=bound
+        )
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
         self._source.settle(Settlement(self._version, tickets, bound, published, not result.finite))
         self._trained += len(tickets)
         self._update_seconds.add(seconds)
         self._gauges = dict(result.statistics)
-        self._events.publish(UpdateFinished(self._version.number, seconds, result.samples, dict(result.statistics)))
+        self._events.publish(
+            UpdateFinished(self._version.number, seconds, result.samples, dict(result.statistics))
+        )
 
     def _may_pull_ahead(self, config: Config, bound: int | None) -> bool:
         """One batch ahead is one version older at its use, so not at bound 0; and not beyond the last update."""
-        last = config.run.max_updates is not None and self._version.number + 1 >= config.run.max_updates
-        return config.learner.prefetch > 0 and bound != 0 and not config.run.deterministic and not last
+        last = (
+            config.run.max_updates is not None
+            and self._version.number + 1 >= config.run.max_updates
+        )
+        return (
+            config.learner.prefetch > 0 and bound != 0 and not config.run.deterministic and not last
+        )
 
     def _compute_update(self, batch: Batch) -> tuple[StepResult, NDArray[np.uint8]]:
         """On the compute thread: copy out, and train."""
@@ -272,5 +311,7 @@ class Learner:
         limit = self._settings.value.config.learner.max_nonfinite_updates
         if self._skipped_in_a_row > limit:
             raise RunError(
-                self.name, f"{self._skipped_in_a_row} updates in a row were not finite", "the loss or its gradient was NaN or infinite"
+                self.name,
+                f"{self._skipped_in_a_row} updates in a row were not finite",
+                "the loss or its gradient was NaN or infinite",
             )

@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tianflow.core.payloads import DrawPart, Drop, Holdings, Keep, Prioritise, ShardRequest, StateFile, Store
-from tianflow.core.statistics import ComponentStatistics, Histogram, StateClock
+from tianflow.core.payloads import (
+    DrawPart,
+    DropItems,
+    Holdings,
+    Prioritise,
+    SaveItems,
+    ShardRequest,
+    StateFile,
+    StoreTrajectory,
+)
+from tianflow.core.statistics import ComponentStatistics, HistogramBuilder, StateClock
 from tianflow.errors import CheckpointError, WouldBlock
 from tianflow.logs import logger
-from tianflow.replay.fragments import Fragment, Stream
+from tianflow.replay.fragments import Fragment, StepStream
 from tianflow.rundir.checkpoints import write_arrays
 
 if TYPE_CHECKING:
@@ -57,10 +66,20 @@ class ReplayShard:
         seed: int,
     ) -> None:
         self.name = name
-        self._host, self._end, self._settings, self._compute, self._make_shard = host, end, settings, compute, make_shard
+        self._host, self._end, self._settings, self._compute, self._make_shard = (
+            host,
+            end,
+            settings,
+            compute,
+            make_shard,
+        )
         self._generator = np.random.default_rng(seed)
         self._clock = StateClock()
-        self._seconds = {"insert_seconds": Histogram(), "draw_seconds": Histogram(), "prioritise_seconds": Histogram()}
+        self._seconds = {
+            "insert_seconds": HistogramBuilder(),
+            "draw_seconds": HistogramBuilder(),
+            "prioritise_seconds": HistogramBuilder(),
+        }
         self._counters = {"inserted_items": 0.0, "drawn_items": 0.0, "refused_priorities": 0.0}
         self._holdings = Holdings()
         self._untold = 0
@@ -89,7 +108,11 @@ class ReplayShard:
             time=self._clock.read(),
             generation=self._settings.key,
             counters=dict(self._counters),
-            gauges={"items": float(holdings.items), "steps": float(holdings.steps), "memory_bytes": float(holdings.nbytes)},
+            gauges={
+                "items": float(holdings.items),
+                "steps": float(holdings.steps),
+                "memory_bytes": float(holdings.nbytes),
+            },
             distributions={name: seconds.read() for name, seconds in self._seconds.items()},
         )
 
@@ -101,16 +124,16 @@ class ReplayShard:
     def _do(self, request: ShardRequest) -> Callable[[], None]:
         began = time.monotonic()
         match request:
-            case Store():
+            case StoreTrajectory():
                 answer, kind = self._store(request), "insert_seconds"
             case DrawPart():
                 answer, kind = self._draw(request), "draw_seconds"
             case Prioritise():
                 answer, kind = self._prioritise(request), "prioritise_seconds"
-            case Keep(path=path):
+            case SaveItems(path=path):
                 file, holdings = self._keep(Path(path)), self._look()
                 return lambda: self._end.kept(file, holdings)
-            case Drop(reason=reason):
+            case DropItems(reason=reason):
                 if reason:
                     self._drop()
                 holdings = self._look()
@@ -118,10 +141,12 @@ class ReplayShard:
         self._seconds[kind].add(time.monotonic() - began)
         return answer
 
-    def _store(self, request: Store) -> Callable[[], None]:
+    def _store(self, request: StoreTrajectory) -> Callable[[], None]:
         arrays = self._end.trajectory(request.slot)
         actor, incarnation, made, number = arrays["stream"].tolist()
-        found = self._shard.insert(Fragment(arrays, request.length, Stream(actor, incarnation << 32 | made), number))
+        found = self._shard.insert(
+            Fragment(arrays, request.length, StepStream(actor, incarnation << 32 | made), number)
+        )
         self._counters["inserted_items"] += found.items
         holdings = self._look()
         return lambda: self._end.stored(request.ticket, found.items, holdings)
@@ -131,20 +156,32 @@ class ReplayShard:
         columns = slice(request.first, request.first + request.items)
         views = self._end.draw(request.slot)
         one_axis = ("version", "key", "probability", "weight", "priority")
-        out = {name: view[columns] if name in one_axis or name.startswith("state/") else view[:, columns] for name, view in views.items()}
+        out = {
+            name: view[columns]
+            if name in one_axis or name.startswith("state/")
+            else view[:, columns]
+            for name, view in views.items()
+        }
         try:
             drawn = self._shard.draw(request.items, self._generator, out)
         except WouldBlock:
             holdings = self._look()
             return lambda: self._end.drawn(request.draw, 0, holdings)
-        out["key"][:], out["probability"][:], out["priority"][:] = drawn.keys, drawn.probability, np.nan
+        out["key"][:], out["probability"][:], out["priority"][:] = (
+            drawn.keys,
+            drawn.probability,
+            np.nan,
+        )
         self._counters["drawn_items"] += request.items
         holdings = self._look()
         return lambda: self._end.drawn(request.draw, request.items, holdings)
 
     def _prioritise(self, request: Prioritise) -> Callable[[], None]:
         """What is no priority changes nothing and is counted: NaN where the learner gave none, or what an algorithm got wrong."""
-        views, columns = self._end.draw(request.slot), slice(request.first, request.first + request.items)
+        views, columns = (
+            self._end.draw(request.slot),
+            slice(request.first, request.first + request.items),
+        )
         priorities = views["priority"][columns].astype(np.float64)
         good = np.isfinite(priorities) & (priorities >= 0.0)
         self._shard.update_priorities(views["key"][columns][good], priorities[good])
@@ -154,7 +191,9 @@ class ReplayShard:
 
     def _drop(self) -> None:
         """Let everything go, windows in the making included: completed later, they would bring old steps back."""
-        streams = {int(name.split("/")[1]) for name in self._shard.snapshot() if name.startswith("actor/")}
+        streams = {
+            int(name.split("/")[1]) for name in self._shard.snapshot() if name.startswith("actor/")
+        }
         self._untold += sum(self._shard.close_stream(actor) for actor in streams)
         self._shard.exclude_older_than(ALL)
 
@@ -172,7 +211,8 @@ class ReplayShard:
             mass=told.mass,
             steps=told.steps.resident,
             inserted_steps=told.steps.inserted,
-            removed_items=sum(told.items.removed.values()) - self._untold,  # of those nobody has heard that they came
+            removed_items=sum(told.items.removed.values())
+            - self._untold,  # of those nobody has heard that they came
             nbytes=told.nbytes,
         )
         return self._holdings

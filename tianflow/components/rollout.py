@@ -152,7 +152,13 @@ class Rollout:
         """End the trajectory in the making, and all later ones, before the next step. May be called from any thread."""
         self._stopped = True
 
-    def run(self, slot: SlotView, grant: Grant, min_fragment_steps: int, begun: Callable[[Version], None] = ignore) -> RolloutResult:
+    def run(
+        self,
+        slot: SlotView,
+        grant: Grant,
+        min_fragment_steps: int,
+        begun: Callable[[Version], None] = ignore,
+    ) -> RolloutResult:
         """Fill ``slot`` with up to ``actors.rollout_steps`` steps.
 
         Args:
@@ -183,14 +189,20 @@ class Rollout:
             self.close()
             raise
         _, episodes = environment.take_finished()
-        return RolloutResult(walk.length, int(np.count_nonzero(arrays["valid"])), walk.oldest, tuple(episodes))
+        return RolloutResult(
+            walk.length, int(np.count_nonzero(arrays["valid"])), walk.oldest, tuple(episodes)
+        )
 
     def _walk(self, walk: _Walk, slot: SlotView, min_fragment_steps: int) -> None:
         """Step until the slot is full, a cut is due, or someone says stop."""
         rows = take_apart(slot.arrays, replayed=self._config.algorithm.window is not None)
         self._policy.place(self._actor, self._actors())
-        self._acting.begin(self._policy.noise(len(rows), self._spec.num_envs, self._noise), self._carry.state)
-        walk.environment.starts_at_once = bool(self._carry.state)  # recurrent state is zeroed where an episode begins
+        self._acting.begin(
+            self._policy.noise(len(rows), self._spec.num_envs, self._noise), self._carry.state
+        )
+        walk.environment.starts_at_once = bool(
+            self._carry.state
+        )  # recurrent state is zeroed where an episode begins
         each_step = self._config.actors.refresh == "step"
         choose, step, progress = self._acting.choose, walk.environment.step, slot.progress
         slot.arrays["version"][:] = walk.version.number
@@ -212,7 +224,9 @@ class Rollout:
     def _finish(self, walk: _Walk, arrays: Arrays) -> None:
         """What the policy records of all rows at once, the check for what is not finite, and what the next trajectory goes on from."""
         length, carry = walk.length, self._carry
-        given = {name: arrays[name][:length] for name in ("reward", "terminated", "truncated", "valid")}
+        given = {
+            name: arrays[name][:length] for name in ("reward", "terminated", "truncated", "valid")
+        }
         walk.environment.settle(**given, start=arrays["start"][1 : length + 1])
         for name, recorded in self._acting.record(arrays["action"][:length]).items():
             arrays[name][:length] = recorded
@@ -252,7 +266,11 @@ class Rollout:
         environment = self._make()
         try:
             self._check_spaces(environment)
-            environment.reset(environment_seed(run.seed, self._actor, spec.num_envs, **era), carry.observation, carry.mask)
+            environment.reset(
+                environment_seed(run.seed, self._actor, spec.num_envs, **era),
+                carry.observation,
+                carry.mask,
+            )
         except UnexpectedShapeError as error:
             environment.close()
             raise self._poisoned(str(error), -1, 0) from error
@@ -260,14 +278,21 @@ class Rollout:
             environment.close()
             raise
         # One number more than the keys that environments are seeded from, so no stream is used twice.
-        self._noise = np.random.default_rng(np.random.SeedSequence(run.seed, spawn_key=(0, *era.values(), self._actor)))
+        self._noise = np.random.default_rng(
+            np.random.SeedSequence(run.seed, spawn_key=(0, *era.values(), self._actor))
+        )
         self._carry = carry
         self._made, self._written = self._made + 1, 0
         return environment
 
     def _check_spaces(self, environment: VectorEnvironment) -> None:
-        if (environment.spec.observation, environment.spec.action) != (self._spec.observation, self._spec.action):
-            raise EnvironmentFailedError(f"the spaces of {self._spec.id} are not those that it had when the run was checked")
+        if (environment.spec.observation, environment.spec.action) != (
+            self._spec.observation,
+            self._spec.action,
+        ):
+            raise EnvironmentFailedError(
+                f"the spaces of {self._spec.id} are not those that it had when the run was checked"
+            )
 
     def _first_carry(self) -> _Carry:
         spec, n = self._spec, self._spec.num_envs
@@ -290,8 +315,14 @@ class Rollout:
                 step, environment, *_ = np.argwhere(~finite)[0].tolist()
                 value = array[step, environment][~finite[step, environment]].ravel()[0]
                 # Observation k and row k - 1 of everything else came out of step k; what is recorded at k was made before step k + 1.
-                after = step if is_observation or name in self._config.algorithm.recorded else step + 1
-                raise self._poisoned(f"{name.rstrip('/')} of environment {environment} is {value}", environment, after)
+                after = (
+                    step if is_observation or name in self._config.algorithm.recorded else step + 1
+                )
+                raise self._poisoned(
+                    f"{name.rstrip('/')} of environment {environment} is {value}",
+                    environment,
+                    after,
+                )
 
     def _poisoned(self, message: str, environment: int, step: int) -> PoisonedTrajectoryError:
         message = f"{self._component}: {message} after step {step} of its trajectory"

@@ -56,10 +56,14 @@ def blank(arrays: Arrays, length: int) -> None:
         if name.startswith("state/") or name == "stream":
             continue
         has_last = name.startswith("obs/") or name in ("start", "action_mask")
-        array[length + has_last :] = array[length - 1] if name == "version" else name == "action_mask"
+        array[length + has_last :] = (
+            array[length - 1] if name == "version" else name == "action_mask"
+        )
 
 
-def accumulate(arrays: Arrays, length: int, discounted: NDArray[np.float64], discount: float) -> None:
+def accumulate(
+    arrays: Arrays, length: int, discounted: NDArray[np.float64], discount: float
+) -> None:
     """R_t = r_t + discount * R_{t-1}, beginning at 0 in each episode; ``discounted`` [N] carries on."""
     over = arrays["terminated"] | arrays["truncated"]
     for t in range(length):

@@ -24,15 +24,21 @@ class BatchStacker:
         device: where batches are wanted.
     """
 
-    def __init__(self, *, layout: TrajectoryLayout, trajectories: int, device: torch.device) -> None:
+    def __init__(
+        self, *, layout: TrajectoryLayout, trajectories: int, device: torch.device
+    ) -> None:
         self._layout, self._device = layout, device
         self.trajectories = trajectories
         pinned = device.type == "cuda"
         self._tensors: dict[str, torch.Tensor] = {}
         for field in layout.fields:
             shape = self._stacked_shape(field.name, field.shape)
-            self._tensors[field.name] = torch.zeros(shape, dtype=getattr(torch, field.dtype), pin_memory=pinned)
-        self._arrays: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in self._tensors.items()}
+            self._tensors[field.name] = torch.zeros(
+                shape, dtype=getattr(torch, field.dtype), pin_memory=pinned
+            )
+        self._arrays: dict[str, NDArray[Any]] = {
+            name: tensor.numpy() for name, tensor in self._tensors.items()
+        }
 
     def fill(self, index: int, views: Mapping[str, NDArray[Any]], length: int) -> None:
         """Copy one trajectory of ``length`` rows into place ``index``; rows it does not have become zero and not valid."""
@@ -52,7 +58,9 @@ class BatchStacker:
                 target[:rows, columns] = source[:rows]
                 target[rows:, columns] = 0
                 if name == "action_mask":
-                    target[rows:, columns] = True  # a mask that forbids everything has no distribution
+                    target[rows:, columns] = (
+                        True  # a mask that forbids everything has no distribution
+                    )
 
     def batch(self) -> LearnerBatch:
         """What was filled in, on the learner's device. On a CPU these are the stacker's own arrays, until the next `fill`."""
@@ -80,8 +88,13 @@ class DrawStacker:
         self._device = device
         fields = [field for field in layout.fields if field.name not in NOT_LEARNED_FROM]
         pinned = device.type == "cuda"
-        self._tensors = {f.name: torch.zeros(f.shape, dtype=getattr(torch, f.dtype), pin_memory=pinned) for f in fields}
-        self._arrays: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in self._tensors.items()}
+        self._tensors = {
+            f.name: torch.zeros(f.shape, dtype=getattr(torch, f.dtype), pin_memory=pinned)
+            for f in fields
+        }
+        self._arrays: dict[str, NDArray[Any]] = {
+            name: tensor.numpy() for name, tensor in self._tensors.items()
+        }
 
     def fill(self, index: int, views: Mapping[str, NDArray[Any]], length: int) -> None:  # noqa: ARG002 - as `BatchStacker.fill`
         """Copy the draw in ``views``."""

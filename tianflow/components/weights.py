@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tianflow.core.payloads import NO_VERSION, Version
-from tianflow.core.statistics import Histogram
+from tianflow.core.statistics import HistogramBuilder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class WeightPublisher:
         self.published = 0
         self.skipped = 0
         self.nbytes = 0
-        self.seconds = Histogram()
+        self.seconds = HistogramBuilder()
 
     @property
     def version(self) -> Version:
@@ -56,9 +56,13 @@ class WeightPublisher:
         self.nbytes += flat.nbytes
         self.seconds.add(time.monotonic() - began)
 
-    def offer(self, version: Version, flat: NDArray[np.uint8], *, interval: int, bound: int | None) -> bool:
+    def offer(
+        self, version: Version, flat: NDArray[np.uint8], *, interval: int, bound: int | None
+    ) -> bool:
         """Publish ``version`` if it is due, else skip it. True when it was published."""
-        if publish_due(version=version.number, published=self._published.number, interval=interval, bound=bound):
+        if publish_due(
+            version=version.number, published=self._published.number, interval=interval, bound=bound
+        ):
             self.publish(version, flat)
             return True
         self.skipped += 1

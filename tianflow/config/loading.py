@@ -15,7 +15,13 @@ from pydantic import ValidationError, create_model
 
 from tianflow import plugins
 from tianflow.config import rules as config_rules
-from tianflow.config.model import BUILT_IN_ALGORITHMS, AlgorithmSettings, Config, algorithm_settings, live_of
+from tianflow.config.model import (
+    BUILT_IN_ALGORITHMS,
+    AlgorithmSettings,
+    Config,
+    algorithm_settings,
+    live_of,
+)
 from tianflow.config.problems import innermost, problems_of, unknown_key
 from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
@@ -43,7 +49,11 @@ class _AnyAlgorithm(AlgorithmSettings, extra="allow"):
 def shipped() -> dict[str, Path]:
     """Configs that come with tianflow, by name: inside an installed wheel, or beside the package in a checkout."""
     package = Path(__file__).parents[1]
-    return {path.stem: path for folder in (package.parent / "configs", package / "configs") for path in sorted(folder.glob("*.toml"))}
+    return {
+        path.stem: path
+        for folder in (package.parent / "configs", package / "configs")
+        for path in sorted(folder.glob("*.toml"))
+    }
 
 
 def load_config(source: str | Path | Mapping[str, object], overrides: Overrides = ()) -> Config:
@@ -59,7 +69,9 @@ def load_config(source: str | Path | Mapping[str, object], overrides: Overrides 
     """
     tables = _merged({}, source) if isinstance(source, Mapping) else read_tables(source)
     problems: list[Problem] = []
-    for path, value in (overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)).items():
+    for path, value in (
+        overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    ).items():
         _override(tables, path, value, problems)
     plain = _plain(tables, "", problems)
     if problems:
@@ -88,7 +100,11 @@ def with_changes(config: Config, changes: Changes) -> Config:
         elif not isinstance(values, Mapping):
             problems.append(Problem(section, values, "is a section", "a table of settings"))
         else:
-            problems += [problem for key, value in values.items() if (problem := _not_live(config, section, key, value)) is not None]
+            problems += [
+                problem
+                for key, value in values.items()
+                if (problem := _not_live(config, section, key, value)) is not None
+            ]
     plain = _plain(changes, "", problems)
     if problems:
         raise ConfigError(problems)
@@ -97,7 +113,9 @@ def with_changes(config: Config, changes: Changes) -> Config:
 
 def live_settings(config: Config) -> str:
     """All settings that may change while a run with ``config`` goes on, as a sentence part."""
-    return ", ".join(f"{section}.{key}" for section, keys in live_of(config).items() for key in keys)
+    return ", ".join(
+        f"{section}.{key}" for section, keys in live_of(config).items() for key in keys
+    )
 
 
 def write_config(directory: Path, config: Config) -> None:
@@ -114,14 +132,20 @@ def write_toml(path: Path, config: Config) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             written.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a write that is refused names none
+        raise OSError(
+            error.errno, error.strerror, str(path)
+        ) from error  # a write that is refused names none
 
 
 def settings_in_force(run: str, runs_dir: Path) -> Path | None:
     """Where a run, given by name or directory, keeps what was in force last; None if ``run`` is something else, a checkpoint say, or if
     the file is spoiled: its checkpoints tell what was in force then.
     """
-    kept = (directory / CONFIG_FILE for directory in (Path(run), runs_dir / run) if (directory / "checkpoints").is_dir())
+    kept = (
+        directory / CONFIG_FILE
+        for directory in (Path(run), runs_dir / run)
+        if (directory / "checkpoints").is_dir()
+    )
     found = next((path for path in kept if path.is_file()), None)
     try:
         if found is None or read_tables(found):
@@ -129,7 +153,10 @@ def settings_in_force(run: str, runs_dir: Path) -> Path | None:
         problem = "it is empty"
     except ConfigError as error:
         problem = str(error)
-    _log.warning("the settings in force last cannot be read; those of the checkpoint are taken", problem=problem)
+    _log.warning(
+        "the settings in force last cannot be read; those of the checkpoint are taken",
+        problem=problem,
+    )
     return None
 
 
@@ -142,7 +169,8 @@ def to_toml(config: Config, *, only_changed: bool = False) -> str:
     for section, values in config.model_dump(mode="json", exclude_defaults=only_changed).items():
         named = {"name": config.algorithm.name} if section == "algorithm" else {}
         lines = [
-            f"# {key} is not set" if value is None else f"{_key(key)} = {toml_value(value)}" for key, value in (named | values).items()
+            f"# {key} is not set" if value is None else f"{_key(key)} = {toml_value(value)}"
+            for key, value in (named | values).items()
         ]
         parts.append("\n".join([f"[{section}]", *lines]))
     return "\n\n".join(parts) + "\n"
@@ -161,12 +189,16 @@ def read_tables(source: str | Path) -> Table:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError([Problem(str(source), None, f"is not TOML: {error}")]) from error
     except OSError as error:
-        raise ConfigError([Problem(str(source), None, f"cannot be read: {error.strerror}")]) from error
+        raise ConfigError(
+            [Problem(str(source), None, f"cannot be read: {error.strerror}")]
+        ) from error
 
 
 def _no_such(source: str, known: Mapping[str, Path]) -> Problem:
     accepted = "a TOML file, or one of " + ", ".join(sorted(known))
-    return Problem(source, None, "no such config", accepted, plugins.nearest(Path(source).stem, tuple(known)))
+    return Problem(
+        source, None, "no such config", accepted, plugins.nearest(Path(source).stem, tuple(known))
+    )
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, object]:
@@ -176,7 +208,11 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, object]:
         ConfigError: naming every text that is none.
     """
     parts = [(text, *text.partition("=")) for text in texts]
-    if problems := [Problem(text, None, "is no override", "section.key=value") for text, _, equals, _ in parts if not equals]:
+    if problems := [
+        Problem(text, None, "is no override", "section.key=value")
+        for text, _, equals, _ in parts
+        if not equals
+    ]:
         raise ConfigError(problems)
     return {path.strip(): parse_value(value.strip()) for _, path, _, value in parts}
 
@@ -187,7 +223,11 @@ def nested(overrides: Mapping[str, object]) -> dict[str, Table]:
     Raises:
         ConfigError: naming every path that has no section, or one that leads through a value.
     """
-    if problems := [Problem(path, value, "is no path of a setting", "section.key") for path, value in overrides.items() if "." not in path]:
+    if problems := [
+        Problem(path, value, "is no path of a setting", "section.key")
+        for path, value in overrides.items()
+        if "." not in path
+    ]:
         raise ConfigError(problems)
     sections: dict[str, Table] = {}
     for path, value in overrides.items():
@@ -246,7 +286,10 @@ def _merged(into: object, patch: Mapping[str, object]) -> Table:
 def _plain(value: object, path: str, problems: list[Problem]) -> Any:
     """Lists, tables, strings and numbers only: what another process, a file and an HTTP body can hold."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner, f"{path}.{key}".strip("."), problems) for key, inner in value.items()}
+        return {
+            str(key): _plain(inner, f"{path}.{key}".strip("."), problems)
+            for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_plain(inner, path, problems) for inner in value]
     if value is None or isinstance(value, str | bool | int | float):
@@ -261,8 +304,16 @@ def _no_object(path: str, value: object) -> Problem:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
     if module in {None, "__main__"} or "<" in name:
         message = "exists in this process only, so no other can import it"
-        return Problem(path, value, message, "put it in a module of its own and write 'module:attribute'")
-    return Problem(path, value, "a Python object cannot be given to other processes", "its name as a string", f"{module}:{name}")
+        return Problem(
+            path, value, message, "put it in a module of its own and write 'module:attribute'"
+        )
+    return Problem(
+        path,
+        value,
+        "a Python object cannot be given to other processes",
+        "its name as a string",
+        f"{module}:{name}",
+    )
 
 
 @cache
@@ -287,7 +338,14 @@ def _checked(tables: Table) -> Config:
         except ConfigError as error:
             problems += error.problems
     elif name is None and (section is None or isinstance(section, dict)):
-        problems.append(Problem("algorithm.name", None, "is required", "one of " + ", ".join(sorted(BUILT_IN_ALGORITHMS))))
+        problems.append(
+            Problem(
+                "algorithm.name",
+                None,
+                "is required",
+                "one of " + ", ".join(sorted(BUILT_IN_ALGORITHMS)),
+            )
+        )
     tables = _fitted(tables, settings)
     try:
         parsed = _model(settings).model_validate_json(json.dumps(tables), strict=True)
@@ -295,8 +353,12 @@ def _checked(tables: Table) -> Config:
         raise ConfigError(innermost([*problems_of(error, _model(settings)), *problems])) from None
     if problems:
         raise ConfigError(problems)
-    config = Config.model_validate({section: getattr(parsed, section) for section in Config.model_fields})
-    _refuse_too_large(config.model_dump(mode="json"))  # what was written as 1e30 or "9999999TiB" is a whole number only now
+    config = Config.model_validate(
+        {section: getattr(parsed, section) for section in Config.model_fields}
+    )
+    _refuse_too_large(
+        config.model_dump(mode="json")
+    )  # what was written as 1e30 or "9999999TiB" is a whole number only now
     if problems := config_rules.check(config):
         raise ConfigError(problems)
     return config
@@ -304,14 +366,21 @@ def _checked(tables: Table) -> Config:
 
 def _refuse_too_large(tables: Table) -> None:
     # Not the arguments of environments: they are the user's own, never change live, and need not leave the process if it is the only one.
-    if too_large := list(_too_large("", {name: table for name, table in tables.items() if name != "env"})):
+    if too_large := list(
+        _too_large("", {name: table for name, table in tables.items() if name != "env"})
+    ):
         raise ConfigError(too_large)
 
 
 def _too_large(path: str, value: object) -> Iterator[Problem]:
     """Whole numbers that no message to another process holds: in force here, they would break every one that they are sent to."""
     if isinstance(value, int) and abs(value) > LARGEST:
-        yield Problem(path, f"a number of {value.bit_length()} bits", "is larger than any number that can be kept", f"at most {LARGEST}")
+        yield Problem(
+            path,
+            f"a number of {value.bit_length()} bits",
+            "is larger than any number that can be kept",
+            f"at most {LARGEST}",
+        )
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _too_large(f"{path}.{key}" if path else str(key), item)
@@ -322,10 +391,16 @@ def _too_large(path: str, value: object) -> Iterator[Problem]:
 
 def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
     """Lower the two defaults that would not fit short rollouts, and lift those that would empty replay; what was written down stays."""
-    fitted = {key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()}
+    fitted = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()
+    }
     try:
         steps = int(fitted.get("actors", {}).get("rollout_steps", 32))
-        samples = steps * int(fitted["env"].get("num_envs", 8)) * int(fitted["algorithm"].get("batch_trajectories", 1))
+        samples = (
+            steps
+            * int(fitted["env"].get("num_envs", 8))
+            * int(fitted["algorithm"].get("batch_trajectories", 1))
+        )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return fitted  # wrong in a way that validation will name
     balance, default = fitted.setdefault("balance", {}), settings.model_fields.get("minibatch_size")
@@ -346,7 +421,10 @@ def _not_live(config: Config, section: str, key: str, value: object) -> Problem 
     if section in live and key not in type(getattr(config, section)).model_fields:
         return unknown_key(Config, (section, key), value, live=live)
     return Problem(
-        f"{section}.{key}", value, "cannot change while the run goes on; it needs a new run", f"live settings: {live_settings(config)}"
+        f"{section}.{key}",
+        value,
+        "cannot change while the run goes on; it needs a new run",
+        f"live settings: {live_settings(config)}",
     )
 
 
@@ -361,7 +439,9 @@ def toml_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items() if item is not None)
+        inner = ", ".join(
+            f"{_key(key)} = {toml_value(item)}" for key, item in value.items() if item is not None
+        )
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"

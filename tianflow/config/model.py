@@ -13,12 +13,36 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, Seriali
 
 from tianflow import plugins
 from tianflow.config.off_policy import DQNSettings, R2D2Settings, SACSettings, TD3Settings
-from tianflow.config.on_policy import A2CSettings, AlgorithmSettings, Fraction, ImpalaSettings, PPOSettings, Section
+from tianflow.config.on_policy import (
+    A2CSettings,
+    AlgorithmSettings,
+    Fraction,
+    ImpalaSettings,
+    PPOSettings,
+    Section,
+)
 from tianflow.errors import ConfigError, Problem
 
-__all__ = ["A2CSettings", "AlgorithmSettings", "Fraction", "ImpalaSettings", "PPOSettings", "Section"]
+__all__ = [
+    "A2CSettings",
+    "AlgorithmSettings",
+    "Fraction",
+    "ImpalaSettings",
+    "PPOSettings",
+    "Section",
+]
 
-_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS = {
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
 
 
 def parse_bytes(value: object) -> object:
@@ -100,7 +124,9 @@ def algorithm_settings(name: str) -> type[AlgorithmSettings]:
     """
     if name in BUILT_IN_ALGORITHMS:
         return BUILT_IN_ALGORITHMS[name]
-    settings = getattr(plugins.load("tianflow.algorithms", name, path="algorithm.name"), "settings", None)
+    settings = getattr(
+        plugins.load("tianflow.algorithms", name, path="algorithm.name"), "settings", None
+    )
     if not (isinstance(settings, type) and issubclass(settings, AlgorithmSettings)):
         message = "is not an algorithm: its `settings` must be a model derived from tianflow.config.model.AlgorithmSettings"
         raise ConfigError([Problem("algorithm.name", name, message)])
@@ -341,7 +367,14 @@ class Config(Section):
 
 
 LIVE: dict[str, tuple[str, ...]] = {
-    "balance": ("max_staleness", "credits", "straggler_patience", "min_fragment_steps", "controller", "parameters"),
+    "balance": (
+        "max_staleness",
+        "credits",
+        "straggler_patience",
+        "min_fragment_steps",
+        "controller",
+        "parameters",
+    ),
     "algorithm": AlgorithmSettings.live,
     "replay": ("samples_per_insert", "error_buffer", "beta"),
     "learner": ("slowdown",),

@@ -16,7 +16,11 @@ BUILT_IN = {
     "nature_cnn": "tianflow.networks:NatureCnn",
     "impala_resnet": "tianflow.networks:ImpalaResnet",
 }
-KEYWORDS = {"mlp": ("log_std",), "nature_cnn": ("log_std", "units"), "impala_resnet": ("log_std", "units", "channels")}
+KEYWORDS = {
+    "mlp": ("log_std",),
+    "nature_cnn": ("log_std", "units"),
+    "impala_resnet": ("log_std", "units", "channels"),
+}
 """``network.kwargs`` of the built-in networks."""
 UNITS = {"nature_cnn": 512, "impala_resnet": 256}
 """Of the layer after the convolutions, unless ``kwargs`` say otherwise."""
@@ -34,7 +38,9 @@ def load_network(settings: NetworkSettings) -> object:
     Raises:
         ConfigError: there is none of that name, or its import failed.
     """
-    return plugins.load("tianflow.networks", BUILT_IN.get(settings.name, settings.name), path="network.name")
+    return plugins.load(
+        "tianflow.networks", BUILT_IN.get(settings.name, settings.name), path="network.name"
+    )
 
 
 def state_spec(settings: NetworkSettings) -> dict[str, tuple[int, ...]]:
@@ -66,7 +72,9 @@ def channels_first(shape: tuple[int, ...]) -> bool:
 
 def image_size(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Channels, height and width of an image leaf of ``shape``."""
-    return (shape[0], shape[1], shape[2]) if channels_first(shape) else (shape[2], shape[0], shape[1])
+    return (
+        (shape[0], shape[1], shape[2]) if channels_first(shape) else (shape[2], shape[0], shape[1])
+    )
 
 
 def check_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
@@ -77,7 +85,11 @@ def check_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
     problems = _check_sizes(config.network.kwargs)
     problems += [
         Problem(
-            f"network.kwargs.{key}", value, f"{name} has no such keyword", ", ".join(KEYWORDS[name]), plugins.nearest(key, KEYWORDS[name])
+            f"network.kwargs.{key}",
+            value,
+            f"{name} has no such keyword",
+            ", ".join(KEYWORDS[name]),
+            plugins.nearest(key, KEYWORDS[name]),
         )
         for key, value in config.network.kwargs.items()
         if key not in KEYWORDS[name]
@@ -103,13 +115,21 @@ def torso_parameters(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> i
     if settings.name not in BUILT_IN:
         return 0
     images = [leaf for leaf in leaves if is_image(leaf) and settings.name != "mlp"]
-    vector = sum(sum(leaf.categories) if leaf.categories else math.prod(leaf.shape) for leaf in leaves if leaf not in images)
+    vector = sum(
+        sum(leaf.categories) if leaf.categories else math.prod(leaf.shape)
+        for leaf in leaves
+        if leaf not in images
+    )
     trunks = [_trunk(settings, image_size(leaf.shape)) for leaf in images]
     inputs = vector + sum(size for _, size in trunks)
     widths = settings.hidden if settings.name == "mlp" else (units(settings),)
     sizes = (inputs, *widths)
     dense = sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes))
-    return sum(count for count, _ in trunks) + dense + 4 * settings.lstm * (sizes[-1] + settings.lstm + 1 if settings.lstm else 0)
+    return (
+        sum(count for count, _ in trunks)
+        + dense
+        + 4 * settings.lstm * (sizes[-1] + settings.lstm + 1 if settings.lstm else 0)
+    )
 
 
 def _trunk(settings: NetworkSettings, image: tuple[int, int, int]) -> tuple[int, int]:
@@ -130,10 +150,24 @@ def _trunk(settings: NetworkSettings, image: tuple[int, int, int]) -> tuple[int,
 def _check_sizes(kwargs: Mapping[str, object]) -> list[Problem]:
     problems = []
     if not _is_size(kwargs.get("units", 1)):
-        problems.append(Problem("network.kwargs.units", kwargs["units"], "is no number of units", "a whole number > 0"))
+        problems.append(
+            Problem(
+                "network.kwargs.units",
+                kwargs["units"],
+                "is no number of units",
+                "a whole number > 0",
+            )
+        )
     channels = kwargs.get("channels", RESNET)
     if not (isinstance(channels, list | tuple) and channels and all(map(_is_size, channels))):
-        problems.append(Problem("network.kwargs.channels", channels, "are no numbers of channels", "a list of whole numbers > 0"))
+        problems.append(
+            Problem(
+                "network.kwargs.channels",
+                channels,
+                "are no numbers of channels",
+                "a list of whole numbers > 0",
+            )
+        )
     return problems
 
 
@@ -148,16 +182,26 @@ def _check_own(settings: NetworkSettings) -> list[Problem]:
         return list(error.problems)
     if callable(found):
         return []
-    accepted = "a class or function taking (config.network, EnvironmentSpec) and giving a torch.nn.Module"
+    accepted = (
+        "a class or function taking (config.network, EnvironmentSpec) and giving a torch.nn.Module"
+    )
     return [Problem("network.name", settings.name, "is not callable", accepted)]
 
 
 def _check_images(name: str, spec: EnvironmentSpec) -> list[Problem]:
     images = [leaf for leaf in spec.observation if is_image(leaf)]
     if not images:
-        seen = ", ".join(f"{leaf.name or 'observation'} {leaf.dtype}{list(leaf.shape)}" for leaf in spec.observation)
+        seen = ", ".join(
+            f"{leaf.name or 'observation'} {leaf.dtype}{list(leaf.shape)}"
+            for leaf in spec.observation
+        )
         return [
-            Problem("network.name", name, f"there is no image to look at: {spec.id} gives {seen}", "mlp, or uint8 images of three axes")
+            Problem(
+                "network.name",
+                name,
+                f"there is no image to look at: {spec.id} gives {seen}",
+                "mlp, or uint8 images of three axes",
+            )
         ]
     least = SMALLEST_IMAGE[name]
     return [

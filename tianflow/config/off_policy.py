@@ -67,7 +67,9 @@ class OffPolicySettings(AlgorithmSettings):
         for field in ("entropy_cost", "value_cost"):
             value = getattr(self, field)
             if value != AlgorithmSettings.model_fields[field].default:
-                raise ValueError(f"{field} = {value}: the loss of {self.name} has no such term, so nothing would follow; leave it out")
+                raise ValueError(
+                    f"{field} = {value}: the loss of {self.name} has no such term, so nothing would follow; leave it out"
+                )
         return self
 
 
@@ -116,7 +118,10 @@ class QSettings(OffPolicySettings):
         """``epsilon`` and ``alpha`` of epsilon ** (1 + alpha * i / (M - 1)) after ``updates`` updates; with the schedule alpha is 0."""
         if self.epsilon_base is not None:
             return {"epsilon": self.epsilon_base, "alpha": self.epsilon_alpha}
-        return {"epsilon": between(self.epsilon_start, self.epsilon_end, updates, self.epsilon_updates), "alpha": 0.0}
+        return {
+            "epsilon": between(self.epsilon_start, self.epsilon_end, updates, self.epsilon_updates),
+            "alpha": 0.0,
+        }
 
 
 class DQNSettings(QSettings):
@@ -159,7 +164,9 @@ class R2D2Settings(QSettings):
     @model_validator(mode="after")
     def _windows_move_on(self) -> R2D2Settings:
         if self.overlap >= self.unroll:
-            raise ValueError(f"overlap = {self.overlap} is not below unroll = {self.unroll}: the next item would never begin later")
+            raise ValueError(
+                f"overlap = {self.overlap} is not below unroll = {self.unroll}: the next item would never begin later"
+            )
         return self
 
 
@@ -188,7 +195,12 @@ class SACSettings(ContinuousSettings):
 class TD3Settings(ContinuousSettings):
     """TD3 (arXiv 1802.09477). Standard deviations are in units of half the range of an action."""
 
-    live: ClassVar[tuple[str, ...]] = (*ContinuousSettings.live, "noise_start", "noise_end", "noise_updates")
+    live: ClassVar[tuple[str, ...]] = (
+        *ContinuousSettings.live,
+        "noise_start",
+        "noise_end",
+        "noise_updates",
+    )
 
     name: Literal["td3"] = "td3"
     policy_delay: PositiveInt = 2
@@ -214,7 +226,11 @@ def check(config: Config, spec: EnvironmentSpec) -> list[Problem]:
     if not isinstance(config.algorithm, OffPolicySettings):
         return []
     name = config.algorithm.name
-    found = _check_values(name, spec) if isinstance(config.algorithm, QSettings) else _check_bounds(name, spec)
+    found = (
+        _check_values(name, spec)
+        if isinstance(config.algorithm, QSettings)
+        else _check_bounds(name, spec)
+    )
     return [*found, *_check_network(config), *_check_normalisation(config)]
 
 
@@ -223,9 +239,20 @@ def _check_values(name: str, spec: EnvironmentSpec) -> list[Problem]:
     kind = spec.action.kind
     if kind == "discrete":
         return []
-    why = "infinitely many" if kind == "box" else f"{math.prod(spec.action.categories)} combinations of"
+    why = (
+        "infinitely many"
+        if kind == "box"
+        else f"{math.prod(spec.action.categories)} combinations of"
+    )
     message = f"learns one value for each action, and {spec.id} has {why} actions ({kind} {list(spec.action.shape)})"
-    return [Problem("algorithm.name", name, message, "sac or td3" if kind == "box" else "ppo, impala or a2c, or a single Discrete action")]
+    return [
+        Problem(
+            "algorithm.name",
+            name,
+            message,
+            "sac or td3" if kind == "box" else "ppo, impala or a2c, or a single Discrete action",
+        )
+    ]
 
 
 def _check_bounds(name: str, spec: EnvironmentSpec) -> list[Problem]:
@@ -233,11 +260,25 @@ def _check_bounds(name: str, spec: EnvironmentSpec) -> list[Problem]:
     action = spec.action
     if action.kind != "box":
         message = f"moves continuous actions along a gradient, and the actions of {spec.id} are {action.kind}"
-        return [Problem("algorithm.name", name, message, "dqn or r2d2" if action.kind == "discrete" else "ppo, impala or a2c")]
-    if all(math.isfinite(high - low) and low < high for low, high in zip(action.low, action.high, strict=True)):
+        return [
+            Problem(
+                "algorithm.name",
+                name,
+                message,
+                "dqn or r2d2" if action.kind == "discrete" else "ppo, impala or a2c",
+            )
+        ]
+    if all(
+        math.isfinite(high - low) and low < high
+        for low, high in zip(action.low, action.high, strict=True)
+    ):
         return []
     message = f"squashes actions into their range, and an action of {spec.id} has no bounds with room between them"
-    return [Problem("algorithm.name", name, message, "ppo, impala or a2c, or a wrapper that bounds actions")]
+    return [
+        Problem(
+            "algorithm.name", name, message, "ppo, impala or a2c, or a wrapper that bounds actions"
+        )
+    ]
 
 
 def _check_network(config: Config) -> list[Problem]:
@@ -247,15 +288,33 @@ def _check_network(config: Config) -> list[Problem]:
         message = f"{name} builds value networks on a built-in torso, and cannot take a network that gives a policy and a value"
         problems.append(Problem("network.name", network.name, message, ", ".join(NETWORKS)))
     if name == "r2d2" and not network.lstm:
-        problems.append(Problem("network.lstm", 0, "r2d2 without memory would warm up a state that does not exist", "at least 1, or dqn"))
+        problems.append(
+            Problem(
+                "network.lstm",
+                0,
+                "r2d2 without memory would warm up a state that does not exist",
+                "at least 1, or dqn",
+            )
+        )
     if name != "r2d2" and network.lstm:
-        problems.append(Problem("network.lstm", network.lstm, f"{name} has no memory, so nothing would be remembered", "0, or r2d2"))
+        problems.append(
+            Problem(
+                "network.lstm",
+                network.lstm,
+                f"{name} has no memory, so nothing would be remembered",
+                "0, or r2d2",
+            )
+        )
     if network.share_torso:
-        message = f"there is nothing to share: the networks of {name} are learned from different losses"
+        message = (
+            f"there is nothing to share: the networks of {name} are learned from different losses"
+        )
         problems.append(Problem("network.share_torso", True, message, "false"))
     if "log_std" in network.kwargs:
         message = f"{name} has no standard deviation apart from what its network computes"
-        problems.append(Problem("network.kwargs.log_std", network.kwargs["log_std"], message, "nothing"))
+        problems.append(
+            Problem("network.kwargs.log_std", network.kwargs["log_std"], message, "nothing")
+        )
     return problems
 
 
@@ -263,5 +322,9 @@ def _check_normalisation(config: Config) -> list[Problem]:
     if not config.env.normalisation.returns:
         return []
     message = "what is replayed was rewarded under an older scale, so one value would be learned in several units"
-    accepted = "false" + ("; value_rescaling tames large returns" if isinstance(config.algorithm, R2D2Settings) else "")
+    accepted = "false" + (
+        "; value_rescaling tames large returns"
+        if isinstance(config.algorithm, R2D2Settings)
+        else ""
+    )
     return [Problem("env.normalisation.returns", True, message, accepted)]

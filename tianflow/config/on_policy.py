@@ -15,7 +15,9 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, values are final."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 class AlgorithmSettings(Section):
@@ -102,7 +104,9 @@ class ImpalaSettings(AlgorithmSettings):
     @model_validator(mode="after")
     def _limits_converge(self) -> ImpalaSettings:
         if self.c_bar > self.rho_bar:
-            raise ValueError(f"c_bar = {self.c_bar} is above rho_bar = {self.rho_bar}: V-trace need not converge then; lower c_bar")
+            raise ValueError(
+                f"c_bar = {self.c_bar} is above rho_bar = {self.rho_bar}: V-trace need not converge then; lower c_bar"
+            )
         return self
 
 

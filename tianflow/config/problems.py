@@ -15,7 +15,12 @@ from tianflow.errors import Problem
 
 NOTHINGS = frozenset({"", "~", "none", "null", "nil", "nothing", "undefined"})
 """Words by which people mean that a setting is to have no value."""
-_BOUNDS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
+_BOUNDS = {
+    "greater_than": ">",
+    "greater_than_equal": ">=",
+    "less_than": "<",
+    "less_than_equal": "<=",
+}
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -38,36 +43,69 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]
             found[problem.path] = problem
         elif problem.accepted and problem.accepted not in earlier.accepted:
             accepted = f"{earlier.accepted}, or {problem.accepted}"
-            message = earlier.message if earlier.message == problem.message else "is none of what is accepted"
-            found[problem.path] = Problem(problem.path, earlier.value, message, accepted, earlier.nearest or problem.nearest)
+            message = (
+                earlier.message
+                if earlier.message == problem.message
+                else "is none of what is accepted"
+            )
+            found[problem.path] = Problem(
+                problem.path, earlier.value, message, accepted, earlier.nearest or problem.nearest
+            )
     return [_with_null(problem, model) for problem in found.values()]
 
 
 def innermost(problems: Iterable[Problem]) -> list[Problem]:
     """One problem for each path, the later one; what a deeper path says better is left out."""
     found = {problem.path: problem for problem in problems}
-    return [problem for path, problem in found.items() if not any(other.startswith(f"{path}.") for other in found)]
+    return [
+        problem
+        for path, problem in found.items()
+        if not any(other.startswith(f"{path}.") for other in found)
+    ]
 
 
-def unknown_key(model: type[BaseModel], keys: Sequence[str], value: object, live: Mapping[str, Sequence[str]] | None = None) -> Problem:
+def unknown_key(
+    model: type[BaseModel],
+    keys: Sequence[str],
+    value: object,
+    live: Mapping[str, Sequence[str]] | None = None,
+) -> Problem:
     """There is no setting at ``keys``. Names the nearest one: in the same section, else the same key in another.
 
     ``live``: only these settings, by section, would be accepted.
     """
     *parents, key = keys
     section = _section(model, parents)
-    known = tuple(live if not parents else live.get(parents[0], ())) if live is not None else tuple(section.model_fields if section else ())
+    known = (
+        tuple(live if not parents else live.get(parents[0], ()))
+        if live is not None
+        else tuple(section.model_fields if section else ())
+    )
     nearest = plugins.nearest(key, known)
     if not nearest:
-        elsewhere = [name for name, field in model.model_fields.items() if key in getattr(field.annotation, "model_fields", {})]
+        elsewhere = [
+            name
+            for name, field in model.model_fields.items()
+            if key in getattr(field.annotation, "model_fields", {})
+        ]
         nearest = f"{elsewhere[0]}.{key}" if elsewhere else ""
     accepted = "one of " + ", ".join(sorted(known)) if known else ""
-    return Problem(".".join(keys), value, f"there is no such setting{_of_whom(section, parents)}", accepted, nearest)
+    return Problem(
+        ".".join(keys),
+        value,
+        f"there is no such setting{_of_whom(section, parents)}",
+        accepted,
+        nearest,
+    )
 
 
 def _of_whom(section: type[BaseModel] | None, parents: Sequence[str]) -> str:
     """Whose settings those of `algorithm` are: who takes another algorithm than that of the config finds settings of the old one there."""
-    name = section.model_fields["name"].default if section is not None and list(parents) == ["algorithm"] else None
+    name = (
+        section.model_fields["name"].default
+        if section is not None and list(parents) == ["algorithm"]
+        else None
+    )
     return f" of {name}" if isinstance(name, str) else ""
 
 
@@ -78,13 +116,22 @@ def _problem(details: ErrorDetails, keys: list[str], model: type[BaseModel]) -> 
         return unknown_key(model, keys, value)
     if kind == "missing":
         section = _section(model, keys)
-        accepted = "" if section is None else f"a section [{path}] with " + ", ".join(_required(section))
+        accepted = (
+            "" if section is None else f"a section [{path}] with " + ", ".join(_required(section))
+        )
         return Problem(path, None, "is required", accepted)
     if kind in _BOUNDS:
-        return Problem(path, value, "is out of range", f"a number {_BOUNDS[kind]} {next(iter(context.values()))}")
+        return Problem(
+            path,
+            value,
+            "is out of range",
+            f"a number {_BOUNDS[kind]} {next(iter(context.values()))}",
+        )
     if kind == "literal_error":
         choices = tuple(re.findall(r"'([^']*)'", context["expected"]))
-        return Problem(path, value, "is no choice", context["expected"], plugins.nearest(str(value), choices))
+        return Problem(
+            path, value, "is no choice", context["expected"], plugins.nearest(str(value), choices)
+        )
     if kind == "string_pattern_mismatch":
         return Problem(path, value, "has the wrong form", f"a string like {context['pattern']}")
     if kind == "value_error" and isinstance(value, dict):  # a combination inside one section
@@ -109,7 +156,9 @@ def _with_null(problem: Problem, model: type[BaseModel]) -> Problem:
     if field is None or field.is_required():
         return problem
     outcome = "for no value" if field.default is None else "for the default"
-    accepted = ", or ".join(part for part in (problem.accepted, f"null {outcome} (in a file: leave it out)") if part)
+    accepted = ", or ".join(
+        part for part in (problem.accepted, f"null {outcome} (in a file: leave it out)") if part
+    )
     return Problem(problem.path, problem.value, problem.message, accepted, problem.nearest)
 
 

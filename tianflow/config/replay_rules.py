@@ -33,7 +33,9 @@ def most_items(config: Config) -> int:
     length, period = config.algorithm.window
     actors, shards = max(1, config.actors.count), config.replay.shards
     visitors = actors if actors < shards else ceil(actors / shards)
-    return shards * max(0, (shard_capacity(config) - visitors * config.env.num_envs * (length + period)) // period)
+    return shards * max(
+        0, (shard_capacity(config) - visitors * config.env.num_envs * (length + period)) // period
+    )
 
 
 def rate_limits(config: Config) -> RateLimits:
@@ -44,12 +46,18 @@ def rate_limits(config: Config) -> RateLimits:
     """
     replay, inserts, draws = config.replay, insert_size(config), config.algorithm.items
     assert config.algorithm.window is not None
-    sizes = {"capacity": max(1, replay.capacity // config.algorithm.window[1]), "insert_size": inserts, "draw_size": draws}
+    sizes = {
+        "capacity": max(1, replay.capacity // config.algorithm.window[1]),
+        "insert_size": inserts,
+        "draw_size": draws,
+    }
     if replay.samples_per_insert is None:
         return RateLimits(1.0, replay.min_size, -inf, inf, **sizes)
     spi = replay.samples_per_insert
     buffer = replay.error_buffer or max(2.0 * max(1.0, spi), spi * inserts + draws)
-    return RateLimits.around(samples_per_insert=spi, min_size=replay.min_size, error_buffer=buffer, **sizes)
+    return RateLimits.around(
+        samples_per_insert=spi, min_size=replay.min_size, error_buffer=buffer, **sizes
+    )
 
 
 def check(config: Config) -> list[Problem]:
@@ -58,14 +66,32 @@ def check(config: Config) -> list[Problem]:
         if config.replay == ReplaySettings():
             return []
         message = f"{config.algorithm.name} uses each trajectory once: nothing would ever be kept"
-        return [Problem("replay", config.replay.model_dump(exclude_defaults=True), message, "an algorithm with replay, or no such section")]
-    problems = [*_check_deterministic(config), *_check_capacity(config), *_check_max_samples(config)]
+        return [
+            Problem(
+                "replay",
+                config.replay.model_dump(exclude_defaults=True),
+                message,
+                "an algorithm with replay, or no such section",
+            )
+        ]
+    problems = [
+        *_check_deterministic(config),
+        *_check_capacity(config),
+        *_check_max_samples(config),
+    ]
     if problems:
         return problems
     try:
         rate_limits(config)
     except ValueError as error:
-        return [Problem("replay", config.replay.samples_per_insert, str(error), "a wider error_buffer, or another ratio or size")]
+        return [
+            Problem(
+                "replay",
+                config.replay.samples_per_insert,
+                str(error),
+                "a wider error_buffer, or another ratio or size",
+            )
+        ]
     return []
 
 
@@ -83,15 +109,33 @@ def _check_capacity(config: Config) -> list[Problem]:
     # Where an episode is cut off its last observation is stored, too: at worst at every step.
     trajectory = (2 * config.actors.rollout_steps + 1) * envs
     if shard_capacity(config) < max(length, trajectory):
-        what = f"the {trajectory} observations that one trajectory may bring" if trajectory >= length else f"the {length} steps of one item"
+        what = (
+            f"the {trajectory} observations that one trajectory may bring"
+            if trajectory >= length
+            else f"the {length} steps of one item"
+        )
         message = f"each of {replay.shards} shards would hold {shard_capacity(config)} observations, fewer than {what}"
-        return [Problem("replay.capacity", replay.capacity, message, f"at least {max(length, trajectory) * replay.shards}")]
+        return [
+            Problem(
+                "replay.capacity",
+                replay.capacity,
+                message,
+                f"at least {max(length, trajectory) * replay.shards}",
+            )
+        ]
     if most_items(config) < replay.min_size:
         message = (
             f"with {replay.capacity} observations in {replay.shards} shards, windows of {length} steps that begin every {period} and "
             f"{envs} environments an actor, {most_items(config)} items are sure to be there at once, so the learner might wait for ever"
         )
-        return [Problem("replay.min_size", replay.min_size, message, f"at most {most_items(config)}, or more replay.capacity")]
+        return [
+            Problem(
+                "replay.min_size",
+                replay.min_size,
+                message,
+                f"at most {most_items(config)}, or more replay.capacity",
+            )
+        ]
     return []
 
 
@@ -99,5 +143,14 @@ def _check_max_samples(config: Config) -> list[Problem]:
     most, ratio = config.replay.max_samples, config.replay.samples_per_insert
     if most is None or ratio is None or ratio <= most:
         return []
-    message = f"an item goes after {most} draws, so samples_per_insert = {ratio:g} could never be reached"
-    return [Problem("replay.max_samples", most, message, f"at least {ceil(ratio)}, or fewer samples_per_insert")]
+    message = (
+        f"an item goes after {most} draws, so samples_per_insert = {ratio:g} could never be reached"
+    )
+    return [
+        Problem(
+            "replay.max_samples",
+            most,
+            message,
+            f"at least {ceil(ratio)}, or fewer samples_per_insert",
+        )
+    ]

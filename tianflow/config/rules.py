@@ -33,8 +33,15 @@ def is_paced(config: Config) -> bool:
 
 def credits_ceiling(config: Config) -> int | None:
     """C at publish lag 0: the smaller of (max_staleness + 1) * B and ``balance.credits``; None when nothing limits it."""
-    batch, bound = config.algorithm.batch_trajectories, bound_in_force(config) if is_paced(config) else None
-    limits = [limit for limit in (config.balance.credits, None if bound is None else (bound + 1) * batch) if limit is not None]
+    batch, bound = (
+        config.algorithm.batch_trajectories,
+        bound_in_force(config) if is_paced(config) else None,
+    )
+    limits = [
+        limit
+        for limit in (config.balance.credits, None if bound is None else (bound + 1) * batch)
+        if limit is not None
+    ]
     return min(limits, default=None)
 
 
@@ -52,16 +59,29 @@ def check(config: Config) -> list[Problem]:
 
 def _check_names(config: Config) -> list[Problem]:
     problems = []
-    named = [("network", config.network.name, "network.name"), ("launcher", config.placement.launcher, "placement.launcher")]
+    named = [
+        ("network", config.network.name, "network.name"),
+        ("launcher", config.placement.launcher, "placement.launcher"),
+    ]
     for kind, name, path in named:
         group, known = f"tianflow.{kind}s", plugins.names(f"tianflow.{kind}s")
-        if name not in known:  # an installed one is not imported here: networks bring PyTorch with them
+        if (
+            name not in known
+        ):  # an installed one is not imported here: networks bring PyTorch with them
             problems += _load_problems(group, name, path)
-    loaded = [(law, _load_problems("tianflow.controllers", law, "balance.controller")) for law in laws(config)]
+    loaded = [
+        (law, _load_problems("tianflow.controllers", law, "balance.controller"))
+        for law in laws(config)
+    ]
     problems += [problem for _, found in loaded for problem in found]
     if not laws(config):
         problems.append(
-            Problem("balance.controller", (), "no law: nobody would hand out credits, so no rollout would begin", "at least one")
+            Problem(
+                "balance.controller",
+                (),
+                "no law: nobody would hand out credits, so no rollout would begin",
+                "at least one",
+            )
         )
     elif not any(found for _, found in loaded):
         problems += _check_parameters(config)
@@ -72,11 +92,23 @@ def _check_sinks(config: Config) -> list[Problem]:
     metrics, known, problems = config.metrics, plugins.names("tianflow.sinks"), []
     for name in sorted(set(metrics.sinks)):
         if metrics.sinks.count(name) > 1:
-            problems.append(Problem("metrics.sinks", list(metrics.sinks), f"{name} is named twice, and would get everything twice"))
+            problems.append(
+                Problem(
+                    "metrics.sinks",
+                    list(metrics.sinks),
+                    f"{name} is named twice, and would get everything twice",
+                )
+            )
         if name not in known:  # an installed one may bring much with it
             problems += _load_problems("tianflow.sinks", name, "metrics.sinks")
     return problems + [
-        Problem(f"metrics.kwargs.{name}", None, "no sink of that name is in metrics.sinks", "", plugins.nearest(name, metrics.sinks))
+        Problem(
+            f"metrics.kwargs.{name}",
+            None,
+            "no sink of that name is in metrics.sinks",
+            "",
+            plugins.nearest(name, metrics.sinks),
+        )
         for name in metrics.kwargs
         if name not in metrics.sinks
     ]
@@ -96,11 +128,28 @@ def _check_parameters(config: Config) -> list[Problem]:
     for law in laws(config):
         factory = plugins.load("tianflow.controllers", law, path="balance.controller")
         if not callable(factory) or not hasattr(factory, "handle"):
-            return [Problem("balance.controller", law, "is not a law: it has no handle(event)", "a class with handle(event) -> directives")]
+            return [
+                Problem(
+                    "balance.controller",
+                    law,
+                    "is not a law: it has no handle(event)",
+                    "a class with handle(event) -> directives",
+                )
+            ]
         known |= set(inspect.signature(factory).parameters)
-    accepted = "one of " + ", ".join(sorted(known)) if known else f"nothing: no law in force has parameters ({', '.join(laws(config))})"
+    accepted = (
+        "one of " + ", ".join(sorted(known))
+        if known
+        else f"nothing: no law in force has parameters ({', '.join(laws(config))})"
+    )
     return [
-        Problem(f"balance.parameters.{key}", value, "no such parameter", accepted, plugins.nearest(key, tuple(known)))
+        Problem(
+            f"balance.parameters.{key}",
+            value,
+            "no such parameter",
+            accepted,
+            plugins.nearest(key, tuple(known)),
+        )
         for key, value in config.balance.parameters.items()
         if key not in known
     ]
@@ -111,11 +160,20 @@ def _check_balance(config: Config) -> list[Problem]:
     batch, balance = config.algorithm.batch_trajectories, config.balance
     if balance.credits is not None and balance.credits < batch:
         message = f"{balance.credits} credits can never feed the learner, which takes {batch} trajectories for one update"
-        problems.append(Problem("balance.credits", balance.credits, message, f"at least algorithm.batch_trajectories = {batch}"))
+        problems.append(
+            Problem(
+                "balance.credits",
+                balance.credits,
+                message,
+                f"at least algorithm.batch_trajectories = {batch}",
+            )
+        )
     if balance.min_fragment_steps > config.actors.rollout_steps:
         message = f"a trajectory has {config.actors.rollout_steps} steps at most, so no straggler could ever be cut"
         accepted = f"1 to actors.rollout_steps = {config.actors.rollout_steps}"
-        problems.append(Problem("balance.min_fragment_steps", balance.min_fragment_steps, message, accepted))
+        problems.append(
+            Problem("balance.min_fragment_steps", balance.min_fragment_steps, message, accepted)
+        )
     return problems
 
 
@@ -141,7 +199,14 @@ def _check_deterministic(config: Config) -> list[Problem]:
         problems.append(Problem("actors.count", config.actors.count, message, "1"))
     if bound_in_force(config) != 0:
         message = "run.deterministic = true repeats bit for bit only when the learner and the actor take turns"
-        problems.append(Problem("balance.max_staleness", config.balance.max_staleness, message, "0, with a law that keeps the bound"))
+        problems.append(
+            Problem(
+                "balance.max_staleness",
+                config.balance.max_staleness,
+                message,
+                "0, with a law that keeps the bound",
+            )
+        )
     return problems
 
 
@@ -149,8 +214,15 @@ def advice(config: Config) -> list[str]:
     """What is legal but costs something, in sentences."""
     sentences = [*_idle_actors(config), *_forced_publishing(config)]
     run = config.run
-    if run.target_return is None and run.max_env_steps is None and run.max_updates is None and run.max_seconds is None:
-        sentences.append("nothing ends this run but a stop: it has no run.target_return, max_env_steps, max_updates or max_seconds")
+    if (
+        run.target_return is None
+        and run.max_env_steps is None
+        and run.max_updates is None
+        and run.max_seconds is None
+    ):
+        sentences.append(
+            "nothing ends this run but a stop: it has no run.target_return, max_env_steps, max_updates or max_seconds"
+        )
     if config.actors.count == 0:
         sentences.append("with actors.count = 0 nothing is sampled until actors are added")
     return sentences
@@ -160,7 +232,11 @@ def used_up(config: Config, manifest: Mapping[str, Any]) -> list[str]:
     """Limits that a run has reached before it goes on from the checkpoint of ``manifest``, in sentences: it would end at once."""
     run = config.run
     seconds = manifest.get("trained_s", manifest["elapsed_s"])
-    reached = {"max_env_steps": manifest["env_steps"], "max_updates": manifest["version"][1], "max_seconds": seconds}
+    reached = {
+        "max_env_steps": manifest["env_steps"],
+        "max_updates": manifest["version"][1],
+        "max_seconds": seconds,
+    }
     limits = {name: getattr(run, name) for name in reached}
     return [
         f"run.{name} = {number(limit)} is used up ({number(reached[name])} before), so nothing will be trained: give it more, or null"
@@ -170,7 +246,11 @@ def used_up(config: Config, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _idle_actors(config: Config) -> list[str]:
-    ceiling, actors, batch = credits_ceiling(config), config.actors.count, config.algorithm.batch_trajectories
+    ceiling, actors, batch = (
+        credits_ceiling(config),
+        config.actors.count,
+        config.algorithm.batch_trajectories,
+    )
     if ceiling is None or actors <= ceiling - batch or actors == 0:
         return []
     rolling, bound = ceiling - batch, bound_in_force(config)
@@ -182,9 +262,21 @@ def _idle_actors(config: Config) -> list[str]:
     )
     if bound == 0:
         return [sentence + "that is the price of training synchronously"]
-    remedies = [] if bound is None or bound * batch >= actors else [f"max_staleness >= {-(-actors // batch)}"]
-    remedies += [f"credits >= {actors + batch}"] if (config.balance.credits or actors + batch) < actors + batch else []
-    return [sentence + " and ".join(remedies) + (f", or actors.count <= {rolling}, costs nothing" if rolling else " costs nothing")]
+    remedies = (
+        []
+        if bound is None or bound * batch >= actors
+        else [f"max_staleness >= {-(-actors // batch)}"]
+    )
+    remedies += (
+        [f"credits >= {actors + batch}"]
+        if (config.balance.credits or actors + batch) < actors + batch
+        else []
+    )
+    return [
+        sentence
+        + " and ".join(remedies)
+        + (f", or actors.count <= {rolling}, costs nothing" if rolling else " costs nothing")
+    ]
 
 
 def _forced_publishing(config: Config) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tianflow import plugins
 from tianflow.core.directives import Directive, SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.core.events import Observed
-from tianflow.core.statistics import LawStatistics
+from tianflow.core.statistics import ControllerStatistics
 from tianflow.errors import ConfigError, Problem
 from tianflow.ledger.tickets import Limits
 
@@ -30,19 +30,25 @@ def make_laws(config: Config) -> dict[str, Controller]:
     Raises:
         ConfigError: a name is unknown, or a parameter is refused.
     """
-    wanted = (config.balance.controller,) if isinstance(config.balance.controller, str) else config.balance.controller
+    wanted = (
+        (config.balance.controller,)
+        if isinstance(config.balance.controller, str)
+        else config.balance.controller
+    )
     laws: dict[str, Controller] = {}
     for name in wanted:
         factory = plugins.load("tianflow.controllers", name, path="balance.controller")
         try:
             laws[name] = factory(**config.balance.parameters)  # type: ignore[operator]  # a plug-in: called as the contract says
         except (TypeError, ValueError) as error:
-            raise ConfigError([Problem("balance.parameters", dict(config.balance.parameters), f"{name}: {error}")]) from error
+            raise ConfigError(
+                [Problem("balance.parameters", dict(config.balance.parameters), f"{name}: {error}")]
+            ) from error
     return laws
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ControllerRequests:
     """What one law asked for last; None: it has no wish there."""
 
     credits: int | None = None
@@ -50,7 +56,7 @@ class Wishes:
     admission: SetAdmission | None = None
     order: SetOrder | None = None
 
-    def after(self, directive: Directive) -> Wishes:
+    def after(self, directive: Directive) -> ControllerRequests:
         """Absolute directives overwrite."""
         match directive:
             case SetCredits(limit=limit):
@@ -64,7 +70,9 @@ class Wishes:
         raise TypeError(f"a law gave {directive!r}, which nobody can carry out")
 
 
-def merge(wishes: Mapping[str, Wishes], config: Config, *, slots: int) -> tuple[Limits, str]:
+def merge(
+    wishes: Mapping[str, ControllerRequests], config: Config, *, slots: int
+) -> tuple[Limits, str]:
     """One set of limits from the config and all laws: the strictest wins. Also which law set the credits ("" for none).
 
     A law may loosen the configured bound only when no other law and no credit setting is stricter: ``open_loop`` does. Admission
@@ -74,7 +82,10 @@ def merge(wishes: Mapping[str, Wishes], config: Config, *, slots: int) -> tuple[
     finite = [bound for bound in bounds if bound is not None]
     own = () if config.bound is None else (config.bound,)
     bound = min((*finite, *own)) if finite else None if bounds else config.bound
-    admissions = [wish.admission is not None and wish.admission.admission == "open" for wish in wishes.values()]
+    admissions = [
+        wish.admission is not None and wish.admission.admission == "open"
+        for wish in wishes.values()
+    ]
     is_open = bool(admissions) and all(admissions)
     orders = [wish.order.order for wish in wishes.values() if wish.order is not None]
     asked = {name: wish.credits for name, wish in wishes.items() if wish.credits is not None}
@@ -125,7 +136,7 @@ class Balancer:
         self._set_bound, self._waiting_seconds, self._actors = set_bound, waiting_seconds, actors
         self._laws: dict[str, Controller] = {}
         self._named: tuple[object, object] = (None, None)
-        self._wishes: dict[str, Wishes] = {}
+        self._wishes: dict[str, ControllerRequests] = {}
         self._directives: dict[str, int] = {}
         self._winner = ""
         exchange.on_settled(self.look)
@@ -144,7 +155,7 @@ class Balancer:
         config = self._settings.value.config
         if self._named != (config.balance.controller, config.balance.parameters):
             self._laws = make_laws(config)
-            self._wishes = {name: Wishes() for name in self._laws}
+            self._wishes = {name: ControllerRequests() for name in self._laws}
             self._named = (config.balance.controller, config.balance.parameters)
             self._directives |= {name: self._directives.get(name, 0) for name in self._laws}
         observed = self._observe(config)
@@ -162,10 +173,15 @@ class Balancer:
             return config.bound
         return merge(self._wishes, config, slots=self._exchange.ledger.slots)[0].max_staleness
 
-    def statistics(self) -> tuple[LawStatistics, ...]:
+    def statistics(self) -> tuple[ControllerStatistics, ...]:
         """What each law asked for, and which one is in force."""
         return tuple(
-            LawStatistics(name, count, self._wishes[name].credits if name in self._wishes else None, name == self._winner)
+            ControllerStatistics(
+                name,
+                count,
+                self._wishes[name].credits if name in self._wishes else None,
+                name == self._winner,
+            )
             for name, count in self._directives.items()
         )
 

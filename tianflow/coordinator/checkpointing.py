@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, Self, cast
 
 from tianflow.core.payloads import NO_VERSION, SavedState, StateFile, Version
-from tianflow.core.statistics import CheckpointStatistics, Histogram
+from tianflow.core.statistics import CheckpointStatistics, HistogramBuilder
 from tianflow.errors import BrokenChannelError, CheckpointError
 from tianflow.logs import logger
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore
@@ -30,7 +30,7 @@ class LearnerPort(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class ResumePoint:
     """What a resumed run goes on from: counts, and the version of its checkpoint."""
 
     env_steps: int = 0
@@ -48,10 +48,16 @@ class Base:
         elapsed = float(manifest["elapsed_s"])
         # checkpoints of before this was kept apart: all of the time counts
         trained = float(manifest.get("trained_s", elapsed))
-        return cls(int(manifest["env_steps"]), int(manifest["episodes"]), elapsed, trained, checkpoint.version)
+        return cls(
+            int(manifest["env_steps"]),
+            int(manifest["episodes"]),
+            elapsed,
+            trained,
+            checkpoint.version,
+        )
 
 
-class Keeper:
+class CheckpointManager:
     """Writes checkpoints, one at a time, and knows where a learner that starts now begins.
 
     Args:
@@ -80,7 +86,7 @@ class Keeper:
         self._lineage = resumed.version.lineage if resumed else 0
         self._writing = asyncio.Lock()
         self._asked = self._written = False
-        self._seconds = Histogram()
+        self._seconds = HistogramBuilder()
         self.statistics = CheckpointStatistics()
         self._keep_replay = keep_replay
         self.listing: Sequence[Mapping[str, object]] = ()
@@ -117,11 +123,17 @@ class Keeper:
             found = await loop.run_in_executor(self._disk, self._store.newest)
         else:
             found = self._resumed
-            self._lineage = max(self._lineage, await loop.run_in_executor(self._disk, self._store.last_lineage))
+            self._lineage = max(
+                self._lineage, await loop.run_in_executor(self._disk, self._store.last_lineage)
+            )
         self._lineage += 1
         if found is None:
             return Version(self._lineage, 0), 0, None
-        return Version(self._lineage, found.version.number), int(found.manifest["samples"]), found.path
+        return (
+            Version(self._lineage, found.version.number),
+            int(found.manifest["samples"]),
+            found.path,
+        )
 
     def ask(self) -> Coroutine[None, None, object] | None:
         """What writes one that somebody asked for; None while another that was asked for has not begun, for that one will do.
@@ -156,9 +168,13 @@ class Keeper:
             self.statistics = replace(self.statistics, failures=self.statistics.failures + 1)
             return False
         self._written = True
-        self.listing = await asyncio.get_running_loop().run_in_executor(self._disk, self._store.list)
+        self.listing = await asyncio.get_running_loop().run_in_executor(
+            self._disk, self._store.list
+        )
         self._seconds.add(time.monotonic() - began)
-        self.statistics = replace(self.statistics, last_success=time.time(), seconds=self._seconds.read())
+        self.statistics = replace(
+            self.statistics, last_success=time.time(), seconds=self._seconds.read()
+        )
         return True
 
     async def _write(self, learner: LearnerPort) -> None:
@@ -169,9 +185,15 @@ class Keeper:
             manifest = dict(self._manifest(saved))
             if self._keep_replay is not None:
                 files = await self._keep_replay(staged)
-                manifest["replay_files"] = {name: {"sha256": file.sha256, "nbytes": file.nbytes} for name, file in files.items()}
+                manifest["replay_files"] = {
+                    name: {"sha256": file.sha256, "nbytes": file.nbytes}
+                    for name, file in files.items()
+                }
             await loop.run_in_executor(
-                self._disk, lambda: self._store.publish(staged, version=saved.version, state=saved.file, manifest=manifest)
+                self._disk,
+                lambda: self._store.publish(
+                    staged, version=saved.version, state=saved.file, manifest=manifest
+                ),
             )
         except BaseException:  # a run that is ended at once leaves nothing half-written, either
             self._disk.submit(self._forget, staging)

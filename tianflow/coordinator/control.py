@@ -13,23 +13,23 @@ from tianflow.config import loading as config_loading
 from tianflow.config.model import Config
 from tianflow.config.replay_rules import rate_limits
 from tianflow.coordinator.balancer import Balancer
-from tianflow.coordinator.checkpointing import Keeper
-from tianflow.coordinator.counters import ActiveClock, Journal
-from tianflow.coordinator.hosts import Staff
-from tianflow.coordinator.lifecycle import ENDED, Life
-from tianflow.coordinator.slot_manager import Room
+from tianflow.coordinator.checkpointing import CheckpointManager
+from tianflow.coordinator.counters import ActiveClock, AuditLog
+from tianflow.coordinator.hosts import HostGroup
+from tianflow.coordinator.lifecycle import ENDED, Lifecycle
+from tianflow.coordinator.slot_manager import SlotManager
 from tianflow.core.events import Event, SettingsChanged
 from tianflow.errors import ConfigError, StateConflictError
 from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.interfaces import LiveSettings
 from tianflow.logs import logger
-from tianflow.rundir.audit_log import NAME, Page
+from tianflow.rundir.audit_log import NAME, AuditPage
 
 log = logger("coordinator")
 
 
-class InForce:
+class LiveConfig:
     """The live settings: one cell that every host follows, with a generation that grows with each change.
 
     Args:
@@ -95,13 +95,13 @@ class Control:
     def __init__(
         self,
         *,
-        life: Life,
-        in_force: InForce,
-        room: Room,
+        life: Lifecycle,
+        in_force: LiveConfig,
+        room: SlotManager,
         exchange: Exchange,
         balancer: Balancer,
-        staff: Staff,
-        keeper: Keeper,
+        staff: HostGroup,
+        keeper: CheckpointManager,
         clock: ActiveClock,
         directory: Path,
         disk: Executor,
@@ -110,7 +110,7 @@ class Control:
         self._life, self._in_force, self._room, self._exchange = life, in_force, room, exchange
         self._balancer, self._staff, self._keeper, self._clock = balancer, staff, keeper, clock
         self._directory, self._disk, self._publish = directory, disk, publish
-        self._journal = Journal(path=directory / NAME, executor=disk)
+        self._journal = AuditLog(path=directory / NAME, executor=disk)
         self.changed = 0
         """Changes that were put in force."""
         self.refused = 0
@@ -174,7 +174,9 @@ class Control:
     def drain(self, *, source: str) -> str:
         """Begin nothing new, train on what is there as far as it fills batches, then end."""
         self._life.require_going()
-        self._exchange.hold_grants("draining")  # before a pause is lifted, for whoever waits would be let in
+        self._exchange.hold_grants(
+            "draining"
+        )  # before a pause is lifted, for whoever waits would be let in
         self.resume(source=source)
         self._journal.add(source, "drain")
         self._life.state = "draining"
@@ -213,7 +215,7 @@ class Control:
         """The newest changes and actions of this process."""
         return tuple(self._journal.records)
 
-    async def read_audit(self, *, before: int | None, limit: int) -> Page:
+    async def read_audit(self, *, before: int | None, limit: int) -> AuditPage:
         """A page of all changes and actions, those before a resume included."""
         return await self._journal.read(before=before, limit=limit)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tianflow.core.payloads import Episode
 from tianflow.core.statistics import ComponentStatistics
 from tianflow.logs import logger
-from tianflow.rundir.audit_log import Page, read_page
+from tianflow.rundir.audit_log import AuditPage, read_page
 
 log = logger("tallies")
 
@@ -35,7 +35,9 @@ class ActiveClock:
 
     def __call__(self) -> float:
         """Seconds of activity, from an arbitrary start."""
-        return (self._clock() if self._paused_since is None else self._paused_since) - self._paused_s
+        return (
+            self._clock() if self._paused_since is None else self._paused_since
+        ) - self._paused_s
 
     def pause(self) -> None:
         """Stand still. Idempotent."""
@@ -67,10 +69,12 @@ class EpisodeTally:
     @property
     def mean(self) -> float | None:
         """Mean return of the last hundred; None before there are so many."""
-        return sum(self.returns) / len(self.returns) if len(self.returns) == RECENT_EPISODES else None
+        return (
+            sum(self.returns) / len(self.returns) if len(self.returns) == RECENT_EPISODES else None
+        )
 
 
-class Journal:
+class AuditLog:
     """The audit: every change and action, appended to a file by ``executor``; the newest are kept in memory, too."""
 
     def __init__(self, *, path: Path, executor: Executor) -> None:
@@ -88,22 +92,26 @@ class Journal:
         self.count += 1
         self._newest = self._executor.submit(self._append, json.dumps(record) + "\n")
 
-    async def read(self, *, before: int | None, limit: int) -> Page:
+    async def read(self, *, before: int | None, limit: int) -> AuditPage:
         """A page of the file, with everything that was recorded before this was asked. Where it cannot be read, what is in memory."""
         if self._newest is not None:
-            await asyncio.shield(asyncio.wrap_future(self._newest))  # a reader that gives up would take what waits to be written with it
+            await asyncio.shield(
+                asyncio.wrap_future(self._newest)
+            )  # a reader that gives up would take what waits to be written with it
         try:
             return await asyncio.to_thread(read_page, self._path, before=before, limit=limit)
         except OSError as error:
             log.warning("the audit cannot be read", error=str(error))
-            return Page(tuple(self.records)[-limit:], None)
+            return AuditPage(tuple(self.records)[-limit:], None)
 
     def _append(self, line: str) -> None:
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line)
         except OSError as error:
-            log.warning("a line of the audit cannot be written", error=str(error), line=line.rstrip())
+            log.warning(
+                "a line of the audit cannot be written", error=str(error), line=line.rstrip()
+            )
 
 
 def waiting_seconds(components: Iterable[ComponentStatistics], now: float) -> tuple[float, float]:

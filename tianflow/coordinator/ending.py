@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 
-from tianflow.coordinator.checkpointing import Keeper
-from tianflow.coordinator.control import Control, InForce
-from tianflow.coordinator.evaluation import Goal
-from tianflow.coordinator.hosts import Staff
-from tianflow.coordinator.lifecycle import Life
+from tianflow.coordinator.checkpointing import CheckpointManager
+from tianflow.coordinator.control import Control, LiveConfig
+from tianflow.coordinator.evaluation import TargetTracker
+from tianflow.coordinator.hosts import HostGroup
+from tianflow.coordinator.lifecycle import Lifecycle
 from tianflow.coordinator.supervisor import Supervisor
 from tianflow.core.payloads import NO_VERSION
 from tianflow.exchange.exchange import Exchange
@@ -23,7 +23,7 @@ EVALUATION = "evaluation"
 log = logger("coordinator")
 
 
-class Ending:
+class Shutdown:
     """The last things of a run.
 
     Args:
@@ -40,16 +40,21 @@ class Ending:
     def __init__(
         self,
         *,
-        life: Life,
-        in_force: InForce,
+        life: Lifecycle,
+        in_force: LiveConfig,
         exchange: Exchange,
         control: Control,
-        staff: Staff,
-        keeper: Keeper,
-        goal: Goal,
+        staff: HostGroup,
+        keeper: CheckpointManager,
+        goal: TargetTracker,
         has_learner: Callable[[], bool],
     ) -> None:
-        self._life, self._in_force, self._exchange, self._control = life, in_force, exchange, control
+        self._life, self._in_force, self._exchange, self._control = (
+            life,
+            in_force,
+            exchange,
+            control,
+        )
         self._staff, self._keeper, self._goal, self._has_learner = staff, keeper, goal, has_learner
 
     async def wind_down(self, supervisor: Supervisor) -> None:
@@ -62,7 +67,9 @@ class Ending:
         exchange.drop_open("stopped")
         exchange.close()
         if life.end_state != "failed":
-            self._control.hold_learner(True)  # what it has pulled ahead would be an update more than the last checkpoint holds
+            self._control.hold_learner(
+                True
+            )  # what it has pulled ahead would be an update more than the last checkpoint holds
             # by itself: it is judged at the version it ended with; one that was at its limit before a learner began has none to judge
             if life.end_state == "done" and exchange.ledger.version != NO_VERSION:
                 await self._while_the_learner_answers(self._goal.evaluate_last(), EVALUATION)
@@ -72,7 +79,9 @@ class Ending:
         exchange.drop_open("stopped")
         life.ended()
 
-    async def _while_the_learner_answers(self, work: Coroutine[None, None, object], what: str) -> None:
+    async def _while_the_learner_answers(
+        self, work: Coroutine[None, None, object], what: str
+    ) -> None:
         """Do ``work``, which waits for the learner, but let a learner that has been stopped not keep the run from ending.
 
         An evaluation is given up, too, when somebody wants the run to end at last.
@@ -87,7 +96,13 @@ class Ending:
                 late = time.monotonic() > deadline
                 silent = self._staff.learner_silent_for > config.run.grace_s
                 if late or silent or (self._life.hurried and what == EVALUATION):
-                    reason = "the learner is silent" if silent else "it takes too long" if late else "somebody stopped it"
+                    reason = (
+                        "the learner is silent"
+                        if silent
+                        else "it takes too long"
+                        if late
+                        else "somebody stopped it"
+                    )
                     log.warning("the run ends without its last things", missing=what, reason=reason)
                     return
                 await asyncio.wait({task}, timeout=TICK_S)

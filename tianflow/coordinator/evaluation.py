@@ -1,16 +1,16 @@
-"""finished episodes, evaluations -> Goal -> whether the target is reached, and since when."""
+"""finished episodes, evaluations -> TargetTracker -> whether the target is reached, and since when."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from tianflow.coordinator.counters import EpisodeTally
-from tianflow.coordinator.judge import Judge
-from tianflow.coordinator.lifecycle import Life
+from tianflow.coordinator.judge import EvaluationScheduler
+from tianflow.coordinator.lifecycle import Lifecycle
 from tianflow.core.payloads import Episode
 
 
-class Goal:
+class TargetTracker:
     """Finds out whether a run has reached its target return, and ends it then.
 
     Episodes of training, and evaluations, only say that it seems so: `confirm` has exactly the newest version judged.
@@ -22,7 +22,14 @@ class Goal:
         episodes: finished before a resume.
     """
 
-    def __init__(self, *, life: Life, judge: Judge, target: Callable[[], float | None], episodes: int) -> None:
+    def __init__(
+        self,
+        *,
+        life: Lifecycle,
+        judge: EvaluationScheduler,
+        target: Callable[[], float | None],
+        episodes: int,
+    ) -> None:
         self._life, self._judge, self._target = life, judge, target
         self.episodes = EpisodeTally(count=episodes)
         """Of training."""
@@ -52,11 +59,15 @@ class Goal:
     async def evaluate(self) -> None:
         """A good one is confirmed at once: where actors explore, the returns of training never show that the target is reached."""
         target = self._target()
-        if await self._judge.judge(target=target) and target is not None and self._life.state == "running":
+        if (
+            await self._judge.judge(target=target)
+            and target is not None
+            and self._life.state == "running"
+        ):
             await self._confirm(target)
 
     async def evaluate_last(self) -> None:
-        """Judge the version that the run ends with, unless it was confirmed already."""
+        """EvaluationScheduler the version that the run ends with, unless it was confirmed already."""
         if not self.reached:
             await self._judged_to_reach(self._target())
 
@@ -66,7 +77,7 @@ class Goal:
             self._life.end("done", "target_return")
 
     async def _judged_to_reach(self, target: float | None) -> bool:
-        """Judge the newest version; True, and noted, if its mean return reached ``target``."""
+        """EvaluationScheduler the newest version; True, and noted, if its mean return reached ``target``."""
         reached = await self._judge.judge(target=target, hold=True)
         if reached:
             self.reached = True

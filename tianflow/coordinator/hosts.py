@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from tianflow.config.model import Config
-from tianflow.coordinator.registry import Roster
-from tianflow.coordinator.supervisor import HostHandle, Patience, Supervisor
+from tianflow.coordinator.registry import ComponentRegistry
+from tianflow.coordinator.supervisor import HostHandle, HostTimeouts, Supervisor
 from tianflow.core.program import HostSpec
 from tianflow.errors import RunError
 from tianflow.exchange.exchange import Exchange
@@ -14,7 +14,7 @@ from tianflow.ledger.tickets import State
 from tianflow.planning import placement as system
 
 
-class Staff:
+class HostGroup:
     """Has the hosts that a config asks for started, and knows those that live.
 
     Args:
@@ -22,7 +22,7 @@ class Staff:
         roster: who rebuilds its environments.
     """
 
-    def __init__(self, *, exchange: Exchange, roster: Roster) -> None:
+    def __init__(self, *, exchange: Exchange, roster: ComponentRegistry) -> None:
         self._exchange, self._roster = exchange, roster
         self._supervisor: Supervisor | None = None
 
@@ -39,10 +39,18 @@ class Staff:
             start=start,
             lost=lost,
             failed=failed,
-            open_tickets=lambda: [(t.number, t.slot, t.holder) for t in self._exchange.ledger.live(State.BEGUN)],
+            open_tickets=lambda: [
+                (t.number, t.slot, t.holder) for t in self._exchange.ledger.live(State.BEGUN)
+            ],
             progress=self._exchange.arena.progress,
-            rebuilding=lambda: [(c.name, c.time.since) for c in self._roster.reports if c.time.current == "rebuilding"],
-            patience=Patience(config.env.step_timeout_s, config.env.start_timeout_s, config.evaluation.timeout_s),
+            rebuilding=lambda: [
+                (c.name, c.time.since)
+                for c in self._roster.reports
+                if c.time.current == "rebuilding"
+            ],
+            patience=HostTimeouts(
+                config.env.step_timeout_s, config.env.start_timeout_s, config.evaluation.timeout_s
+            ),
             max_restarts=config.run.max_restarts,
             window_s=config.run.restart_window_s,
             grace_s=config.run.grace_s,

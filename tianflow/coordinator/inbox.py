@@ -1,4 +1,4 @@
-"""what hosts tell -> Reception -> roster, exchange, goal and observers."""
+"""what hosts tell -> Inbox -> roster, exchange, goal and observers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from tianflow.channels.broadcast import Broadcast
 from tianflow.coordinator.checkpointing import LearnerPort
-from tianflow.coordinator.control import InForce
-from tianflow.coordinator.evaluation import Goal
+from tianflow.coordinator.control import LiveConfig
+from tianflow.coordinator.evaluation import TargetTracker
 from tianflow.coordinator.judge import EvaluatorPort
-from tianflow.coordinator.lifecycle import Life
-from tianflow.coordinator.registry import Roster
+from tianflow.coordinator.lifecycle import Lifecycle
+from tianflow.coordinator.registry import ComponentRegistry
 from tianflow.core.events import EnvironmentFailed, EpisodesFinished, Event, HostExited
 from tianflow.core.payloads import Episode
 from tianflow.core.program import HostSpec
@@ -24,7 +24,7 @@ from tianflow.logs import logger
 log = logger("coordinator")
 
 
-class Reception:
+class Inbox:
     """Where a launcher brings what its hosts say, and how learner and evaluator can be reached.
 
     Args:
@@ -36,7 +36,16 @@ class Reception:
         events: for observers.
     """
 
-    def __init__(self, *, life: Life, in_force: InForce, roster: Roster, exchange: Exchange, goal: Goal, events: Broadcast) -> None:
+    def __init__(
+        self,
+        *,
+        life: Lifecycle,
+        in_force: LiveConfig,
+        roster: ComponentRegistry,
+        exchange: Exchange,
+        goal: TargetTracker,
+        events: Broadcast,
+    ) -> None:
         self._life, self._in_force, self._roster = life, in_force, roster
         self._exchange, self._goal, self._events = exchange, goal, events
         self.learner_port: LearnerPort | None = None
@@ -64,7 +73,13 @@ class Reception:
     def episodes_finished(self, holder: str, episodes: Sequence[Episode]) -> None:
         """Episodes ended in a committed trajectory."""
         if episodes:
-            self.publish(EpisodesFinished(holder, tuple(e.episode_return for e in episodes), tuple(e.length for e in episodes)))
+            self.publish(
+                EpisodesFinished(
+                    holder,
+                    tuple(e.episode_return for e in episodes),
+                    tuple(e.length for e in episodes),
+                )
+            )
             self._goal.episodes_finished(episodes)
 
     def shard_opened(self, index: int, incarnation: int, port: ShardPort) -> None:
@@ -78,7 +93,12 @@ class Reception:
     def publish(self, event: Event) -> None:
         """Tell observers."""
         if isinstance(event, EnvironmentFailed):
-            log.warning("an environment failed", component=event.component, reason=event.reason, error=event.message)
+            log.warning(
+                "an environment failed",
+                component=event.component,
+                reason=event.reason,
+                error=event.message,
+            )
         self._events.publish(event)
 
     def host_lost(self, host: HostSpec, reason: str) -> None:
@@ -90,7 +110,9 @@ class Reception:
             elif component.role == "evaluator":
                 self.evaluator_port = None
             elif component.role == "replay":
-                self._replay.shard_lost(component.index, "stopped" if reason == "stopped" else "shard_lost")
+                self._replay.shard_lost(
+                    component.index, "stopped" if reason == "stopped" else "shard_lost"
+                )
             else:
                 self._exchange.holder_lost(component.name, reason)
             self._roster.forget(component.name)

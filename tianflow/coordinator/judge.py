@@ -21,7 +21,7 @@ class EvaluatorPort(Protocol):
         """Play with the newest version, which is ``at_least`` this one."""
 
 
-class Judge:
+class EvaluationScheduler:
     """Asks for evaluations, one at a time.
 
     Args:
@@ -87,11 +87,18 @@ class Judge:
                 return await evaluator.evaluate(at_least)
         except TimeoutError:
             self._give_up()
-            raise BrokenChannelError(f"it took longer than evaluation.timeout_s = {self._timeout_s:g} s") from None
+            raise BrokenChannelError(
+                f"it took longer than evaluation.timeout_s = {self._timeout_s:g} s"
+            ) from None
 
     def _record(self, evaluation: Evaluation) -> None:
         count = len(evaluation.returns)
         mean = sum(evaluation.returns) / count
         self.newest = {"version": evaluation.version.number, "mean_return": mean, "episodes": count}
-        log.info("evaluated", version=evaluation.version.number, mean_return=round(mean, 2), episodes=count)
+        log.info(
+            "evaluated",
+            version=evaluation.version.number,
+            mean_return=round(mean, 2),
+            episodes=count,
+        )
         self._judged(evaluation)

@@ -15,7 +15,7 @@ ENDED = ("done", "failed", "stopped")
 log = logger("coordinator")
 
 
-class Life:
+class Lifecycle:
     """The state of a run, and why it ends.
 
     Args:
@@ -54,7 +54,9 @@ class Life:
     def require_going(self) -> None:
         """Raise StateConflictError if the run has ended or is ending."""
         if self.state in ENDED or self.state == "stopping" or self.ending.is_set():
-            raise StateConflictError(f"the run is {self.state if self.state in ENDED else 'ending'}")
+            raise StateConflictError(
+                f"the run is {self.state if self.state in ENDED else 'ending'}"
+            )
 
     def go_on_with(self, work: Coroutine[None, None, object]) -> None:
         """Do ``work`` beside the run. What it raises ends the run."""
@@ -121,7 +123,11 @@ class Life:
         """Seconds that count towards the limit: while learner and actors were at work, before a resume, too."""
         if self._training_began is None:
             return self._trained_before_s
-        return self._trained_before_s + (now if self._training_ended is None else self._training_ended) - self._training_began
+        return (
+            self._trained_before_s
+            + (now if self._training_ended is None else self._training_ended)
+            - self._training_began
+        )
 
     @property
     def training_s(self) -> float | None:

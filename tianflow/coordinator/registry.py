@@ -9,7 +9,7 @@ from tianflow.coordinator.counters import waiting_seconds
 from tianflow.core.statistics import ComponentStatistics
 
 
-class Roster:
+class ComponentRegistry:
     """The components of a run, as their hosts tell of them."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""time -> Rounds -> limits that end the run, checkpoints and evaluations that are due."""
+"""time -> PeriodicTasks -> limits that end the run, checkpoints and evaluations that are due."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from tianflow.coordinator.checkpointing import Keeper
-from tianflow.coordinator.control import InForce
-from tianflow.coordinator.evaluation import Goal
-from tianflow.coordinator.lifecycle import Life
-from tianflow.core.statistics import Histogram
+from tianflow.coordinator.checkpointing import CheckpointManager
+from tianflow.coordinator.control import LiveConfig
+from tianflow.coordinator.evaluation import TargetTracker
+from tianflow.coordinator.lifecycle import Lifecycle
+from tianflow.core.statistics import HistogramBuilder
 
 TICK_S = 0.1
 STALE_TICK_S = 5.0
 
 
-class Rounds:
+class PeriodicTasks:
     """Looks ten times a second whether something is due.
 
     Args:
@@ -31,16 +31,16 @@ class Rounds:
     def __init__(
         self,
         *,
-        life: Life,
-        in_force: InForce,
-        keeper: Keeper,
-        goal: Goal,
+        life: Lifecycle,
+        in_force: LiveConfig,
+        keeper: CheckpointManager,
+        goal: TargetTracker,
         env_steps: Callable[[], int],
         updates: Callable[[], int],
     ) -> None:
         self._life, self._in_force, self._keeper, self._goal = life, in_force, keeper, goal
         self._env_steps, self._updates = env_steps, updates
-        self.loop_lag = Histogram()
+        self.loop_lag = HistogramBuilder()
         """By how much the loop was late, in seconds, at every tick."""
         self.last_tick = time.monotonic()
 
@@ -66,7 +66,9 @@ class Rounds:
                 if not self._keeper.busy:  # one that waits for a slow learner will do
                     life.go_on_with(self._keeper.save())
             every = config.evaluation.every_s
-            idle = not self._goal.busy and not life.ending.is_set()  # one behind the other, the last of the run would wait for all
+            idle = (
+                not self._goal.busy and not life.ending.is_set()
+            )  # one behind the other, the last of the run would wait for all
             if every is not None and now >= next_evaluation and idle and life.state == "running":
                 next_evaluation = now + every
                 life.go_on_with(self._goal.evaluate())

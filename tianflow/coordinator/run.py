@@ -12,19 +12,19 @@ from pathlib import Path
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config.model import Config
 from tianflow.coordinator.balancer import Balancer
-from tianflow.coordinator.checkpointing import Base, Keeper
-from tianflow.coordinator.control import Control, InForce
+from tianflow.coordinator.checkpointing import CheckpointManager, ResumePoint
+from tianflow.coordinator.control import Control, LiveConfig
 from tianflow.coordinator.counters import ActiveClock
-from tianflow.coordinator.ending import Ending
-from tianflow.coordinator.evaluation import Goal
-from tianflow.coordinator.hosts import Staff
-from tianflow.coordinator.inbox import Reception
-from tianflow.coordinator.judge import Judge
-from tianflow.coordinator.lifecycle import Life
-from tianflow.coordinator.registry import Roster
-from tianflow.coordinator.rounds import Rounds
-from tianflow.coordinator.slot_manager import Room, SlotOwner
-from tianflow.coordinator.snapshot import Readings
+from tianflow.coordinator.ending import Shutdown
+from tianflow.coordinator.evaluation import TargetTracker
+from tianflow.coordinator.hosts import HostGroup
+from tianflow.coordinator.inbox import Inbox
+from tianflow.coordinator.judge import EvaluationScheduler
+from tianflow.coordinator.lifecycle import Lifecycle
+from tianflow.coordinator.registry import ComponentRegistry
+from tianflow.coordinator.rounds import PeriodicTasks
+from tianflow.coordinator.slot_manager import SlotManager, SlotOwner
+from tianflow.coordinator.snapshot import RunSnapshot
 from tianflow.coordinator.supervisor import HostHandle, Supervisor
 from tianflow.core.events import EvaluationFinished
 from tianflow.core.payloads import EnvironmentSpec, Evaluation, SavedState, TrajectoryLayout
@@ -32,7 +32,7 @@ from tianflow.core.program import HostSpec
 from tianflow.core.statistics import RunStatistics, SinkStatistics
 from tianflow.errors import RunError
 from tianflow.exchange.replay_exchange import ReplayExchange
-from tianflow.rundir.audit_log import Page
+from tianflow.rundir.audit_log import AuditPage
 from tianflow.rundir.checkpoints import Checkpoint
 
 
@@ -64,24 +64,42 @@ class Run:
         self.events = Broadcast()
         self.sinks: dict[str, SinkStatistics] = {}
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
-        base, clock, room = Base.of(resumed), ActiveClock(), Room(owner=slots, layout=layout)
+        base, clock, room = (
+            ResumePoint.of(resumed),
+            ActiveClock(),
+            SlotManager(owner=slots, layout=layout),
+        )
         self.draws = room.draws
         self.era = resumed.version.lineage if resumed and not config.run.deterministic else 0
         """The lineage that the run goes on from: its actors meet other seeds than before. A deterministic run seeds from the version."""
-        self.life = life = Life(before_s=base.elapsed_s, trained_before_s=base.trained_s)
-        self._in_force = in_force = InForce(config)
+        self.life = life = Lifecycle(before_s=base.elapsed_s, trained_before_s=base.trained_s)
+        self._in_force = in_force = LiveConfig(config)
         self.settings = in_force.cell
-        self.roster = Roster()
-        self.exchange = exchange = room.open(config, clock=clock, beta=lambda: self.config.replay.beta, resumed=resumed)
+        self.roster = ComponentRegistry()
+        self.exchange = exchange = room.open(
+            config, clock=clock, beta=lambda: self.config.replay.beta, resumed=resumed
+        )
         exchange.seed_epoch = resumed.version.number if resumed and config.run.deterministic else 0
         exchange.on_settled(self._settled)
         self.balancer = self._make_balancer()
-        self.staff = Staff(exchange=exchange, roster=self.roster)
+        self.staff = HostGroup(exchange=exchange, roster=self.roster)
         self.keeper = self._make_keeper(resumed)
         self._control = self._make_control(room, clock)
         self.judge = self._make_judge()
-        self._goal = goal = Goal(life=life, judge=self.judge, target=lambda: self.config.run.target_return, episodes=base.episodes)
-        self.reception = Reception(life=life, in_force=in_force, roster=self.roster, exchange=exchange, goal=goal, events=self.events)
+        self._goal = goal = TargetTracker(
+            life=life,
+            judge=self.judge,
+            target=lambda: self.config.run.target_return,
+            episodes=base.episodes,
+        )
+        self.reception = Inbox(
+            life=life,
+            in_force=in_force,
+            roster=self.roster,
+            exchange=exchange,
+            goal=goal,
+            events=self.events,
+        )
         """Where hosts tell what they have to."""
         self.rounds = self._make_rounds()
         self._readings = self._make_readings(base)
@@ -98,18 +116,20 @@ class Run:
             actors=lambda: self.config.actors.count,
         )
 
-    def _make_keeper(self, resumed: Checkpoint | None) -> Keeper:
-        return Keeper(
+    def _make_keeper(self, resumed: Checkpoint | None) -> CheckpointManager:
+        return CheckpointManager(
             directory=self.directory,
             keep=self.config.checkpoint.keep,
             disk=self._disk,
             resumed=resumed,
             learner=lambda: self.reception.learner_port if self.roster.learner_works else None,
             manifest=self._manifest,
-            keep_replay=self.exchange.keep if isinstance(self.exchange, ReplayExchange) and self.config.checkpoint.replay else None,
+            keep_replay=self.exchange.keep
+            if isinstance(self.exchange, ReplayExchange) and self.config.checkpoint.replay
+            else None,
         )
 
-    def _make_control(self, room: Room, clock: ActiveClock) -> Control:
+    def _make_control(self, room: SlotManager, clock: ActiveClock) -> Control:
         return Control(
             life=self.life,
             in_force=self._in_force,
@@ -124,8 +144,8 @@ class Run:
             publish=self.events.publish,
         )
 
-    def _make_judge(self) -> Judge:
-        return Judge(
+    def _make_judge(self) -> EvaluationScheduler:
+        return EvaluationScheduler(
             ports=lambda: (self.reception.learner_port, self.reception.evaluator_port),
             hold=self._control.hold_learner,
             published=lambda: self.exchange.ledger.published,
@@ -134,8 +154,8 @@ class Run:
             judged=self._judged,
         )
 
-    def _make_rounds(self) -> Rounds:
-        return Rounds(
+    def _make_rounds(self) -> PeriodicTasks:
+        return PeriodicTasks(
             life=self.life,
             in_force=self._in_force,
             keeper=self.keeper,
@@ -144,8 +164,8 @@ class Run:
             updates=lambda: self.exchange.ledger.version.number,
         )
 
-    def _make_readings(self, base: Base) -> Readings:
-        return Readings(
+    def _make_readings(self, base: ResumePoint) -> RunSnapshot:
+        return RunSnapshot(
             run_id=self.id,
             spec=self.spec,
             base=base,
@@ -164,8 +184,8 @@ class Run:
             sinks=self.sinks,
         )
 
-    def _make_ending(self) -> Ending:
-        return Ending(
+    def _make_ending(self) -> Shutdown:
+        return Shutdown(
             life=self.life,
             in_force=self._in_force,
             exchange=self.exchange,
@@ -176,12 +196,14 @@ class Run:
             has_learner=lambda: self.reception.learner_port is not None,
         )
 
-    # Life -----------------------------------------------------------------------------------------------------------
+    # Lifecycle -----------------------------------------------------------------------------------------------------------
 
     async def run(self, start_host: Callable[[HostSpec, int], Awaitable[HostHandle]]) -> None:
         """From the first host to the last, until the run has ended. ``start_host`` is the launcher's."""
         config, life = self.config, self.life
-        supervisor = self.staff.open(config, start=start_host, lost=self.reception.host_lost, failed=life.fail)
+        supervisor = self.staff.open(
+            config, start=start_host, lost=self.reception.host_lost, failed=life.fail
+        )
         await self.keeper.open()
         watchers = [
             asyncio.create_task(supervisor.run(_nothing), name="supervisor"),
@@ -201,13 +223,26 @@ class Run:
             await self._readings.keep_summary(self.directory, self._disk)
             self._disk.shutdown(wait=False)
 
-    async def _until_it_ends(self, ending: asyncio.Task[bool], watchers: Sequence[asyncio.Task[None]], supervisor: Supervisor) -> None:
+    async def _until_it_ends(
+        self,
+        ending: asyncio.Task[bool],
+        watchers: Sequence[asyncio.Task[None]],
+        supervisor: Supervisor,
+    ) -> None:
         try:
-            finished, _ = await asyncio.wait({ending, *watchers}, return_when=asyncio.FIRST_COMPLETED)
+            finished, _ = await asyncio.wait(
+                {ending, *watchers}, return_when=asyncio.FIRST_COMPLETED
+            )
             for task in watchers:
                 if task in finished:
                     error = task.exception()
-                    self.fail(RunError(task.get_name(), f"ended: {error!r}", "".join(traceback.format_exception(error)) if error else ""))
+                    self.fail(
+                        RunError(
+                            task.get_name(),
+                            f"ended: {error!r}",
+                            "".join(traceback.format_exception(error)) if error else "",
+                        )
+                    )
             await self._ending.wind_down(supervisor)
         except asyncio.CancelledError:
             await supervisor.abandon()
@@ -226,7 +261,9 @@ class Run:
         self._readings.last_update = time.time()
         number, run = self.exchange.ledger.version.number, self.config.run
         if run.max_updates is not None and number >= run.max_updates:
-            self.exchange.hold_grants("ending")  # nobody begins what would be committed, and counted, only if the run is slow to end
+            self.exchange.hold_grants(
+                "ending"
+            )  # nobody begins what would be committed, and counted, only if the run is slow to end
             self.end("done", "max_updates")
         elif run.deterministic and number % run.barrier_updates == 0:
             self.exchange.hold_grants("barrier")
@@ -243,7 +280,11 @@ class Run:
 
     def _judged(self, evaluation: Evaluation) -> None:
         mean = self.judge.newest["mean_return"]
-        self.events.publish(EvaluationFinished(evaluation.version.number, len(evaluation.returns), mean, evaluation.returns))
+        self.events.publish(
+            EvaluationFinished(
+                evaluation.version.number, len(evaluation.returns), mean, evaluation.returns
+            )
+        )
 
     # Control --------------------------------------------------------------------------------------------------------
 
@@ -322,7 +363,7 @@ class Run:
         """The newest changes and actions of this process."""
         return self._control.audit()
 
-    async def read_audit(self, *, before: int | None, limit: int) -> Page:
+    async def read_audit(self, *, before: int | None, limit: int) -> AuditPage:
         """A page of all changes and actions, those before a resume included."""
         return await self._control.read_audit(before=before, limit=limit)
 

@@ -35,7 +35,7 @@ class SlotOwner(Protocol):
     def close(self) -> None: ...
 
 
-class Room:
+class SlotManager:
     """The slots of a run.
 
     Args:
@@ -47,7 +47,14 @@ class Room:
         self._owner, self._layout = owner, layout
         self.draws = owner.draws
 
-    def open(self, config: Config, *, clock: Callable[[], float], beta: Callable[[], float], resumed: Checkpoint | None) -> Exchange:
+    def open(
+        self,
+        config: Config,
+        *,
+        clock: Callable[[], float],
+        beta: Callable[[], float],
+        resumed: Checkpoint | None,
+    ) -> Exchange:
         """Make the first slots, and the exchange over them.
 
         Args:
@@ -59,7 +66,10 @@ class Room:
         wanted = min(slots_wanted(config), slots_capacity(config, self._layout))
         self._owner.add_slots(wanted)
         batch, arena = config.algorithm.batch_trajectories, self._owner.arena
-        ledger = Ledger(limits=Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted)), slots=wanted)
+        ledger = Ledger(
+            limits=Limits(batch=batch, max_staleness=config.bound, credits=max(batch, wanted)),
+            slots=wanted,
+        )
         if self.draws is None or config.algorithm.window is None:
             return Exchange(ledger=ledger, arena=arena, clock=clock)
         return ReplayExchange(
@@ -83,10 +93,18 @@ class Room:
         capacity, batch = slots_capacity(config, self._layout), config.algorithm.batch_trajectories
         if capacity < batch:
             message = f"the memory limit holds {capacity} trajectories: fewer than a batch can never feed the learner"
-            raise ConfigError([Problem("algorithm.batch_trajectories", batch, message, f"at most {capacity}")])
+            raise ConfigError(
+                [Problem("algorithm.batch_trajectories", batch, message, f"at most {capacity}")]
+            )
         if capacity < batch + config.actors.count:
             message = f"the memory limit holds {capacity} trajectories, and a batch of {batch} and a slot for every actor are more"
-            raise ConfigError([Problem("actors.count", config.actors.count, message, f"at most {capacity - batch}")])
+            raise ConfigError(
+                [
+                    Problem(
+                        "actors.count", config.actors.count, message, f"at most {capacity - batch}"
+                    )
+                ]
+            )
 
     def grow(self, config: Config, exchange: Exchange) -> None:
         """Make the slots that ``config`` wants exist. Raises ConfigError, and nothing changes, when the machine has no room."""
@@ -97,7 +115,9 @@ class Room:
         try:
             self._owner.add_slots(more)
         except TianflowError as error:
-            raise ConfigError([Problem("balance.memory_limit", config.balance.memory_limit, str(error))]) from error
+            raise ConfigError(
+                [Problem("balance.memory_limit", config.balance.memory_limit, str(error))]
+            ) from error
         exchange.add_slots(more)
 
 
@@ -105,6 +125,8 @@ def _limiter(config: Config, resumed: Checkpoint | None) -> Limiter:
     limiter = Limiter(limits=rate_limits(config))
     if resumed is not None and "replay" in resumed.manifest:
         limiter.restore(resumed.manifest["replay"])
-        if not resumed.manifest.get("replay_files"):  # nothing of what was counted is there any more
+        if not resumed.manifest.get(
+            "replay_files"
+        ):  # nothing of what was counted is there any more
             limiter.deleted(limiter.statistics().size)
     return limiter

@@ -12,27 +12,27 @@ from pathlib import Path
 
 from tianflow.channels.broadcast import Broadcast
 from tianflow.coordinator.balancer import Balancer
-from tianflow.coordinator.checkpointing import Base, Keeper
-from tianflow.coordinator.control import Control, InForce
-from tianflow.coordinator.evaluation import Goal
-from tianflow.coordinator.hosts import Staff
-from tianflow.coordinator.judge import Judge
-from tianflow.coordinator.lifecycle import Life
-from tianflow.coordinator.registry import Roster
-from tianflow.coordinator.rounds import Rounds
+from tianflow.coordinator.checkpointing import CheckpointManager, ResumePoint
+from tianflow.coordinator.control import Control, LiveConfig
+from tianflow.coordinator.evaluation import TargetTracker
+from tianflow.coordinator.hosts import HostGroup
+from tianflow.coordinator.judge import EvaluationScheduler
+from tianflow.coordinator.lifecycle import Lifecycle
+from tianflow.coordinator.registry import ComponentRegistry
+from tianflow.coordinator.rounds import PeriodicTasks
 from tianflow.core.payloads import EnvironmentSpec, SavedState
 from tianflow.core.statistics import Diagnosis, RunStatistics, SinkStatistics
 from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.ledger.tickets import LedgerSnapshot
 from tianflow.logs import logger
-from tianflow.observability.diagnosis import Watch
+from tianflow.observability.diagnosis import DiagnosisWindow
 from tianflow.rundir.summary import SUMMARY, summarise
 
 log = logger("coordinator")
 
 
-class Readings:
+class RunSnapshot:
     """Reads the parts of a run and changes none of them.
 
     Args:
@@ -48,26 +48,43 @@ class Readings:
         *,
         run_id: str,
         spec: EnvironmentSpec,
-        base: Base,
-        life: Life,
-        in_force: InForce,
+        base: ResumePoint,
+        life: Lifecycle,
+        in_force: LiveConfig,
         exchange: Exchange,
-        roster: Roster,
+        roster: ComponentRegistry,
         balancer: Balancer,
         control: Control,
-        keeper: Keeper,
-        judge: Judge,
-        goal: Goal,
-        staff: Staff,
-        rounds: Rounds,
+        keeper: CheckpointManager,
+        judge: EvaluationScheduler,
+        goal: TargetTracker,
+        staff: HostGroup,
+        rounds: PeriodicTasks,
         events: Broadcast,
         sinks: Mapping[str, SinkStatistics],
     ) -> None:
-        self._id, self._spec, self._base, self._life, self._in_force = run_id, spec, base, life, in_force
-        self._exchange, self._roster, self._balancer, self._control = exchange, roster, balancer, control
-        self._keeper, self._judge, self._goal, self._staff, self._rounds = keeper, judge, goal, staff, rounds
+        self._id, self._spec, self._base, self._life, self._in_force = (
+            run_id,
+            spec,
+            base,
+            life,
+            in_force,
+        )
+        self._exchange, self._roster, self._balancer, self._control = (
+            exchange,
+            roster,
+            balancer,
+            control,
+        )
+        self._keeper, self._judge, self._goal, self._staff, self._rounds = (
+            keeper,
+            judge,
+            goal,
+            staff,
+            rounds,
+        )
         self._events, self._sinks = events, sinks
-        self._watch = Watch()
+        self._watch = DiagnosisWindow()
         self.last_update = 0.0
         """When the last update was settled: seconds since the epoch."""
 
@@ -80,9 +97,14 @@ class Readings:
         """Whether training can proceed, and why not. Paused by a person is ready."""
         state, roster, config = self._life.state, self._roster, self._in_force.config
         if state == "starting":
-            there = {"learner": roster.was_started("learner"), "an actor": roster.an_actor_was_started}
+            there = {
+                "learner": roster.was_started("learner"),
+                "an actor": roster.an_actor_was_started,
+            }
             waiting = [name for name, started in there.items() if not started]
-            return False, (f"starting: waiting for {' and '.join(waiting)}",) if waiting else ("starting",)
+            return False, (f"starting: waiting for {' and '.join(waiting)}",) if waiting else (
+                "starting",
+            )
         if state not in ("running", "paused", "draining"):
             return False, (f"the run is {state}",)
         reasons = []
@@ -134,23 +156,35 @@ class Readings:
             last_update_timestamp=self.last_update,
             actors_wanted=config.actors.count,
             diagnosis=Diagnosis(self._life.state, ""),
-            replay=self._exchange.replay_statistics() if isinstance(self._exchange, ReplayExchange) else None,
+            replay=self._exchange.replay_statistics()
+            if isinstance(self._exchange, ReplayExchange)
+            else None,
             target_return=config.run.target_return,
             time_to_target_s=goal.time_to_target_s,
             trained_s=self._life.trained_s(now),
             evaluating=self._judge.busy,
-            evaluation_left_s=None if self._life.evaluates_until is None else max(0.0, self._life.evaluates_until - now),
+            evaluation_left_s=None
+            if self._life.evaluates_until is None
+            else max(0.0, self._life.evaluates_until - now),
         )
         return self._watch.look(statistics, config)
 
     def _ledger(self) -> LedgerSnapshot:
         """As it is; until a first learner works, a resumed run stands at the version of its checkpoint."""
         found = self._exchange.ledger.snapshot()
-        return found if found.version >= self._base.version else replace(found, version=self._base.version)
+        return (
+            found
+            if found.version >= self._base.version
+            else replace(found, version=self._base.version)
+        )
 
     def manifest(self, saved: SavedState) -> dict[str, object]:
         """What a checkpoint keeps beside the state that the learner ``saved``."""
-        replay = {"replay": self._exchange.limiter.snapshot()} if isinstance(self._exchange, ReplayExchange) else {}
+        replay = (
+            {"replay": self._exchange.limiter.snapshot()}
+            if isinstance(self._exchange, ReplayExchange)
+            else {}
+        )
         return {
             **replay,
             "run": self._id,
@@ -181,6 +215,8 @@ class Readings:
         """Keep the summary in ``directory``; a disk that takes none is told of and no error."""
         text = json.dumps(self.summary(), indent=2) + "\n"
         try:
-            await asyncio.get_running_loop().run_in_executor(disk, (directory / SUMMARY).write_text, text, "utf-8")
+            await asyncio.get_running_loop().run_in_executor(
+                disk, (directory / SUMMARY).write_text, text, "utf-8"
+            )
         except OSError as error:
             log.warning("the summary cannot be written", error=str(error))

@@ -49,7 +49,7 @@ class HostHandle(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class HostTimeouts:
     """How long a host may show nothing before it is killed, by what it is doing. Seconds."""
 
     step_s: float
@@ -96,7 +96,7 @@ class Supervisor:
         open_tickets: (ticket, slot, holder) of those that were begun and are not committed.
         progress: steps so far of a ticket in a slot.
         rebuilding: (component, since when) of those that make their environments anew.
-        patience: see `Patience`.
+        patience: see `HostTimeouts`.
         max_restarts: more than this in ``window_s`` seconds end the run.
         grace_s: between asking hosts to stop and killing them.
     """
@@ -110,14 +110,19 @@ class Supervisor:
         open_tickets: Callable[[], Sequence[tuple[int, int, str]]],
         progress: Callable[[int, int], int],
         rebuilding: Callable[[], Sequence[tuple[str, float]]],
-        patience: Patience,
+        patience: HostTimeouts,
         max_restarts: int,
         window_s: float,
         grace_s: float,
     ) -> None:
         self.name = "supervisor"
         self._start, self._lost, self._failed = start, lost, failed
-        self._open_tickets, self._progress, self._rebuilding, self._patience = open_tickets, progress, rebuilding, patience
+        self._open_tickets, self._progress, self._rebuilding, self._patience = (
+            open_tickets,
+            progress,
+            rebuilding,
+            patience,
+        )
         self._max_restarts, self._window_s, self._grace_s = max_restarts, window_s, grace_s
         self._specs: dict[str, HostSpec] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -159,7 +164,9 @@ class Supervisor:
                 self._specs[name] = spec
                 self._tell(name)
             if name not in self._keepers or self._keepers[name].done():
-                self._keepers[name] = asyncio.get_running_loop().create_task(self._keep(name), name=f"keep {name}")
+                self._keepers[name] = asyncio.get_running_loop().create_task(
+                    self._keep(name), name=f"keep {name}"
+                )
 
     def kill(self, host: str, reason: str) -> None:
         """End ``host`` now; it restarts."""
@@ -173,7 +180,9 @@ class Supervisor:
             self._dismiss(name)
         await self._reaped()
         for name, life in self._lives.items():
-            log.warning("killing a host that did not leave in time", host=name, grace_s=self._grace_s)
+            log.warning(
+                "killing a host that did not leave in time", host=name, grace_s=self._grace_s
+            )
             life.handle.kill()
         await self._last_reaped()
 
@@ -193,7 +202,9 @@ class Supervisor:
         """As `_reaped`. Whoever is left then, because who would kill it is stopped itself, is left to the launcher."""
         await self._reaped()
         for name, life in self._lives.items():
-            log.error("a host cannot be killed, the launcher has to", host=name, grace_s=self._grace_s)
+            log.error(
+                "a host cannot be killed, the launcher has to", host=name, grace_s=self._grace_s
+            )
             self._keepers[name].cancel()
             self._lost(HostSpec(name, tuple(life.components.values())), "stopped")
 
@@ -214,7 +225,9 @@ class Supervisor:
         """Tell a living host which components it should run; one that leaves learns it in its next life."""
         life = self._lives.get(name)
         if life is not None and not life.leaving:
-            life.components |= {component.name: component for component in self._specs[name].components}
+            life.components |= {
+                component.name: component for component in self._specs[name].components
+            }
             life.handle.reconcile(self._specs[name])
 
     async def _keep(self, name: str) -> None:
@@ -232,7 +245,11 @@ class Supervisor:
         while self._wanted(name):
             spec = self._specs[name]
             handle = await self._start(spec, self.starts[name])
-            life = _Life(handle, {component.name: component for component in spec.components}, heard=self._watched_s)
+            life = _Life(
+                handle,
+                {component.name: component for component in spec.components},
+                heard=self._watched_s,
+            )
             self.starts[name] += 1
             self._lives[name] = life
             if not self._wanted(name):
@@ -263,7 +280,10 @@ class Supervisor:
         log.warning("a host is gone", host=name, reason=reason, ended=ended)
         self._lost(host, reason)
         if failed_starts >= START_ATTEMPTS:
-            raise RunError(name, f"does not start: {failed_starts} attempts in a row ended by {reason} ({ended})")
+            raise RunError(
+                name,
+                f"does not start: {failed_starts} attempts in a row ended by {reason} ({ended})",
+            )
         now = asyncio.get_running_loop().time()
         self._restarts.append((now, name))
         while self._restarts[0][0] < now - self._window_s:
@@ -282,7 +302,9 @@ class Supervisor:
             if shown_nothing_for > limit:
                 self.kill(name, reason)
         self._watch_progress(now)
-        self._rebuilds = {rebuild: self._rebuilds.get(rebuild, now) for rebuild in self._rebuilding()}
+        self._rebuilds = {
+            rebuild: self._rebuilds.get(rebuild, now) for rebuild in self._rebuilding()
+        }
         for (component, _), since in self._rebuilds.items():
             if now - since > self._patience.start_s:
                 self._hung(component, after_s=self._patience.start_s)
@@ -295,7 +317,11 @@ class Supervisor:
         silent = life.silent_for(now)
         match next((component.role for component in life.components.values()), "actor"):
             case "learner":
-                return float("inf"), "", silent  # a slow update is not a hang: readiness tells, a person decides
+                return (
+                    float("inf"),
+                    "",
+                    silent,
+                )  # a slow update is not a hang: readiness tells, a person decides
             case "evaluator":
                 return self._patience.evaluation_s, "silent", silent
         return max(self._patience.step_s, 10 * TICK_S), "silent", silent
@@ -311,7 +337,9 @@ class Supervisor:
         self._seen = seen
 
     def _hung(self, component: str, **details: float) -> None:
-        host = next((name for name, life in self._lives.items() if component in life.components), None)
+        host = next(
+            (name for name, life in self._lives.items() if component in life.components), None
+        )
         if host is not None and not self._lives[host].killed_for:
             log.warning("an environment hangs", component=component, host=host, **details)
             self.kill(host, "env_hang")

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tianflow.core.payloads import ActionSpec, EnvironmentSpec, Field, LeafSpec, TrajectoryLayout, aligned
+from tianflow.core.payloads import (
+    ActionSpec,
+    EnvironmentSpec,
+    Field,
+    LeafSpec,
+    TrajectoryLayout,
+    aligned,
+)
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 
@@ -26,7 +33,9 @@ def _shapes(
 ) -> Shapes:
     """Shape and dtype of every field, in the order in which they lie in a slot."""
     t, t1, n = (steps, spec.num_envs), (steps + 1, spec.num_envs), (spec.num_envs,)
-    shapes: Shapes = {f"obs/{leaf.name}": ((*t1, *leaf.shape), leaf.dtype) for leaf in spec.observation}
+    shapes: Shapes = {
+        f"obs/{leaf.name}": ((*t1, *leaf.shape), leaf.dtype) for leaf in spec.observation
+    }
     shapes |= {
         "action": ((*t, *spec.action.stored_shape), spec.action.stored_dtype),
         **dict.fromkeys(recorded, (t, "float32")),
@@ -37,11 +46,16 @@ def _shapes(
         "start": (t1, "bool"),
         "version": ((steps,), "int64"),
     }
-    shapes |= {f"state/{name}": ((*(t if replayed else n), *shape), "float32") for name, shape in state.items()}
+    shapes |= {
+        f"state/{name}": ((*(t if replayed else n), *shape), "float32")
+        for name, shape in state.items()
+    }
     if spec.action_mask:
         shapes["action_mask"] = ((*t1, spec.action.mask_size), "bool")
     if spec.autoreset != "next_step":
-        shapes |= {f"final_obs/{leaf.name}": ((*t, *leaf.shape), leaf.dtype) for leaf in spec.observation}
+        shapes |= {
+            f"final_obs/{leaf.name}": ((*t, *leaf.shape), leaf.dtype) for leaf in spec.observation
+        }
     if return_accumulator:
         shapes["return_so_far"] = (t, "float64")
     if replayed:
@@ -64,11 +78,20 @@ def make_layout(
     ``return_accumulator``: whether returns are normalised. ``recorded``: what the policy adds to each step.
     ``replayed``: it goes into replay, where windows begin at any step and span trajectories.
     """
-    shapes = _shapes(spec, steps, state_spec, return_accumulator=return_accumulator, recorded=recorded, replayed=replayed)
+    shapes = _shapes(
+        spec,
+        steps,
+        state_spec,
+        return_accumulator=return_accumulator,
+        recorded=recorded,
+        replayed=replayed,
+    )
     return _laid_out(spec, steps, shapes)
 
 
-def make_draw_layout(spec: EnvironmentSpec, *, length: int, items: int, state_spec: Mapping[str, tuple[int, ...]]) -> TrajectoryLayout:
+def make_draw_layout(
+    spec: EnvironmentSpec, *, length: int, items: int, state_spec: Mapping[str, tuple[int, ...]]
+) -> TrajectoryLayout:
     """What replay draws for one update: ``items`` windows of ``length`` steps side by side, in the fields of a trajectory.
 
     Beside those there are, for each item: ``version`` [M] int64 (of its oldest step), ``key`` [M] int64 (in its shard),
@@ -92,9 +115,14 @@ def _laid_out(spec: EnvironmentSpec, steps: int, shapes: Shapes) -> TrajectoryLa
     return TrajectoryLayout(steps, spec.num_envs, tuple(fields), offset)
 
 
-def views(layout: TrajectoryLayout, buffer: memoryview | NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+def views(
+    layout: TrajectoryLayout, buffer: memoryview | NDArray[np.uint8]
+) -> dict[str, NDArray[Any]]:
     """The arrays of a trajectory as views of ``buffer`` (at least ``layout.nbytes`` long); nothing is copied."""
-    return {field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset) for field in layout.fields}
+    return {
+        field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset)
+        for field in layout.fields
+    }
 
 
 def spec_to_wire(spec: EnvironmentSpec) -> dict[str, Any]:
@@ -108,8 +136,17 @@ def _leaf(wire: Mapping[str, Any]) -> LeafSpec:
 
 def spec_from_wire(wire: Mapping[str, Any]) -> EnvironmentSpec:
     """The inverse of `spec_to_wire`, also after a trip that made lists of tuples."""
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in wire["action"].items()}
-    return EnvironmentSpec(**{**wire, "observation": tuple(_leaf(leaf) for leaf in wire["observation"]), "action": ActionSpec(**fields)})
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in wire["action"].items()
+    }
+    return EnvironmentSpec(
+        **{
+            **wire,
+            "observation": tuple(_leaf(leaf) for leaf in wire["observation"]),
+            "action": ActionSpec(**fields),
+        }
+    )
 
 
 def layout_to_wire(layout: TrajectoryLayout) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tianflow.core.statistics import ComponentStatistics, Distribution
+from tianflow.core.statistics import ComponentStatistics, Histogram
 
 TIMED = {"actor": "trajectory_seconds", "learner": "update_seconds"}
 """What a component of each role does again and again, by the name of its distribution."""
@@ -23,7 +23,7 @@ class Moments:
     cubes: float = 0.0
 
     @classmethod
-    def of(cls, found: Distribution) -> Moments:
+    def of(cls, found: Histogram) -> Moments:
         """Those of everything that was counted."""
         return cls(found.count, found.total, found.squares, found.cubes)
 
@@ -33,10 +33,20 @@ class Moments:
         count, mean = int(told.get("count") or 0), float(told.get("mean") or 0.0)
         deviation = mean * float(told.get("spread") or 0.0)
         third = float(told.get("skew") or 0.0) * deviation**3
-        return cls(count, count * mean, count * (mean**2 + deviation**2), count * (mean**3 + 3 * mean * deviation**2 + third))
+        return cls(
+            count,
+            count * mean,
+            count * (mean**2 + deviation**2),
+            count * (mean**3 + 3 * mean * deviation**2 + third),
+        )
 
     def __add__(self, other: Moments) -> Moments:
-        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares, self.cubes + other.cubes)
+        return Moments(
+            self.count + other.count,
+            self.total + other.total,
+            self.squares + other.squares,
+            self.cubes + other.cubes,
+        )
 
     def since(self, before: Moments) -> Moments:
         """What came after ``before``; all of it where there was more before: who counts was restarted."""
@@ -88,7 +98,9 @@ def spread_between(parts: Iterable[Moments]) -> float:
     return math.sqrt(max(0.0, between - by_chance)) / mean if mean > 0.0 else 0.0
 
 
-def durations(before: Iterable[ComponentStatistics], now: Iterable[ComponentStatistics]) -> dict[str, dict[str, float]]:
+def durations(
+    before: Iterable[ComponentStatistics], now: Iterable[ComponentStatistics]
+) -> dict[str, dict[str, float]]:
     """By role, how long trajectories (`Moments.told`, and ``apart``: `spread_between` the actors) and updates took between two looks.
 
     A role of which nothing ended in the meantime is left out.
@@ -99,7 +111,9 @@ def durations(before: Iterable[ComponentStatistics], now: Iterable[ComponentStat
     for component in now:
         own = moments(component)
         if own is not None:
-            found[component.role] = found.get(component.role, Moments()) + own.since(old.get(component.name, Moments()))
+            found[component.role] = found.get(component.role, Moments()) + own.since(
+                old.get(component.name, Moments())
+            )
             of_actors += [own] if component.role == "actor" else []
     told = {role: together.told() for role, together in found.items() if together.count}
     if "actor" in told:

@@ -59,7 +59,13 @@ class ActionSpec:
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """Shape of one stored action."""
-        return () if self.kind == "discrete" else (len(self.categories),) if self.kind == "multi_discrete" else self.shape
+        return (
+            ()
+            if self.kind == "discrete"
+            else (len(self.categories),)
+            if self.kind == "multi_discrete"
+            else self.shape
+        )
 
     @property
     def stored_dtype(self) -> str:
@@ -179,7 +185,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreTrajectory:
     """To a replay shard: copy the trajectory in ``slot``."""
 
     ticket: int
@@ -210,20 +216,20 @@ class Prioritise:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropItems:
     """To a replay shard: let everything go, if there is a ``reason``; say what is left in any case."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class SaveItems:
     """To a replay shard: write everything into the file at ``path``."""
 
     path: str
 
 
-ShardRequest = Store | DrawPart | Prioritise | Drop | Keep
+ShardRequest = StoreTrajectory | DrawPart | Prioritise | DropItems | SaveItems
 
 
 class Holdings(NamedTuple):

@@ -15,11 +15,28 @@ from tianflow.core.payloads import Holdings
 from tianflow.ledger.tickets import LedgerSnapshot
 from tianflow.replay.rate_limiter import RateLimits
 
-SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SECONDS_BUCKETS = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class Histogram:
     """A histogram: ``counts[i]`` values were <= ``edges[i]`` and above the edge before; the last count is the rest.
 
     ``total``, ``squares`` and ``cubes`` are sums of the values and of their powers.
@@ -37,8 +54,8 @@ class Distribution:
         return sum(self.counts)
 
 
-class Histogram:
-    """Accumulates a `Distribution`."""
+class HistogramBuilder:
+    """Accumulates a `Histogram`."""
 
     def __init__(self, edges: tuple[float, ...] = SECONDS_BUCKETS) -> None:
         self._edges = edges
@@ -52,9 +69,9 @@ class Histogram:
         self._squares += value * value
         self._cubes += value * value * value
 
-    def read(self) -> Distribution:
+    def read(self) -> Histogram:
         """What was counted so far."""
-        return Distribution(self._edges, tuple(self._counts), self._total, self._squares, self._cubes)
+        return Histogram(self._edges, tuple(self._counts), self._total, self._squares, self._cubes)
 
 
 def quantile(counts: Mapping[int, int], part: float) -> int | None:
@@ -85,7 +102,9 @@ class TimeShares:
 class StateClock:
     """Where a component's time goes: always in exactly one state ("busy", "waiting:grant", "paused", …)."""
 
-    def __init__(self, state: str = "starting", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, state: str = "starting", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self._seconds: dict[str, float] = {}
         self._state, self._since = state, clock()
@@ -118,7 +137,7 @@ class ComponentStatistics:
     """Settings generation in force."""
     counters: Mapping[str, float] = field(default_factory=dict)
     gauges: Mapping[str, float] = field(default_factory=dict)
-    distributions: Mapping[str, Distribution] = field(default_factory=dict)
+    distributions: Mapping[str, Histogram] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +176,7 @@ class ReplayStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class LawStatistics:
+class ControllerStatistics:
     """What one law asked for last, and how many directives it has given."""
 
     name: str
@@ -173,7 +192,7 @@ class CheckpointStatistics:
     attempts: int = 0
     failures: int = 0
     last_success: float = 0.0
-    seconds: Distribution = field(default_factory=lambda: Histogram().read())
+    seconds: Histogram = field(default_factory=lambda: HistogramBuilder().read())
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +247,7 @@ class RunStatistics:
     elapsed_s: float
     ledger: LedgerSnapshot
     components: tuple[ComponentStatistics, ...]
-    laws: tuple[LawStatistics, ...]
+    laws: tuple[ControllerStatistics, ...]
     env_steps: int
     env_frames: int
     episodes: int
@@ -247,7 +266,7 @@ class RunStatistics:
     settings_changes: int
     settings_refused: int
     checkpoint: CheckpointStatistics
-    loop_lag: Distribution
+    loop_lag: Histogram
     last_update_timestamp: float
     """Unix time of the last settled update, 0 before the first."""
     actors_wanted: int

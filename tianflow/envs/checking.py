@@ -53,7 +53,9 @@ class Report:
         """The report as a person reads it, the verdict last."""
         lines = [f"{name}: {value}" for name, value in self.spec.items()]
         if self.deterministic is not None:
-            lines.append(f"same seed, same first observation: {'yes' if self.deterministic else 'no'}")
+            lines.append(
+                f"same seed, same first observation: {'yes' if self.deterministic else 'no'}"
+            )
         if self.step_mean_us is not None and self.step_p99_us is not None:
             times = f"{self.step_mean_us:.1f} µs each, 99% within {self.step_p99_us:.1f} µs"
             lines.append(f"{self.steps} random steps: {times}; episodes ended: {self.episodes}")
@@ -67,9 +69,19 @@ def check(settings: EnvSettings, *, steps: int = 300, seed: int = 0) -> Report:
     report = Report(settings.id)
     try:
         stuck: list[str] = []
-        masked = used(lambda: make(settings, 1), lambda environment: _look_at(environment, report, steps, seed), warn=stuck.append)
-        if not stuck and not masked:  # Gymnasium closes environments of its own, and waits; and its steps heed no mask
-            used(lambda: make(settings, 1), lambda environment: _gymnasium(environment, report), warn=stuck.append)
+        masked = used(
+            lambda: make(settings, 1),
+            lambda environment: _look_at(environment, report, steps, seed),
+            warn=stuck.append,
+        )
+        if (
+            not stuck and not masked
+        ):  # Gymnasium closes environments of its own, and waits; and its steps heed no mask
+            used(
+                lambda: make(settings, 1),
+                lambda environment: _gymnasium(environment, report),
+                warn=stuck.append,
+            )
         report.warnings += stuck
     except ConfigError as error:
         report.problems += [" ".join(str(problem).split("\n")) for problem in error.problems]
@@ -87,7 +99,10 @@ def _look_at(environment: VectorEnvironment, report: Report, steps: int, seed: i
 def _describe(environment: VectorEnvironment, report: Report) -> None:
     spec = environment.spec
     report.spec = {
-        "observation": {leaf.name or "observation": f"{leaf.dtype}{list(leaf.shape)}" for leaf in spec.observation},
+        "observation": {
+            leaf.name or "observation": f"{leaf.dtype}{list(leaf.shape)}"
+            for leaf in spec.observation
+        },
         "action": spec.action.kind,
         "action_shape": list(spec.action.shape),
         "autoreset": spec.autoreset,
@@ -105,11 +120,17 @@ def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int)
         first = [_copies(environment, vector.reset(seed=seed)[0])]
         observation, info = vector.reset(seed=seed)
         first.append(_copies(environment, observation))
-    report.deterministic = all(np.array_equal(a, first[1][name], equal_nan=a.dtype.kind == "f") for name, a in first[0].items())
+    report.deterministic = all(
+        np.array_equal(a, first[1][name], equal_nan=a.dtype.kind == "f")
+        for name, a in first[0].items()
+    )
     vector.action_space.seed(seed)
     _check_observation(first[1], report)
     disabled, times = environment.spec.autoreset == "disabled", []
-    masked, generator = "action_mask" in info and environment.spec.action.kind != "box", np.random.default_rng(seed)
+    masked, generator = (
+        "action_mask" in info and environment.spec.action.kind != "box",
+        np.random.default_rng(seed),
+    )
     for _ in range(steps):
         action = _allowed(environment, info, generator) if masked else vector.action_space.sample()
         began = time.perf_counter()
@@ -127,18 +148,29 @@ def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int)
         report.warnings.append(
             f"no episode ended in {steps} steps, and no limit is known: evaluation plays whole episodes, so each has to end or be truncated"
         )
-    report.step_mean_us, report.step_p99_us = float(np.mean(times)) * 1e6, float(np.percentile(times, 99)) * 1e6
+    report.step_mean_us, report.step_p99_us = (
+        float(np.mean(times)) * 1e6,
+        float(np.percentile(times, 99)) * 1e6,
+    )
     return masked
 
 
 def _limited(vector: Any) -> bool:
     """Whether episodes are known to be truncated after so many steps."""
     singles = getattr(vector, "envs", None) or [vector]
-    wrapped = any(hasattr(single, "has_wrapper_attr") and single.has_wrapper_attr("_max_episode_steps") for single in singles)
-    return wrapped or any(getattr(getattr(single, "spec", None), "max_episode_steps", None) is not None for single in singles)
+    wrapped = any(
+        hasattr(single, "has_wrapper_attr") and single.has_wrapper_attr("_max_episode_steps")
+        for single in singles
+    )
+    return wrapped or any(
+        getattr(getattr(single, "spec", None), "max_episode_steps", None) is not None
+        for single in singles
+    )
 
 
-def _allowed(environment: VectorEnvironment, info: dict[str, Any], generator: np.random.Generator) -> Any:
+def _allowed(
+    environment: VectorEnvironment, info: dict[str, Any], generator: np.random.Generator
+) -> Any:
     """An action that the masks in ``info`` allow, as the vector wants it."""
     spec = environment.spec.action
     mask = np.ones((1, spec.mask_size), np.bool_)
@@ -148,7 +180,9 @@ def _allowed(environment: VectorEnvironment, info: dict[str, Any], generator: np
 
 
 def _copies(environment: VectorEnvironment, observation: Any) -> dict[str, np.ndarray[Any, Any]]:
-    arrays = {leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in environment.spec.observation}
+    arrays = {
+        leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in environment.spec.observation
+    }
     environment.observations.encode(observation, arrays)
     return arrays
 
@@ -156,7 +190,10 @@ def _copies(environment: VectorEnvironment, observation: Any) -> dict[str, np.nd
 def _look(environment: VectorEnvironment, observation: Any, reward: Any, report: Report) -> None:
     _check_observation(_copies(environment, observation), report)
     if not environment._vector.observation_space.contains(observation):  # noqa: SLF001 - as above
-        _once(report.warnings, "an observation lies outside the observation space, or has another dtype")
+        _once(
+            report.warnings,
+            "an observation lies outside the observation space, or has another dtype",
+        )
     if not np.isfinite(np.asarray(reward, np.float64)).all():
         _once(report.problems, "a reward is not finite")
 
@@ -164,7 +201,10 @@ def _look(environment: VectorEnvironment, observation: Any, reward: Any, report:
 def _check_observation(arrays: dict[str, np.ndarray[Any, Any]], report: Report) -> None:
     for name, array in arrays.items():
         if not np.isfinite(array).all():
-            _once(report.problems, f"observation {name!r} is not finite" if name else "an observation is not finite")
+            _once(
+                report.problems,
+                f"observation {name!r} is not finite" if name else "an observation is not finite",
+            )
 
 
 def _once(sentences: list[str], sentence: str) -> None:
@@ -184,6 +224,9 @@ def _gymnasium(environment: VectorEnvironment, report: Report) -> None:
         try:
             check_env(singles[0].unwrapped, skip_render_check=True)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code and Gymnasium's assertions may raise anything
-            _once(report.warnings, f"Gymnasium's check_env: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            _once(
+                report.warnings,
+                f"Gymnasium's check_env: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            )
     for warning in caught:
         _once(report.warnings, COLOURS.sub("", (str(warning.message).splitlines() or [""])[0]))

@@ -30,18 +30,29 @@ Wrapper = Callable[[Any], Any]
 
 
 def environment_seed(
-    run_seed: int, actor: int, num_envs: int, *, incarnation: int = 0, epoch: int = 0, failures: int = 0, stream: int = 0
+    run_seed: int,
+    actor: int,
+    num_envs: int,
+    *,
+    incarnation: int = 0,
+    epoch: int = 0,
+    failures: int = 0,
+    stream: int = 0,
 ) -> int:
     """The seed of an actor's first environment; the others follow by one each.
 
     Between actors and inside a vector all seeds differ by construction; those of another incarnation, epoch, failure
     count or ``stream`` (0: training, 1: evaluation) begin somewhere else. In 0..2^31, which every environment can take.
     """
-    base = np.random.SeedSequence(run_seed, spawn_key=(stream, epoch, incarnation, failures)).generate_state(1)[0]
+    base = np.random.SeedSequence(
+        run_seed, spawn_key=(stream, epoch, incarnation, failures)
+    ).generate_state(1)[0]
     return int(base) % 2**30 + actor * num_envs
 
 
-def make(settings: EnvSettings, num_envs: int | None = None, *, around: Wrapper | None = None) -> VectorEnvironment:
+def make(
+    settings: EnvSettings, num_envs: int | None = None, *, around: Wrapper | None = None
+) -> VectorEnvironment:
     """Make ``num_envs`` (default: as set) environments, not yet reset.
 
     A registered id uses its own vector environment when it has one (``vectorization`` auto or native), else a
@@ -56,7 +67,13 @@ def make(settings: EnvSettings, num_envs: int | None = None, *, around: Wrapper 
     """
     num_envs = settings.num_envs if num_envs is None else num_envs
     if "num_envs" in settings.kwargs:
-        raise ConfigError([Problem("env.kwargs.num_envs", settings.kwargs["num_envs"], "set env.num_envs instead")])
+        raise ConfigError(
+            [
+                Problem(
+                    "env.kwargs.num_envs", settings.kwargs["num_envs"], "set env.num_envs instead"
+                )
+            ]
+        )
     with _quiet():
         maker, frames = _maker(settings, () if around is None else (around,))
         with _extras_named(settings.id), failures_named("its constructor"):
@@ -95,8 +112,12 @@ def probe(config: Config) -> EnvironmentSpec:
     except EnvironmentFailedError as error:
         cause = error.__cause__
         wrong_argument = isinstance(cause, TypeError) and "argument" in str(cause)
-        path, value = ("env.kwargs", config.env.kwargs) if wrong_argument else ("env.id", config.env.id)
-        raise ConfigError([Problem(path, value, (error.summary.splitlines() or [""])[0])]) from error
+        path, value = (
+            ("env.kwargs", config.env.kwargs) if wrong_argument else ("env.id", config.env.id)
+        )
+        raise ConfigError(
+            [Problem(path, value, (error.summary.splitlines() or [""])[0])]
+        ) from error
     except ValueError as error:
         raise ConfigError([Problem("env.id", config.env.id, str(error))]) from error
 
@@ -151,7 +172,12 @@ def _from_envpool(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[M
     except ModuleNotFoundError as error:
         if error.name != "envpool":
             raise
-        problem = Problem("env.vectorization", "envpool", "envpool is not installed", "pip install 'tianflow[envpool]' first")
+        problem = Problem(
+            "env.vectorization",
+            "envpool",
+            "envpool is not installed",
+            "pip install 'tianflow[envpool]' first",
+        )
         raise ConfigError([problem]) from error
     name = name_of(settings.id, settings.kwargs)
     with failures_named("its constructor"):
@@ -181,7 +207,16 @@ def _extras_named(given: str) -> Iterator[None]:
 
 
 def _not_installed(given: str, package: str) -> ConfigError:
-    return ConfigError([Problem("env.id", given, f"{package} is not installed", f"pip install 'tianflow[{EXTRAS[package]}]' first")])
+    return ConfigError(
+        [
+            Problem(
+                "env.id",
+                given,
+                f"{package} is not installed",
+                f"pip install 'tianflow[{EXTRAS[package]}]' first",
+            )
+        ]
+    )
 
 
 def _registered(given: str, name: str) -> Any:
@@ -193,7 +228,9 @@ def _registered(given: str, name: str) -> Any:
     except gymnasium.error.Error as error:
         close = plugins.nearest(name, tuple(spec.id for spec in gymnasium.registry.values()))
         message = (str(error).splitlines() or [""])[0]
-        raise ConfigError([Problem("env.id", given, message, "a registered id, or module:attribute", close)]) from error
+        raise ConfigError(
+            [Problem("env.id", given, message, "a registered id, or module:attribute", close)]
+        ) from error
 
 
 def _unknown_attribute(error: ConfigError, given: str, module: str) -> ConfigError:
@@ -201,10 +238,24 @@ def _unknown_attribute(error: ConfigError, given: str, module: str) -> ConfigErr
     import gymnasium
 
     first = error.problems[0]
-    known = [f"{module}:{spec.id}" for spec in gymnasium.registry.values() if str(spec.entry_point).startswith(f"{module}:")]
+    known = [
+        f"{module}:{spec.id}"
+        for spec in gymnasium.registry.values()
+        if str(spec.entry_point).startswith(f"{module}:")
+    ]
     if first.nearest:
         known.append(f"{module}:{first.nearest}")
-    return ConfigError([Problem(first.path, first.value, first.message, first.accepted, plugins.nearest(given, tuple(known)))])
+    return ConfigError(
+        [
+            Problem(
+                first.path,
+                first.value,
+                first.message,
+                first.accepted,
+                plugins.nearest(given, tuple(known)),
+            )
+        ]
+    )
 
 
 def _wrappers(settings: EnvSettings, around: tuple[Wrapper, ...], *, native: bool) -> list[Wrapper]:
@@ -218,7 +269,14 @@ def _wrappers(settings: EnvSettings, around: tuple[Wrapper, ...], *, native: boo
         wrapper = plugins.load_object(name, path=f"env.wrappers.{index}")
         if not callable(wrapper):
             raise ConfigError(
-                [Problem(f"env.wrappers.{index}", name, "cannot be called", "a function from an environment to an environment")]
+                [
+                    Problem(
+                        f"env.wrappers.{index}",
+                        name,
+                        "cannot be called",
+                        "a function from an environment to an environment",
+                    )
+                ]
             )
         found.append(wrapper)
     return [*found, *around]
@@ -230,7 +288,16 @@ def _from_spec(settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...]) ->
 
     has_own = spec.vector_entry_point is not None and not spec.additional_wrappers
     if settings.vectorization == "native" and not has_own:
-        raise ConfigError([Problem("env.vectorization", "native", f"{spec.id} has no vector environment of its own", "auto or sync")])
+        raise ConfigError(
+            [
+                Problem(
+                    "env.vectorization",
+                    "native",
+                    f"{spec.id} has no vector environment of its own",
+                    "auto or sync",
+                )
+            ]
+        )
     native = has_own and settings.vectorization != "sync"
     wrappers, kwargs = _wrappers(settings, around, native=native), dict(settings.kwargs)
     if not native:
@@ -241,13 +308,24 @@ def _from_spec(settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...]) ->
         # Two computing threads in one process are what placement is there to avoid.
         kwargs.setdefault("num_threads", 1)
     mode = "vector_entry_point" if native else "sync"
-    return lambda num_envs: gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    return lambda num_envs: gymnasium.make_vec(
+        spec, num_envs=num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs
+    )
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
-    raise ConfigError([Problem("env.kwargs.vector_kwargs", value, "is no table", "a table of arguments of SyncVectorEnv")])
+    raise ConfigError(
+        [
+            Problem(
+                "env.kwargs.vector_kwargs",
+                value,
+                "is no table",
+                "a table of arguments of SyncVectorEnv",
+            )
+        ]
+    )
 
 
 def _from_callable(settings: EnvSettings, found: Any, around: tuple[Wrapper, ...]) -> Maker:
@@ -255,11 +333,30 @@ def _from_callable(settings: EnvSettings, found: Any, around: tuple[Wrapper, ...
     import gymnasium
 
     if not callable(found):
-        raise ConfigError([Problem("env.id", settings.id, "cannot be called", "a class or function that makes an environment")])
+        raise ConfigError(
+            [
+                Problem(
+                    "env.id",
+                    settings.id,
+                    "cannot be called",
+                    "a class or function that makes an environment",
+                )
+            ]
+        )
     whole = _makes_vectors(found)
     if settings.vectorization == ("sync" if whole else "native"):
-        message = "makes a whole vector" if whole else "makes single environments (a maker of vectors has a parameter num_envs)"
-        raise ConfigError([Problem("env.vectorization", settings.vectorization, f"{settings.id} {message}", "auto")])
+        message = (
+            "makes a whole vector"
+            if whole
+            else "makes single environments (a maker of vectors has a parameter num_envs)"
+        )
+        raise ConfigError(
+            [
+                Problem(
+                    "env.vectorization", settings.vectorization, f"{settings.id} {message}", "auto"
+                )
+            ]
+        )
     wrappers, kwargs = _wrappers(settings, around, native=whole), dict(settings.kwargs)
     if whole:
         return lambda num_envs: found(num_envs=num_envs, **kwargs)

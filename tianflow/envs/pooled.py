@@ -31,16 +31,26 @@ class PooledVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - as Gymnasium declares it
 
     def __init__(self, name: str, num_envs: int, **arguments: Any) -> None:
-        self._make = {"task_id": name, "env_type": "gymnasium", "num_envs": num_envs, "num_threads": 1, **arguments}
+        self._make = {
+            "task_id": name,
+            "env_type": "gymnasium",
+            "num_envs": num_envs,
+            "num_threads": 1,
+            **arguments,
+        }
         spec = envpool.make_spec(name, num_envs=num_envs, **{"num_threads": 1, **arguments})
         self.num_envs = num_envs
         self.single_observation_space = spec.gymnasium_observation_space
         self.single_action_space = spec.gymnasium_action_space
-        self.frames_per_step = int(spec.config.frame_skip) if hasattr(spec.config, "stack_num") else 1
+        self.frames_per_step = (
+            int(spec.config.frame_skip) if hasattr(spec.config, "stack_num") else 1
+        )
         """Frames of a game that one step takes; 1 for what is no game of Atari."""
         self._pool: Any = None
 
-    def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """First observations of all environments, made anew with ``seed``.
 
         Raises:
@@ -49,7 +59,9 @@ class PooledVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if options:
             raise ValueError(f"envpool has no options of a reset, and was given {sorted(options)}")
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"gymnasium\.")  # what it thinks of the bounds of envpool's spaces
+            warnings.filterwarnings(
+                "ignore", module=r"gymnasium\."
+            )  # what it thinks of the bounds of envpool's spaces
             if self._pool is None or seed is not None:
                 self.close_extras()
                 self._pool = envpool.make(**self._make, **({} if seed is None else {"seed": seed}))
@@ -74,9 +86,28 @@ def name_of(env_id: str, kwargs: Mapping[str, Any]) -> str:
     """
     for name in OURS:
         if name in kwargs:
-            raise ConfigError([Problem(f"env.kwargs.{name}", kwargs[name], "is chosen by the actor", "other arguments of envpool")])
+            raise ConfigError(
+                [
+                    Problem(
+                        f"env.kwargs.{name}",
+                        kwargs[name],
+                        "is chosen by the actor",
+                        "other arguments of envpool",
+                    )
+                ]
+            )
     known = tuple(envpool.list_all_envs())
     name = env_id.removeprefix(ATARI)
     if name not in known:
-        raise ConfigError([Problem("env.id", env_id, "envpool has no such environment", "one of its ids", plugins.nearest(name, known))])
+        raise ConfigError(
+            [
+                Problem(
+                    "env.id",
+                    env_id,
+                    "envpool has no such environment",
+                    "one of its ids",
+                    plugins.nearest(name, known),
+                )
+            ]
+        )
     return name

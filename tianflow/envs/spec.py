@@ -25,10 +25,21 @@ class UnexpectedShapeError(ValueError):
 
 def _refusal(space: object, name: str, what: str, accepted: str) -> ConfigError:
     place = f"sub-space {name!r} of the {what} space" if name else f"{what} space"
-    return ConfigError([Problem("env.id", repr(space), f"the {place} cannot be stored in arrays of a fixed shape", accepted)])
+    return ConfigError(
+        [
+            Problem(
+                "env.id",
+                repr(space),
+                f"the {place} cannot be stored in arrays of a fixed shape",
+                accepted,
+            )
+        ]
+    )
 
 
-def _leaves(space: Any, name: str, path: tuple[Any, ...]) -> Iterator[tuple[LeafSpec, tuple[Any, ...], Array | None, str]]:
+def _leaves(
+    space: Any, name: str, path: tuple[Any, ...]
+) -> Iterator[tuple[LeafSpec, tuple[Any, ...], Array | None, str]]:
     """Every leaf of ``space``, in the order of its keys, with the keys that lead to it, what is taken off its values, and its own dtype."""
     from gymnasium import spaces
 
@@ -37,14 +48,31 @@ def _leaves(space: Any, name: str, path: tuple[Any, ...]) -> Iterator[tuple[Leaf
         for key, part in parts:
             yield from _leaves(part, f"{name}/{key}" if name else str(key), (*path, key))
     elif isinstance(space, spaces.Discrete):
-        yield LeafSpec(name, (), "int64", (int(space.n),)), path, np.asarray(space.start) if space.start else None, str(space.dtype)
+        yield (
+            LeafSpec(name, (), "int64", (int(space.n),)),
+            path,
+            np.asarray(space.start) if space.start else None,
+            str(space.dtype),
+        )
     elif isinstance(space, spaces.MultiDiscrete):
         categories = tuple(int(n) for n in space.nvec.ravel())
-        yield LeafSpec(name, space.nvec.shape, "int64", categories), path, space.start if np.any(space.start) else None, str(space.dtype)
+        yield (
+            LeafSpec(name, space.nvec.shape, "int64", categories),
+            path,
+            space.start if np.any(space.start) else None,
+            str(space.dtype),
+        )
     elif isinstance(space, spaces.MultiBinary):
         yield LeafSpec(name, space.shape, "int8"), path, None, str(space.dtype)
     elif isinstance(space, spaces.Box) and 0 not in space.shape:
-        yield LeafSpec(name, space.shape, "float32" if space.dtype == np.float64 else str(space.dtype)), path, None, str(space.dtype)
+        yield (
+            LeafSpec(
+                name, space.shape, "float32" if space.dtype == np.float64 else str(space.dtype)
+            ),
+            path,
+            None,
+            str(space.dtype),
+        )
     else:
         raise _refusal(space, name, "observation", OBSERVATIONS)
 
@@ -86,8 +114,12 @@ class ObservationCodec:
         found = list(_leaves(space, "", ()))
         self.leaves: tuple[LeafSpec, ...] = tuple(leaf for leaf, *_ in found)
         if not found or len({leaf.name for leaf in self.leaves}) < len(found):
-            raise _refusal(space, "", "observation", "at least one leaf, and keys whose joined paths differ")
-        self.raw: Mapping[str, RawLeaf] = {leaf.name: RawLeaf(dtype, start) for leaf, _, start, dtype in found}
+            raise _refusal(
+                space, "", "observation", "at least one leaf, and keys whose joined paths differ"
+            )
+        self.raw: Mapping[str, RawLeaf] = {
+            leaf.name: RawLeaf(dtype, start) for leaf, _, start, dtype in found
+        }
         self._steps = tuple((leaf.name, _getter(path), start) for leaf, path, start, _ in found)
 
     def encode(self, observation: Any, destinations: Arrays) -> None:
@@ -97,15 +129,22 @@ class ObservationCodec:
             UnexpectedShapeError: if a part of it is not [N, *leaf].
         """
         for name, get, start in self._steps:
-            source, destination = np.asarray(observation if get is None else get(observation)), destinations[name]
+            source, destination = (
+                np.asarray(observation if get is None else get(observation)),
+                destinations[name],
+            )
             if source.shape != destination.shape:
-                raise UnexpectedShapeError(f"observation {name!r} has shape {source.shape} instead of {destination.shape}")
+                raise UnexpectedShapeError(
+                    f"observation {name!r} has shape {source.shape} instead of {destination.shape}"
+                )
             if start is None:
                 destination[...] = source
             else:
                 np.subtract(source, start, out=destination, casting="unsafe")
 
-    def encode_where(self, observation: Any, where: NDArray[np.bool_], destinations: Arrays) -> None:
+    def encode_where(
+        self, observation: Any, where: NDArray[np.bool_], destinations: Arrays
+    ) -> None:
         """Copy only the environments in ``where`` [N] bool; the others keep what they have.
 
         ``observation`` is batched, as in `encode`, or an object array [N] of single observations, of which those
@@ -123,9 +162,14 @@ class ObservationCodec:
     def encode_single(self, observation: Any, index: int, destinations: Arrays) -> None:
         """Copy the observation of environment ``index`` into its rows of ``destinations``."""
         for name, get, start in self._steps:
-            source, destination = np.asarray(observation if get is None else get(observation)), destinations[name]
+            source, destination = (
+                np.asarray(observation if get is None else get(observation)),
+                destinations[name],
+            )
             if source.shape != destination.shape[1:]:
-                raise UnexpectedShapeError(f"observation {name!r} has shape {source.shape} instead of {destination.shape[1:]}")
+                raise UnexpectedShapeError(
+                    f"observation {name!r} has shape {source.shape} instead of {destination.shape[1:]}"
+                )
             destination[index] = source if start is None else source - start
 
 
@@ -141,21 +185,37 @@ def action_spec(space: Any) -> ActionSpec:
         return ActionSpec("discrete", (), str(space.dtype), (int(space.n),), (int(space.start),))
     if isinstance(space, spaces.MultiDiscrete):
         categories = tuple(int(n) for n in space.nvec.ravel())
-        return ActionSpec("multi_discrete", space.nvec.shape, str(space.dtype), categories, tuple(int(k) for k in np.ravel(space.start)))
+        return ActionSpec(
+            "multi_discrete",
+            space.nvec.shape,
+            str(space.dtype),
+            categories,
+            tuple(int(k) for k in np.ravel(space.start)),
+        )
     if isinstance(space, spaces.MultiBinary):
         size = int(np.prod(space.shape))
         return ActionSpec("multi_discrete", space.shape, str(space.dtype), (2,) * size, (0,) * size)
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in space.shape:
-        low, high = (tuple(float(bound) for bound in np.ravel(bounds)) for bounds in (space.low, space.high))
+    if (
+        isinstance(space, spaces.Box)
+        and np.issubdtype(space.dtype, np.floating)
+        and 0 not in space.shape
+    ):
+        low, high = (
+            tuple(float(bound) for bound in np.ravel(bounds)) for bounds in (space.low, space.high)
+        )
         return ActionSpec("box", space.shape, str(space.dtype), low=low, high=high)
     raise _refusal(space, "", "action", ACTIONS)
 
 
-def allowed_at_random(spec: ActionSpec, mask: NDArray[np.bool_], generator: np.random.Generator) -> Array:
+def allowed_at_random(
+    spec: ActionSpec, mask: NDArray[np.bool_], generator: np.random.Generator
+) -> Array:
     """Stored actions [N, *stored], every choice one of those that ``mask`` [N, mask_size] allows; the first where it allows none."""
     chances = np.where(mask, generator.random(mask.shape), -1.0)
     choices = np.split(chances, np.cumsum(spec.categories)[:-1], axis=1)
-    return np.stack([choice.argmax(axis=1) for choice in choices], axis=1).reshape(len(mask), *spec.stored_shape)
+    return np.stack([choice.argmax(axis=1) for choice in choices], axis=1).reshape(
+        len(mask), *spec.stored_shape
+    )
 
 
 class ActionCodec:
@@ -164,7 +224,9 @@ class ActionCodec:
     def __init__(self, spec: ActionSpec) -> None:
         self.spec = spec
         self._dtype = np.dtype(spec.dtype)
-        self._as_stored = spec.kind == "discrete" and spec.start == (0,) and spec.dtype == spec.stored_dtype
+        self._as_stored = (
+            spec.kind == "discrete" and spec.start == (0,) and spec.dtype == spec.stored_dtype
+        )
         self._start = np.array(spec.start[0] if spec.kind == "discrete" else spec.start, np.int64)
         if spec.kind == "box":
             self._low = np.array(spec.low, self._dtype).reshape(spec.shape)
@@ -182,4 +244,6 @@ class ActionCodec:
             np.clip(action, self._low, self._high, out=action)
             return action
         shifted = np.add(stored, self._start).astype(self._dtype, copy=False)
-        return shifted.reshape(-1, *self.spec.shape) if self.spec.kind == "multi_discrete" else shifted
+        return (
+            shifted.reshape(-1, *self.spec.shape) if self.spec.kind == "multi_discrete" else shifted
+        )

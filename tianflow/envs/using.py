@@ -49,7 +49,9 @@ def used(
     threading.Thread(target=work, name="environment", daemon=True).start()
     answered.wait()
     if not closed.wait(close_s):
-        warn(f"the environment does not come back from close() within {close_s:g} s: a run will have to kill the processes that hold one")
+        warn(
+            f"the environment does not come back from close() within {close_s:g} s: a run will have to kill the processes that hold one"
+        )
     if errors:
         raise errors[0]
     return answers[0]

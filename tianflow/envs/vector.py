@@ -12,12 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.core.payloads import Autoreset, EnvironmentSpec, Episode
-from tianflow.envs.spec import ActionCodec, Array, Arrays, ObservationCodec, UnexpectedShapeError, action_spec
+from tianflow.envs.spec import (
+    ActionCodec,
+    Array,
+    Arrays,
+    ObservationCodec,
+    UnexpectedShapeError,
+    action_spec,
+)
 from tianflow.errors import EnvironmentFailedError
 
 _MEMORY = 32
 """Steps for which there is memory before the first time that more are taken between two calls of `VectorEnvironment.settle`."""
-MODES: dict[str, Autoreset] = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
+MODES: dict[str, Autoreset] = {
+    "nextstep": "next_step",
+    "samestep": "same_step",
+    "disabled": "disabled",
+}
 
 
 def failed(doing: str, error: BaseException) -> EnvironmentFailedError:
@@ -26,8 +37,13 @@ def failed(doing: str, error: BaseException) -> EnvironmentFailedError:
         said = str(error)
     except Exception:  # noqa: BLE001 - whatever the error of a user does when it is asked for its text
         said = "(its text cannot be told)"
-    texts = (f"the environment failed in {doing}: {type(error).__name__}: {said}", "".join(traceback.format_exception(error)))
-    return EnvironmentFailedError(*(text.encode("utf-8", "backslashreplace").decode("utf-8") for text in texts))
+    texts = (
+        f"the environment failed in {doing}: {type(error).__name__}: {said}",
+        "".join(traceback.format_exception(error)),
+    )
+    return EnvironmentFailedError(
+        *(text.encode("utf-8", "backslashreplace").decode("utf-8") for text in texts)
+    )
 
 
 @contextlib.contextmanager
@@ -48,11 +64,15 @@ def autoreset_of(metadata: dict[str, Any]) -> Autoreset:
     mode = metadata.get("autoreset_mode", "NextStep")
     key = str(getattr(mode, "value", mode)).lower().replace("_", "").replace("-", "")
     if key not in MODES:
-        raise ValueError(f"metadata['autoreset_mode'] is {mode!r}; known are NextStep, SameStep and Disabled")
+        raise ValueError(
+            f"metadata['autoreset_mode'] is {mode!r}; known are NextStep, SameStep and Disabled"
+        )
     return MODES[key]
 
 
-@dataclass(slots=True)  # not frozen: thousands a second are made, and a frozen one costs three times as much
+@dataclass(
+    slots=True
+)  # not frozen: thousands a second are made, and a frozen one costs three times as much
 class StepRow:
     """Where what one step leads to is written. N environments; t is the step, u = t + 1 what comes after it."""
 
@@ -82,15 +102,22 @@ class VectorEnvironment:
         self.num_envs = int(vector.num_envs)
         self._shapes = ((self.num_envs,),) * 3
         self.spec = EnvironmentSpec(
-            env_id, self.observations.leaves, actions, self.num_envs, autoreset_of(vector.metadata), frames_per_step=frames_per_step
+            env_id,
+            self.observations.leaves,
+            actions,
+            self.num_envs,
+            autoreset_of(vector.metadata),
+            frames_per_step=frames_per_step,
         )
         """Its ``action_mask`` is settled by the first `reset`, which tells `gives_masks`."""
         self.gives_masks = False
         self._needs_more = True
         """Whether every step has more to write than `step` does; as of `reset`."""
-        self._arrive = {"next_step": self._arrive_next_step, "same_step": self._arrive_same_step, "disabled": self._arrive_disabled}[
-            self.spec.autoreset
-        ]
+        self._arrive = {
+            "next_step": self._arrive_next_step,
+            "same_step": self._arrive_same_step,
+            "disabled": self._arrive_disabled,
+        }[self.spec.autoreset]
         self.starts_at_once = True
         """False: with NEXT_STEP and without masks, rows say which episodes begin in them only once they are settled, which is quicker."""
         self._over: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
@@ -134,7 +161,10 @@ class VectorEnvironment:
         actions = self._actions.decode(stored)
         try:
             observation, reward, terminated, truncated, info = self._vector.step(actions)
-        except (Exception, SystemExit) as error:  # the user's code may raise anything; the actor has a policy for it
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # the user's code may raise anything; the actor has a policy for it
             raise failed("step", error) from error
         try:
             shapes = reward.shape, terminated.shape, truncated.shape
@@ -142,7 +172,9 @@ class VectorEnvironment:
             shapes = np.shape(reward), np.shape(terminated), np.shape(truncated)
         if shapes != self._shapes:
             found = f"{shapes[0]}, {shapes[1]} and {shapes[2]}"
-            raise UnexpectedShapeError(f"reward, terminated and truncated have shapes {found} instead of {self._shapes[0]}")
+            raise UnexpectedShapeError(
+                f"reward, terminated and truncated have shapes {found} instead of {self._shapes[0]}"
+            )
         if self._unsettled == len(self._given):
             self._make_room(self._unsettled)
         rewards, ends, cuts = self._given[self._unsettled]
@@ -152,7 +184,9 @@ class VectorEnvironment:
         if self.starts_at_once or self._needs_more:
             self._arrive(info, row, ends, cuts)
 
-    def settle(self, *, reward: Array, terminated: Array, truncated: Array, valid: Array, start: Array) -> None:
+    def settle(
+        self, *, reward: Array, terminated: Array, truncated: Array, valid: Array, start: Array
+    ) -> None:
         """Complete the rows of all steps since the last call, time first: what is the same for many rows as for one is done once.
 
         Args:
@@ -164,7 +198,11 @@ class VectorEnvironment:
         """
         count, self._unsettled = len(reward), 0
         rewards = self._rewards[1 : count + 1]
-        terminated[...], truncated[...], valid[...] = self._terminated[:count], self._truncated[:count], True
+        terminated[...], truncated[...], valid[...] = (
+            self._terminated[:count],
+            self._truncated[:count],
+            True,
+        )
         over = terminated | truncated
         if self.spec.autoreset == "next_step":
             if not (self.starts_at_once or self._needs_more):
@@ -190,12 +228,18 @@ class VectorEnvironment:
         """Memory for the rewards and flags of so many more steps, with views of its rows, so that a step makes none."""
         more = np.zeros((steps, self.num_envs), np.bool_)
         self._rewards = np.concatenate((self._rewards, more))
-        self._terminated, self._truncated = (np.concatenate((flags, more)) for flags in (self._terminated, self._truncated))
+        self._terminated, self._truncated = (
+            np.concatenate((flags, more)) for flags in (self._terminated, self._truncated)
+        )
         self._given = list(zip(self._rewards[1:], self._terminated, self._truncated, strict=True))
 
-    def _arrive_next_step(self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array) -> None:
+    def _arrive_next_step(
+        self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array
+    ) -> None:
         row.start[:] = self._over
-        np.greater(terminated | truncated, self._over, out=self._over)  # what was only reset has not ended again
+        np.greater(
+            terminated | truncated, self._over, out=self._over
+        )  # what was only reset has not ended again
         self._write_mask(info, row.mask)
 
     def _write_starts(self, over: Array, start: Array) -> None:
@@ -206,18 +250,24 @@ class VectorEnvironment:
                 np.greater(over[t - 1], start[t - 1], out=start[t])
         np.greater(over[-1], start[-1], out=self._over)
 
-    def _arrive_same_step(self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array) -> None:
+    def _arrive_same_step(
+        self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array
+    ) -> None:
         for name, final in row.final.items():
             final[:] = row.observation[name]
         over = np.logical_or(terminated, truncated, out=row.start)
         if over.any():
             final_observation = info.get("final_obs")
             if final_observation is None:
-                raise EnvironmentFailedError("a vector with SAME_STEP autoreset ended an episode without info['final_obs']")
+                raise EnvironmentFailedError(
+                    "a vector with SAME_STEP autoreset ended an episode without info['final_obs']"
+                )
             self.observations.encode_where(final_observation, over, row.final)
         self._write_mask(info, row.mask)
 
-    def _arrive_disabled(self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array) -> None:
+    def _arrive_disabled(
+        self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array
+    ) -> None:
         for name, final in row.final.items():
             final[:] = row.observation[name]
         over = np.logical_or(terminated, truncated, out=row.start)
@@ -239,19 +289,31 @@ class VectorEnvironment:
         np.multiply(over, environments, out=episode[2:])
         np.add.accumulate(episode, axis=0, out=episode)
         # One after the other, so each sum is that of its episode alone, bit for bit.
-        returns = np.bincount(episode[:-1].ravel(), self._rewards[: count + 1].ravel(), minlength=episode.size)
+        returns = np.bincount(
+            episode[:-1].ravel(), self._rewards[: count + 1].ravel(), minlength=episode.size
+        )
         last = over.ravel().nonzero()[0]
         ended = episode[1:].ravel().take(last)
         ends, indices = np.divmod(last, environments)
         ends += self._clock + 1
         born = np.zeros(len(returns), np.int64)
-        born[:environments], born[ended + environments] = self._born, ends + (self.spec.autoreset == "next_step")
+        born[:environments], born[ended + environments] = (
+            self._born,
+            ends + (self.spec.autoreset == "next_step"),
+        )
         self._finished[0].extend(indices.tolist())
-        self._finished[1].extend(map(Episode._make, zip(returns.take(ended).tolist(), (ends - born.take(ended)).tolist(), strict=True)))
+        self._finished[1].extend(
+            map(
+                Episode._make,
+                zip(returns.take(ended).tolist(), (ends - born.take(ended)).tolist(), strict=True),
+            )
+        )
         self._rewards[0], self._born = returns.take(episode[-1]), born.take(episode[-1])
         self._clock += count
 
-    def _write_mask(self, info: dict[str, Any], mask: Array | None, where: Array | None = None) -> None:
+    def _write_mask(
+        self, info: dict[str, Any], mask: Array | None, where: Array | None = None
+    ) -> None:
         """Copy the masks in ``info``, of the environments ``where`` [N] (None: all). Where an episode is over everything is allowed.
 
         What is not there must not be what another step left in the same memory: only where an episode is over it may be missing.
@@ -260,14 +322,20 @@ class VectorEnvironment:
             return
         wanted = np.ones(self.num_envs, np.bool_) if where is None else where
         given: Any = info.get("action_mask")
-        present = wanted & (False if given is None else np.asarray(info.get("_action_mask", wanted), np.bool_))
+        present = wanted & (
+            False if given is None else np.asarray(info.get("_action_mask", wanted), np.bool_)
+        )
         missing = np.flatnonzero(wanted & ~present & ~self._over)
         if len(missing):
-            raise UnexpectedShapeError(f"info['action_mask'] of environment {missing[0]} was there at the first reset and is missing now")
+            raise UnexpectedShapeError(
+                f"info['action_mask'] of environment {missing[0]} was there at the first reset and is missing now"
+            )
         for index in np.flatnonzero(present).tolist():
             flat = flat_mask(given[index])
             if flat.shape != mask.shape[1:]:
-                raise UnexpectedShapeError(f"info['action_mask'] of environment {index} has shape {flat.shape} instead of {mask.shape[1:]}")
+                raise UnexpectedShapeError(
+                    f"info['action_mask'] of environment {index} has shape {flat.shape} instead of {mask.shape[1:]}"
+                )
             mask[index] = flat
         mask[self._over] = True
 

@@ -51,7 +51,16 @@ class Draws(Mapping[int, DrawRecord]):
         seed: of the choice of shards.
     """
 
-    def __init__(self, *, arena: Arena, slots: int, shards: Shards, prioritised: bool, beta: Callable[[], float], seed: int) -> None:
+    def __init__(
+        self,
+        *,
+        arena: Arena,
+        slots: int,
+        shards: Shards,
+        prioritised: bool,
+        beta: Callable[[], float],
+        seed: int,
+    ) -> None:
         self._arena, self._shards, self._prioritised, self._beta = arena, shards, prioritised, beta
         self.draw_size, self._length = arena.layout.num_envs, arena.layout.steps
         """Items of each."""
@@ -83,7 +92,10 @@ class Draws(Mapping[int, DrawRecord]):
     @property
     def in_the_making(self) -> bool:
         """True while one is being written, or waits for the learner."""
-        return any(draw.state == "ready" or (draw.state == "drawing" and not draw.void) for draw in self.values())
+        return any(
+            draw.state == "ready" or (draw.state == "drawing" and not draw.void)
+            for draw in self.values()
+        )
 
     def views(self, number: int) -> Mapping[str, NDArray[Any]]:
         """The arrays of a draw."""
@@ -91,7 +103,13 @@ class Draws(Mapping[int, DrawRecord]):
 
     def begin(self, for_version: Version, shares: dict[int, float], *, oldest: int) -> None:
         """Ask the shards for their parts, as chance will have it by their ``shares``; of no version older than ``oldest``."""
-        counts = dict(zip(shares, self._generator.multinomial(self.draw_size, list(shares.values())).tolist(), strict=True))
+        counts = dict(
+            zip(
+                shares,
+                self._generator.multinomial(self.draw_size, list(shares.values())).tolist(),
+                strict=True,
+            )
+        )
         number, slot, first = self.begun, self.free_slots.pop(), 0
         self.begun += 1
         draw = self._under_way[number] = DrawRecord(slot, for_version, shares, set(), {})
@@ -131,16 +149,22 @@ class Draws(Mapping[int, DrawRecord]):
         probability = views["probability"].copy()
         for index, (_, first, count) in draw.parts.items():
             probability[first : first + count] *= draw.shares[index]
-        views["weight"][:] = importance_weights(probability, count=max(1, self._shards.size), beta=self._beta())
+        views["weight"][:] = importance_weights(
+            probability, count=max(1, self._shards.size), beta=self._beta()
+        )
         draw.state = "held"
         oldest = Version(draw.for_version.lineage, int(views["version"].min()))
-        return Batch(draw.for_version, (Trajectory(number, draw.slot, self._length, self.draw_size, oldest),))
+        return Batch(
+            draw.for_version, (Trajectory(number, draw.slot, self._length, self.draw_size, oldest),)
+        )
 
     def settle(self, number: int, *, skipped: bool) -> None:
         """The learner has trained on a draw, or skipped the update; its priorities lie in the slot, and go to the lives that drew."""
         self.trained += 1
         draw = self[number]
-        parts = {index: part for index, part in draw.parts.items() if self._shards.get(index) is part[0]}
+        parts = {
+            index: part for index, part in draw.parts.items() if self._shards.get(index) is part[0]
+        }
         if not self._prioritised or skipped or not parts:
             self._free(number)
             return

@@ -32,11 +32,15 @@ class Exchange:
         clock: monotonic seconds, less the time the run was paused.
     """
 
-    def __init__(self, *, ledger: Ledger, arena: Arena, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, ledger: Ledger, arena: Arena, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.ledger = ledger
         self.arena = arena
         self._clock = clock
-        self._wanting: deque[tuple[str, DeliverGrant]] = deque()  # an entry for each grant that an actor asked for
+        self._wanting: deque[tuple[str, DeliverGrant]] = (
+            deque()
+        )  # an entry for each grant that an actor asked for
         self._holders: set[str] = set()
         self._pulling: tuple[Version, DeliverBatch] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -191,7 +195,11 @@ class Exchange:
         ledger = self.ledger
         while self._wanting and ledger.grantable:
             holder, deliver = self._wanting.popleft()
-            deliver(ledger.grant(holder, seed_epoch=self.seed_epoch, ahead=ledger.ahead(len(self._holders))))
+            deliver(
+                ledger.grant(
+                    holder, seed_epoch=self.seed_epoch, ahead=ledger.ahead(len(self._holders))
+                )
+            )
 
     def _take(self) -> None:
         if self._pulling is None:

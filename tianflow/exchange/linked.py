@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tianflow.channels.arena import Arena, ArenaSlot
 from tianflow.channels.codec import decode_batch, encode_trajectory
 from tianflow.channels.link import Link
-from tianflow.channels.waiting import Answered, Asked, uncollected
+from tianflow.channels.waiting import ImmediateAnswer, PendingRequest, uncollected
 from tianflow.core.payloads import Batch, Episode, Grant, Settlement, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
 
@@ -37,8 +37,22 @@ class LinkTrajectorySender:
         in_hand_s: seconds of work to have in stock.
     """
 
-    def __init__(self, *, link: Link, arena: Arena, holder: str, announce: Callable[[Version], None], in_hand_s: float = IN_HAND_S) -> None:
-        self._link, self._arena, self._holder, self._announce, self._in_hand_s = link, arena, holder, announce, in_hand_s
+    def __init__(
+        self,
+        *,
+        link: Link,
+        arena: Arena,
+        holder: str,
+        announce: Callable[[Version], None],
+        in_hand_s: float = IN_HAND_S,
+    ) -> None:
+        self._link, self._arena, self._holder, self._announce, self._in_hand_s = (
+            link,
+            arena,
+            holder,
+            announce,
+            in_hand_s,
+        )
         self._waiting: asyncio.Future[Grant | None] | None = None
         self._in_stock: deque[Grant] = deque()
         self._asked = self._allowed = self._few = 0
@@ -49,16 +63,16 @@ class LinkTrajectorySender:
         self._closed = False
 
     def acquire(self) -> Coroutine[Any, Any, Grant]:
-        """Ask, and wait for the answer; EndOfChannel when the run wants no more. Asked at the call, as `LinkBatchSource.next_batch` is."""
+        """Ask, and wait for the answer; EndOfChannel when the run wants no more. PendingRequest at the call, as `LinkBatchSource.next_batch` is."""
         if self._closed:
             raise ClosedChannelError(f"{self._holder} closed its end")
         self._acquired += 1
         if self._asked + len(self._in_stock) <= self._few:
             self._ask()
         if self._in_stock:
-            return Answered(self._in_stock.popleft())
+            return ImmediateAnswer(self._in_stock.popleft())
         self._waiting = asyncio.get_running_loop().create_future()
-        return Asked(self._granted(self._waiting))
+        return PendingRequest(self._granted(self._waiting))
 
     def _ask(self) -> None:
         """For the one that is acquired, and for what is to lie in stock: half of it has been used."""
@@ -145,12 +159,12 @@ class LinkBatchSource:
         self._pull = 0
 
     def next_batch(self, for_version: Version) -> Coroutine[Any, Any, Batch]:
-        """Pull; EndOfChannel at the end. Asked at the call, together with whatever else was sent in this turn of the loop."""
+        """Pull; EndOfChannel at the end. PendingRequest at the call, together with whatever else was sent in this turn of the loop."""
         self._waiting = asyncio.get_running_loop().create_future()
         self._pull += 1
         self._link.send("pull", self._pull, *for_version)
         self._link.push()  # actors may wait for the credits of the settlement before it, and this loop has an update to begin
-        return Asked(self._pulled(self._waiting))
+        return PendingRequest(self._pulled(self._waiting))
 
     async def _pulled(self, waiting: asyncio.Future[Batch | None]) -> Batch:
         try:
@@ -167,7 +181,9 @@ class LinkBatchSource:
 
     def batch(self, fields: Sequence[Any] | None) -> None:
         """The coordinator's answer: the number of the pull and the batch. One to a pull that was cancelled goes back."""
-        pull, batch = (self._pull, None) if fields is None else (fields[0], decode_batch(fields[1:]))
+        pull, batch = (
+            (self._pull, None) if fields is None else (fields[0], decode_batch(fields[1:]))
+        )
         if pull == self._pull and self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(batch)
         elif batch is not None:
@@ -188,7 +204,14 @@ class LinkBatchSource:
     def settle(self, settlement: Settlement) -> None:
         """One update is over."""
         bound = settlement.bound
-        self._link.send("settle", list(settlement.version), list(settlement.tickets), bound, settlement.published, settlement.skipped)
+        self._link.send(
+            "settle",
+            list(settlement.version),
+            list(settlement.tickets),
+            bound,
+            settlement.published,
+            settlement.skipped,
+        )
 
     def published(self, version: Version) -> None:
         """A version was published between updates."""

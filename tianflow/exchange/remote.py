@@ -30,11 +30,18 @@ class ServedExchange:
         push: Callable[[], None],
         on_episodes: Callable[[str, Sequence[Episode]], object],
     ) -> None:
-        self._exchange, self._send, self._push, self._on_episodes = exchange, send, push, on_episodes
+        self._exchange, self._send, self._push, self._on_episodes = (
+            exchange,
+            send,
+            push,
+            on_episodes,
+        )
         self.handlers: Mapping[str, Callable[..., None]] = {
             "want": self._want,
             "unwant": exchange.cancel_request,
-            "begin": lambda ticket, lineage, number: exchange.begin(ticket, Version(lineage, number)),
+            "begin": lambda ticket, lineage, number: exchange.begin(
+                ticket, Version(lineage, number)
+            ),
             "commit": self._commit,
             "abort": exchange.abort,
             "pull": self._pull,
@@ -58,7 +65,10 @@ class ServedExchange:
 
     def _commit(self, holder: str, fields: list[int], ended: list[list[Any]]) -> None:
         if self._exchange.commit(decode_trajectory(fields)) and ended:
-            self._on_episodes(holder, [Episode(float(episode_return), int(length)) for episode_return, length in ended])
+            self._on_episodes(
+                holder,
+                [Episode(float(episode_return), int(length)) for episode_return, length in ended],
+            )
 
     def _pull(self, pull: int, lineage: int, number: int) -> None:
         def deliver(batch: Batch | None) -> None:
@@ -67,5 +77,14 @@ class ServedExchange:
 
         self._exchange.request_batch(Version(lineage, number), deliver)
 
-    def _settle(self, version: list[int], tickets: list[int], bound: int | None, published: bool, skipped: bool) -> None:
-        self._exchange.settle(Settlement(Version(*version), tuple(tickets), bound, published, skipped))
+    def _settle(
+        self,
+        version: list[int],
+        tickets: list[int],
+        bound: int | None,
+        published: bool,
+        skipped: bool,
+    ) -> None:
+        self._exchange.settle(
+            Settlement(Version(*version), tuple(tickets), bound, published, skipped)
+        )

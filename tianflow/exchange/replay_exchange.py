@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tianflow.core.payloads import NO_VERSION, Drop, Holdings, Settlement, StateFile, Store, Trajectory, Version
+from tianflow.core.payloads import (
+    NO_VERSION,
+    DropItems,
+    Holdings,
+    Settlement,
+    StateFile,
+    StoreTrajectory,
+    Trajectory,
+    Version,
+)
 from tianflow.core.statistics import ReplayStatistics
 from tianflow.exchange.draws import Draws
 from tianflow.exchange.exchange import Exchange
@@ -73,10 +82,20 @@ class ReplayExchange(Exchange):
         super().__init__(ledger=ledger, arena=arena, clock=clock)
         self.limiter, self._period = limiter, period
         self._shards = Shards(limiter=limiter, count=shards)
-        self._draws = Draws(arena=draws, slots=slots, shards=self._shards, prioritised=prioritised, beta=beta, seed=seed)
+        self._draws = Draws(
+            arena=draws,
+            slots=slots,
+            shards=self._shards,
+            prioritised=prioritised,
+            beta=beta,
+            seed=seed,
+        )
         self._committed: deque[int] = deque()
         """Tickets for which no shard was there or no room, in order of arrival. Some may have been dropped since."""
-        self._ahead, self._delivered = ahead, NO_VERSION  # what the last draw that the learner was given is for
+        self._ahead, self._delivered = (
+            ahead,
+            NO_VERSION,
+        )  # what the last draw that the learner was given is for
         self._blocked = {"insert": Stopwatch(clock), "draw": Stopwatch(clock)}
 
     # Actors ---------------------------------------------------------------------------------------------------------
@@ -92,7 +111,7 @@ class ReplayExchange(Exchange):
         """A shard works. It holds nothing, or at the start of a resumed run what was kept of it; its first `dropped` says what."""
         self.shard_lost(index)
         self._shards.open(index, incarnation, port)
-        port.ask(Drop("lineage" if self._others_too_old() else ""))
+        port.ask(DropItems("lineage" if self._others_too_old() else ""))
         self._pump()
 
     def shard_lost(self, index: int, reason: str = "shard_lost") -> None:
@@ -104,14 +123,18 @@ class ReplayExchange(Exchange):
         self._draws.shard_lost(index, reason)
         self._pump()
 
-    def stored(self, index: int, incarnation: int, ticket: int, items: int, holdings: Holdings) -> None:
+    def stored(
+        self, index: int, incarnation: int, ticket: int, items: int, holdings: Holdings
+    ) -> None:
         """A shard has copied a trajectory, which brought it ``items`` new items."""
         shard = self._shards.answering(index, incarnation)
         if shard is not None and self._shards.stored(shard, ticket, items, holdings):
             self.ledger.inserted(ticket)
             self._pump()
 
-    def drawn(self, index: int, incarnation: int, number: int, count: int, holdings: Holdings) -> None:
+    def drawn(
+        self, index: int, incarnation: int, number: int, count: int, holdings: Holdings
+    ) -> None:
         """A shard has written its part of a draw; ``count`` 0: it holds nothing that may be drawn, or has too few draws left."""
         shard = self._shards.answering(index, incarnation)
         if shard is None:
@@ -139,7 +162,9 @@ class ReplayExchange(Exchange):
             self._shards.begins_with(index, shard, holdings)
             self._pump()
 
-    def kept(self, index: int, incarnation: int, sha256: str, nbytes: int, holdings: Holdings) -> None:
+    def kept(
+        self, index: int, incarnation: int, sha256: str, nbytes: int, holdings: Holdings
+    ) -> None:
         """A shard has written all it holds; "" if it could not."""
         shard = self._shards.answering(index, incarnation)
         if shard is not None:
@@ -176,7 +201,7 @@ class ReplayExchange(Exchange):
 
     def _drop_all(self) -> None:
         for shard in self._shards.values():
-            shard.port.ask(Drop("lineage"))
+            shard.port.ask(DropItems("lineage"))
         self._draws.discard_all(("drawing", "ready"), "expired")
 
     def give_back(self, tickets: Iterable[int]) -> None:
@@ -196,7 +221,9 @@ class ReplayExchange(Exchange):
             if draw is None or draw.state != "held":
                 raise LedgerError(f"draw {number} was trained on without the learner having it")
             ages = now - self._draws.views(number)["version"]
-            if settlement.bound is None:  # an item may name a version that a lineage after its own has not reached
+            if (
+                settlement.bound is None
+            ):  # an item may name a version that a lineage after its own has not reached
                 np.maximum(ages, 0, out=ages)
             self.ledger.replayed(Counter(ages.tolist()), settlement.bound)
             self._draws.settle(number, skipped=settlement.skipped)
@@ -242,8 +269,10 @@ class ReplayExchange(Exchange):
             return False
         self._committed.popleft()
         trajectory = self.ledger.take_one(ticket.number)
-        shard = self._shards.send(ticket.holder, ticket.number, items=expected, actors=len(self._holders))
-        shard.port.ask(Store(trajectory.ticket, trajectory.slot, trajectory.length))
+        shard = self._shards.send(
+            ticket.holder, ticket.number, items=expected, actors=len(self._holders)
+        )
+        shard.port.ask(StoreTrajectory(trajectory.ticket, trajectory.slot, trajectory.length))
         return True
 
     def _room_for(self, items: int) -> bool:
@@ -254,7 +283,11 @@ class ReplayExchange(Exchange):
 
     def _serve(self) -> None:
         """Give the learner the draw that it waits for, or begin it; or begin the next one. If both limiter and shards have it."""
-        for number in [number for number, draw in self._draws.items() if draw.state == "ready" and self._pulling is not None]:
+        for number in [
+            number
+            for number, draw in self._draws.items()
+            if draw.state == "ready" and self._pulling is not None
+        ]:
             self._deliver(number)
         if self._pulling is None:
             self._blocked["draw"].set(False)
@@ -262,15 +295,25 @@ class ReplayExchange(Exchange):
             return
         if self._pulling is None and not self._may_draw_ahead():
             return
-        for_version = self._pulling[0] if self._pulling else Version(self._delivered.lineage, self._delivered.number + 1)
+        for_version = (
+            self._pulling[0]
+            if self._pulling
+            else Version(self._delivered.lineage, self._delivered.number + 1)
+        )
         shares = self._shards.shares()
-        blocked = not shares or not self._draws.free_slots or not self.limiter.may_draw(self._draws.draw_size)
+        blocked = (
+            not shares
+            or not self._draws.free_slots
+            or not self.limiter.may_draw(self._draws.draw_size)
+        )
         self._blocked["draw"].set(blocked and self._pulling is not None)
         if blocked or for_version.lineage != self.ledger.version.lineage:
             return
         bound = self.ledger.limits.max_staleness
         self.limiter.drawn(self._draws.draw_size)
-        self._draws.begin(for_version, shares, oldest=NO_BOUND if bound is None else for_version.number - bound)
+        self._draws.begin(
+            for_version, shares, oldest=NO_BOUND if bound is None else for_version.number - bound
+        )
 
     def _may_draw_ahead(self) -> bool:
         return self._ahead and self.ledger.limits.max_staleness is None
@@ -297,7 +340,9 @@ class ReplayExchange(Exchange):
             deletes=limiter.deletes,
             drawn=draws.begun * draws.draw_size,
             trained=draws.trained * draws.draw_size,
-            discarded={reason: count * draws.draw_size for reason, count in draws.discarded.items()},
+            discarded={
+                reason: count * draws.draw_size for reason, count in draws.discarded.items()
+            },
             held=draws.held * draws.draw_size,
             diff=limiter.diff,
             limits=self.limiter.limits,

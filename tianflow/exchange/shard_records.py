@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from tianflow.core.payloads import Holdings, Keep, ShardRequest, StateFile, shard_file
+from tianflow.core.payloads import Holdings, SaveItems, ShardRequest, StateFile, shard_file
 from tianflow.replay.sharding import shard_probabilities
 
 if TYPE_CHECKING:
@@ -135,7 +135,9 @@ class Shards(Mapping[int, ShardRecord]):
 
     def _removed(self, items: int) -> None:
         """Until all shards have said what they bring back, the limiter may know of fewer than they hold."""
-        self._limiter.deleted(min(items, self._limiter.statistics().size) if self._restoring else items)
+        self._limiter.deleted(
+            min(items, self._limiter.statistics().size) if self._restoring else items
+        )
 
     # Drawing ----------------------------------------------------------------------------------------------------------
 
@@ -151,9 +153,19 @@ class Shards(Mapping[int, ShardRecord]):
 
     def shares(self) -> dict[int, float]:
         """Each shard's probability of being drawn from: in proportion to mass; by number of items if nothing has mass. None is 0."""
-        drawable = {index: shard.holdings for index, shard in self._up.items() if shard.holdings.items and not shard.spent}
-        chances = shard_probabilities([held.mass for held in drawable.values()], [held.items for held in drawable.values()])
-        return {index: chance for index, chance in zip(drawable, chances.tolist(), strict=True) if chance > 0.0}
+        drawable = {
+            index: shard.holdings
+            for index, shard in self._up.items()
+            if shard.holdings.items and not shard.spent
+        }
+        chances = shard_probabilities(
+            [held.mass for held in drawable.values()], [held.items for held in drawable.values()]
+        )
+        return {
+            index: chance
+            for index, chance in zip(drawable, chances.tolist(), strict=True)
+            if chance > 0.0
+        }
 
     # Keeping ----------------------------------------------------------------------------------------------------------
 
@@ -163,7 +175,7 @@ class Shards(Mapping[int, ShardRecord]):
         for index, shard in self._up.items():
             waiting[shard_file(index)] = future = asyncio.get_running_loop().create_future()
             shard.keeping.append(future)
-            shard.port.ask(Keep(str(directory / shard_file(index))))
+            shard.port.ask(SaveItems(str(directory / shard_file(index))))
         files = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
         return {name: file for name, file in files.items() if file is not None}
 

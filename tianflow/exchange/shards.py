@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from tianflow.core.payloads import DrawPart, Drop, Holdings, Keep, Prioritise, ShardRequest, StateFile, Store
+from tianflow.core.payloads import (
+    DrawPart,
+    DropItems,
+    Holdings,
+    Prioritise,
+    SaveItems,
+    ShardRequest,
+    StateFile,
+    StoreTrajectory,
+)
 from tianflow.errors import BrokenChannelError, WouldBlock
 
 if TYPE_CHECKING:
@@ -17,7 +26,13 @@ if TYPE_CHECKING:
     from tianflow.channels.arena import Arena
     from tianflow.exchange.replay_exchange import ReplayExchange
 
-_REQUESTS: dict[str, type[ShardRequest]] = {"store": Store, "draw": DrawPart, "prioritise": Prioritise, "drop": Drop, "keep": Keep}
+_REQUESTS: dict[str, type[ShardRequest]] = {
+    "store": StoreTrajectory,
+    "draw": DrawPart,
+    "prioritise": Prioritise,
+    "drop": DropItems,
+    "keep": SaveItems,
+}
 _NAMES = {cls: name for name, cls in _REQUESTS.items()}
 
 
@@ -25,7 +40,7 @@ class ShardEnd:
     """One shard's end: whoever waits for a draw does not wait for what is to be stored.
 
     Draws and priorities go before trajectories, which stay in order, as do draws and priorities; but nothing goes before what
-    is about everything that is there, `Drop` and `Keep`. `ask` is called by whoever brings requests; it is
+    is about everything that is there, `DropItems` and `SaveItems`. `ask` is called by whoever brings requests; it is
     `tianflow.exchange.shard_records.ShardPort` in memory.
 
     Waits: for a request. Unblocked by: `ask`.
@@ -49,7 +64,7 @@ class ShardEnd:
         if isinstance(request, DrawPart | Prioritise) and not self._barriers:
             self._soon.append(request)
         else:
-            self._barriers += isinstance(request, Drop | Keep)
+            self._barriers += isinstance(request, DropItems | SaveItems)
             self._in_order.append(request)
         self._asked.set()
 
@@ -67,7 +82,7 @@ class ShardEnd:
         if not self._in_order:
             raise WouldBlock("nobody has asked the shard for anything")
         request = self._in_order.popleft()
-        self._barriers -= isinstance(request, Drop | Keep)
+        self._barriers -= isinstance(request, DropItems | SaveItems)
         return request
 
     def receive_soon(self) -> list[DrawPart | Prioritise]:
@@ -102,7 +117,12 @@ class ShardEnd:
 
     def kept(self, file: StateFile | None, holdings: Holdings) -> None:
         """Everything was written, or, None, could not be."""
-        self._answer("kept", "" if file is None else file.sha256, 0 if file is None else file.nbytes, list(holdings))
+        self._answer(
+            "kept",
+            "" if file is None else file.sha256,
+            0 if file is None else file.nbytes,
+            list(holdings),
+        )
 
 
 class LinkShardPort:
@@ -125,7 +145,9 @@ def decode_request(name: str, values: Sequence[Any]) -> ShardRequest:
     """The inverse of `encode_request`. BrokenChannelError if there is no such request, or its fields do not fit."""
     cls = _REQUESTS.get(name)
     if cls is None or len(values) != len(fields(cls)):
-        raise BrokenChannelError(f"a message asks a shard for what this version does not know: {name!r}")
+        raise BrokenChannelError(
+            f"a message asks a shard for what this version does not know: {name!r}"
+        )
     return cls(*values)
 
 

@@ -30,11 +30,21 @@ class Deployed(nn.Module):
         action = loaded.spec.action
         self._action, self._dtype = action, getattr(torch, action.dtype)
         if action.kind == "box":
-            self._low, self._high = (torch.tensor(bounds, dtype=self._dtype).view(action.shape) for bounds in (action.low, action.high))
+            self._low, self._high = (
+                torch.tensor(bounds, dtype=self._dtype).view(action.shape)
+                for bounds in (action.low, action.high)
+            )
         else:
-            self._start = torch.tensor(action.start[0] if action.kind == "discrete" else action.start, dtype=torch.int64)
+            self._start = torch.tensor(
+                action.start[0] if action.kind == "discrete" else action.start, dtype=torch.int64
+            )
 
-    def forward(self, observation: Tensor | Tree, state: Tree | None = None, action_mask: Tensor | None = None) -> dict[str, Any]:
+    def forward(
+        self,
+        observation: Tensor | Tree,
+        state: Tree | None = None,
+        action_mask: Tensor | None = None,
+    ) -> dict[str, Any]:
         """One step of N environments, with the most probable actions.
 
         Args:
@@ -46,10 +56,20 @@ class Deployed(nn.Module):
             ``action`` [N, *action shape] as the environment takes it, the parameters under their names, and ``state`` if there is one.
         """
         leaves: Any = {"": observation} if self._single else observation
-        stored = {leaf.name: self._stored(leaf, leaves[leaf.name]) for leaf in self._spec.observation}
+        stored = {
+            leaf.name: self._stored(leaf, leaves[leaf.name]) for leaf in self._spec.observation
+        }
         step = self._policy.act(stored, state or {}, None, action_mask)
-        named = self._policy.named(step.parameters) if isinstance(self._policy, NamesParameters) else {"parameters": step.parameters}
-        return {"action": self._taken(step.action), **named, **({"state": dict(step.state)} if state else {})}
+        named = (
+            self._policy.named(step.parameters)
+            if isinstance(self._policy, NamesParameters)
+            else {"parameters": step.parameters}
+        )
+        return {
+            "action": self._taken(step.action),
+            **named,
+            **({"state": dict(step.state)} if state else {}),
+        }
 
     def inputs(self, batch: int, generator: np.random.Generator) -> dict[str, Any]:
         """Arguments of `forward` that may be met; floats are standard normal, and every action is allowed."""
@@ -57,7 +77,10 @@ class Deployed(nn.Module):
         found: dict[str, Any] = {"observation": leaves[""] if self._single else leaves}
         state = self._policy.initial_state(batch)
         if state:
-            found["state"] = {name: torch.from_numpy(generator.normal(size=leaf.shape)).float() for name, leaf in state.items()}
+            found["state"] = {
+                name: torch.from_numpy(generator.normal(size=leaf.shape)).float()
+                for name, leaf in state.items()
+            }
         if self._spec.action_mask:
             found["action_mask"] = torch.ones(batch, self._spec.action.mask_size, dtype=torch.bool)
         return found
@@ -76,7 +99,9 @@ class Deployed(nn.Module):
     def _drawn(self, leaf: LeafSpec, batch: int, generator: np.random.Generator) -> Tensor:
         raw, shape = self._raw[leaf.name], (batch, *leaf.shape)
         if leaf.categories:
-            values: NDArray[Any] = generator.integers(0, np.asarray(leaf.categories).reshape(leaf.shape), shape)
+            values: NDArray[Any] = generator.integers(
+                0, np.asarray(leaf.categories).reshape(leaf.shape), shape
+            )
             values += 0 if raw.start is None else raw.start
         elif raw.dtype.startswith("float"):
             values = generator.normal(size=shape)

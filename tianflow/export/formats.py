@@ -41,7 +41,9 @@ def to_pt2(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
     program = _traced(deployed)
     buffer = io.BytesIO()
     with _quiet():
-        torch.export.save(program, buffer, extra_files={METADATA: json.dumps(_complete(metadata, deployed))})
+        torch.export.save(
+            program, buffer, extra_files={METADATA: json.dumps(_complete(metadata, deployed))}
+        )
         loaded = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     _require_alike(deployed, lambda inputs: list(flat(loaded(**inputs)).values()))
     return buffer.getvalue()
@@ -58,11 +60,25 @@ def to_onnx(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
         import onnxruntime
         import onnxscript  # noqa: F401 - PyTorch writes ONNX with it
     except ImportError as error:
-        raise ExportError(f"ONNX is written with packages of an extra: pip install 'tianflow[onnx]' first ({error})", bad=True) from None
+        raise ExportError(
+            f"ONNX is written with packages of an extra: pip install 'tianflow[onnx]' first ({error})",
+            bad=True,
+        ) from None
     complete = _complete(metadata, deployed, after="next_")
-    inputs, outputs, program = list(complete["inputs"]), list(complete["outputs"]), _traced(deployed)
+    inputs, outputs, program = (
+        list(complete["inputs"]),
+        list(complete["outputs"]),
+        _traced(deployed),
+    )
     with _quiet(), _as_export_errors("written as ONNX"):
-        written: Any = torch.onnx.export(program, dynamo=True, input_names=inputs, output_names=outputs, verbose=False, optimize=True)
+        written: Any = torch.onnx.export(
+            program,
+            dynamo=True,
+            input_names=inputs,
+            output_names=outputs,
+            verbose=False,
+            optimize=True,
+        )
         model = written.model_proto
     onnx.helper.set_model_props(model, {"tianflow": json.dumps(complete)})
     for value in (*model.graph.input, *model.graph.output):
@@ -78,14 +94,22 @@ def to_onnx(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
     return data
 
 
-def _complete(metadata: Mapping[str, Any], deployed: Deployed, *, after: str = "") -> dict[str, Any]:
+def _complete(
+    metadata: Mapping[str, Any], deployed: Deployed, *, after: str = ""
+) -> dict[str, Any]:
     """``metadata`` with dtype and shape of everything that goes in and comes out; ``after`` goes before the names of new state."""
 
     def described(tree: Mapping[str, Tensor]) -> dict[str, Any]:
-        return {name: {"dtype": str(x.dtype).removeprefix("torch."), "shape": ["batch", *x.shape[1:]]} for name, x in tree.items()}
+        return {
+            name: {"dtype": str(x.dtype).removeprefix("torch."), "shape": ["batch", *x.shape[1:]]}
+            for name, x in tree.items()
+        }
 
     example = _example(deployed, 2)
-    outputs = {f"{after}{name}" if name.startswith("state/") else name: x for name, x in flat(deployed(**example)).items()}
+    outputs = {
+        f"{after}{name}" if name.startswith("state/") else name: x
+        for name, x in flat(deployed(**example)).items()
+    }
     return {**metadata, "inputs": described(flat(example)), "outputs": described(outputs)}
 
 
@@ -94,16 +118,28 @@ def _traced(deployed: Deployed) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
 
     def shapes(tree: Any) -> Any:
-        return {name: shapes(leaf) for name, leaf in tree.items()} if isinstance(tree, Mapping) else {0: batch}
+        return (
+            {name: shapes(leaf) for name, leaf in tree.items()}
+            if isinstance(tree, Mapping)
+            else {0: batch}
+        )
 
     example = _example(deployed, 2)
     with _quiet(), _as_export_errors("traced"):
-        program = torch.export.export(deployed, (), example, dynamic_shapes=shapes(example), strict=False)
+        program = torch.export.export(
+            deployed, (), example, dynamic_shapes=shapes(example), strict=False
+        )
     program.example_inputs = None  # they would be written as a pickle
     for node in program.graph.nodes:  # file names of this machine
         node.meta.pop("stack_trace", None)
     # Weights are views of one buffer, which would be written whole for each of them.
-    program.constants.update({name: value.detach().clone() for name, value in program.constants.items() if isinstance(value, Tensor)})
+    program.constants.update(
+        {
+            name: value.detach().clone()
+            for name, value in program.constants.items()
+            if isinstance(value, Tensor)
+        }
+    )
     return program
 
 
@@ -121,9 +157,13 @@ def _require_alike(deployed: Deployed, run: Run) -> None:
             # two values that are equal to rounding may change places, so actions of a choice are not compared
             alike = wanted.shape == value.shape and wanted.dtype == value.dtype
             if alike and wanted.is_floating_point():
-                alike = bool((wanted - value).abs().max() <= 1e-4 + 1e-3 * wanted.abs().max())  # large numbers may cancel to small ones
+                alike = bool(
+                    (wanted - value).abs().max() <= 1e-4 + 1e-3 * wanted.abs().max()
+                )  # large numbers may cancel to small ones
             if not alike:
-                raise ExportError(f"the exported program computes another {name} than the policy, for {batch} observations at once")
+                raise ExportError(
+                    f"the exported program computes another {name} than the policy, for {batch} observations at once"
+                )
 
 
 @contextlib.contextmanager
@@ -133,13 +173,17 @@ def _as_export_errors(doing: str) -> Iterator[None]:
         yield
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
-        raise ExportError(f"the policy cannot be {doing}: {type(error).__name__}: {first}") from error
+        raise ExportError(
+            f"the policy cannot be {doing}: {type(error).__name__}: {first}"
+        ) from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """What PyTorch says about its own insides is not for the person who exports."""
-    loud = [logging.getLogger(name) for name in ("torch.export", "torch.onnx", "onnxscript", "onnx_ir")]
+    loud = [
+        logging.getLogger(name) for name in ("torch.export", "torch.onnx", "onnxscript", "onnx_ir")
+    ]
     levels = [logger.level for logger in loud]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

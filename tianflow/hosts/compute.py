@@ -27,7 +27,9 @@ class Compute:
     def __init__(self, *, name: str, on_orphan: Callable[[BaseException], None]) -> None:
         self._on_orphan = on_orphan
         # Bounded by the number of components of the host: each waits for its own turn before it asks for another.
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[object, BaseException | None], None]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[
+            tuple[Callable[[], Any], Callable[[object, BaseException | None], None]] | None
+        ] = queue.SimpleQueue()
         self.stopping = threading.Event()
         """Set when the host is to end; compute functions look at it once a step or minibatch."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -46,7 +48,11 @@ class Compute:
                 if error is not None:
                     self._on_orphan(error)
             elif isinstance(error, StopIteration):  # no future can hold one
-                future.set_exception(RuntimeError("a compute function raised StopIteration").with_traceback(error.__traceback__))
+                future.set_exception(
+                    RuntimeError("a compute function raised StopIteration").with_traceback(
+                        error.__traceback__
+                    )
+                )
             elif error is not None:
                 future.set_exception(error)
             else:
@@ -64,7 +70,11 @@ class Compute:
             return await future
         except asyncio.CancelledError:
             # Cancelled in the turn in which the answer came: nobody will ever look at it.
-            if future.done() and not future.cancelled() and (error := future.exception()) is not None:
+            if (
+                future.done()
+                and not future.cancelled()
+                and (error := future.exception()) is not None
+            ):
                 self._on_orphan(error)
             raise
 
@@ -79,7 +89,9 @@ class Compute:
             del job  # a waiting thread must not keep the last result alive
 
 
-def _call(function: Callable[[], Any], deliver: Callable[[object, BaseException | None], None]) -> None:
+def _call(
+    function: Callable[[], Any], deliver: Callable[[object, BaseException | None], None]
+) -> None:
     try:
         result = function()
     except BaseException as error:  # noqa: BLE001 - a boundary: whatever it is belongs to the caller

@@ -25,4 +25,6 @@ def require_none(name: str, *, instead: str) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise RuntimeError(f"{name} blocks, and an event loop is running here already, as in a notebook; there: {instead}")
+    raise RuntimeError(
+        f"{name} blocks, and an event loop is running here already, as in a notebook; there: {instead}"
+    )

@@ -139,7 +139,9 @@ class Builder:
         from tianflow.hosts.shard_factory import restored_shard
 
         config, spec = self._config, self._plan.spec
-        kept = self._plan.checkpoint if self._plan.incarnation == 0 else None  # one that was lost begins empty: so the run has counted it
+        kept = (
+            self._plan.checkpoint if self._plan.incarnation == 0 else None
+        )  # one that was lost begins empty: so the run has counted it
         return ReplayShard(
             name=component.name,
             host=self._plan.host,
@@ -175,7 +177,9 @@ class Builder:
         self._set_threads()
         policy = _factory(self._config).make_policy(self._config, self._plan.spec)
         nbytes = policy.table.nbytes
-        return policy, PolicyWeights(reader=self._ends.weights_reader(nbytes), policy=policy, nbytes=nbytes)
+        return policy, PolicyWeights(
+            reader=self._ends.weights_reader(nbytes), policy=policy, nbytes=nbytes
+        )
 
     def _actors_policy(self) -> tuple[Policy, PolicyWeights]:
         from tianflow.algorithms.common.precision import act_in
@@ -189,7 +193,9 @@ class Builder:
 
         life = life_of(self._plan.era, self._plan.incarnation, self._rolled[component.name])
         self._rolled[component.name] += 1
-        policy, weights = self._acting = self._acting or self._actors_policy()  # one for all actors here: each has the thread to itself
+        policy, weights = self._acting = (
+            self._acting or self._actors_policy()
+        )  # one for all actors here: each has the thread to itself
         rollout = Rollout(
             config=self._config,
             spec=self._plan.spec,
@@ -219,13 +225,17 @@ class Builder:
 
         if self._plan.draws is not None:
             return DrawStacker(layout=self._plan.draws, device=self._device())
-        return BatchStacker(layout=self._plan.layout, trajectories=trajectories, device=self._device())
+        return BatchStacker(
+            layout=self._plan.layout, trajectories=trajectories, device=self._device()
+        )
 
     def _device(self) -> torch.device:
         import torch
 
         name = self._config.learner.device
-        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        return torch.device(
+            ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+        )
 
     def _set_threads(self) -> None:
         import torch

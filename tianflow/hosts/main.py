@@ -25,7 +25,13 @@ from tianflow.config.model import Config
 from tianflow.core.layout import layout_from_wire, spec_from_wire
 from tianflow.core.payloads import SavedState, Version
 from tianflow.core.program import ComponentSpec
-from tianflow.errors import CheckpointError, ConfigError, EnvironmentFailedError, PoisonedTrajectoryError, RunError
+from tianflow.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvironmentFailedError,
+    PoisonedTrajectoryError,
+    RunError,
+)
 from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
 from tianflow.exchange.shards import ShardEnd, decode_request
 from tianflow.hosts import event_loop as loops
@@ -53,14 +59,18 @@ def describe(name: str, error: BaseException) -> tuple[str, str, str]:
     return name, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 
-async def save(taken: Awaitable[LearnerState], staged: Path, executor: ThreadPoolExecutor) -> SavedState:
+async def save(
+    taken: Awaitable[LearnerState], staged: Path, executor: ThreadPoolExecutor
+) -> SavedState:
     """Write a learner's state, once it was ``taken`` at a boundary, into ``staged``, while training goes on.
 
     Raises:
         CheckpointError: it could not be written, or is not finite.
     """
     state = await taken
-    file = await asyncio.get_running_loop().run_in_executor(executor, checkpoint.write_state, staged, state.arrays)
+    file = await asyncio.get_running_loop().run_in_executor(
+        executor, checkpoint.write_state, staged, state.arrays
+    )
     return SavedState(state.version, state.samples, file)
 
 
@@ -76,7 +86,12 @@ class HostProcess:
     """Joins the components of one child process to the coordinator's link. `tianflow.hosts.factory.Ends` in shared memory."""
 
     def __init__(
-        self, order: Mapping[str, Any], end: socket.socket, slots: SharedMemory, weights_fd: int, draws: SharedMemory | None
+        self,
+        order: Mapping[str, Any],
+        end: socket.socket,
+        slots: SharedMemory,
+        weights_fd: int,
+        draws: SharedMemory | None,
     ) -> None:
         self._order = order
         self.name: str = order["host"]
@@ -95,7 +110,9 @@ class HostProcess:
         self._link = Link(end=end, handle=self._handle, closed=self._closed)
         self.events = _LinkEvents(self._link)
         self._compute = Compute(name="compute", on_orphan=self._orphan)
-        self._builder = Builder(blueprint=_blueprint(order, layout, draw_layout), ends=self, compute=self._compute)
+        self._builder = Builder(
+            blueprint=_blueprint(order, layout, draw_layout), ends=self, compute=self._compute
+        )
         self._senders: dict[str, LinkTrajectorySender] = {}
         self._source: LinkBatchSource | None = None
         self._shard: ShardEnd | None = None
@@ -116,7 +133,9 @@ class HostProcess:
             "components": lambda wanted: self.reconcile([ComponentSpec(*item) for item in wanted]),
             "save": lambda number, staged: self._errand(self._save(number, Path(staged))),
             "rest": lambda number: self._errand(self._rest(number)),
-            "evaluate": lambda number, lineage, version: self._errand(self._evaluate(number, Version(lineage, version))),
+            "evaluate": lambda number, lineage, version: self._errand(
+                self._evaluate(number, Version(lineage, version))
+            ),
             "stop": lambda: self._finish(0),
         }
 
@@ -149,7 +168,9 @@ class HostProcess:
     def _add(self, component: ComponentSpec) -> None:
         made = self._builder.build(component)
         self._components[component.name] = made
-        task = asyncio.create_task(made.run(lambda: self._link.send("started", component.name)), name=component.name)
+        task = asyncio.create_task(
+            made.run(lambda: self._link.send("started", component.name)), name=component.name
+        )
         self._tasks[component.name] = task
         task.add_done_callback(self._component_ended)
 
@@ -157,7 +178,9 @@ class HostProcess:
 
     def sender(self, holder: str) -> LinkTrajectorySender:
         """An actor's end."""
-        self._senders[holder] = LinkTrajectorySender(link=self._link, arena=self._arena, holder=holder, announce=self._announce)
+        self._senders[holder] = LinkTrajectorySender(
+            link=self._link, arena=self._arena, holder=holder, announce=self._announce
+        )
         return self._senders[holder]
 
     def source(self) -> LinkBatchSource:
@@ -188,7 +211,8 @@ class HostProcess:
             memory = SharedMemory.attach(self._weights_fd, SharedWeights.nbytes_for(nbytes))
             if nbytes and memory.nbytes != SharedWeights.nbytes_for(nbytes):
                 raise RunError(
-                    self.name, f"this process has {nbytes} bytes of weights, the run has others: was the code changed meanwhile?"
+                    self.name,
+                    f"this process has {nbytes} bytes of weights, the run has others: was the code changed meanwhile?",
                 )
             self._weights = SharedWeights(memory=memory, nbytes=nbytes)
             self._weights.announce(self._announced)
@@ -221,8 +245,12 @@ class HostProcess:
         if self._shard is not None:
             self._shard.ask(decode_request(name, values))
 
-    def _on_settings(self, generation: int, config: dict[str, Any], bound: int | None, paused: bool, hold: bool) -> None:
-        self.settings.put(LiveSettings(Config.model_validate(config), bound, paused, hold), generation)
+    def _on_settings(
+        self, generation: int, config: dict[str, Any], bound: int | None, paused: bool, hold: bool
+    ) -> None:
+        self.settings.put(
+            LiveSettings(Config.model_validate(config), bound, paused, hold), generation
+        )
 
     async def _save(self, number: int, staged: Path) -> None:
         learner = self._components["learner"]
@@ -232,7 +260,14 @@ class HostProcess:
         except CheckpointError as error:
             self._link.send("not_saved", number, str(error))
         else:
-            self._link.send("saved", number, list(saved.version), saved.samples, saved.file.sha256, saved.file.nbytes)
+            self._link.send(
+                "saved",
+                number,
+                list(saved.version),
+                saved.samples,
+                saved.file.sha256,
+                saved.file.nbytes,
+            )
 
     async def _rest(self, number: int) -> None:
         learner = self._components["learner"]
@@ -249,7 +284,13 @@ class HostProcess:
         except EnvironmentFailedError as error:
             self._link.send("not_evaluated", number, error.summary, error.details)
             return
-        self._link.send("evaluated", number, list(evaluation.version), list(evaluation.returns), list(evaluation.lengths))
+        self._link.send(
+            "evaluated",
+            number,
+            list(evaluation.version),
+            list(evaluation.returns),
+            list(evaluation.lengths),
+        )
 
     def _errand(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -296,11 +337,19 @@ class HostProcess:
 
     async def _report(self) -> None:
         while True:
-            self._link.send("stats", [encode_statistics(component.statistics()) for component in self._components.values()])
+            self._link.send(
+                "stats",
+                [
+                    encode_statistics(component.statistics())
+                    for component in self._components.values()
+                ],
+            )
             await asyncio.sleep(self.settings.value.config.metrics.interval_s)
 
 
-def _blueprint(order: Mapping[str, Any], layout: TrajectoryLayout, draws: TrajectoryLayout | None) -> Blueprint:
+def _blueprint(
+    order: Mapping[str, Any], layout: TrajectoryLayout, draws: TrajectoryLayout | None
+) -> Blueprint:
     return Blueprint(
         host=order["host"],
         spec=spec_from_wire(order["spec"]),

@@ -54,7 +54,9 @@ def make_shard(config: Config, spec: EnvironmentSpec) -> Shard:
         mask_size=spec.action.mask_size if spec.action_mask else 0,
         max_samples=config.replay.max_samples,
     )
-    return Shard(settings=settings, selector=_selector(config), initial_priority=_initial_priority(config))
+    return Shard(
+        settings=settings, selector=_selector(config), initial_priority=_initial_priority(config)
+    )
 
 
 def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
@@ -70,21 +72,32 @@ def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
     generator = np.random.default_rng(config.run.seed)
 
     def play(environment: VectorEnvironment) -> None:
-        environment.reset(environment_seed(config.run.seed, 0, spec.num_envs), first, arrays.get("action_mask", [None])[0])
+        environment.reset(
+            environment_seed(config.run.seed, 0, spec.num_envs),
+            first,
+            arrays.get("action_mask", [None])[0],
+        )
         for t, row in enumerate(take_apart(arrays)):
             if spec.action_mask:
-                row.action[...] = allowed_at_random(spec.action, arrays["action_mask"][t], generator)
+                row.action[...] = allowed_at_random(
+                    spec.action, arrays["action_mask"][t], generator
+                )
             environment.step(row.action, row.outcome)
 
     try:
         used(lambda: make(config.env, spec.num_envs), play)
     except (EnvironmentFailedError, UnexpectedShapeError) as error:
-        log.warning("whether images are stacks of frames cannot be seen; they are kept whole", reason=str(error))
+        log.warning(
+            "whether images are stacks of frames cannot be seen; they are kept whole",
+            reason=str(error),
+        )
         return frozenset()
     return find_stacks(spec.observation, arrays, LOOK_STEPS)
 
 
-def restored_shard(config: Config, spec: EnvironmentSpec, checkpoint: Path | None, index: int) -> Shard:
+def restored_shard(
+    config: Config, spec: EnvironmentSpec, checkpoint: Path | None, index: int
+) -> Shard:
     """Shard ``index`` as it was kept in ``checkpoint``; empty if it was not, or if what was kept is of no use any more."""
     shard = make_shard(config, spec)
     if checkpoint is None:

@@ -43,7 +43,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def prctl(option: int, argument: int | bytes) -> None:
     """One ``prctl`` call; OSError if the system refuses."""
-    if _libc.prctl(option, ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument), 0, 0, 0) != 0:
+    if (
+        _libc.prctl(
+            option,
+            ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument),
+            0,
+            0,
+            0,
+        )
+        != 0
+    ):
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
@@ -64,13 +73,17 @@ def processes() -> Iterator[ProcessEntry]:
             with contextlib.suppress(OSError):  # it ended meanwhile
                 # The command may hold spaces and parentheses; what follows its last one may not.
                 fields = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
-                yield ProcessEntry(int(name), fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+                yield ProcessEntry(
+                    int(name), fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3])
+                )
 
 
 def carries(pid: int, variable: str, value: str) -> bool:
     """True if the environment with which ``pid`` was started holds ``variable=value``."""
     try:
-        return f"{variable}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{variable}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
+            b"\0"
+        )
     except OSError:
         return False
 
@@ -114,7 +127,11 @@ class ForkServer:
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _wake_up)
         while self._tend() or not self._ending:
-            timeout = BURIAL_POLL_S if self._ending or any(host.status is not None for host in self._hosts.values()) else None
+            timeout = (
+                BURIAL_POLL_S
+                if self._ending or any(host.status is not None for host in self._hosts.values())
+                else None
+            )
             for key, events in self._selector.select(timeout):
                 if key.fileobj == self._woken:
                     os.read(self._woken, 4096)
@@ -127,7 +144,9 @@ class ForkServer:
 
     def _receive(self) -> None:
         try:
-            data, fds, flags, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            data, fds, flags, _ = socket.recv_fds(
+                self._connection, MESSAGE_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return
         except OSError:
@@ -147,7 +166,12 @@ class ForkServer:
             case {"preload": list(modules)}:
                 self._report({"ready": _preload(modules)})
             case {"spawn": int(number)} if not whole:
-                self._report({"refused": number, "reason": "some descriptors were lost: the limit of open files is too low"})
+                self._report(
+                    {
+                        "refused": number,
+                        "reason": "some descriptors were lost: the limit of open files is too low",
+                    }
+                )
             case {"spawn": int(number), "name": str(name), "target": str(target)}:
                 self._spawn(number, name, target, fds)
             case {"kill": int(number)} if number in self._hosts:
@@ -158,9 +182,7 @@ class ForkServer:
     def _spawn(self, number: int, name: str, target: str, fds: Sequence[int]) -> None:
         threads = max(threading.active_count(), len(os.listdir("/proc/self/task")))  # noqa: PTH208 - a count is wanted
         if threads != 1:
-            reason = (
-                f"{threads} threads run in the fork server, and a fork would copy their locks for ever; preload nothing that starts threads"
-            )
+            reason = f"{threads} threads run in the fork server, and a fork would copy their locks for ever; preload nothing that starts threads"
             self._report({"refused": number, "reason": f"{reason}, and unset OPENBLAS_NUM_THREADS"})
             return
         sys.stdout.flush()
@@ -205,14 +227,18 @@ class ForkServer:
     def _let_go(self, fds: Sequence[int]) -> None:
         signal.set_wakeup_fd(-1)
         for number in _HANDLED:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._selector.close()
         self._connection.close()
         for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *fds}:  # noqa: PTH208 - numbers are wanted
             with contextlib.suppress(OSError):  # the listing's own descriptor
                 os.close(fd)
-        if "numpy.random" in sys.modules:  # else every host would draw the same numbers from its global generator
+        if (
+            "numpy.random" in sys.modules
+        ):  # else every host would draw the same numbers from its global generator
             sys.modules["numpy.random"].seed()
 
     # Burial: exact, because only this process reaps what it forked or adopted ------------------------------------------
@@ -222,7 +248,9 @@ class ForkServer:
         for host in self._hosts.values():
             if self._ending:
                 _kill_group(host.pid)
-            if host.status is None and (info := os.waitid(os.P_PID, host.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+            if host.status is None and (
+                info := os.waitid(os.P_PID, host.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ):
                 host.status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
         dead = [host for host in self._hosts.values() if host.status is not None]
         if not (dead or self._ending or self._signalled):
@@ -250,11 +278,16 @@ class ForkServer:
 
     def _kill_strays(self, adopted: Sequence[ProcessEntry]) -> bool:
         """Kill adopted processes that no living host answers for; True if there were any."""
-        living = [] if self._ending else [host for host in self._hosts.values() if host.status is None]
+        living = (
+            [] if self._ending else [host for host in self._hosts.values() if host.status is None]
+        )
         some_died = self._ending or len(living) < len(self._hosts)
         stray = False
         for entry in adopted:
-            if some_died and not any(entry.session == host.pid or carries(entry.pid, "TIANFLOW_HOST", host.name) for host in living):
+            if some_died and not any(
+                entry.session == host.pid or carries(entry.pid, "TIANFLOW_HOST", host.name)
+                for host in living
+            ):
                 stray = True
                 os.kill(entry.pid, signal.SIGKILL)
         return stray
@@ -273,7 +306,10 @@ class ForkServer:
         except OSError:  # nobody reads any more; the end of the socket follows
             self._outbox.clear()
         if not self._ending:
-            self._selector.modify(self._connection, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0))
+            self._selector.modify(
+                self._connection,
+                selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0),
+            )
 
 
 def _kill_group(pid: int) -> None:
@@ -304,7 +340,9 @@ def _preload(modules: Sequence[str]) -> dict[str, str]:
 
 def _run(target: str, payload: bytes, fds: list[int]) -> int:
     module, _, attribute = target.partition(":")
-    function = cast("Callable[[bytes, list[int]], object]", getattr(importlib.import_module(module), attribute))
+    function = cast(
+        "Callable[[bytes, list[int]], object]", getattr(importlib.import_module(module), attribute)
+    )
     try:
         result = function(payload, fds)
     except SystemExit as end:
@@ -317,7 +355,11 @@ def _run(target: str, payload: bytes, fds: list[int]) -> int:
 
 def main(fd: int) -> None:
     """Be a fork server on the inherited socket ``fd``."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it ends when the coordinator does, and not before
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # it ends when the coordinator does, and not before
         signal.signal(number, signal.SIG_IGN)
     prctl(PR_SET_NAME, b"tianflow-forks")
     with socket.socket(fileno=fd) as connection:

@@ -26,7 +26,11 @@ from tianflow.logs import logger
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from tianflow.launchers.fork_server import main; main(int(sys.argv[1]))"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_KEPT_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+_KEPT_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+}
 """To glibc: what an update or a step frees, up to 256 MB, stays with the process. The next one wants it again, and would else pay for
 every page anew. One arena, because those of other threads give back at once what is larger than their 64 MB."""
 _HUGE_PAGE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
@@ -51,10 +55,10 @@ _HUNT_POLL_S = 0.005
 _log = logger("nursery")
 
 
-class Child:
+class ForkedHost:
     """One host process; its process group and session have its ``pid`` as number, too."""
 
-    def __init__(self, *, nursery: Nursery, number: int, name: str, pid: int) -> None:
+    def __init__(self, *, nursery: HostForker, number: int, name: str, pid: int) -> None:
         self.name, self.pid = name, pid
         self.returncode: int | None = None
         """Its exit status, or minus the signal that ended it; None while it, or anybody of its process group, is left."""
@@ -102,7 +106,7 @@ class _Server:
             self.process.kill()
 
 
-class Nursery:
+class HostForker:
     """Starts host processes by forking one that has ``preload`` imported, and leaves nobody behind.
 
     Consumes: spawn requests. Produces: children and their exit statuses. Waits: `spawn` for the fork server's answer
@@ -118,12 +122,14 @@ class Nursery:
         end_timeout_s: how long the end of all children may take on leaving, before the fork server is killed as well.
     """
 
-    def __init__(self, *, run_id: str, preload: Sequence[str] = (), end_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, *, run_id: str, preload: Sequence[str] = (), end_timeout_s: float = 5.0
+    ) -> None:
         self.preload_failures: Mapping[str, str] = {}
         self._run_id, self._preload, self._end_timeout_s = run_id, tuple(preload), end_timeout_s
         self._numbers = itertools.count(1)
-        self._children: dict[int, Child] = {}
-        self._pending: dict[int, tuple[str, asyncio.Future[Child]]] = {}
+        self._children: dict[int, ForkedHost] = {}
+        self._pending: dict[int, tuple[str, asyncio.Future[ForkedHost]]] = {}
         # What a full socket refuses. A coordinator asks for a few things per child, and the number of children bounds it.
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._starting = asyncio.Lock()
@@ -157,14 +163,20 @@ class Nursery:
                 async with asyncio.timeout(self._end_timeout_s):
                     await server.gone.wait()
             except TimeoutError:
-                _log.warning("fork server does not end, killing it", pid=server.process.pid, after_s=self._end_timeout_s)
+                _log.warning(
+                    "fork server does not end, killing it",
+                    pid=server.process.pid,
+                    after_s=self._end_timeout_s,
+                )
             finally:  # also when this is cancelled: a second Ctrl-C must not leave processes
                 server.kill()
                 await server.gone.wait()
         if self._burial is not None:
             await self._burial
 
-    async def spawn(self, name: str, target: str, payload: bytes, fds: Sequence[int] = ()) -> Child:
+    async def spawn(
+        self, name: str, target: str, payload: bytes, fds: Sequence[int] = ()
+    ) -> ForkedHost:
         """Fork a host that calls ``target(payload, fds)`` and ends with what it returns (an int, else 0).
 
         Args:
@@ -189,17 +201,29 @@ class Nursery:
 
     def _check(self, name: str, target: str, fds: Sequence[int]) -> None:
         if not self._open:
-            raise RuntimeError("spawn works inside `async with nursery` only: outside nobody would end the child")
+            raise RuntimeError(
+                "spawn works inside `async with nursery` only: outside nobody would end the child"
+            )
         if not all(target.partition(":")):
-            raise ValueError(f"target {target!r} cannot be imported by another process; accepted: 'module:function'")
+            raise ValueError(
+                f"target {target!r} cannot be imported by another process; accepted: 'module:function'"
+            )
         if len(fds) > MAX_DESCRIPTORS - 1:
-            raise ValueError(f"{len(fds)} descriptors for {name!r}: the system passes at most {MAX_DESCRIPTORS - 1}")
-        if name in {child.name for child in self._children.values()} | {pending for pending, _ in self._pending.values()}:
-            raise ValueError(f"a living child is called {name!r} already; await its wait() before it is replaced")
+            raise ValueError(
+                f"{len(fds)} descriptors for {name!r}: the system passes at most {MAX_DESCRIPTORS - 1}"
+            )
+        if name in {child.name for child in self._children.values()} | {
+            pending for pending, _ in self._pending.values()
+        }:
+            raise ValueError(
+                f"a living child is called {name!r} already; await its wait() before it is replaced"
+            )
 
-    async def _ask_for(self, name: str, target: str, payload: bytes, fds: Sequence[int]) -> Child:
+    async def _ask_for(
+        self, name: str, target: str, payload: bytes, fds: Sequence[int]
+    ) -> ForkedHost:
         number = next(self._numbers)
-        answer: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[ForkedHost] = asyncio.get_running_loop().create_future()
         self._pending[number] = name, answer
         memory = _in_memory(payload)
         try:
@@ -226,12 +250,22 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         token = secrets.token_hex(16)
-        environment = {**HOST_ENVIRONMENT, **os.environ, "TIANFLOW_RUN": self._run_id, "TIANFLOW_NURSERY": token}
+        environment = {
+            **HOST_ENVIRONMENT,
+            **os.environ,
+            "TIANFLOW_RUN": self._run_id,
+            "TIANFLOW_NURSERY": token,
+        }
         arguments = ("-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path))
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, *arguments, stdin=DEVNULL, env=environment, pass_fds=(theirs.fileno(),), start_new_session=True
+                    sys.executable,
+                    *arguments,
+                    stdin=DEVNULL,
+                    env=environment,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
                 )
         except BaseException:
             ours.close()
@@ -276,7 +310,9 @@ class Nursery:
                 data = server.connection.recv(MESSAGE_BYTES)
             except BlockingIOError:
                 return
-            except ConnectionResetError:  # it died with requests unread; what it wrote before can still be read
+            except (
+                ConnectionResetError
+            ):  # it died with requests unread; what it wrote before can still be read
                 continue
             if not data:
                 break
@@ -295,10 +331,16 @@ class Nursery:
             case {"ready": dict(failures)}:
                 self._ready, self.preload_failures = True, failures
                 for module, reason in failures.items():
-                    _log.warning("preload failed, every host imports for itself", preload=module, reason=reason)
+                    _log.warning(
+                        "preload failed, every host imports for itself",
+                        preload=module,
+                        reason=reason,
+                    )
             case {"spawned": int(number), "pid": int(pid)}:
                 name, answer = self._pending.pop(number)
-                self._children[number] = child = Child(nursery=self, number=number, name=name, pid=pid)
+                self._children[number] = child = ForkedHost(
+                    nursery=self, number=number, name=name, pid=pid
+                )
                 if answer.done():  # whoever asked was cancelled
                     child.kill()
                 else:
@@ -316,8 +358,14 @@ class Nursery:
         children, self._children = self._children, {}
         pending, self._pending = self._pending, {}
         if self._open or children or any(not answer.done() for _, answer in pending.values()):
-            _log.error("fork server died, its children are killed", pid=server.process.pid, status=server.process.returncode)
-            left = await asyncio.to_thread(_hunt, server.token, {child.pid for child in children.values()}, self._end_timeout_s)
+            _log.error(
+                "fork server died, its children are killed",
+                pid=server.process.pid,
+                status=server.process.returncode,
+            )
+            left = await asyncio.to_thread(
+                _hunt, server.token, {child.pid for child in children.values()}, self._end_timeout_s
+            )
             if left:  # with a SIGKILL pending they can run no instruction of their own
                 _log.error("processes are stuck inside the system", pids=sorted(left))
         for child in children.values():
@@ -345,7 +393,11 @@ def _hunt(token: str, groups: set[int], timeout_s: float) -> set[int]:
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        left = {entry.pid for entry in processes() if entry.group in groups or carries(entry.pid, "TIANFLOW_NURSERY", token)}
+        left = {
+            entry.pid
+            for entry in processes()
+            if entry.group in groups or carries(entry.pid, "TIANFLOW_NURSERY", token)
+        }
         left = {pid for pid in left if not _is_dead(pid)}
         if not left or time.monotonic() > deadline:
             return left

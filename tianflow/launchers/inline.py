@@ -8,7 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tianflow.channels.memory import MemoryBatchSource, MemoryTrajectorySender, MemoryWeights, heap_arena
+from tianflow.channels.memory import (
+    MemoryBatchSource,
+    MemoryTrajectorySender,
+    MemoryWeights,
+    heap_arena,
+)
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
 from tianflow.components.replay_shard import ReplayShard
@@ -31,16 +36,24 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-COMPUTES = ("tianflow.components.rollout", "tianflow.components.evaluator", "tianflow.components.stacking")
+COMPUTES = (
+    "tianflow.components.rollout",
+    "tianflow.components.evaluator",
+    "tianflow.components.stacking",
+)
 
 
 class HeapSlots:
     """Slots in ordinary memory. The pages of slots nobody uses do not exist yet."""
 
-    def __init__(self, *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None = None) -> None:
+    def __init__(
+        self, *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None = None
+    ) -> None:
         self.draws: Arena | None = None if draws is None else heap_arena(draws, DRAW_SLOTS)
         # A live change may ask for more than the start did: room for a bound eight times as wide, within the limit.
-        self.arena: Arena = heap_arena(layout, min(slots_capacity(config, layout), max(256, 8 * slots_wanted(config))))
+        self.arena: Arena = heap_arena(
+            layout, min(slots_capacity(config, layout), max(256, 8 * slots_wanted(config)))
+        )
 
     def add_slots(self, count: int) -> None:
         """Nothing to do: the pages come when they are touched."""
@@ -63,7 +76,9 @@ class InlineLauncher:
         """Until the run has ended."""
 
         async def start(host: HostSpec, incarnation: int) -> InlineHost:
-            return InlineHost(run=run, host=host, incarnation=incarnation, start=await run.keeper.next_start())
+            return InlineHost(
+                run=run, host=host, incarnation=incarnation, start=await run.keeper.next_start()
+            )
 
         await run.run(start)
 
@@ -71,7 +86,9 @@ class InlineLauncher:
 class InlineHost:
     """A host without a process. It is `HostHandle`, the ends of its components, and the ports to learner and evaluator."""
 
-    def __init__(self, *, run: Run, host: HostSpec, incarnation: int, start: tuple[Version, int, Path | None]) -> None:
+    def __init__(
+        self, *, run: Run, host: HostSpec, incarnation: int, start: tuple[Version, int, Path | None]
+    ) -> None:
         self._run, self._incarnation = run, incarnation
         self._weights = MemoryWeights()
         self._compute = Compute(name="compute", on_orphan=self._orphan)
@@ -157,7 +174,9 @@ class InlineHost:
             self._run.reception.learner_port = self
         elif component.role == "evaluator":
             self._run.reception.evaluator_port = self
-        task = asyncio.get_running_loop().create_task(self._live(component, made), name=component.name)
+        task = asyncio.get_running_loop().create_task(
+            self._live(component, made), name=component.name
+        )
         self._tasks[component.name] = task
         task.add_done_callback(self._component_ended)
 
@@ -165,7 +184,9 @@ class InlineHost:
         def started() -> None:
             self._pending.discard(component.name)
             if component.role == "replay":
-                self._run.reception.shard_opened(component.index, self._incarnation, self._shard_ends[component.index])
+                self._run.reception.shard_opened(
+                    component.index, self._incarnation, self._shard_ends[component.index]
+                )
             self._run.reception.component_started(component.name)
 
         await made.run(started)
@@ -188,7 +209,11 @@ class InlineHost:
 
     def sender(self, holder: str) -> MemoryTrajectorySender:
         """An actor's end."""
-        return MemoryTrajectorySender(exchange=self._run.exchange, holder=holder, on_episodes=self._run.reception.episodes_finished)
+        return MemoryTrajectorySender(
+            exchange=self._run.exchange,
+            holder=holder,
+            on_episodes=self._run.reception.episodes_finished,
+        )
 
     def source(self) -> MemoryBatchSource:
         """The learner's end."""
@@ -198,7 +223,9 @@ class InlineHost:
         """Of a replay shard."""
         answer, draws = self._run.reception.shard_answers(index, self._incarnation), self._run.draws
         assert draws is not None
-        self._shard_ends[index] = ShardEnd(slots=self._run.exchange.arena, draws=draws, answer=answer)
+        self._shard_ends[index] = ShardEnd(
+            slots=self._run.exchange.arena, draws=draws, answer=answer
+        )
         return self._shard_ends[index]
 
     def weights_reader(self, nbytes: int) -> MemoryWeights:  # noqa: ARG002 - other forms must know the size

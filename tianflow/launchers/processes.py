@@ -24,7 +24,7 @@ from tianflow.core.payloads import Evaluation, SavedState, StateFile, Version
 from tianflow.errors import BrokenChannelError, CheckpointError, EnvironmentFailedError, RunError
 from tianflow.exchange.remote import ServedExchange
 from tianflow.exchange.shards import LinkShardPort
-from tianflow.launchers.host_forker import Child, Nursery
+from tianflow.launchers.host_forker import ForkedHost, HostForker
 from tianflow.planning.memory import DRAW_SLOTS, slots_capacity
 
 if TYPE_CHECKING:
@@ -37,13 +37,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TARGET = "tianflow.host:main"
-PRELOAD = ("torch", "tianflow.host", "tianflow.components.rollout", "tianflow.components.evaluator", "tianflow.components.stacking")
+PRELOAD = (
+    "torch",
+    "tianflow.host",
+    "tianflow.components.rollout",
+    "tianflow.components.evaluator",
+    "tianflow.components.stacking",
+)
 
 
 class SharedSlots:
     """Slots in memory that every process of the run maps."""
 
-    def __init__(self, *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None = None) -> None:
+    def __init__(
+        self, *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None = None
+    ) -> None:
         self._shared = SharedArena(layout=layout, capacity=slots_capacity(config, layout))
         self._draws: SharedArena | None = None
         if draws is None:
@@ -99,13 +107,17 @@ class ProcessLauncher:
         weights_fd = SharedMemory.create_unsized("tianflow-weights")
         learner_up = asyncio.Event()
         try:
-            async with Nursery(run_id=run.id, preload=PRELOAD) as nursery:
+            async with HostForker(run_id=run.id, preload=PRELOAD) as nursery:
 
                 async def start(host: HostSpec, incarnation: int) -> ProcessHost:
                     if host.components[0].role not in ("learner", "replay"):
                         await learner_up.wait()  # it alone knows how large the weights are
-                    process = ProcessHost(run=run, host=host, incarnation=incarnation, learner_up=learner_up)
-                    await process.start(nursery, (slots.memory.fd, weights_fd, *slots.fds), slots.arena.capacity)
+                    process = ProcessHost(
+                        run=run, host=host, incarnation=incarnation, learner_up=learner_up
+                    )
+                    await process.start(
+                        nursery, (slots.memory.fd, weights_fd, *slots.fds), slots.arena.capacity
+                    )
                     return process
 
                 await run.run(start)
@@ -116,11 +128,18 @@ class ProcessLauncher:
 class ProcessHost:
     """One child process: its `HostHandle`, and what its messages mean. Also the port to the learner or evaluator in it."""
 
-    def __init__(self, *, run: Run, host: HostSpec, incarnation: int, learner_up: asyncio.Event) -> None:
-        self._run, self._host, self._incarnation, self._learner_up = run, host, incarnation, learner_up
+    def __init__(
+        self, *, run: Run, host: HostSpec, incarnation: int, learner_up: asyncio.Event
+    ) -> None:
+        self._run, self._host, self._incarnation, self._learner_up = (
+            run,
+            host,
+            incarnation,
+            learner_up,
+        )
         self._roles = {component.name: component.role for component in host.components}
         self._pending = set(self._roles)
-        self._child: Child
+        self._child: ForkedHost
         self._link: Link
         self._heard = time.monotonic()
         self._gaps = GapCounter()
@@ -130,7 +149,9 @@ class ProcessHost:
         self._failure = ""
         self._gone = False
         episodes_finished = run.reception.episodes_finished
-        served = ServedExchange(exchange=run.exchange, send=self._send, push=self._push, on_episodes=episodes_finished)
+        served = ServedExchange(
+            exchange=run.exchange, send=self._send, push=self._push, on_episodes=episodes_finished
+        )
         self._handlers: dict[str, Callable[..., None]] = {
             **served.handlers,
             "event": self._event,
@@ -140,19 +161,27 @@ class ProcessHost:
             "failed": self._failed,
             "saved": self._saved,
             "not_saved": lambda number, text: self._answer(number, CheckpointError(text)),
-            "rested": lambda number, lineage, version: self._answer(number, Version(lineage, version)),
-            "not_evaluated": lambda number, summary, details: self._answer(number, EnvironmentFailedError(summary, details)),
+            "rested": lambda number, lineage, version: self._answer(
+                number, Version(lineage, version)
+            ),
+            "not_evaluated": lambda number, summary, details: self._answer(
+                number, EnvironmentFailedError(summary, details)
+            ),
             **self._shard_handlers(),
-            "evaluated": lambda number, v, returns, lengths: self._answer(number, Evaluation(Version(*v), tuple(returns), tuple(lengths))),
+            "evaluated": lambda number, v, returns, lengths: self._answer(
+                number, Evaluation(Version(*v), tuple(returns), tuple(lengths))
+            ),
         }
 
-    async def start(self, nursery: Nursery, fds: tuple[int, ...], capacity: int) -> None:
+    async def start(self, nursery: HostForker, fds: tuple[int, ...], capacity: int) -> None:
         """Fork it. Raises RunError if that cannot be done."""
         ours, theirs = socket_pair()
         try:
             self._link = Link(end=ours, handle=self._handle, closed=lambda: None)
             order = msgpack.packb(await self._order(capacity))
-            self._child = await nursery.spawn(self._host.name, TARGET, order, [theirs.fileno(), *fds])
+            self._child = await nursery.spawn(
+                self._host.name, TARGET, order, [theirs.fileno(), *fds]
+            )
         except BaseException:
             self._link.close()
             raise
@@ -256,7 +285,9 @@ class ProcessHost:
     async def _order(self, capacity: int) -> dict[str, Any]:
         run, live = self._run, self._run.settings.value
         learner = any(component.role == "learner" for component in self._host.components)
-        version, samples, found = await run.keeper.next_start() if learner else (run.exchange.ledger.version, 0, None)
+        version, samples, found = (
+            await run.keeper.next_start() if learner else (run.exchange.ledger.version, 0, None)
+        )
         if self._host.components[0].role == "replay":
             found = run.keeper.resumed
         return {
@@ -284,7 +315,13 @@ class ProcessHost:
         try:
             self._handlers[message[0]](*message[1:])
         except Exception as error:  # noqa: BLE001 - a boundary: a message that breaks a rule ends the run, and says so
-            self._run.fail(RunError("coordinator", f"{message[0]!r} from host {self._host.name!r}: {error!r}", traceback.format_exc()))
+            self._run.fail(
+                RunError(
+                    "coordinator",
+                    f"{message[0]!r} from host {self._host.name!r}: {error!r}",
+                    traceback.format_exc(),
+                )
+            )
 
     def _send(self, *message: object) -> None:
         self._link.send(*message)
@@ -306,27 +343,43 @@ class ProcessHost:
             case "learner":
                 self._learner_up.set()
             case "replay":
-                self._run.reception.shard_opened(self._host.components[0].index, self._incarnation, LinkShardPort(self._send))
+                self._run.reception.shard_opened(
+                    self._host.components[0].index, self._incarnation, LinkShardPort(self._send)
+                )
         self._run.reception.component_started(name)
 
     def _shard_handlers(self) -> dict[str, Callable[..., None]]:
         """What a replay shard answers."""
-        shard = next((component for component in self._host.components if component.role == "replay"), None)
+        shard = next(
+            (component for component in self._host.components if component.role == "replay"), None
+        )
         if shard is None:
             return {}
         answer = self._run.reception.shard_answers(shard.index, self._incarnation)
-        return {name: partial(answer, name) for name in ("stored", "drawn", "prioritised", "dropped", "kept")}
+        return {
+            name: partial(answer, name)
+            for name in ("stored", "drawn", "prioritised", "dropped", "kept")
+        }
 
     def _failed(self, component: str, summary: str, details: str) -> None:
         self._failure = summary
         self._run.fail(RunError(component, summary, details))
 
-    def _saved(self, number: int, version: list[int], samples: int, sha256: str, nbytes: int) -> None:
+    def _saved(
+        self, number: int, version: list[int], samples: int, sha256: str, nbytes: int
+    ) -> None:
         self._answer(number, SavedState(Version(*version), samples, StateFile(sha256, nbytes)))
 
     def _send_settings(self) -> None:
         live = self._run.settings.value
-        self._link.send("settings", self._run.settings.key, _plain(live), live.bound, live.paused, live.hold_learner)
+        self._link.send(
+            "settings",
+            self._run.settings.key,
+            _plain(live),
+            live.bound,
+            live.paused,
+            live.hold_learner,
+        )
 
 
 def _plain(live: LiveSettings) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tianflow.core.payloads import Settlement, Trajectory, Version
-from tianflow.ledger.index import TicketBook
+from tianflow.ledger.index import TicketIndex
 from tianflow.ledger.slots import Slots
 from tianflow.ledger.tickets import LedgerSnapshot, Share, State, Ticket, coarse
 
@@ -16,7 +16,7 @@ RECENT = 1000
 
 
 @dataclass(slots=True)
-class Accounts:
+class LedgerCounters:
     """Counters, named as in `LedgerSnapshot`. They only grow; ``recent`` and ``shares`` are the newest and the sum."""
 
     granted: int = 0
@@ -95,7 +95,7 @@ class Accounts:
         max_staleness: int | None,
         credits_limit: int,
         credits_ceiling: int,
-        tickets: TicketBook,
+        tickets: TicketIndex,
         slots: Slots,
     ) -> LedgerSnapshot:
         """The counters as they are now, and what ``tickets`` and ``slots`` hold, beside what is in force."""

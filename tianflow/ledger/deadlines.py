@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tianflow.core.payloads import Version
 from tianflow.ledger.batch_selection import must_wait_for
-from tianflow.ledger.index import LISTED, TicketBook
+from tianflow.ledger.index import LISTED, TicketIndex
 from tianflow.ledger.tickets import Limits, State, Ticket
 
 
-def too_old(tickets: TicketBook, *, bound: int | None, at: Version) -> list[tuple[int, str]]:
+def expired(tickets: TicketIndex, *, bound: int | None, at: Version) -> list[tuple[int, str]]:
     """Number and reason of begun and committed tickets that cannot be used at version ``at`` or later, in ticket order.
 
     Args:
@@ -25,19 +25,25 @@ def too_old(tickets: TicketBook, *, bound: int | None, at: Version) -> list[tupl
     return sorted(found)
 
 
-def in_the_way(tickets: TicketBook, *, limits: Limits, at: int) -> list[Ticket]:
+def blocking_tickets(tickets: TicketIndex, *, limits: Limits, at: int) -> list[Ticket]:
     """Open tickets that a batch at version number ``at`` must not pass over, oldest first.
 
     None when the batch may go ahead, and none when even with them it could not: no more are waited for than could make room.
     """
     committed = tickets.count(State.COMMITTED)
-    if limits.max_staleness is None or not tickets.count(State.BEGUN) or 2 * committed < limits.batch:
+    if (
+        limits.max_staleness is None
+        or not tickets.count(State.BEGUN)
+        or 2 * committed < limits.batch
+    ):
         return []
     last = limits.max_staleness - at
-    needed = must_wait_for(_slack(tickets, State.COMMITTED, last), _slack(tickets, State.BEGUN, last), limits.batch)
+    needed = must_wait_for(
+        _slack(tickets, State.COMMITTED, last), _slack(tickets, State.BEGUN, last), limits.batch
+    )
     return [] if committed + needed < limits.batch else tickets.oldest(State.BEGUN, needed)
 
 
-def _slack(tickets: TicketBook, state: State, last: int) -> dict[int, int]:
+def _slack(tickets: TicketIndex, state: State, last: int) -> dict[int, int]:
     """How many tickets in ``state`` can last be used so many versions after the batch."""
     return {version.number + last: count for version, count in tickets.versions(state).items()}

@@ -14,7 +14,7 @@ LISTED = (State.BEGUN, State.COMMITTED)
 """States that are asked for by version; the others only by number."""
 
 
-class TicketBook:
+class TicketIndex:
     """Tickets by number and, once begun, by state and version. `move` is the one way to change a ticket's state or version.
 
     A listed ticket costs a search in one sorted list when it comes and when it goes. Of the order of arrival only what is out of it is

@@ -13,9 +13,9 @@ from operator import attrgetter
 
 from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.errors import TianflowError
-from tianflow.ledger.counters import Accounts
-from tianflow.ledger.deadlines import in_the_way, too_old
-from tianflow.ledger.index import TicketBook
+from tianflow.ledger.counters import LedgerCounters
+from tianflow.ledger.deadlines import blocking_tickets, expired
+from tianflow.ledger.index import TicketIndex
 from tianflow.ledger.slots import Slots
 from tianflow.ledger.tickets import Blocked, LedgerSnapshot, Limits, State, Ticket
 
@@ -34,10 +34,10 @@ class Ledger:
 
     def __init__(self, *, limits: Limits, slots: int) -> None:
         self._limits = limits
-        self._tickets = TicketBook()
+        self._tickets = TicketIndex()
         self._live = self._tickets.by_number
         self._slots = Slots(slots)
-        self._accounts = Accounts()
+        self._accounts = LedgerCounters()
         self._version = NO_VERSION
         self._published = NO_VERSION
         self._learning = False
@@ -80,7 +80,11 @@ class Ledger:
     @property
     def publish_lag(self) -> int:
         """Updates since the last published version."""
-        return self._version.number - self._published.number if self._published.lineage == self._version.lineage else 0
+        return (
+            self._version.number - self._published.number
+            if self._published.lineage == self._version.lineage
+            else 0
+        )
 
     @property
     def credits_ceiling(self) -> int:
@@ -91,7 +95,9 @@ class Ledger:
         """
         bound = self._limits.max_staleness
         return (
-            self.slots if bound is None or self._limits.admission == "open" else max(0, bound + 1 - self.publish_lag) * self._limits.batch
+            self.slots
+            if bound is None or self._limits.admission == "open"
+            else max(0, bound + 1 - self.publish_lag) * self._limits.batch
         )
 
     @property
@@ -114,13 +120,20 @@ class Ledger:
     @property
     def grantable(self) -> bool:
         """A credit and a slot are free, and somebody learns."""
-        return self._learning and not self._grants_held and len(self._live) < self._credits_limit and self._slots.free > 0
+        return (
+            self._learning
+            and not self._grants_held
+            and len(self._live) < self._credits_limit
+            and self._slots.free > 0
+        )
 
     def grant(self, holder: str, *, seed_epoch: int = 0, ahead: int = 0) -> Grant | None:
         """A credit and a slot for ``holder``, or None if it has to wait for either."""
         if not self.grantable:
             return None
-        ticket = Ticket(self._next_ticket, holder, self._slots.take(), State.GRANTED, self._published)
+        ticket = Ticket(
+            self._next_ticket, holder, self._slots.take(), State.GRANTED, self._published
+        )
         self._next_ticket += 1
         self._tickets.add(ticket)
         self._accounts.granted += 1
@@ -155,8 +168,14 @@ class Ledger:
         if ticket.state is not State.BEGUN:
             raise LedgerError(f"ticket {number} cannot be committed: it is {ticket.state.value}")
         if trajectory.slot != ticket.slot or not 1 <= trajectory.length:
-            raise LedgerError(f"ticket {number} was committed with a slot or length that is not its own")
-        ticket.trajectory, ticket.learner_at_commit, ticket.committed_at = trajectory, self._version.number, now
+            raise LedgerError(
+                f"ticket {number} was committed with a slot or length that is not its own"
+            )
+        ticket.trajectory, ticket.learner_at_commit, ticket.committed_at = (
+            trajectory,
+            self._version.number,
+            now,
+        )
         self._tickets.move(ticket, State.COMMITTED, version=min(ticket.version, trajectory.version))
         self._accounts.count_commit(ticket.holder, trajectory)
         return True
@@ -172,7 +191,11 @@ class Ledger:
 
     def holder_lost(self, holder: str, reason: str) -> int:
         """``holder`` was reaped: its open tickets are dropped, its slots are free. Committed ones stay good. Returns how many."""
-        lost = [t.number for t in self._tickets.of_holder(holder) if t.state in (State.GRANTED, State.BEGUN)]
+        lost = [
+            t.number
+            for t in self._tickets.of_holder(holder)
+            if t.state in (State.GRANTED, State.BEGUN)
+        ]
         for number in lost:
             self._drop(number, reason)
         self._slots.holder_lost(holder)
@@ -190,7 +213,9 @@ class Ledger:
     def open_lineage(self, version: Version) -> None:
         """A learner has published ``version``, its first. Grants may go out."""
         if version.lineage <= self._version.lineage and self._version != NO_VERSION:
-            raise LedgerError(f"lineage {version.lineage} is not newer than {self._version.lineage}")
+            raise LedgerError(
+                f"lineage {version.lineage} is not newer than {self._version.lineage}"
+            )
         self._version = self._published = version
         self._reckon()
         self._learning = True
@@ -219,9 +244,13 @@ class Ledger:
         Sweeps first: what could only be used beyond the bound is dropped(expired) and its slot freed.
         """
         if for_version.lineage != self._version.lineage:
-            raise LedgerError(f"a batch for lineage {for_version.lineage} while {self._version.lineage} is learning")
+            raise LedgerError(
+                f"a batch for lineage {for_version.lineage} while {self._version.lineage} is learning"
+            )
         if for_version.number < self._version.number:
-            raise LedgerError(f"a batch for version {for_version.number}, which is past: the learner is at {self._version.number}")
+            raise LedgerError(
+                f"a batch for version {for_version.number}, which is past: the learner is at {self._version.number}"
+            )
         self._sweep(for_version.number)
         batch, by_arrival = self._limits.batch, self._limits.order == "arrival"
         blocked = None if by_arrival else self._stragglers(for_version.number, now)
@@ -229,7 +258,11 @@ class Ledger:
             return blocked
         if self._tickets.count(State.COMMITTED) < batch:
             return Blocked()
-        first = self._tickets.arrived(batch) if by_arrival else self._tickets.oldest(State.COMMITTED, batch)
+        first = (
+            self._tickets.arrived(batch)
+            if by_arrival
+            else self._tickets.oldest(State.COMMITTED, batch)
+        )
         chosen = sorted(first, key=attrgetter("number"))
         for ticket in chosen:
             self._tickets.move(ticket, State.TAKEN)
@@ -276,7 +309,9 @@ class Ledger:
         if self._of_lost_learner(version):
             return
         if version > self._version:
-            raise LedgerError(f"version {version} was published before it was settled; the learner is at {self._version}")
+            raise LedgerError(
+                f"version {version} was published before it was settled; the learner is at {self._version}"
+            )
         if version > self._published:
             self._published = version
             self._reckon()
@@ -361,7 +396,7 @@ class Ledger:
 
     def _sweep(self, for_version: int) -> None:
         at = Version(self._version.lineage, for_version)
-        for number, reason in too_old(self._tickets, bound=self._limits.max_staleness, at=at):
+        for number, reason in expired(self._tickets, bound=self._limits.max_staleness, at=at):
             self._drop(number, reason)
 
     def _stragglers(self, for_version: int, now: float) -> Blocked | None:
@@ -370,11 +405,15 @@ class Ledger:
         At bound 0 all have the same deadline, so none is ever cut: synchronous training waits for whole fragments.
         """
         limits = self._limits
-        while wanted := in_the_way(self._tickets, limits=limits, at=for_version):
+        while wanted := blocking_tickets(self._tickets, limits=limits, at=for_version):
             since = [self._cut(ticket, now) for ticket in wanted]
             if limits.patience is None:
                 return Blocked(tuple(t.number for t in wanted))
-            late = [t.number for t, cut_at in zip(wanted, since, strict=True) if now - cut_at >= limits.patience]
+            late = [
+                t.number
+                for t, cut_at in zip(wanted, since, strict=True)
+                if now - cut_at >= limits.patience
+            ]
             if not late:
                 return Blocked(tuple(t.number for t in wanted), min(since) + limits.patience)
             for number in late:

@@ -55,7 +55,9 @@ class Limits:
         if self.batch < 1:
             raise ValueError(f"batch = {self.batch}: an update needs at least one trajectory")
         if self.max_staleness is not None and self.max_staleness < 0:
-            raise ValueError(f"max_staleness = {self.max_staleness}: no sample can be younger than the policy that trains on it")
+            raise ValueError(
+                f"max_staleness = {self.max_staleness}: no sample can be younger than the policy that trains on it"
+            )
         if self.credits < self.batch:
             raise ValueError(
                 f"credits = {self.credits} with {self.batch} trajectories per update: fewer credits than a batch can never feed the learner"
@@ -81,7 +83,9 @@ class Share:
 
     def copy(self) -> Share:
         """As it is now. Every look copies that of every actor, and `dataclasses.replace` takes eight times as long."""
-        return Share(self.committed_steps, self.trained_steps, self.dropped_steps, self.trajectories)
+        return Share(
+            self.committed_steps, self.trained_steps, self.dropped_steps, self.trajectories
+        )
 
 
 @dataclass(frozen=True, slots=True)

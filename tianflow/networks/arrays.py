@@ -25,7 +25,14 @@ class ArrayMlp:
         log_std: is put beside what the last layer gives, where there is one.
     """
 
-    def __init__(self, *, leaf: str, layers: Sequence[tuple[Tensor, Tensor]], activation: str, log_std: Tensor | None) -> None:
+    def __init__(
+        self,
+        *,
+        leaf: str,
+        layers: Sequence[tuple[Tensor, Tensor]],
+        activation: str,
+        log_std: Tensor | None,
+    ) -> None:
         self._leaf, self._activate = leaf, _tanh if activation == "tanh" else _relu
         self._layers = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in layers]
         self._log_std = None if log_std is None else log_std.detach().numpy()

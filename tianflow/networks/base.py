@@ -68,7 +68,9 @@ class Network(nn.Module):
         """
         sequence = {name: leaf.unsqueeze(0) for name, leaf in observation.items()}
         first = next(iter(observation.values()))
-        output: Output = self(sequence, state, torch.zeros(1, first.shape[0], dtype=torch.bool, device=first.device))
+        output: Output = self(
+            sequence, state, torch.zeros(1, first.shape[0], dtype=torch.bool, device=first.device)
+        )
         return output.parameters[0], {name: leaf[0] for name, leaf in output.state.items()}
 
     def on_arrays(self) -> ArrayMlp | None:
@@ -84,13 +86,31 @@ def make_network(settings: NetworkSettings, spec: EnvironmentSpec, *, seed: int 
     """
     factory = load_network(settings)
     if not callable(factory):
-        raise ConfigError([Problem("network.name", settings.name, "is not callable", "a class or function giving a torch.nn.Module")])
+        raise ConfigError(
+            [
+                Problem(
+                    "network.name",
+                    settings.name,
+                    "is not callable",
+                    "a class or function giving a torch.nn.Module",
+                )
+            ]
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = factory(settings, spec)
     problem = _why_not_publishable(network)
     if problem:
-        raise ConfigError([Problem("network.name", settings.name, problem, "a torch.nn.Module with float32 parameters, without buffers")])
+        raise ConfigError(
+            [
+                Problem(
+                    "network.name",
+                    settings.name,
+                    problem,
+                    "a torch.nn.Module with float32 parameters, without buffers",
+                )
+            ]
+        )
     assert isinstance(network, nn.Module)
     return network
 
@@ -98,10 +118,14 @@ def make_network(settings: NetworkSettings, spec: EnvironmentSpec, *, seed: int 
 def _why_not_publishable(network: object) -> str:
     if not isinstance(network, nn.Module):
         return f"gave {type(network).__name__}"
-    other = [name for name, parameter in network.named_parameters() if parameter.dtype != torch.float32]
+    other = [
+        name for name, parameter in network.named_parameters() if parameter.dtype != torch.float32
+    ]
     if other:
         return f"parameter {other[0]} is not float32"
-    buffers = set(network.state_dict()) - {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    buffers = set(network.state_dict()) - {
+        name for name, _ in network.named_parameters(remove_duplicate=False)
+    }
     if buffers:
         return f"{min(buffers)} is a buffer: it would reach neither actors nor checkpoints"
     return ""

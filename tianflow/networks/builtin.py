@@ -13,7 +13,14 @@ from tianflow.config.networks import image_size, is_image, resnet_channels, unit
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.networks.arrays import ArrayMlp
 from tianflow.networks.base import Network, Output, Tree
-from tianflow.networks.parts import ImageTorso, MlpTorso, ResettingLstm, impala_trunk, linear, nature_trunk
+from tianflow.networks.parts import (
+    ImageTorso,
+    MlpTorso,
+    ResettingLstm,
+    impala_trunk,
+    linear,
+    nature_trunk,
+)
 from tianflow.ops.distributions import distribution_for
 
 Torso = MlpTorso | ImageTorso
@@ -27,7 +34,13 @@ class TorsoNetwork(Network):
     A Gaussian policy's log standard deviations do not depend on the observation; they start at ``kwargs["log_std"]`` (0).
     """
 
-    def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec, torso: Torso, value_torso: Torso | None = None) -> None:
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        spec: EnvironmentSpec,
+        torso: Torso,
+        value_torso: Torso | None = None,
+    ) -> None:
         super().__init__()
         if settings.lstm and value_torso is not None:
             raise ValueError("with an LSTM policy and value share the torso: there is one memory")
@@ -38,7 +51,9 @@ class TorsoNetwork(Network):
         self.value_head = linear(settings.lstm or torso.size, 1, 1.0)
         self.log_std = None
         if spec.action.kind == "box":
-            self.log_std = nn.Parameter(torch.full((distribution.noise_size,), float(settings.kwargs.get("log_std", 0.0))))
+            self.log_std = nn.Parameter(
+                torch.full((distribution.noise_size,), float(settings.kwargs.get("log_std", 0.0)))
+            )
 
     @staticmethod
     def state_spec(settings: NetworkSettings) -> dict[str, tuple[int, ...]]:
@@ -54,7 +69,9 @@ class TorsoNetwork(Network):
             features = hidden.flatten(0, 1)
         value_features = features if self.value_torso is None else self.value_torso(flat)
         value: Tensor = self.value_head(value_features)
-        return Output(self._policy(features).view(steps, columns, -1), value.view(steps, columns), states)
+        return Output(
+            self._policy(features).view(steps, columns, -1), value.view(steps, columns), states
+        )
 
     def act(self, observation: Tree, state: Tree) -> tuple[Tensor, Tree]:
         features: Tensor = self.torso.forward(observation)
@@ -64,7 +81,11 @@ class TorsoNetwork(Network):
 
     def _policy(self, features: Tensor) -> Tensor:
         logits = functional.linear(features, self.policy_head.weight, self.policy_head.bias)
-        return logits if self.log_std is None else torch.cat([logits, self.log_std.expand_as(logits)], -1)
+        return (
+            logits
+            if self.log_std is None
+            else torch.cat([logits, self.log_std.expand_as(logits)], -1)
+        )
 
 
 class Mlp(TorsoNetwork):
@@ -72,7 +93,10 @@ class Mlp(TorsoNetwork):
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
         shared = settings.share_torso or settings.lstm > 0
-        torsos = [MlpTorso(spec.observation, settings.hidden, settings.activation) for _ in range(1 if shared else 2)]
+        torsos = [
+            MlpTorso(spec.observation, settings.hidden, settings.activation)
+            for _ in range(1 if shared else 2)
+        ]
         super().__init__(settings, spec, *torsos)
         self._activation = settings.activation
 
@@ -81,8 +105,17 @@ class Mlp(TorsoNetwork):
         torso = self.torso
         if self.lstm is not None or not isinstance(torso, MlpTorso) or torso.vector.plain is None:
             return None
-        layers = [(layer.weight, layer.bias) for layer in (*torso.layers, self.policy_head) if isinstance(layer, nn.Linear)]
-        return ArrayMlp(leaf=torso.vector.plain, layers=layers, activation=self._activation, log_std=self.log_std)
+        layers = [
+            (layer.weight, layer.bias)
+            for layer in (*torso.layers, self.policy_head)
+            if isinstance(layer, nn.Linear)
+        ]
+        return ArrayMlp(
+            leaf=torso.vector.plain,
+            layers=layers,
+            activation=self._activation,
+            log_std=self.log_std,
+        )
 
 
 class NatureCnn(TorsoNetwork):
@@ -101,6 +134,8 @@ class ImpalaResnet(TorsoNetwork):
         super().__init__(settings, spec, torso)
 
 
-def _image_torso(spec: EnvironmentSpec, make_trunk: Callable[[int], nn.Module], units: int) -> ImageTorso:
+def _image_torso(
+    spec: EnvironmentSpec, make_trunk: Callable[[int], nn.Module], units: int
+) -> ImageTorso:
     trunks = [make_trunk(image_size(leaf.shape)[0]) for leaf in spec.observation if is_image(leaf)]
     return ImageTorso(spec.observation, trunks, units)

@@ -10,7 +10,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-_at_once = getattr(torch.ops.mkldnn, "_convolution_pointwise", None) if torch.backends.mkldnn.is_available() else None  # type: ignore[no-untyped-call]
+_at_once = (
+    getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
+    if torch.backends.mkldnn.is_available()
+    else None
+)  # type: ignore[no-untyped-call]
 """The convolution with an activation that PyTorch's own compiler makes use of; None in builds without it."""
 
 
@@ -30,13 +34,21 @@ class RectifiedConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """[M, C, H, W] -> [M, outputs, H', W']."""
-        if not (torch.is_grad_enabled() and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last)):
+        if not (
+            torch.is_grad_enabled()
+            and x.device.type == "cpu"
+            and x.is_contiguous(memory_format=torch.channels_last)
+        ):
             return torch.relu_(super().forward(x))
         group = math.gcd(self._multiple, x.shape[-1])
         weight, stride = self.weight, (self.stride[0], self.stride[1] // group)
         if group > 1:
             x, weight = _together(x, group), _weights_together(weight, group)
-        if _at_once is not None and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu"):
+        if (
+            _at_once is not None
+            and x.dtype == torch.float32
+            and not torch.is_autocast_enabled("cpu")
+        ):
             found: Tensor = _Rectified.apply(x, weight, self.bias, stride)  # type: ignore[no-untyped-call]
             return found
         return torch.relu_(functional.conv2d(x, weight, self.bias, stride))
@@ -59,7 +71,9 @@ class _Rectified(torch.autograd.Function):
     """``relu(conv2d(x, weight, bias, stride))`` whose sums are rectified before they are written."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, int]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, int]
+    ) -> Tensor:
         assert _at_once is not None
         y: Tensor = _at_once(x, weight, bias, (0, 0), stride, (1, 1), 1, "relu", (), "")
         ctx.save_for_backward(x, weight, y)
@@ -71,7 +85,11 @@ class _Rectified(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
         # Laid out first: to go through two tensors in two orders costs more than the copy.
-        gradient = torch.ops.aten.threshold_backward(gradient.contiguous(memory_format=torch.channels_last), y, 0.0)
+        gradient = torch.ops.aten.threshold_backward(
+            gradient.contiguous(memory_format=torch.channels_last), y, 0.0
+        )
         wanted, outputs = ctx.needs_input_grad[:3], (weight.shape[0],)
-        found = torch.ops.aten.convolution_backward(gradient, x, weight, outputs, ctx.stride, (0, 0), (1, 1), False, (0, 0), 1, wanted)
+        found = torch.ops.aten.convolution_backward(
+            gradient, x, weight, outputs, ctx.stride, (0, 0), (1, 1), False, (0, 0), 1, wanted
+        )
         return (*found, None)

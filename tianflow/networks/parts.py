@@ -38,9 +38,15 @@ class Vector(nn.Module):
     def __init__(self, leaves: Sequence[LeafSpec]) -> None:
         super().__init__()
         self._leaves = tuple(leaves)
-        self.plain = leaves[0].name if len(leaves) == 1 and leaves[0].dtype == "float32" and len(leaves[0].shape) == 1 else None
+        self.plain = (
+            leaves[0].name
+            if len(leaves) == 1 and leaves[0].dtype == "float32" and len(leaves[0].shape) == 1
+            else None
+        )
         """The leaf that is such a vector already, when there is no other."""
-        self.size = sum(sum(leaf.categories) if leaf.categories else math.prod(leaf.shape) for leaf in leaves)
+        self.size = sum(
+            sum(leaf.categories) if leaf.categories else math.prod(leaf.shape) for leaf in leaves
+        )
 
     def forward(self, observation: Tree) -> Tensor:
         if self.plain is not None:
@@ -50,7 +56,9 @@ class Vector(nn.Module):
 
     @staticmethod
     def _encode(leaf: LeafSpec, x: Tensor) -> Tensor:
-        return one_hot(x, leaf.categories) if leaf.categories else as_float(x).reshape(x.shape[0], -1)
+        return (
+            one_hot(x, leaf.categories) if leaf.categories else as_float(x).reshape(x.shape[0], -1)
+        )
 
 
 class MlpTorso(nn.Module):
@@ -83,10 +91,15 @@ class ImageTorso(nn.Module):
 
     def __init__(self, leaves: Sequence[LeafSpec], trunks: Sequence[nn.Module], units: int) -> None:
         super().__init__()
-        self._images = tuple((leaf.name, channels_first(leaf.shape)) for leaf in leaves if is_image(leaf))
+        self._images = tuple(
+            (leaf.name, channels_first(leaf.shape)) for leaf in leaves if is_image(leaf)
+        )
         self.trunks = nn.ModuleList(trunks)
         self.vector = Vector([leaf for leaf in leaves if not is_image(leaf)])
-        sizes = [_output_size(trunk, image_size(leaf.shape)) for trunk, leaf in zip(trunks, filter(is_image, leaves), strict=True)]
+        sizes = [
+            _output_size(trunk, image_size(leaf.shape))
+            for trunk, leaf in zip(trunks, filter(is_image, leaves), strict=True)
+        ]
         self.head = linear(sum(sizes) + self.vector.size, units, SQRT_2)
         self.size = units
 
@@ -140,7 +153,12 @@ def impala_trunk(channels: int, sizes: Sequence[int]) -> nn.Module:
     """The residual convolutions of IMPALA's large network (arXiv 1802.01561, figure 3)."""
     layers: list[nn.Module] = []
     for size in sizes:
-        layers += [nn.Conv2d(channels, size, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1), Residual(size), Residual(size)]
+        layers += [
+            nn.Conv2d(channels, size, 3, padding=1),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            Residual(size),
+            Residual(size),
+        ]
         channels = size
     return nn.Sequential(*layers, nn.ReLU(inplace=True), nn.Flatten())
 
@@ -176,7 +194,9 @@ class ResettingLstm(nn.Module):
 
     def step(self, x: Tensor, state: Tree) -> tuple[Tensor, Tree]:
         """[N, inputs] and the state before -> hidden [N, units] and the state after."""
-        h, c = self._cell(functional.linear(x, self.weight_input, self.bias), state["h"], state["c"])
+        h, c = self._cell(
+            functional.linear(x, self.weight_input, self.bias), state["h"], state["c"]
+        )
         return h, {"h": h, "c": c}
 
     def _cell(self, gates: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

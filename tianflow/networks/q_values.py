@@ -17,7 +17,15 @@ from tianflow.config.networks import image_size, is_image, resnet_channels, unit
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec
 from tianflow.errors import ConfigError, Problem
 from tianflow.networks.base import Tree
-from tianflow.networks.parts import SQRT_2, ImageTorso, MlpTorso, ResettingLstm, impala_trunk, linear, nature_trunk
+from tianflow.networks.parts import (
+    SQRT_2,
+    ImageTorso,
+    MlpTorso,
+    ResettingLstm,
+    impala_trunk,
+    linear,
+    nature_trunk,
+)
 
 Torso = MlpTorso | ImageTorso
 Made = TypeVar("Made", bound=nn.Module)
@@ -54,12 +62,23 @@ def make_torso(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> Torso:
         return ImageTorso(leaves, [nature_trunk(count) for count in channels], units(settings))
     if settings.name == "impala_resnet":
         sizes = resnet_channels(settings)
-        return ImageTorso(leaves, [impala_trunk(count, sizes) for count in channels], units(settings))
+        return ImageTorso(
+            leaves, [impala_trunk(count, sizes) for count in channels], units(settings)
+        )
     accepted = "mlp, nature_cnn, impala_resnet"
-    raise ConfigError([Problem("network.name", settings.name, "has no torso that a value network could be built on", accepted)])
+    raise ConfigError(
+        [
+            Problem(
+                "network.name",
+                settings.name,
+                "has no torso that a value network could be built on",
+                accepted,
+            )
+        ]
+    )
 
 
-class Stream(nn.Module):
+class ValueStream(nn.Module):
     """A hidden layer and a head, [M, width] -> [M, outputs]; the first outputs are nearly 0."""
 
     def __init__(self, width: int, outputs: int) -> None:
@@ -83,13 +102,17 @@ class QNetwork(nn.Module):
         self.torso = make_torso(settings, spec.observation)
         self.lstm = ResettingLstm(self.torso.size, settings.lstm) if settings.lstm else None
         width, (actions,) = settings.lstm or self.torso.size, spec.action.categories
-        self.value = Stream(width, 1) if duelling else None
-        self.advantage: nn.Module = Stream(width, actions) if duelling else linear(width, actions, 0.01)
+        self.value = ValueStream(width, 1) if duelling else None
+        self.advantage: nn.Module = (
+            ValueStream(width, actions) if duelling else linear(width, actions, 0.01)
+        )
 
     def forward(self, observation: Tree, state: Tree, start: Tensor) -> QOutput:
         """A sequence, as `tianflow.networks.Network.forward` sees it."""
         steps, columns = start.shape
-        features: Tensor = self.torso({name: leaf.flatten(0, 1) for name, leaf in observation.items()})
+        features: Tensor = self.torso(
+            {name: leaf.flatten(0, 1) for name, leaf in observation.items()}
+        )
         states: Tree = {}
         if self.lstm is not None:
             hidden, states = self.lstm(features.view(steps, columns, -1), state, start)
@@ -122,7 +145,12 @@ class Critics(nn.Module):
 
     def forward(self, observation: Tree, action: Tensor) -> Tensor:
         seen = {**observation, ACTION: action}
-        return torch.stack([head(torso(seen)).squeeze(-1) for torso, head in zip(self.torsos, self.heads, strict=True)])
+        return torch.stack(
+            [
+                head(torso(seen)).squeeze(-1)
+                for torso, head in zip(self.torsos, self.heads, strict=True)
+            ]
+        )
 
 
 class SquashedGaussian(nn.Module):
@@ -155,7 +183,10 @@ class ActionRange:
     """Actions of a bounded Box, stored as the environment takes them [..., *shape], and scaled to -1..1, flat [..., D]."""
 
     def __init__(self, action: ActionSpec, device: torch.device) -> None:
-        low, high = (torch.tensor(bounds, dtype=torch.float32, device=device) for bounds in (action.low, action.high))
+        low, high = (
+            torch.tensor(bounds, dtype=torch.float32, device=device)
+            for bounds in (action.low, action.high)
+        )
         self._centre, self._half = (high + low) / 2.0, (high - low) / 2.0
         self._shape = action.shape
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tianflow.config.model import Config
 from tianflow.core.statistics import ComponentStatistics, Diagnosis, RunStatistics
 from tianflow.observability.stalls import stalled
-from tianflow.observability.throughput_model import Foretold
+from tianflow.observability.throughput_model import Forecast
 from tianflow.observability.window import MOST, NOTICEABLE, Window
 
 WINDOW_S = 5.0
@@ -22,7 +22,7 @@ SETTLED_S = 2.0
 """What components report so soon after a change may be of before."""
 
 
-class Memory:
+class DiagnosisMemory:
     """What components said at times of one stretch of training under the same settings, up to `MEMORY_S` ago."""
 
     def __init__(self) -> None:
@@ -37,17 +37,19 @@ class Memory:
             self._generation, self._since = run.generation, run.now
         while len(kept) > 1 and kept[1][0] <= run.now - MEMORY_S:
             kept.popleft()
-        if run.now >= self._since + SETTLED_S and (not kept or run.now - kept[-1][0] >= MEMORY_S / 12):
+        if run.now >= self._since + SETTLED_S and (
+            not kept or run.now - kept[-1][0] >= MEMORY_S / 12
+        ):
             kept.append((run.now, run.components))
         return kept[0][1] if kept else ()
 
 
-class Watch:
+class DiagnosisWindow:
     """Keeps what a diagnosis looks back at: statistics of the last seconds of an unbroken stretch of training."""
 
     def __init__(self) -> None:
         self._kept: deque[RunStatistics] = deque()
-        self._memory = Memory()
+        self._memory = DiagnosisMemory()
         self._verdict, self._since = "", 0.0
 
     def look(self, run: RunStatistics, config: Config) -> RunStatistics:
@@ -65,7 +67,9 @@ class Watch:
         return replace(run, diagnosis=replace(found, for_s=max(found.for_s, run.now - self._since)))
 
 
-def diagnose(looks: Sequence[RunStatistics], config: Config, earlier: Sequence[ComponentStatistics] = ()) -> Diagnosis:
+def diagnose(
+    looks: Sequence[RunStatistics], config: Config, earlier: Sequence[ComponentStatistics] = ()
+) -> Diagnosis:
     """The verdict on the time from the first to the last of ``looks``, oldest first.
 
     The shares are of that time alone. What lies between the two ends only says how many trajectories were on their way. How
@@ -96,7 +100,9 @@ def diagnose(looks: Sequence[RunStatistics], config: Config, earlier: Sequence[C
         suggested=suggested,
         steps_per_s=window.pace,
         foretold_steps_per_s=None if foretold is None else foretold.pace,
-        foretold_range=None if foretold is None or foretold.low == foretold.high else (foretold.low, foretold.high),
+        foretold_range=None
+        if foretold is None or foretold.low == foretold.high
+        else (foretold.low, foretold.high),
     )
 
 
@@ -128,11 +134,13 @@ def _verdict(window: Window) -> str:
 
 # Advice: a sentence, settings that would help, and steps per second that they would bring ---------------------------------
 
-Advice = tuple[str, dict[str, float], Foretold | None]
+Advice = tuple[str, dict[str, float], Forecast | None]
 
 
 def _waiting(window: Window) -> str:
-    return f"the learner waits {window.learner_waits:.0%} of the time, actors {window.actors_wait:.0%}"
+    return (
+        f"the learner waits {window.learner_waits:.0%} of the time, actors {window.actors_wait:.0%}"
+    )
 
 
 def _sampling(window: Window) -> Advice:
@@ -147,13 +155,17 @@ def _sampling(window: Window) -> Advice:
         suggested["balance.max_staleness"] = -(-enough // batch)
     wide = suggested.get("balance.max_staleness", bound)
     supply = window.pace * enough / max(1e-9, window.stepping)
-    foretold = window.foretell(supply, window.pace / works, actors=enough, bound=None if wide is None else int(wide))
+    foretold = window.foretell(
+        supply, window.pace / works, actors=enough, bound=None if wide is None else int(wide)
+    )
     sentence = (
         f"{_waiting(window)}; about {1.0 / works:.1f}x the actors that step at once ({enough} instead of {window.stepping:.1f}) "
         f"would saturate it, at about {_told(foretold, window.pace)}, where there are cores for them"
     )
     if "actors.hosts" in suggested:
-        sentence += f"; actors of one host take turns, so they need actors.hosts = {enough}, in a new run"
+        sentence += (
+            f"; actors of one host take turns, so they need actors.hosts = {enough}, in a new run"
+        )
     if "balance.max_staleness" in suggested:
         sentence += f"; max_staleness = {bound} would keep some idle, {suggested['balance.max_staleness']:.0f} would not"
         if bound:
@@ -162,13 +174,17 @@ def _sampling(window: Window) -> Advice:
     return sentence, suggested, foretold
 
 
-def _told(foretold: Foretold, pace: float) -> str:
-    likely = "" if foretold.low == foretold.high else f" ({foretold.low:,.0f} to {foretold.high:,.0f}, as times vary)"
+def _told(foretold: Forecast, pace: float) -> str:
+    likely = (
+        ""
+        if foretold.low == foretold.high
+        else f" ({foretold.low:,.0f} to {foretold.high:,.0f}, as times vary)"
+    )
     return f"{foretold.pace:,.0f} steps/s instead of {pace:,.0f}{likely}"
 
 
-def _about(pace: float) -> Foretold:
-    return Foretold(pace, pace, pace)
+def _about(pace: float) -> Forecast:
+    return Forecast(pace, pace, pace)
 
 
 def _learning(window: Window) -> Advice:
@@ -176,13 +192,17 @@ def _learning(window: Window) -> Advice:
     supply = window.pace / busy
     if slowdown > 0.0:
         bound = window.run.ledger.max_staleness
-        foretold = window.foretell(supply, window.pace * (1.0 + slowdown), actors=window.actors, bound=bound)
+        foretold = window.foretell(
+            supply, window.pace * (1.0 + slowdown), actors=window.actors, bound=bound
+        )
         sentence = (
             f"{_waiting(window)}; learner.slowdown = {slowdown:g} makes each update {1.0 + slowdown:g}x as long: "
             f"without it about {_told(foretold, window.pace)}"
         )
         return sentence, {"learner.slowdown": 0.0}, foretold
-    sentence = f"{_waiting(window)}; a faster learner would be worth up to {1.0 / busy:.1f}x the steps"
+    sentence = (
+        f"{_waiting(window)}; a faster learner would be worth up to {1.0 / busy:.1f}x the steps"
+    )
     if window.enough >= window.actors:
         return sentence, {}, None
     return (
@@ -195,7 +215,11 @@ def _learning(window: Window) -> Advice:
 def _transport(window: Window) -> Advice:
     if window.run.replay is not None:
         shards = len(window.run.replay.shards)
-        return f"{_waiting(window)}, though nobody is held back: they wait for {shards} replay shards", {"replay.shards": shards + 1}, None
+        return (
+            f"{_waiting(window)}, though nobody is held back: they wait for {shards} replay shards",
+            {"replay.shards": shards + 1},
+            None,
+        )
     ledger = window.run.ledger
     sentence = (
         f"{_waiting(window)}, both while trajectories or grants are on their way ({ledger.in_use} of {ledger.credits_limit} credits out, "
@@ -213,7 +237,11 @@ def _balance(window: Window) -> Advice:
         buffer = replay.limits.max_diff - replay.limits.min_diff
         sentence = f"{waits}, each held back in turn; {gain} with a wider replay.error_buffer"
         return sentence, {"replay.error_buffer": round(buffer)}, _about(foretold)
-    bound, batch, actors = window.run.ledger.max_staleness, config.algorithm.batch_trajectories, window.actors
+    bound, batch, actors = (
+        window.run.ledger.max_staleness,
+        config.algorithm.batch_trajectories,
+        window.actors,
+    )
     if bound is not None and bound * batch < actors:
         wide = -(-actors // batch)
         cause = f"{actors} actors are more than max_staleness * B = {bound} * {batch} lets work during an update"
@@ -225,7 +253,11 @@ def _balance(window: Window) -> Advice:
         )
     if config.balance.credits is not None and config.balance.credits < actors + batch:
         wide = actors + batch
-        return f"{waits}: {config.balance.credits} credits are too few; {gain} with {wide}", {"balance.credits": wide}, _about(foretold)
+        return (
+            f"{waits}: {config.balance.credits} credits are too few; {gain} with {wide}",
+            {"balance.credits": wide},
+            _about(foretold),
+        )
     suggested: dict[str, float] = {} if bound is None else {"balance.max_staleness": bound + 1}
     cause = "in turn" if actors == 1 else f"the slowest, {_slowest(window)}, keeps the others"
     return f"{waits}: {cause}; {gain} with a wider bound", suggested, _about(foretold)

@@ -32,7 +32,7 @@ class Sample:
     """Seconds for which each side of replay was held back; empty without replay."""
 
 
-class Rates:
+class RunRates:
     """Speeds of one run, from samples taken now and then.
 
     Args:
@@ -56,7 +56,14 @@ class Rates:
         statistics = self._read()
         returns = statistics.recent_returns
         mean = sum(returns) / len(returns) if returns else None
-        sample = Sample(statistics.now, statistics.env_steps, statistics.ledger.updates, mean, _times(statistics), *_of_replay(statistics))
+        sample = Sample(
+            statistics.now,
+            statistics.env_steps,
+            statistics.ledger.updates,
+            mean,
+            _times(statistics),
+            *_of_replay(statistics),
+        )
         # The newest sample is always kept; the one before it goes when it is too close to its predecessor.
         if len(self._samples) >= 2 and self._samples[-1].now - self._samples[-2].now < SPACING:
             self._samples.pop()
@@ -66,12 +73,20 @@ class Rates:
     def steps_per_s(self, window: float) -> float | None:
         """Environment steps per second over the last ``window`` seconds; None before there are two samples."""
         ends = self._ends(window)
-        return None if ends is None else (ends[1].env_steps - ends[0].env_steps) / (ends[1].now - ends[0].now)
+        return (
+            None
+            if ends is None
+            else (ends[1].env_steps - ends[0].env_steps) / (ends[1].now - ends[0].now)
+        )
 
     def updates_per_s(self, window: float) -> float | None:
         """Updates per second over the last ``window`` seconds; None before there are two samples."""
         ends = self._ends(window)
-        return None if ends is None else (ends[1].updates - ends[0].updates) / (ends[1].now - ends[0].now)
+        return (
+            None
+            if ends is None
+            else (ends[1].updates - ends[0].updates) / (ends[1].now - ends[0].now)
+        )
 
     def return_per_s(self, window: float) -> float | None:
         """How fast the mean return rises; None before there are two samples with one."""
@@ -89,10 +104,14 @@ class Rates:
         for role, seconds in ends[1].times.items():
             before = ends[0].times.get(role, {})
             # A component that was restarted counts from 0 again: what went backwards is nothing.
-            spent = {state: max(0.0, value - before.get(state, 0.0)) for state, value in seconds.items()}
+            spent = {
+                state: max(0.0, value - before.get(state, 0.0)) for state, value in seconds.items()
+            }
             total = sum(spent.values())
             if total > 0.0:
-                shares[role] = {state: value / total for state, value in spent.items() if value > 0.0}
+                shares[role] = {
+                    state: value / total for state, value in spent.items() if value > 0.0
+                }
         return shares
 
     def samples_per_insert(self, window: float) -> float | None:
@@ -109,7 +128,10 @@ class Rates:
             return {}
         before, passed = ends[0].held_back, ends[1].now - ends[0].now
         # These seconds are told a moment after the time of the sample: a share is not let past the whole.
-        return {side: min(1.0, (seconds - before.get(side, 0.0)) / passed) for side, seconds in ends[1].held_back.items()}
+        return {
+            side: min(1.0, (seconds - before.get(side, 0.0)) / passed)
+            for side, seconds in ends[1].held_back.items()
+        }
 
     def _ends(self, window: float) -> tuple[Sample, Sample] | None:
         if len(self._samples) < 2:
@@ -122,7 +144,11 @@ class Rates:
 
 
 def _of_replay(run: RunStatistics) -> tuple[int, int, Mapping[str, float]]:
-    return (0, 0, {}) if run.replay is None else (run.replay.inserts, run.replay.drawn, run.replay.blocked_s)
+    return (
+        (0, 0, {})
+        if run.replay is None
+        else (run.replay.inserts, run.replay.drawn, run.replay.blocked_s)
+    )
 
 
 def _times(run: RunStatistics) -> dict[str, dict[str, float]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tianflow.core.moments import durations
 from tianflow.core.statistics import ReplayStatistics, RunStatistics, quantile
 from tianflow.logs import logger
-from tianflow.observability.rates import Rates
+from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import by_age, json_ready
 from tianflow.observability.sinks import outlet as sinks
 from tianflow.observability.sinks.base import SinkRun
@@ -38,10 +38,17 @@ class Recorder:
     both; while the disk does not answer nothing is sampled, and what could not be written is merged into the next line.
     """
 
-    def __init__(self, *, run: RunControl, file: HistoryFile, outlets: Sequence[sinks.Outlet] = (), spacing_s: float = SPACING_S) -> None:
+    def __init__(
+        self,
+        *,
+        run: RunControl,
+        file: HistoryFile,
+        outlets: Sequence[sinks.SinkFeeder] = (),
+        spacing_s: float = SPACING_S,
+    ) -> None:
         self._run, self._file, self._outlets, self._spacing_s = run, file, outlets, spacing_s
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="history")
-        self._rates = Rates(read=run.statistics)
+        self._rates = RunRates(read=run.statistics)
         self._before: RunStatistics | None = None
         self._offset = 0.0
         self._audited = 0
@@ -137,7 +144,9 @@ class Recorder:
             "durations": durations(() if before is None else before.components, now.components),
             "dropped": dict(ledger.dropped),
             "violations": ledger.violations,
-            "replay": None if now.replay is None else _replay(now.replay) | {"held_back": self._rates.held_back(window)},
+            "replay": None
+            if now.replay is None
+            else _replay(now.replay) | {"held_back": self._rates.held_back(window)},
             "bottleneck": now.diagnosis.verdict,
             "generation": now.generation,
             "marks": marks,
@@ -160,7 +169,15 @@ class Recorder:
         for record in fresh:
             paths = record.get("new")
             changed = sorted(paths) if isinstance(paths, Mapping) else []
-            marks.append({"t": at, "kind": "change", "action": record.get("action"), "paths": changed, "generation": now.generation})
+            marks.append(
+                {
+                    "t": at,
+                    "kind": "change",
+                    "action": record.get("action"),
+                    "paths": changed,
+                    "generation": now.generation,
+                }
+            )
         kept, left_out = newest_marks(marks)
         return kept, left_out + new - len(fresh)
 
@@ -174,7 +191,15 @@ def staleness_between(before: RunStatistics | None, now: RunStatistics) -> Row:
     bound = None if None in bounds else max(bound for bound in bounds if bound is not None)
     total = sum(counts.values())
     if not total:
-        return {"count": 0, "min": None, "mean": None, "p99": None, "max": None, "bound": bound, "counts": {}}
+        return {
+            "count": 0,
+            "min": None,
+            "mean": None,
+            "p99": None,
+            "max": None,
+            "bound": bound,
+            "counts": {},
+        }
     mean = sum(age * count for age, count in counts.items()) / total
     extremes = {"min": min(counts), "mean": mean, "p99": quantile(counts, 0.99), "max": max(counts)}
     return {"count": total, **extremes, "bound": bound, "counts": by_age(counts)}
@@ -182,7 +207,9 @@ def staleness_between(before: RunStatistics | None, now: RunStatistics) -> Row:
 
 def _replay(replay: ReplayStatistics) -> Row:
     return {
-        "items": replay.items if replay.shards else None,  # nobody knows how many those hold that are not up
+        "items": replay.items
+        if replay.shards
+        else None,  # nobody knows how many those hold that are not up
         "capacity": replay.limits.capacity,
         "inserted": replay.inserts,
         "drawn": replay.drawn,
@@ -196,7 +223,9 @@ def _replay(replay: ReplayStatistics) -> Row:
 @contextlib.asynccontextmanager
 async def recorded(run: RunControl) -> AsyncIterator[None]:
     """Record ``run`` in its directory while the context is open, its end included. Nothing that goes wrong here reaches the run."""
-    feeding = sinks.outlets(run.config, SinkRun(run.id, run.directory, json_ready(run.config.model_dump(mode="json"))))
+    feeding = sinks.outlets(
+        run.config, SinkRun(run.id, run.directory, json_ready(run.config.model_dump(mode="json")))
+    )
     recorder = Recorder(run=run, file=HistoryFile(run.directory / NAME), outlets=feeding)
     recorder.count()  # so that the first increase is seen
     task = asyncio.get_running_loop().create_task(recorder.run(), name="history")
@@ -204,8 +233,13 @@ async def recorded(run: RunControl) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
-        results = [*await asyncio.gather(task, return_exceptions=True), *await asyncio.gather(recorder.close(), return_exceptions=True)]
-        results += await asyncio.gather(*(outlet.close(sinks.FLUSH_S) for outlet in feeding), return_exceptions=True)
+        results = [
+            *await asyncio.gather(task, return_exceptions=True),
+            *await asyncio.gather(recorder.close(), return_exceptions=True),
+        ]
+        results += await asyncio.gather(
+            *(outlet.close(sinks.FLUSH_S) for outlet in feeding), return_exceptions=True
+        )
         recorder.count()
         for error in results:
             if isinstance(error, Exception):

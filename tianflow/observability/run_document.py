@@ -13,12 +13,28 @@ from typing import Any
 
 from tianflow.config.model import Config
 from tianflow.core.payloads import Version
-from tianflow.core.statistics import ComponentStatistics, Distribution, ReplayStatistics, RunStatistics, quantile
+from tianflow.core.statistics import (
+    ComponentStatistics,
+    Histogram,
+    ReplayStatistics,
+    RunStatistics,
+    quantile,
+)
 from tianflow.ledger.tickets import LedgerSnapshot, coarse
-from tianflow.observability.rates import WINDOWS, Rates
+from tianflow.observability.rates import WINDOWS, RunRates
 
 ENDED = ("done", "failed", "stopped")
-TRAJECTORIES = ("granted", "begun", "committed", "trained", "inserted", "open", "dropped", "late_commits", "cuts")
+TRAJECTORIES = (
+    "granted",
+    "begun",
+    "committed",
+    "trained",
+    "inserted",
+    "open",
+    "dropped",
+    "late_commits",
+    "cuts",
+)
 """Counts of the ledger that are shown as they are."""
 
 
@@ -39,7 +55,9 @@ def staleness_summary(ledger: LedgerSnapshot) -> StalenessSummary:
     if not recent:
         return StalenessSummary(None, None, None, None, ledger.max_staleness)
     p99 = quantile(Counter(recent), 0.99)
-    return StalenessSummary(min(recent), sum(recent) / len(recent), p99, max(recent), ledger.max_staleness)
+    return StalenessSummary(
+        min(recent), sum(recent) / len(recent), p99, max(recent), ledger.max_staleness
+    )
 
 
 def by_age(counts: Mapping[int, int]) -> dict[str, int]:
@@ -61,10 +79,14 @@ def time_shares(component: ComponentStatistics, now: float) -> dict[str, float]:
     """Fractions of the component's time in each state since its clock began, the one now running included."""
     seconds = component.time.at(now)
     total = sum(seconds.values())
-    return {state: share / total for state, share in seconds.items()} if total > 0.0 else {component.time.current: 1.0}
+    return (
+        {state: share / total for state, share in seconds.items()}
+        if total > 0.0
+        else {component.time.current: 1.0}
+    )
 
 
-def time_left(run: RunStatistics, config: Config, rates: Rates) -> dict[str, float]:
+def time_left(run: RunStatistics, config: Config, rates: RunRates) -> dict[str, float]:
     """Seconds until each limit of the run, at the pace of the last minute; limits that it does not approach are absent.
 
     Of a run that is stopping and evaluates it is the time after which that is given up, ``evaluation.timeout_s``.
@@ -77,9 +99,13 @@ def time_left(run: RunStatistics, config: Config, rates: Rates) -> dict[str, flo
     if run.state in ENDED or run.state == "stopping":
         return left
     if limits.max_env_steps is not None:
-        left |= _remaining("max_env_steps", limits.max_env_steps - run.env_steps, rates.steps_per_s(60.0))
+        left |= _remaining(
+            "max_env_steps", limits.max_env_steps - run.env_steps, rates.steps_per_s(60.0)
+        )
     if limits.max_updates is not None:
-        left |= _remaining("max_updates", limits.max_updates - run.ledger.version.number, rates.updates_per_s(60.0))
+        left |= _remaining(
+            "max_updates", limits.max_updates - run.ledger.version.number, rates.updates_per_s(60.0)
+        )
     if limits.max_seconds is not None:
         left["max_seconds"] = max(0.0, limits.max_seconds - run.trained_s)
     if run.target_return is not None and run.time_to_target_s is None and run.recent_returns:
@@ -92,7 +118,7 @@ def _remaining(name: str, missing: float, pace: float | None) -> dict[str, float
     return {name: max(0.0, missing) / pace} if pace is not None and pace > 0.0 else {}
 
 
-def describe(run: RunStatistics, config: Config, rates: Rates) -> dict[str, Any]:
+def describe(run: RunStatistics, config: Config, rates: RunRates) -> dict[str, Any]:
     """Everything a status screen needs, JSON-ready."""
     ledger = run.ledger
     described: dict[str, Any] = json_ready(
@@ -120,7 +146,11 @@ def describe(run: RunStatistics, config: Config, rates: Rates) -> dict[str, Any]
             "returns": _returns(run),
             "target": {"return": run.target_return, "reached_after_s": run.time_to_target_s},
             "evaluation": run.evaluation or None,
-            "versions": {"learner": _version(ledger.version), "published": _version(ledger.published), "publish_lag": ledger.publish_lag},
+            "versions": {
+                "learner": _version(ledger.version),
+                "published": _version(ledger.published),
+                "publish_lag": ledger.publish_lag,
+            },
             "staleness": _staleness(ledger),
             "trajectories": {key: getattr(ledger, key) for key in TRAJECTORIES},
             "replay": None if run.replay is None else _replay(run.replay, rates),
@@ -132,11 +162,24 @@ def describe(run: RunStatistics, config: Config, rates: Rates) -> dict[str, Any]
                 "target": credits_target(run),
             },
             "laws": [asdict(law) for law in run.laws],
-            "settings": {"generation": run.generation, "changes": run.settings_changes, "refused": run.settings_refused},
-            "actors": {"wanted": run.actors_wanted, "reporting": sum(c.role == "actor" for c in run.components)},
+            "settings": {
+                "generation": run.generation,
+                "changes": run.settings_changes,
+                "refused": run.settings_refused,
+            },
+            "actors": {
+                "wanted": run.actors_wanted,
+                "reporting": sum(c.role == "actor" for c in run.components),
+            },
             "components": [_component(component, run.now) for component in run.components],
-            "restarts": [{"component": place, "reason": reason, "count": count} for (place, reason), count in run.restarts.items()],
-            "checkpoint": {key: getattr(run.checkpoint, key) for key in ("attempts", "failures", "last_success")},
+            "restarts": [
+                {"component": place, "reason": reason, "count": count}
+                for (place, reason), count in run.restarts.items()
+            ],
+            "checkpoint": {
+                key: getattr(run.checkpoint, key)
+                for key in ("attempts", "failures", "last_success")
+            },
         }
     )
     return described
@@ -157,7 +200,9 @@ def describe_components(run: RunStatistics) -> list[dict[str, Any]]:
                 "seconds": component.time.at(run.now),
                 "counters": component.counters,
                 "gauges": component.gauges,
-                "distributions": {name: _distribution(value) for name, value in component.distributions.items()},
+                "distributions": {
+                    name: _distribution(value) for name, value in component.distributions.items()
+                },
             }
         )
         for component in run.components
@@ -175,7 +220,7 @@ def json_ready(value: object) -> Any:
     return value if value is None or isinstance(value, str | int) else str(value)
 
 
-def _throughput(rates: Rates) -> dict[str, dict[str, float | None]]:
+def _throughput(rates: RunRates) -> dict[str, dict[str, float | None]]:
     return {
         "env_steps_per_s": {f"{window:.0f}": rates.steps_per_s(window) for window in WINDOWS},
         "updates_per_s": {f"{window:.0f}": rates.updates_per_s(window) for window in WINDOWS},
@@ -186,7 +231,12 @@ def _returns(run: RunStatistics) -> dict[str, float | int | None]:
     returns = run.recent_returns
     if not returns:
         return {"episodes": 0, "mean": None, "min": None, "max": None}
-    return {"episodes": len(returns), "mean": sum(returns) / len(returns), "min": min(returns), "max": max(returns)}
+    return {
+        "episodes": len(returns),
+        "mean": sum(returns) / len(returns),
+        "min": min(returns),
+        "max": max(returns),
+    }
 
 
 def _staleness(ledger: LedgerSnapshot) -> dict[str, object]:
@@ -202,7 +252,7 @@ def _staleness(ledger: LedgerSnapshot) -> dict[str, object]:
     }
 
 
-def _replay(replay: ReplayStatistics, rates: Rates) -> dict[str, object]:
+def _replay(replay: ReplayStatistics, rates: RunRates) -> dict[str, object]:
     """``samples_per_insert`` is that of the last minute where there is one; ``held_back`` are shares of the last ten seconds."""
     lately = rates.samples_per_insert(60.0)
     return {
@@ -221,14 +271,22 @@ def _replay(replay: ReplayStatistics, rates: Rates) -> dict[str, object]:
         "held": replay.held,
         "samples_per_insert": replay.samples_per_insert if lately is None else lately,
         "samples_per_insert_target": replay.samples_per_insert_target,
-        "limiter": {"diff": replay.diff, "min_diff": replay.limits.min_diff, "max_diff": replay.limits.max_diff},
+        "limiter": {
+            "diff": replay.diff,
+            "min_diff": replay.limits.min_diff,
+            "max_diff": replay.limits.max_diff,
+        },
         "blocked_s": replay.blocked_s,
         "held_back": rates.held_back(10.0),
     }
 
 
 def _queue_age(run: RunStatistics) -> float | None:
-    return None if run.ledger.oldest_committed_at is None else max(0.0, run.now - run.ledger.oldest_committed_at)
+    return (
+        None
+        if run.ledger.oldest_committed_at is None
+        else max(0.0, run.now - run.ledger.oldest_committed_at)
+    )
 
 
 def _version(version: Version) -> dict[str, int]:
@@ -246,5 +304,8 @@ def _component(component: ComponentStatistics, now: float) -> dict[str, object]:
     }
 
 
-def _distribution(distribution: Distribution) -> dict[str, float | int | None]:
-    return {"count": distribution.count, "mean": distribution.total / distribution.count if distribution.count else None}
+def _distribution(distribution: Histogram) -> dict[str, float | int | None]:
+    return {
+        "count": distribution.count,
+        "mean": distribution.total / distribution.count if distribution.count else None,
+    }

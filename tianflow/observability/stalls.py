@@ -21,7 +21,12 @@ def stalled(looks: Sequence[RunStatistics], config: Config) -> Diagnosis | None:
     """What stands still in the last of ``looks``; None if nothing does. One that stands still is told of though others go on."""
     run = looks[-1]
     still = _seconds_without_update(looks)
-    for found in (_absent(run, still), _learner(run, config, still), _actor(run, config, still), _each_other(run, still)):
+    for found in (
+        _absent(run, still),
+        _learner(run, config, still),
+        _actor(run, config, still),
+        _each_other(run, still),
+    ):
         if found is not None:
             return found
     return None
@@ -58,10 +63,21 @@ def _learner(run: RunStatistics, config: Config, still: float) -> Diagnosis | No
         if component.role != "learner" or component.time.current not in ("busy", "checkpoint"):
             continue
         lasted, usual = run.now - component.time.since, _usual([component], "update_seconds")
-        longest = FIRST_UPDATE_S if usual is None else TIMES * usual * (1.0 + config.learner.slowdown)
+        longest = (
+            FIRST_UPDATE_S if usual is None else TIMES * usual * (1.0 + config.learner.slowdown)
+        )
         if lasted > max(STUCK_S, longest) and still > 0.0:
-            work = "one update" if component.time.current == "busy" else "giving its state to a checkpoint"
-            return Diagnosis("stalled", f"{component.name} has been at {work} for {lasted:.0f} s{_rather(usual)}", component.name, lasted)
+            work = (
+                "one update"
+                if component.time.current == "busy"
+                else "giving its state to a checkpoint"
+            )
+            return Diagnosis(
+                "stalled",
+                f"{component.name} has been at {work} for {lasted:.0f} s{_rather(usual)}",
+                component.name,
+                lasted,
+            )
     return None
 
 
@@ -73,7 +89,9 @@ def _actor(run: RunStatistics, config: Config, still: float) -> Diagnosis | None
         lasted = run.now - component.time.since
         own = _usual([component], "rollout_seconds")
         usual = _usual(actors, "rollout_seconds") if own is None else own
-        longest = FIRST_S if usual is None or component.time.current == "rebuilding" else TIMES * usual
+        longest = (
+            FIRST_S if usual is None or component.time.current == "rebuilding" else TIMES * usual
+        )
         if component.time.current in ("busy", "rebuilding") and lasted > max(STUCK_S, longest):
             stuck.append((lasted, component, usual))
     if not stuck:
@@ -81,7 +99,9 @@ def _actor(run: RunStatistics, config: Config, still: float) -> Diagnosis | None
     lasted, component, usual = max(stuck, key=lambda found: found[0])
     others = f"nothing was trained on for {still:.0f} s" if still >= STUCK_S else "the others go on"
     if component.time.current == "rebuilding":
-        text = f"{component.name} has been making its environments anew for {lasted:.0f} s; {others}"
+        text = (
+            f"{component.name} has been making its environments anew for {lasted:.0f} s; {others}"
+        )
     else:
         text = (
             f"{component.name} waits for a step of its environments: it has been in one trajectory for {lasted:.0f} s{_rather(usual)}; "
@@ -95,7 +115,13 @@ def _each_other(run: RunStatistics, still: float) -> Diagnosis | None:
     learners = [component for component in run.components if component.role == "learner"]
     actors = [component for component in run.components if component.role == "actor"]
     waiting = {"learner": "waiting:batch", "actor": "waiting:grant"}
-    if not learners or not actors or any(component.time.current != waiting[component.role] for component in (*learners, *actors)):
+    if (
+        not learners
+        or not actors
+        or any(
+            component.time.current != waiting[component.role] for component in (*learners, *actors)
+        )
+    ):
         return None
     lasted = run.now - max(component.time.since for component in (*learners, *actors))
     if min(lasted, still) < STUCK_S:
@@ -110,7 +136,9 @@ def _each_other(run: RunStatistics, still: float) -> Diagnosis | None:
 
 def _usual(components: Sequence[ComponentStatistics], name: str) -> float | None:
     """Mean seconds that ``name`` took; None if it never ended."""
-    found = [component.distributions[name] for component in components if name in component.distributions]
+    found = [
+        component.distributions[name] for component in components if name in component.distributions
+    ]
     count = sum(distribution.count for distribution in found)
     return sum(distribution.total for distribution in found) / count if count else None
 

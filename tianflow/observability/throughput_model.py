@@ -29,7 +29,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
+class Forecast:
     """Environment steps per second: about ``pace``, and hardly less than ``low`` or more than ``high``."""
 
     pace: float
@@ -57,14 +57,14 @@ def sustained(supply: Side, demand: Side, room: float) -> float:
     return max(0.0, supply.pace - held_back)
 
 
-def foretell(supply: Side, demand: Side, room: float) -> Foretold:
+def foretell(supply: Side, demand: Side, room: float) -> Forecast:
     """`sustained`, and how far off that may be, both sides misjudged by two standard errors; ``high`` is what neither could exceed.
 
     Where nothing varies, or nobody knows, the slower side alone decides.
     """
     if supply.spread == demand.spread == 0.0:
-        return Foretold(*[min(supply.pace, demand.pace)] * 3)
+        return Forecast(*[min(supply.pace, demand.pace)] * 3)
     pace = sustained(supply, demand, room)
     low = (1.0 - MODEL) * sustained(supply.off(-DEVIATIONS), demand.off(-DEVIATIONS), room)
     high = min(supply.off(DEVIATIONS).pace, demand.off(DEVIATIONS).pace)
-    return Foretold(pace, min(pace, low), max(pace, high))
+    return Forecast(pace, min(pace, low), max(pace, high))

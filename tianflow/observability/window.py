@@ -11,7 +11,7 @@ from functools import cached_property
 from tianflow.config.model import Config
 from tianflow.core.moments import Moments, moments
 from tianflow.core.statistics import ComponentStatistics, RunStatistics, TimeShares
-from tianflow.observability.throughput_model import Foretold, Side, foretell
+from tianflow.observability.throughput_model import Forecast, Side, foretell
 
 NOTICEABLE = 0.15
 """A share of waiting below this is noise of scheduling, not a bottleneck."""
@@ -50,16 +50,28 @@ class Window:
         before = {component.name: component.time for component in self.looks[0].components}
         found: dict[str, list[dict[str, float]]] = {}
         for component in self.run.components:
-            seconds = time_between(before.get(component.name), component.time, self.looks[0].now, self.run.now)
-            counted = {state: value for state, value in seconds.items() if state not in IDLE and value > 0.0}
+            seconds = time_between(
+                before.get(component.name), component.time, self.looks[0].now, self.run.now
+            )
+            counted = {
+                state: value
+                for state, value in seconds.items()
+                if state not in IDLE and value > 0.0
+            }
             if total := sum(counted.values()):
-                found.setdefault(component.role, []).append({state: value / total for state, value in counted.items()})
+                found.setdefault(component.role, []).append(
+                    {state: value / total for state, value in counted.items()}
+                )
         return {role: _mean(shares) for role, shares in found.items()}
 
     @property
     def actors(self) -> int:
         """That report, if any of them worked or waited."""
-        return sum(component.role == "actor" for component in self.run.components) if "actor" in self.shares else 0
+        return (
+            sum(component.role == "actor" for component in self.run.components)
+            if "actor" in self.shares
+            else 0
+        )
 
     @property
     def learner_waits(self) -> float:
@@ -93,7 +105,11 @@ class Window:
     def learner_works(self) -> float:
         """Share of its time, had its updates lately taken as long as they do on average: a few seconds hold few of them."""
         lately, long = self._durations(self.looks[0].components)["learner"], self.varied["learner"]
-        usual = long.mean / lately.mean if min(lately.count, long.count) >= LEAST_COUNT and lately.mean > 0.0 else 1.0
+        usual = (
+            long.mean / lately.mean
+            if min(lately.count, long.count) >= LEAST_COUNT and lately.mean > 0.0
+            else 1.0
+        )
         return min(1.0, max(1.0 - MOST, (1.0 - self.learner_waits) * usual))
 
     @cached_property
@@ -116,7 +132,7 @@ class Window:
             return Side(pace)
         return Side(pace, varied.spread, varied.spread / math.sqrt(varied.count))
 
-    def foretell(self, supply: float, demand: float, *, actors: int, bound: int | None) -> Foretold:
+    def foretell(self, supply: float, demand: float, *, actors: int, bound: int | None) -> Forecast:
         """What ``actors`` that make ``supply`` and a learner that takes ``demand`` sustain under ``bound``, in steps per second.
 
         Every credit beyond one an actor is room between them, and a batch more is in the learner's hands.
@@ -133,7 +149,9 @@ class Window:
         """Actors that can step at once: those of one host take turns."""
         if self.config.placement.launcher == "inline":
             return 1
-        return self.config.actors.hosts or max(1, len(os.sched_getaffinity(0)) - self.config.learner.threads)
+        return self.config.actors.hosts or max(
+            1, len(os.sched_getaffinity(0)) - self.config.learner.threads
+        )
 
     @property
     def actors_work(self) -> float:
@@ -147,7 +165,9 @@ class Window:
         old, new = self.looks[0].replay, self.run.replay
         if old is None or new is None:
             return False
-        return (new.blocked_s.get(side, 0.0) - old.blocked_s.get(side, 0.0)) / self.passed > NOTICEABLE
+        return (
+            new.blocked_s.get(side, 0.0) - old.blocked_s.get(side, 0.0)
+        ) / self.passed > NOTICEABLE
 
     @property
     def credits_spent(self) -> bool:
@@ -163,7 +183,9 @@ class Window:
         return spent > 0.5 and out - learning - making <= 0.5 * out
 
 
-def time_between(before: TimeShares | None, after: TimeShares, began: float, now: float) -> dict[str, float]:
+def time_between(
+    before: TimeShares | None, after: TimeShares, began: float, now: float
+) -> dict[str, float]:
     """Seconds in each state between two looks at one component.
 
     Reports are up to a second old, and the state in which one was made need not have lasted until now. So only states that
@@ -172,13 +194,20 @@ def time_between(before: TimeShares | None, after: TimeShares, began: float, now
     old = {} if before is None else dict(before.seconds)
     if sum(after.at(now).values()) < sum(old.values()):  # a restarted component counts from 0 again
         before, old = None, {}
-    ended = {state: max(0.0, seconds - old.get(state, 0.0)) for state, seconds in after.seconds.items()}
+    ended = {
+        state: max(0.0, seconds - old.get(state, 0.0)) for state, seconds in after.seconds.items()
+    }
     if 0.5 <= sum(ended.values()) / max(1e-9, now - began) <= 1.5:
         return ended
     start = {} if before is None else before.at(began)
-    return {state: max(0.0, seconds - start.get(state, 0.0)) for state, seconds in after.at(now).items()}
+    return {
+        state: max(0.0, seconds - start.get(state, 0.0)) for state, seconds in after.at(now).items()
+    }
 
 
 def _mean(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
     states = {state for share in shares for state in share}
-    return {state: sum(share.get(state, 0.0) for share in shares) / len(shares) for state in sorted(states)}
+    return {
+        state: sum(share.get(state, 0.0) for share in shares) / len(shares)
+        for state in sorted(states)
+    }

@@ -22,7 +22,7 @@ MASKED_LOGIT = -1e9
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class Distribution(Protocol):
+class ActionDistribution(Protocol):
     """What `Categorical` and `DiagonalGaussian` have in common. Leading axes are free.
 
     ``size``: P, parameters of one action. ``noise_size``: K, numbers of noise for one action.
@@ -116,17 +116,29 @@ class Categorical:
         for k, head in enumerate(self._heads(parameters)):
             log_p = _log_softmax(head)
             results.append((_picked(log_p, actions[..., k]), -(log_p.exp() * log_p).sum(0)))
-        return _sum([log_prob for log_prob, _ in results]), _sum([entropy for _, entropy in results])
+        return _sum([log_prob for log_prob, _ in results]), _sum(
+            [entropy for _, entropy in results]
+        )
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         actions = action.unsqueeze(-1) if self.scalar else action
-        return _sum([_picked(_log_softmax(head), actions[..., k]) for k, head in enumerate(self._heads(parameters))])
+        return _sum(
+            [
+                _picked(_log_softmax(head), actions[..., k])
+                for k, head in enumerate(self._heads(parameters))
+            ]
+        )
 
     def log_prob_on_arrays(self, parameters: NDArray[Any], action: NDArray[Any]) -> NDArray[Any]:
-        choices, actions = parameters.reshape(-1, self.size).T, action.reshape(-1, len(self.categories)).T
+        choices, actions = (
+            parameters.reshape(-1, self.size).T,
+            action.reshape(-1, len(self.categories)).T,
+        )
         total, first = np.zeros(choices.shape[1], np.float32), 0
         for chosen, count in zip(actions, self.categories, strict=True):
-            log_p = choices[first : first + count].copy()  # [choices, ...], for the reason that `_log_softmax` has
+            log_p = choices[
+                first : first + count
+            ].copy()  # [choices, ...], for the reason that `_log_softmax` has
             log_p -= log_p.max(0)
             total += log_p.ravel().take(chosen * len(total) + np.arange(len(total)))
             total -= np.log(np.exp(log_p, out=log_p).sum(0))
@@ -138,11 +150,18 @@ class Categorical:
         return _sum([-(log_p.exp() * log_p).sum(-1) for log_p in log_ps])
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        pairs = [(a.log_softmax(-1), b.log_softmax(-1)) for a, b in zip(self._heads(p), self._heads(q), strict=True)]
+        pairs = [
+            (a.log_softmax(-1), b.log_softmax(-1))
+            for a, b in zip(self._heads(p), self._heads(q), strict=True)
+        ]
         return _sum([(log_p.exp() * (log_p - log_q)).sum(-1) for log_p, log_q in pairs])
 
     def _heads(self, parameters: Tensor) -> tuple[Tensor, ...]:
-        return (parameters,) if len(self.categories) == 1 else torch.split(parameters, list(self.categories), -1)
+        return (
+            (parameters,)
+            if len(self.categories) == 1
+            else torch.split(parameters, list(self.categories), -1)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +184,9 @@ class DiagonalGaussian:
 
     def noise(self, shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:
         """Standard normal noise."""
-        return torch.from_numpy(generator.standard_normal((*shape, self.noise_size), dtype=np.float32))
+        return torch.from_numpy(
+            generator.standard_normal((*shape, self.noise_size), dtype=np.float32)
+        )
 
     def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002 - the protocol's signature
         """Unchanged: a mask has no meaning for continuous actions."""
@@ -208,14 +229,16 @@ class DiagonalGaussian:
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
         mean_p, log_std_p = p.chunk(2, -1)
         mean_q, log_std_q = q.chunk(2, -1)
-        spread = (log_std_p - log_std_q).mul(2.0).exp() + ((mean_p - mean_q) * torch.exp(-log_std_q)).square()
+        spread = (log_std_p - log_std_q).mul(2.0).exp() + (
+            (mean_p - mean_q) * torch.exp(-log_std_q)
+        ).square()
         return (0.5 * (spread - 1.0) + log_std_q - log_std_p).sum(-1)
 
     def _shaped(self, flat: Tensor) -> Tensor:
         return flat if len(self.shape) == 1 else flat.reshape(*flat.shape[:-1], *self.shape)
 
 
-def distribution_for(action: ActionSpec) -> Distribution:
+def distribution_for(action: ActionSpec) -> ActionDistribution:
     """The distribution over actions of this kind: categorical, or a diagonal Gaussian for a box."""
     if action.kind == "box":
         return DiagonalGaussian(action.shape)

@@ -18,13 +18,20 @@ def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
     return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
 
 
-def policy_gradient_loss(log_prob: Tensor, advantage: Tensor, valid: Tensor | None = None) -> Tensor:
+def policy_gradient_loss(
+    log_prob: Tensor, advantage: Tensor, valid: Tensor | None = None
+) -> Tensor:
     """``-mean(log_prob * advantage)``: its gradient is the policy gradient (A3C, arXiv 1602.01783)."""
     return -masked_mean(log_prob * advantage, valid)
 
 
 def value_loss(
-    value: Tensor, target: Tensor, valid: Tensor | None = None, *, old_value: Tensor | None = None, clip: float | None = None
+    value: Tensor,
+    target: Tensor,
+    valid: Tensor | None = None,
+    *,
+    old_value: Tensor | None = None,
+    clip: float | None = None,
 ) -> Tensor:
     """``mean((value - target)^2) / 2``.
 
@@ -43,13 +50,20 @@ def value_loss(
     return 0.5 * masked_mean(error, valid)
 
 
-def ppo_loss(log_ratio: Tensor, advantage: Tensor, valid: Tensor | None = None, *, clip: float) -> Tensor:
+def ppo_loss(
+    log_ratio: Tensor, advantage: Tensor, valid: Tensor | None = None, *, clip: float
+) -> Tensor:
     """PPO's clipped objective, negated (arXiv 1707.06347, eq. 7): ``-mean(min(r A, clip(r, 1-e, 1+e) A))``, r = exp(log_ratio)."""
     return -masked_mean(_clipped_surrogate(log_ratio, advantage, clip), valid)
 
 
 def decoupled_ppo_loss(
-    log_ratio: Tensor, behaviour_weight: Tensor, advantage: Tensor, valid: Tensor | None = None, *, clip: float
+    log_ratio: Tensor,
+    behaviour_weight: Tensor,
+    advantage: Tensor,
+    valid: Tensor | None = None,
+    *,
+    clip: float,
 ) -> Tensor:
     """PPO for data of an older policy (arXiv 2110.00641, eq. 9): the clip is around a proximal policy, not the behaviour.
 

@@ -41,7 +41,16 @@ class NStep(NamedTuple):
     steps_t: Tensor
 
 
-def gae(*, r_t: Tensor, discount_t: Tensor, v_t: Tensor, v_tp1: Tensor, done_t: Tensor, valid_t: Tensor, lambda_: float) -> Advantages:
+def gae(
+    *,
+    r_t: Tensor,
+    discount_t: Tensor,
+    v_t: Tensor,
+    v_tp1: Tensor,
+    done_t: Tensor,
+    valid_t: Tensor,
+    lambda_: float,
+) -> Advantages:
     """Generalised advantage estimation (arXiv 1506.02438, eq. 16).
 
     ``delta_t = r_t + discount_t v_tp1 - v_t``;  ``A_t = delta_t + discount_t lambda (1 - done_t) A_{t+1}``.
@@ -49,7 +58,9 @@ def gae(*, r_t: Tensor, discount_t: Tensor, v_t: Tensor, v_tp1: Tensor, done_t: 
     Raises:
         ValueError: shapes differ.
     """
-    _check_shapes(r_t=r_t, discount_t=discount_t, v_t=v_t, v_tp1=v_tp1, done_t=done_t, valid_t=valid_t)
+    _check_shapes(
+        r_t=r_t, discount_t=discount_t, v_t=v_t, v_tp1=v_tp1, done_t=done_t, valid_t=valid_t
+    )
     with torch.no_grad():
         delta_t = torch.where(valid_t, r_t + discount_t * v_tp1 - v_t, 0.0)
         decay_t = torch.where(valid_t & ~done_t, discount_t * lambda_, 0.0)
@@ -57,7 +68,9 @@ def gae(*, r_t: Tensor, discount_t: Tensor, v_t: Tensor, v_tp1: Tensor, done_t: 
         return Advantages(advantage_t, advantage_t + v_t)
 
 
-def actor_critic_returns(*, r_t: Tensor, discount_t: Tensor, v_t: Tensor, v_tp1: Tensor, done_t: Tensor, valid_t: Tensor) -> Advantages:
+def actor_critic_returns(
+    *, r_t: Tensor, discount_t: Tensor, v_t: Tensor, v_tp1: Tensor, done_t: Tensor, valid_t: Tensor
+) -> Advantages:
     """A3C's returns (arXiv 1602.01783, algorithm S3): as many steps as the episode or the fragment has left.
 
     ``R_t = r_t + discount_t R_{t+1}``, and where the recursion is cut ``R_t = r_t + discount_t v_tp1``. The advantage is
@@ -66,7 +79,9 @@ def actor_critic_returns(*, r_t: Tensor, discount_t: Tensor, v_t: Tensor, v_tp1:
     Raises:
         ValueError: shapes differ.
     """
-    _check_shapes(r_t=r_t, discount_t=discount_t, v_t=v_t, v_tp1=v_tp1, done_t=done_t, valid_t=valid_t)
+    _check_shapes(
+        r_t=r_t, discount_t=discount_t, v_t=v_t, v_tp1=v_tp1, done_t=done_t, valid_t=valid_t
+    )
     with torch.no_grad():
         goes_on_t = valid_t & ~done_t
         goes_on_t[:-1] &= valid_t[1:]
@@ -103,12 +118,24 @@ def vtrace(
     Raises:
         ValueError: shapes differ, or ``c_bar > rho_bar`` (the operator need not contract then).
     """
-    _check_shapes(r_t=r_t, log_rho_t=log_rho_t, discount_t=discount_t, v_t=v_t, v_tp1=v_tp1, done_t=done_t, valid_t=valid_t)
+    _check_shapes(
+        r_t=r_t,
+        log_rho_t=log_rho_t,
+        discount_t=discount_t,
+        v_t=v_t,
+        v_tp1=v_tp1,
+        done_t=done_t,
+        valid_t=valid_t,
+    )
     if c_bar > rho_bar:
-        raise ValueError(f"c_bar = {c_bar} is above rho_bar = {rho_bar}: V-trace need not converge then; lower c_bar")
+        raise ValueError(
+            f"c_bar = {c_bar} is above rho_bar = {rho_bar}: V-trace need not converge then; lower c_bar"
+        )
     with torch.no_grad():
         goes_on_t = valid_t & ~done_t
-        delta_t = torch.where(valid_t, _clipped_exp(log_rho_t, rho_bar) * (r_t + discount_t * v_tp1 - v_t), 0.0)
+        delta_t = torch.where(
+            valid_t, _clipped_exp(log_rho_t, rho_bar) * (r_t + discount_t * v_tp1 - v_t), 0.0
+        )
         decay_t = torch.where(goes_on_t, discount_t * _clipped_exp(log_rho_t, c_bar) * lambda_, 0.0)
         correction_t = _accumulate(delta_t, decay_t)
         vs_next_t = v_tp1.clone()
@@ -171,5 +198,7 @@ def _accumulate(delta_t: Tensor, decay_t: Tensor) -> Tensor:
 def _check_shapes(*, r_t: Tensor, **others: Tensor) -> None:
     """All alike and time first."""
     if r_t.dim() < 1 or any(tensor.shape != r_t.shape for tensor in others.values()):
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in {"r_t": r_t, **others}.items())
+        shapes = ", ".join(
+            f"{name} {tuple(tensor.shape)}" for name, tensor in {"r_t": r_t, **others}.items()
+        )
         raise ValueError(f"all must have one shape [T, ...]: {shapes}")

@@ -15,7 +15,7 @@ ROWS_IN_32_BITS = 1 << 16
 """As many squares of uint8 add up to less than 2**32."""
 
 
-class Moments(NamedTuple):
+class RunningMoments(NamedTuple):
     """Mean, variance (biased) and number of samples, all float64; mean and variance have the shape of one sample, samples is []."""
 
     mean: Tensor
@@ -23,18 +23,24 @@ class Moments(NamedTuple):
     samples: Tensor
 
 
-def batch_moments(x: Tensor) -> Moments:
-    """Moments over the first axis of ``x`` [M, *shape], in float64; uint8 counts as 0..1. Of no sample: mean 0, variance 1, samples 0."""
+def batch_moments(x: Tensor) -> RunningMoments:
+    """RunningMoments over the first axis of ``x`` [M, *shape], in float64; uint8 counts as 0..1. Of no sample: mean 0, variance 1, samples 0."""
     if x.shape[0] == 0:
         shape = x.shape[1:]
-        return Moments(x.new_zeros(shape, dtype=torch.float64), x.new_ones(shape, dtype=torch.float64), _count(x))
+        return RunningMoments(
+            x.new_zeros(shape, dtype=torch.float64),
+            x.new_ones(shape, dtype=torch.float64),
+            _count(x),
+        )
     if x.dtype == torch.uint8:
         total, squares = _exact_sums(x) if x.device.type == "cpu" else _integer_sums(x)
         mean, square = total / x.shape[0], squares / x.shape[0]
-        return Moments(mean / 255.0, (square - mean.square()).clamp(min=0.0) / 255.0**2, _count(x))
+        return RunningMoments(
+            mean / 255.0, (square - mean.square()).clamp(min=0.0) / 255.0**2, _count(x)
+        )
     x = x.double()
     mean = x.mean(0)
-    return Moments(mean, (x - mean).square().mean(0), _count(x))
+    return RunningMoments(mean, (x - mean).square().mean(0), _count(x))
 
 
 def _exact_sums(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,7 +52,10 @@ def _exact_sums(x: Tensor) -> tuple[Tensor, Tensor]:
     total, squares = np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
     for first in range(0, len(rows), ROWS_IN_32_BITS):
         part = rows[first : first + ROWS_IN_32_BITS]
-        total_32, squares_32 = np.zeros(rows.shape[1], np.uint32), np.zeros(rows.shape[1], np.uint32)
+        total_32, squares_32 = (
+            np.zeros(rows.shape[1], np.uint32),
+            np.zeros(rows.shape[1], np.uint32),
+        )
         for k in range(0, len(part), ROWS_AT_ONCE):
             values = part[k : k + ROWS_AT_ONCE].astype(np.uint16)
             total_32 += np.add.reduce(values, axis=0, dtype=np.uint16)
@@ -59,17 +68,25 @@ def _exact_sums(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _integer_sums(x: Tensor) -> tuple[Tensor, Tensor]:
     """The same in a few operations over all of ``x``: a GPU would wait for the launch of each block."""
-    return x.sum(0, dtype=torch.int64).double(), x.to(torch.int32).square_().sum(0, dtype=torch.int64).double()
+    return x.sum(0, dtype=torch.int64).double(), x.to(torch.int32).square_().sum(
+        0, dtype=torch.int64
+    ).double()
 
 
-def merged_moments(a: Moments, b: Moments) -> Moments:
-    """Moments of both sets of samples together (Chan, Golub and LeVeque, 1979). Counts enter once, whatever the order."""
+def merged_moments(a: RunningMoments, b: RunningMoments) -> RunningMoments:
+    """RunningMoments of both sets of samples together (Chan, Golub and LeVeque, 1979). Counts enter once, whatever the order."""
     samples = a.samples + b.samples
     share = b.samples / samples.clamp(min=1.0)
     delta = b.mean - a.mean
-    variance = a.variance * (1.0 - share) + b.variance * share + delta.square() * share * (1.0 - share)
+    variance = (
+        a.variance * (1.0 - share) + b.variance * share + delta.square() * share * (1.0 - share)
+    )
     empty = samples == 0
-    return Moments(torch.where(empty, a.mean, a.mean + delta * share), torch.where(empty, a.variance, variance), samples)
+    return RunningMoments(
+        torch.where(empty, a.mean, a.mean + delta * share),
+        torch.where(empty, a.variance, variance),
+        samples,
+    )
 
 
 def normalise(x: Tensor, mean: Tensor, inverse_std: Tensor, clip: float) -> Tensor:

@@ -25,4 +25,6 @@ def draw_layout(config: Config, spec: EnvironmentSpec) -> TrajectoryLayout | Non
     if config.algorithm.window is None:
         return None
     length, _ = config.algorithm.window
-    return make_draw_layout(spec, length=length, items=config.algorithm.items, state_spec=state_spec(config.network))
+    return make_draw_layout(
+        spec, length=length, items=config.algorithm.items, state_spec=state_spec(config.network)
+    )

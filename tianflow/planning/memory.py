@@ -52,7 +52,9 @@ def check_memory(config: Config, layout: TrajectoryLayout) -> None:
             f"and {config.actors.count} actors need {least}, or the learner would wait for ever"
         )
         accepted = f"at least {least * nbytes} bytes"
-        raise ConfigError([Problem("balance.memory_limit", config.balance.memory_limit, message, accepted)])
+        raise ConfigError(
+            [Problem("balance.memory_limit", config.balance.memory_limit, message, accepted)]
+        )
 
 
 def machine_memory() -> int:
@@ -79,7 +81,9 @@ def check_network_memory(config: Config, spec: EnvironmentSpec) -> None:
     needed, usable = COPIES * 4 * parameters, usable_memory()
     if needed > usable:
         path = "network.hidden" if config.network.name == "mlp" else "network.kwargs"
-        value = list(config.network.hidden) if config.network.name == "mlp" else config.network.kwargs
+        value = (
+            list(config.network.hidden) if config.network.name == "mlp" else config.network.kwargs
+        )
         message = (
             f"a network of {parameters:,} parameters or more: learning takes {COPIES} numbers for each, "
             f"{needed / 2**30:,.1f} GiB, and this machine has {usable / 2**30:,.1f}"

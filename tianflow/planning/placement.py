@@ -13,13 +13,19 @@ EVALUATOR = ComponentSpec("evaluator", "evaluator")
 
 def build(config: Config) -> Program:
     """The components of a run, and the hosts they go to."""
-    actors = tuple(ComponentSpec(f"actor-{index}", "actor", index) for index in range(config.actors.count))
-    shards = tuple(ComponentSpec(f"replay-{index}", "replay", index) for index in range(shard_count(config)))
+    actors = tuple(
+        ComponentSpec(f"actor-{index}", "actor", index) for index in range(config.actors.count)
+    )
+    shards = tuple(
+        ComponentSpec(f"replay-{index}", "replay", index) for index in range(shard_count(config))
+    )
     components = (LEARNER, *shards, *actors, EVALUATOR)
     if config.placement.launcher == "inline":
         host = HostSpec("inline", components, threads=config.learner.threads)
         return Program(components, Placement("inline", "memory://", (host,)))
-    return Program(components, Placement(config.placement.launcher, "shm://", _hosts(config, actors, shards)))
+    return Program(
+        components, Placement(config.placement.launcher, "shm://", _hosts(config, actors, shards))
+    )
 
 
 def shard_count(config: Config) -> int:
@@ -27,7 +33,9 @@ def shard_count(config: Config) -> int:
     return 0 if config.algorithm.window is None else config.replay.shards
 
 
-def _hosts(config: Config, actors: tuple[ComponentSpec, ...], shards: tuple[ComponentSpec, ...]) -> tuple[HostSpec, ...]:
+def _hosts(
+    config: Config, actors: tuple[ComponentSpec, ...], shards: tuple[ComponentSpec, ...]
+) -> tuple[HostSpec, ...]:
     """One host for the learner, one for the evaluator, one for each replay shard, and actors dealt out over theirs.
 
     With two cores or more and affinity "auto", the learner has its cores to itself: two processes that are never moved
@@ -38,8 +46,14 @@ def _hosts(config: Config, actors: tuple[ComponentSpec, ...], shards: tuple[Comp
     for_learner = tuple(cores[: config.learner.threads]) if alone else ()
     for_actors = tuple(cores[config.learner.threads :]) if alone else ()
     wanted = hosts_wanted(config)
-    dealt = [tuple(actor for actor in actors if actor.index % wanted == place) for place in range(wanted)]
-    hosts = [HostSpec(f"actors-{place}", group, _share(for_actors, place, wanted)) for place, group in enumerate(dealt) if group]
+    dealt = [
+        tuple(actor for actor in actors if actor.index % wanted == place) for place in range(wanted)
+    ]
+    hosts = [
+        HostSpec(f"actors-{place}", group, _share(for_actors, place, wanted))
+        for place, group in enumerate(dealt)
+        if group
+    ]
     return (
         HostSpec("learner", (LEARNER,), for_learner, config.learner.threads),
         HostSpec("evaluator", (EVALUATOR,), for_actors),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from tianflow.replay.fragments import Fragment, Stream
+from tianflow.replay.fragments import Fragment, StepStream
 from tianflow.replay.observations import find_stacks
 from tianflow.replay.sampling import draw_over, split
 from tianflow.replay.selection import Fifo, Lifo, Prioritised, Selector, Uniform
-from tianflow.replay.sequences import ActorError, InitialPriority, RunningMaximum, SequenceError, sequence_priority
+from tianflow.replay.sequences import (
+    ActorError,
+    InitialPriority,
+    RunningMaximum,
+    SequenceError,
+    sequence_priority,
+)
 from tianflow.replay.settings import Drawn, Inserted, ShardSettings, ShardStatistics, Tally
 from tianflow.replay.shard import Shard
 
@@ -25,7 +31,7 @@ __all__ = [
     "Shard",
     "ShardSettings",
     "ShardStatistics",
-    "Stream",
+    "StepStream",
     "Tally",
     "Uniform",
     "draw_over",

@@ -38,7 +38,9 @@ class Columns:
             **{name: (shape, dtype) for name, shape, dtype in settings.extras},
             **dict.fromkeys(estimates, ((), "float32")),
         }
-        self.steps: dict[str, Array] = {name: np.zeros((self.size, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+        self.steps: dict[str, Array] = {
+            name: np.zeros((self.size, *shape), dtype) for name, (shape, dtype) in shapes.items()
+        }
         """What a fragment says of each step."""
         self.start = np.zeros(self.size, np.bool_)
         self.follower = np.full(self.size, -1, np.int64)
@@ -58,7 +60,9 @@ class Columns:
     def tally(self) -> Tally:
         """Of steps."""
         removed = {reason: self._removed[reason] for reason in REASONS}
-        return Tally(self._inserted, self._inserted - sum(removed.values()), removed, self._removed_unsampled)
+        return Tally(
+            self._inserted, self._inserted - sum(removed.values()), removed, self._removed_unsampled
+        )
 
     def evict(self, end: int) -> int:
         """Let the rows before ``end`` go. How many items begin there."""
@@ -76,11 +80,17 @@ class Columns:
         places = placed.step[valid] % self.size
         for name, column in self.steps.items():
             given = fragment.rows(name)
-            column[places] = given[valid] if name != "version" else np.broadcast_to(given[:, None], valid.shape)[valid]
+            column[places] = (
+                given[valid]
+                if name != "version"
+                else np.broadcast_to(given[:, None], valid.shape)[valid]
+            )
         follower = placed.follower[valid]
         self.start[places] = fragment.rows("start")[valid]
         self.follower[places] = np.where(follower >= 0, follower % self.size, -1)
-        self._windows[places] = windows_over(placed.position[valid], length=self._length, period=self._period)
+        self._windows[places] = windows_over(
+            placed.position[valid], length=self._length, period=self._period
+        )
         self._resident[places] = True
         self._inserted += len(places)
 
@@ -124,12 +134,20 @@ class Columns:
 
     def snapshot(self) -> dict[str, Array]:
         """All of it, as views."""
-        counts = [self.head, self.tail, self._inserted, self._removed_unsampled, *(self._removed[reason] for reason in REASONS)]
+        counts = [
+            self.head,
+            self.tail,
+            self._inserted,
+            self._removed_unsampled,
+            *(self._removed[reason] for reason in REASONS),
+        ]
         return {**self._arrays(), "counts": np.array(counts, np.int64)}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Become what columns of the same sizes were at their `snapshot`."""
         for name, array in self._arrays().items():
             array[:] = arrays[name]
-        self.head, self.tail, self._inserted, self._removed_unsampled, *removed = arrays["counts"].tolist()
+        self.head, self.tail, self._inserted, self._removed_unsampled, *removed = arrays[
+            "counts"
+        ].tolist()
         self._removed = Counter(dict(zip(REASONS, removed, strict=True)))

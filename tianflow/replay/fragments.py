@@ -21,7 +21,7 @@ from tianflow.replay.sum_tree import Indices
 _NEVER = np.iinfo(np.int64).max
 
 
-class Stream(NamedTuple):
+class StepStream(NamedTuple):
     """Where fragments come from. Another incarnation of an actor is another stream."""
 
     actor: int
@@ -38,7 +38,7 @@ class Fragment:
 
     arrays: Mapping[str, NDArray[Any]]
     length: int
-    stream: Stream
+    stream: StepStream
     number: int
 
     def rows(self, name: str, more: int = 0) -> NDArray[Any]:
@@ -70,10 +70,15 @@ def flow(fragment: Fragment) -> Flow:
     done = terminated | truncated
     has_final = any(name.startswith("final_obs/") for name in fragment.arrays)
     next_valid = np.concatenate((valid[1:], np.zeros_like(valid[:1])))
-    _refuse(valid & ~done & start[1:] & next_valid, "begins, but the step before it did not end one")
+    _refuse(
+        valid & ~done & start[1:] & next_valid, "begins, but the step before it did not end one"
+    )
     _refuse(valid & done & next_valid & ~start[1:], "goes on after its end")
     if not has_final:
-        _refuse(valid & done & next_valid, "begins right after the end of another, whose last observation is not there")
+        _refuse(
+            valid & done & next_valid,
+            "begins right after the end of another, whose last observation is not there",
+        )
     last = np.zeros_like(valid)
     last[-1] = True
     ends = valid & (done | (~next_valid & ~last))
@@ -84,7 +89,9 @@ def flow(fragment: Fragment) -> Flow:
 def _refuse(wrong: Flags, what: str) -> None:
     if wrong.any():
         step, environment = np.argwhere(wrong)[0].tolist()
-        raise ValueError(f"after step {step} of environment {environment} an episode {what}: such steps must not be stored")
+        raise ValueError(
+            f"after step {step} of environment {environment} an episode {what}: such steps must not be stored"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,9 @@ class Placed:
     """[m] for each new row: a window begins there (if a step is taken from it)."""
 
 
-def place(flow_: Flow, *, head: int, period: int, open_rows: Indices, open_positions: Indices) -> Placed:
+def place(
+    flow_: Flow, *, head: int, period: int, open_rows: Indices, open_positions: Indices
+) -> Placed:
     """Give a row to every observation that needs one.
 
     Args:
@@ -127,11 +136,19 @@ def place(flow_: Flow, *, head: int, period: int, open_rows: Indices, open_posit
     position = np.arange(steps)[:, None] - np.maximum.accumulate(first, axis=0)
     following = np.concatenate((np.where(chained[1:], step[1:], -1), np.full((1, columns), -1)))
     before = np.concatenate((np.full((1, columns), -1), np.where(chained[1:], step[:-1], -1)))
-    index, final, after = np.zeros(per_step.sum(), np.int64), np.zeros(per_step.sum(), np.bool_), np.zeros(per_step.sum(), np.int64)
+    index, final, after = (
+        np.zeros(per_step.sum(), np.int64),
+        np.zeros(per_step.sum(), np.bool_),
+        np.zeros(per_step.sum(), np.int64),
+    )
     begins = np.zeros(len(index), np.bool_)
     flat = np.arange(steps * columns).reshape(steps, columns)
     places = offset[own]
-    index[places], after[places], begins[places] = flat[own], before[own], (position[own] % period) == 0
+    index[places], after[places], begins[places] = (
+        flat[own],
+        before[own],
+        (position[own] % period) == 0,
+    )
     # Rows that are no steps. An open one begins a window if its step, when it comes, will be due to.
     on, places = flow_.looks_on, extra[flow_.looks_on] - head
     final[places], after[places] = flow_.final[on], step[on]
@@ -151,7 +168,9 @@ class Windows:
     """[W]"""
 
 
-def complete(*, rows: Indices, position: Indices, ends: Flags, length: int, period: int, tail: int) -> Windows:
+def complete(
+    *, rows: Indices, position: Indices, ends: Flags, length: int, period: int, tail: int
+) -> Windows:
     """The windows that consecutive steps complete, of which the first, fewer than ``length``, were there before and ended nothing.
 
     A window begins at every step whose position is a multiple of ``period``, and has ``length`` steps, or as many as are left in

@@ -29,7 +29,12 @@ class Items:
     """
 
     def __init__(
-        self, capacity: int, *, selector: Callable[[int], Selector], state: Mapping[str, tuple[int, ...]], max_samples: int | None
+        self,
+        capacity: int,
+        *,
+        selector: Callable[[int], Selector],
+        state: Mapping[str, tuple[int, ...]],
+        max_samples: int | None,
     ) -> None:
         self.capacity, self.selector = capacity, selector(capacity)
         self.head = self.tail = 0
@@ -39,7 +44,9 @@ class Items:
         self.draws = np.zeros(capacity, np.int64)
         self.ready = np.zeros(capacity, np.bool_)
         """Complete and not removed: it can be drawn."""
-        self.state = {name: np.zeros((capacity, *shape), np.float32) for name, shape in state.items()}
+        self.state = {
+            name: np.zeros((capacity, *shape), np.float32) for name, shape in state.items()
+        }
         self.greatest_priority = 1.0
         """Of all that were given, and 1."""
         self.stale_updates = 0
@@ -55,19 +62,33 @@ class Items:
     @property
     def nbytes(self) -> int:
         """Bytes of what is kept by item, without the selector."""
-        arrays = (self.first_row, self.length, self.version, self.draws, self.ready, *self.state.values())
+        arrays = (
+            self.first_row,
+            self.length,
+            self.version,
+            self.draws,
+            self.ready,
+            *self.state.values(),
+        )
         return sum(array.nbytes for array in arrays)
 
     def tally(self) -> Tally:
         """Of items."""
-        return Tally(self._inserted, len(self), {reason: self._removed[reason] for reason in REASONS}, self._removed_unsampled)
+        return Tally(
+            self._inserted,
+            len(self),
+            {reason: self._removed[reason] for reason in REASONS},
+            self._removed_unsampled,
+        )
 
     def room(self, count: int, tail: int, head: int) -> int:
         """Up to which row (exclusive) the rows ``tail .. head - 1`` have to go so that ``count`` items fit; past ``head``: never."""
         if count > self.capacity:
             return head + 1
         over = self.head + count - self.capacity - self.tail
-        return tail if over <= 0 else int(self.first_row[(self.tail + over - 1) % self.capacity]) + 1
+        return (
+            tail if over <= 0 else int(self.first_row[(self.tail + over - 1) % self.capacity]) + 1
+        )
 
     def begin(self, first_rows: Indices) -> Indices:
         """Numbers [n] for windows that begin at ``first_rows`` [n], ascending. They are not ready yet; there is room."""
@@ -79,7 +100,9 @@ class Items:
         self.head += len(numbers)
         return numbers
 
-    def complete(self, numbers: Indices, lengths: Indices, versions: Indices, priorities: Floats) -> None:
+    def complete(
+        self, numbers: Indices, lengths: Indices, versions: Indices, priorities: Floats
+    ) -> None:
         """These windows [n] can be drawn from now on. A priority of NaN means the greatest given so far.
 
         Raises:
@@ -183,22 +206,45 @@ class Items:
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """All of it, as views."""
-        counts = [self.head, self.tail, self._inserted, self.stale_updates, self._removed_unsampled, *(self._removed[r] for r in REASONS)]
-        arrays = {"counts": np.array(counts, np.int64), "greatest_priority": np.array([self.greatest_priority])}
-        arrays |= {name: getattr(self, name) for name in ("first_row", "length", "version", "draws", "ready")}
+        counts = [
+            self.head,
+            self.tail,
+            self._inserted,
+            self.stale_updates,
+            self._removed_unsampled,
+            *(self._removed[r] for r in REASONS),
+        ]
+        arrays = {
+            "counts": np.array(counts, np.int64),
+            "greatest_priority": np.array([self.greatest_priority]),
+        }
+        arrays |= {
+            name: getattr(self, name)
+            for name in ("first_row", "length", "version", "draws", "ready")
+        }
         arrays |= {f"state/{name}": leaf for name, leaf in self.state.items()}
-        return arrays | {f"selector/{name}": array for name, array in self.selector.snapshot().items()}
+        return arrays | {
+            f"selector/{name}": array for name, array in self.selector.snapshot().items()
+        }
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Become what items of the same sizes were at their `snapshot`."""
         counts = arrays["counts"].tolist()
-        self.head, self.tail, self._inserted, self.stale_updates, self._removed_unsampled = counts[:5]
+        self.head, self.tail, self._inserted, self.stale_updates, self._removed_unsampled = counts[
+            :5
+        ]
         self._removed = Counter(dict(zip(REASONS, counts[5:], strict=True)))
         self.greatest_priority = float(arrays["greatest_priority"][0])
         for name in ("first_row", "length", "version", "draws", "ready"):
             getattr(self, name)[:] = arrays[name]
         for name, leaf in self.state.items():
             leaf[:] = arrays[f"state/{name}"]
-        self.selector.restore({name.removeprefix("selector/"): array for name, array in arrays.items() if name.startswith("selector/")})
+        self.selector.restore(
+            {
+                name.removeprefix("selector/"): array
+                for name, array in arrays.items()
+                if name.startswith("selector/")
+            }
+        )
         self._draws_left = int((self._max_samples or 0) * len(self) - self.draws[self.ready].sum())
         self._oldest = int(self.version[self.ready].min(initial=_NEWEST))

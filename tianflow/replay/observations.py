@@ -115,7 +115,9 @@ class PlainLeaf:
             np.take(observations, new.index[part], axis=0, out=self._data[place], mode="clip")
         if new.final.any():
             places = (new.first + np.flatnonzero(new.final)) % len(self._data)
-            self._data[places] = self._unknown if arrays.final is None else _flat(arrays.final)[new.index[new.final]]
+            self._data[places] = (
+                self._unknown if arrays.final is None else _flat(arrays.final)[new.index[new.final]]
+            )
 
     def read(self, rows: Indices, out: Array) -> None:
         gather(self._data, rows % len(self._data), out)
@@ -139,7 +141,9 @@ class StackedLeaf:
 
     def __init__(self, leaf: LeafSpec, *, rows: int, frames: int) -> None:
         if len(leaf.shape) < 2 or leaf.shape[0] < 2:
-            raise ValueError(f"{leaf.name!r} of shape {leaf.shape} is no stack: that is [S, *frame] with S >= 2")
+            raise ValueError(
+                f"{leaf.name!r} of shape {leaf.shape} is no stack: that is [S, *frame] with S >= 2"
+            )
         self._depth = leaf.shape[0]
         self._frames = np.zeros((frames, *leaf.shape[1:]), leaf.dtype)
         self._shown = np.zeros((rows, self._depth), np.int32)
@@ -203,10 +207,19 @@ class StackedLeaf:
 
     def snapshot(self) -> dict[str, Array]:
         free = self._free[: self._free_count]
-        return {"frames": self._frames, "shown": self._shown, "last_row": self._last_row, "free": free}
+        return {
+            "frames": self._frames,
+            "shown": self._shown,
+            "last_row": self._last_row,
+            "free": free,
+        }
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        self._frames[:], self._shown[:], self._last_row[:] = arrays["frames"], arrays["shown"], arrays["last_row"]
+        self._frames[:], self._shown[:], self._last_row[:] = (
+            arrays["frames"],
+            arrays["shown"],
+            arrays["last_row"],
+        )
         self._free_count = len(arrays["free"])
         self._free[: self._free_count] = arrays["free"]
 
@@ -246,11 +259,16 @@ class StackedLeaf:
 def continues(obs: Array) -> Flags:
     """[T, N]: where the stack ``obs[t + 1]`` is ``obs[t]`` moved on by one frame, compared to the last bit. obs [T+1, N, S, *frame]."""
     words = _words(obs)
-    same = [(after[:, :-1] == before[:, 1:]).all(axis=(1, 2)) for before, after in itertools.pairwise(words)]
+    same = [
+        (after[:, :-1] == before[:, 1:]).all(axis=(1, 2))
+        for before, after in itertools.pairwise(words)
+    ]
     return np.stack(same) if same else np.zeros((0, obs.shape[1]), np.bool_)
 
 
-def find_stacks(observation: Sequence[LeafSpec], arrays: Mapping[str, Array], length: int) -> frozenset[str]:
+def find_stacks(
+    observation: Sequence[LeafSpec], arrays: Mapping[str, Array], length: int
+) -> frozenset[str]:
     """Names of the leaves whose first axis is a stack of frames, judged by one fragment: most observations go on from the one before.
 
     Only leaves of at least three axes are looked at. A leaf that never changes is taken for one, too, which costs little.

@@ -36,9 +36,13 @@ class RateLimits:
     def __post_init__(self) -> None:
         spi, span = self.samples_per_insert, self.max_diff - self.min_diff
         if not spi > 0.0:
-            raise ValueError(f"samples_per_insert = {spi}: no insert would ever permit a draw, so the learner would wait for ever")
+            raise ValueError(
+                f"samples_per_insert = {spi}: no insert would ever permit a draw, so the learner would wait for ever"
+            )
         if self.min_size < 1 or self.insert_size < 1 or self.draw_size < 1:
-            raise ValueError(f"min_size = {self.min_size}, insert_size = {self.insert_size}, draw_size = {self.draw_size}: at least 1 each")
+            raise ValueError(
+                f"min_size = {self.min_size}, insert_size = {self.insert_size}, draw_size = {self.draw_size}: at least 1 each"
+            )
         if self.capacity < self.min_size:
             raise ValueError(
                 f"capacity = {self.capacity} is below min_size = {self.min_size}: so many items are never there at once, "
@@ -62,16 +66,33 @@ class RateLimits:
         if self.max_diff < self.samples_per_insert * self.min_size:
             filled = self.samples_per_insert * self.min_size
             remark = f"max_diff = {self.max_diff} is below samples_per_insert x min_size = {filled}: filling up to min_size "
-            return (remark + "overshoots the band, and actors then wait until the learner has drawn",)
+            return (
+                remark + "overshoots the band, and actors then wait until the learner has drawn",
+            )
         return ()
 
     @classmethod
     def around(
-        cls, *, samples_per_insert: float, min_size: int, error_buffer: float, capacity: int, insert_size: int = 1, draw_size: int = 1
+        cls,
+        *,
+        samples_per_insert: float,
+        min_size: int,
+        error_buffer: float,
+        capacity: int,
+        insert_size: int = 1,
+        draw_size: int = 1,
     ) -> RateLimits:
         """A band of ``error_buffer`` draws to either side of ``samples_per_insert * min_size``. Raises as the constructor."""
         middle = samples_per_insert * min_size
-        return cls(samples_per_insert, min_size, middle - error_buffer, middle + error_buffer, capacity, insert_size, draw_size)
+        return cls(
+            samples_per_insert,
+            min_size,
+            middle - error_buffer,
+            middle + error_buffer,
+            capacity,
+            insert_size,
+            draw_size,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +138,18 @@ class Limiter:
         """
         _check("insert", n, self._limits.insert_size)
         small = self._inserts - self._deletes + ahead < self._limits.min_size
-        return small or self._diff + self._limits.samples_per_insert * (ahead + n) <= self._limits.max_diff
+        return (
+            small
+            or self._diff + self._limits.samples_per_insert * (ahead + n) <= self._limits.max_diff
+        )
 
     def may_draw(self, m: int) -> bool:
         """True if ``m`` items may be drawn now. ValueError if that is more than ``draw_size``."""
         _check("draw", m, self._limits.draw_size)
-        return self._inserts - self._deletes >= self._limits.min_size and self._diff - m >= self._limits.min_diff
+        return (
+            self._inserts - self._deletes >= self._limits.min_size
+            and self._diff - m >= self._limits.min_diff
+        )
 
     def inserted(self, n: int) -> None:
         """Count ``n`` inserted items: a fact, whether it was asked for or not."""
@@ -137,7 +164,9 @@ class Limiter:
     def deleted(self, n: int) -> None:
         """Count ``n`` items that are there no more, removed or lost with their shard. ValueError if there are not so many."""
         if n > self._inserts - self._deletes:
-            raise ValueError(f"{n} items were deleted, but only {self._inserts - self._deletes} are there")
+            raise ValueError(
+                f"{n} items were deleted, but only {self._inserts - self._deletes} are there"
+            )
         self._deletes += n
 
     def change(self, limits: RateLimits) -> None:
@@ -155,14 +184,26 @@ class Limiter:
         """
         spi, low, high = _law(self._limits)
         counts = {"inserts": self._inserts, "samples": self._samples, "deletes": self._deletes}
-        return {**counts, "diff": self._diff, "samples_per_insert": spi, "min_diff": _finite(low), "max_diff": _finite(high)}
+        return {
+            **counts,
+            "diff": self._diff,
+            "samples_per_insert": spi,
+            "min_diff": _finite(low),
+            "max_diff": _finite(high),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take the counts of ``state``; the limits stay. If ratio or band are not those saved, ``diff`` is clamped as by `change`."""
-        self._inserts, self._samples, self._deletes = (int(state[name]) for name in ("inserts", "samples", "deletes"))
+        self._inserts, self._samples, self._deletes = (
+            int(state[name]) for name in ("inserts", "samples", "deletes")
+        )
         self._diff = float(state["diff"])
         spi, low, high = _law(self._limits)
-        if (spi, _finite(low), _finite(high)) != (state["samples_per_insert"], state["min_diff"], state["max_diff"]):
+        if (spi, _finite(low), _finite(high)) != (
+            state["samples_per_insert"],
+            state["min_diff"],
+            state["max_diff"],
+        ):
             self._diff = min(max(self._diff, self._limits.min_diff), self._limits.max_diff)
 
 
@@ -176,4 +217,6 @@ def _finite(value: float) -> float | None:
 
 def _check(what: str, given: int, most: int) -> None:
     if not 0 <= given <= most:
-        raise ValueError(f"{what} of {given} items: the limits were checked for 0 .. {most}, a larger one might wait for ever")
+        raise ValueError(
+            f"{what} of {given} items: the limits were checked for 0 .. {most}, a larger one might wait for ever"
+        )

@@ -23,7 +23,9 @@ class DrawnFrom(Protocol):
     @property
     def draws_left(self) -> float: ...
     def __len__(self) -> int: ...
-    def draw(self, n: int, generator: np.random.Generator, out: Mapping[str, NDArray[Any]]) -> Drawn: ...
+    def draw(
+        self, n: int, generator: np.random.Generator, out: Mapping[str, NDArray[Any]]
+    ) -> Drawn: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,9 @@ class DrawnOverAll:
     """Items of all shards."""
 
 
-def split(n: int, masses: Sequence[float], counts: Sequence[int], generator: np.random.Generator) -> Indices:
+def split(
+    n: int, masses: Sequence[float], counts: Sequence[int], generator: np.random.Generator
+) -> Indices:
     """How many of n draws come from each of K shards: multinomial, in proportion to mass; by number of items if nothing has mass.
 
     A shard that is lost is simply not among them.
@@ -52,12 +56,19 @@ def split(n: int, masses: Sequence[float], counts: Sequence[int], generator: np.
     if not chances.any():
         raise WouldBlock(f"nothing to draw: {len(chances)} shards hold no item")
     parts = np.zeros(len(chances), np.int64)
-    some = chances > 0.0  # the generator gives what rounding leaves over to the last one, which must not be one without mass
+    some = (
+        chances > 0.0
+    )  # the generator gives what rounding leaves over to the last one, which must not be one without mass
     parts[some] = generator.multinomial(n, chances[some])
     return parts
 
 
-def draw_over(shards: Sequence[DrawnFrom], n: int, generator: np.random.Generator, out: Mapping[str, NDArray[Any]]) -> DrawnOverAll:
+def draw_over(
+    shards: Sequence[DrawnFrom],
+    n: int,
+    generator: np.random.Generator,
+    out: Mapping[str, NDArray[Any]],
+) -> DrawnOverAll:
     """Draw n items from ``shards`` as if they were one; those of a shard lie side by side in ``out`` (see `Shard.draw`).
 
     With ``max_samples`` the split is by the masses before the draw, and what a shard has not draws enough left for falls to others.
@@ -72,21 +83,37 @@ def draw_over(shards: Sequence[DrawnFrom], n: int, generator: np.random.Generato
     for index, (shard, part) in enumerate(zip(shards, parts.tolist(), strict=True)):
         if part:
             begin, end = end, end + part
-            drawn = shard.draw(part, generator, {name: _part(name, array, begin, end) for name, array in out.items()})
+            drawn = shard.draw(
+                part,
+                generator,
+                {name: _part(name, array, begin, end) for name, array in out.items()},
+            )
             keys.append(drawn.keys)
             probabilities.append(drawn.probability * chances[index])
-    return DrawnOverAll(np.repeat(np.arange(len(shards)), parts), np.concatenate(keys), np.concatenate(probabilities), sum(counts))
+    return DrawnOverAll(
+        np.repeat(np.arange(len(shards)), parts),
+        np.concatenate(keys),
+        np.concatenate(probabilities),
+        sum(counts),
+    )
 
 
-def _affordable(parts: Indices, shards: Sequence[DrawnFrom], generator: np.random.Generator) -> Indices:
+def _affordable(
+    parts: Indices, shards: Sequence[DrawnFrom], generator: np.random.Generator
+) -> Indices:
     """The same number of draws, but from no shard more than it has left."""
     left = np.array([shard.draws_left for shard in shards])
     if left.sum() < parts.sum():
-        raise WouldBlock(f"{parts.sum()} items were to be drawn, but {len(shards)} shards have {left.sum():.0f} draws left")
+        raise WouldBlock(
+            f"{parts.sum()} items were to be drawn, but {len(shards)} shards have {left.sum():.0f} draws left"
+        )
     while (parts > left).any():
         excess = int((parts - left).clip(min=0.0).sum())
         parts = np.minimum(parts, left).astype(np.int64)
-        others = [shard if part < most else None for shard, part, most in zip(shards, parts, left, strict=True)]
+        others = [
+            shard if part < most else None
+            for shard, part, most in zip(shards, parts, left, strict=True)
+        ]
         masses = [0.0 if shard is None else shard.mass for shard in others]
         counts = [0 if shard is None else len(shard) for shard in others]
         parts = parts + split(excess, masses, counts, generator)
@@ -94,4 +121,6 @@ def _affordable(parts: Indices, shards: Sequence[DrawnFrom], generator: np.rando
 
 
 def _part(name: str, array: NDArray[Any], begin: int, end: int) -> NDArray[Any]:
-    return array[begin:end] if name == "version" or name.startswith("state/") else array[:, begin:end]
+    return (
+        array[begin:end] if name == "version" or name.startswith("state/") else array[:, begin:end]
+    )

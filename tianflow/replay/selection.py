@@ -51,7 +51,9 @@ def check_priorities(priorities: Floats) -> None:
     bad = ~(np.isfinite(priorities) & (priorities >= 0.0))
     if bad.any():
         which = int(np.flatnonzero(bad)[0])
-        raise ValueError(f"priority {which} of {len(priorities)} is {priorities[which]}: a priority is finite and at least 0")
+        raise ValueError(
+            f"priority {which} of {len(priorities)} is {priorities[which]}: a priority is finite and at least 0"
+        )
 
 
 def _refuse_empty(count: int) -> None:
@@ -171,7 +173,9 @@ class Prioritised:
         with np.errstate(over="ignore"):  # refused below, by name
             masses: Floats = np.where(priorities > 0.0, np.power(priorities, self._alpha), 0.0)
         if not np.isfinite(masses.sum()):
-            raise ValueError(f"a priority of {priorities.max()} to the power {self._alpha} is too large for float64")
+            raise ValueError(
+                f"a priority of {priorities.max()} to the power {self._alpha} is too large for float64"
+            )
         return masses
 
 

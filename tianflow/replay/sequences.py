@@ -101,7 +101,9 @@ def sequence_priority(errors: Floats, trained: Flags, *, eta: float) -> Floats:
     return priorities
 
 
-def n_step_errors(steps: WindowSteps, *, discount: float, n: int, rescaling: float | None = None) -> Floats:
+def n_step_errors(
+    steps: WindowSteps, *, discount: float, n: int, rescaling: float | None = None
+) -> Floats:
     """``|sum_{i<m} discount^i r_{k+i} + discount^m q_next_{k+m-1} - q_taken_k|`` of each step k, with m = min(n, steps left).
 
     If nobody computed the value after the last step of a window (an episode was cut off there, or the actor has not gone on

@@ -48,7 +48,9 @@ class ShardSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= self.capacity:
-            raise ValueError(f"length = {self.length} with capacity = {self.capacity}: no item would ever be complete")
+            raise ValueError(
+                f"length = {self.length} with capacity = {self.capacity}: no item would ever be complete"
+            )
         if self.period < 1:
             raise ValueError(f"period = {self.period}: items begin at least one step apart")
         if self.items is not None and self.items < 1:
@@ -57,7 +59,9 @@ class ShardSettings:
             raise ValueError(f"max_samples = {self.max_samples}: no item could ever be drawn")
         unknown = self.stacks - {leaf.name for leaf in self.observation}
         if unknown:
-            raise ValueError(f"stacks {sorted(unknown)} are no leaves; leaves are {[leaf.name for leaf in self.observation]}")
+            raise ValueError(
+                f"stacks {sorted(unknown)} are no leaves; leaves are {[leaf.name for leaf in self.observation]}"
+            )
 
     @property
     def item_capacity(self) -> int:

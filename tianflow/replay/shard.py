@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tianflow.errors import WouldBlock
-from tianflow.replay.fragments import Flow, Fragment, Placed, Stream, complete, flow
+from tianflow.replay.fragments import Flow, Fragment, Placed, StepStream, complete, flow
 from tianflow.replay.observations import Flags
 from tianflow.replay.selection import Selector, Uniform
 from tianflow.replay.sequences import InitialPriority, RunningMaximum
 from tianflow.replay.settings import Drawn, Inserted, ShardSettings, ShardStatistics
-from tianflow.replay.store import Store, below
+from tianflow.replay.store import StepStore, below
 from tianflow.replay.sum_tree import Floats, Indices
 
 Array = NDArray[Any]
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 class _Stand:
     """Where the N environments of a stream stand; H = length - 1 steps are remembered."""
 
-    stream: Stream
+    stream: StepStream
     number: int
     """Of the last fragment."""
     open_rows: Indices
@@ -67,8 +67,10 @@ class Shard:
         initial_priority: InitialPriority | None = None,
     ) -> None:
         self._settings = settings
-        self._initial: InitialPriority = RunningMaximum() if initial_priority is None else initial_priority
-        self._store = Store(settings, selector=selector, estimates=self._initial.columns)
+        self._initial: InitialPriority = (
+            RunningMaximum() if initial_priority is None else initial_priority
+        )
+        self._store = StepStore(settings, selector=selector, estimates=self._initial.columns)
         self._items = self._store.items
         self._stands: dict[int, _Stand] = {}
         self._breaks = 0
@@ -92,7 +94,7 @@ class Shard:
         return len(self._items)
 
     def insert(self, fragment: Fragment, priority: float | None = None) -> Inserted:
-        """Store a fragment; nothing of its arrays is referred to afterwards.
+        """StepStore a fragment; nothing of its arrays is referred to afterwards.
 
         Args:
             fragment: T steps of N environments. Rows with ``valid`` False are no steps and part of no item.
@@ -114,7 +116,9 @@ class Shard:
         self._finish(fragment, placed, flow_, stand, priority)
         after = self._items.tally()
         removed = sum(after.removed.values()) - sum(before.removed.values())
-        return Inserted(int(np.count_nonzero(flow_.valid)), after.inserted - before.inserted, removed)
+        return Inserted(
+            int(np.count_nonzero(flow_.valid)), after.inserted - before.inserted, removed
+        )
 
     def draw(self, n: int, generator: np.random.Generator, out: Mapping[str, Array]) -> Drawn:
         """Write n windows into ``out``, arrays as those of `make_batch` (or parts of such, along the second axis).
@@ -126,7 +130,9 @@ class Shard:
             WouldBlock: fewer than n draws are left.
         """
         if self.draws_left < n:
-            raise WouldBlock(f"{n} items were to be drawn, but {len(self)} are there, with {self.draws_left:.0f} draws left")
+            raise WouldBlock(
+                f"{n} items were to be drawn, but {len(self)} are there, with {self.draws_left:.0f} draws left"
+            )
         mass, count = self.mass, len(self)
         places, probability, used_up = self._items.draw(n, generator)
         self._store.read(places, out)
@@ -180,7 +186,10 @@ class Shard:
         """Everything, as arrays by name. They are the shard's own memory: write them out, or copy them, before the next call."""
         arrays = {"breaks": np.array([self._breaks]), **self._store.snapshot()}
         for actor, stand in self._stands.items():
-            own = {"stream": np.array([stand.stream.incarnation, stand.number]), "open_rows": stand.open_rows}
+            own = {
+                "stream": np.array([stand.stream.incarnation, stand.number]),
+                "open_rows": stand.open_rows,
+            }
             own |= {"positions": stand.positions, "steps": stand.steps}
             arrays |= {f"actor/{actor}/{name}": array for name, array in own.items()}
         return arrays
@@ -198,19 +207,37 @@ class Shard:
         for actor in dict.fromkeys(int(name.partition("/")[0]) for name in streams):
             at = {name: array.copy() for name, array in below(f"{actor}/", streams).items()}
             incarnation, number = at["stream"].tolist()
-            self._stands[actor] = _Stand(Stream(actor, incarnation), number, at["open_rows"], at["positions"], at["steps"])
+            self._stands[actor] = _Stand(
+                StepStream(actor, incarnation),
+                number,
+                at["open_rows"],
+                at["positions"],
+                at["steps"],
+            )
 
     def _stand(self, fragment: Fragment, priority: float | None) -> _Stand:
         """Where the fragment begins. What it does not go on from is complete as it is."""
         environments = fragment.arrays["valid"].shape[1]
         nothing = np.full((self._settings.length, environments), -1, np.int64)
-        fresh = _Stand(fragment.stream, fragment.number, nothing[0], np.zeros(environments, np.int64), nothing[1:])
+        fresh = _Stand(
+            fragment.stream,
+            fragment.number,
+            nothing[0],
+            np.zeros(environments, np.int64),
+            nothing[1:],
+        )
         stand = self._stands.get(fragment.stream.actor, fresh)
         there = stand.open_rows >= self._store.columns.tail
         goes_on = np.zeros_like(there)
-        if stand.stream == fragment.stream and stand.number + 1 == fragment.number and len(there) == environments:
+        if (
+            stand.stream == fragment.stream
+            and stand.number + 1 == fragment.number
+            and len(there) == environments
+        ):
             goes_on = there & fragment.rows("valid")[0] & ~fragment.rows("start")[0]
-            goes_on[goes_on] = self._store.same_observations(fragment, stand.open_rows[goes_on], goes_on)
+            goes_on[goes_on] = self._store.same_observations(
+                fragment, stand.open_rows[goes_on], goes_on
+            )
         self._break(stand, there & ~goes_on, priority)
         stand.close(~goes_on)
         return stand if goes_on.any() else fresh
@@ -232,21 +259,36 @@ class Shard:
                 return placed
             stand.close(gone)
 
-    def _finish(self, fragment: Fragment, placed: Placed, flow_: Flow, stand: _Stand, priority: float | None) -> None:
+    def _finish(
+        self, fragment: Fragment, placed: Placed, flow_: Flow, stand: _Stand, priority: float | None
+    ) -> None:
         """Complete windows, and remember where the environments stand."""
         known = len(stand.steps)
-        rows, positions = np.concatenate((stand.steps, placed.step)), np.concatenate((stand.step_positions, placed.position))
+        rows, positions = (
+            np.concatenate((stand.steps, placed.step)),
+            np.concatenate((stand.step_positions, placed.position)),
+        )
         ends = np.concatenate((np.zeros((known, rows.shape[1]), np.bool_), flow_.ends))
         self._complete(rows, positions, ends, priority)
-        after = _Stand(fragment.stream, fragment.number, placed.follower[-1], placed.position[-1] + 1, rows[len(rows) - known :])
+        after = _Stand(
+            fragment.stream,
+            fragment.number,
+            placed.follower[-1],
+            placed.position[-1] + 1,
+            rows[len(rows) - known :],
+        )
         after.steps = np.where(after.step_positions >= 0, after.steps, -1)
         after.close(~flow_.looks_on[-1] | flow_.ends[-1])
         self._stands[fragment.stream.actor] = after
 
-    def _complete(self, rows: Indices, positions: Indices, ends: Flags, priority: float | None) -> None:
+    def _complete(
+        self, rows: Indices, positions: Indices, ends: Flags, priority: float | None
+    ) -> None:
         """Make items of the windows that these steps [K, N] complete; see `fragments.complete`."""
         s, tail = self._settings, self._store.columns.tail
-        windows = complete(rows=rows, position=positions, ends=ends, length=s.length, period=s.period, tail=tail)
+        windows = complete(
+            rows=rows, position=positions, ends=ends, length=s.length, period=s.period, tail=tail
+        )
         if not len(windows.length):
             return
         priorities = np.full(len(windows.length), np.nan if priority is None else priority)

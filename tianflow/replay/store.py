@@ -13,7 +13,14 @@ from tianflow.core.payloads import LeafSpec
 from tianflow.replay.columns import Columns
 from tianflow.replay.fragments import Flow, Fragment, Placed, Windows, place
 from tianflow.replay.items import Items
-from tianflow.replay.observations import Flags, Leaf, LeafArrays, PlainLeaf, StackedLeaf, same_observations
+from tianflow.replay.observations import (
+    Flags,
+    Leaf,
+    LeafArrays,
+    PlainLeaf,
+    StackedLeaf,
+    same_observations,
+)
 from tianflow.replay.rings import gather
 from tianflow.replay.selection import Selector
 from tianflow.replay.sequences import WindowSteps
@@ -26,7 +33,7 @@ _RELEASED_AT_ONCE = 4096
 """Windows that are taken apart in one go, so that removing very many needs little memory."""
 
 
-class Store:
+class StepStore:
     """Rows and what hangs on them. When something runs out (rows, frames or items), the oldest rows go.
 
     Args:
@@ -35,27 +42,58 @@ class Store:
         estimates: columns of steps that initial priorities are computed from.
     """
 
-    def __init__(self, settings: ShardSettings, *, selector: Callable[[int], Selector], estimates: Sequence[str]) -> None:
+    def __init__(
+        self,
+        settings: ShardSettings,
+        *,
+        selector: Callable[[int], Selector],
+        estimates: Sequence[str],
+    ) -> None:
         self._settings = settings
         self._leaves = _leaves(settings)
         self.columns = Columns(settings, estimates)
-        self.items = Items(settings.item_capacity, selector=selector, state=dict(settings.state), max_samples=settings.max_samples)
+        self.items = Items(
+            settings.item_capacity,
+            selector=selector,
+            state=dict(settings.state),
+            max_samples=settings.max_samples,
+        )
         self.unknown_states = 0
-        self._handed_out = ("action", "reward", "terminated", "truncated", *(name for name, _, _ in settings.extras))
+        self._handed_out = (
+            "action",
+            "reward",
+            "terminated",
+            "truncated",
+            *(name for name, _, _ in settings.extras),
+        )
 
     @property
     def nbytes(self) -> int:
         """Bytes of all columns, frames and items."""
-        return self.columns.nbytes + self.items.nbytes + sum(leaf.nbytes for leaf in self._leaves.values())
+        return (
+            self.columns.nbytes
+            + self.items.nbytes
+            + sum(leaf.nbytes for leaf in self._leaves.values())
+        )
 
     def check(self, fragment: Fragment) -> None:
         """Raise KeyError for a missing array, ValueError for an impossible length."""
-        names = {*self.columns.steps, *self._leaves, "valid", "start", *(f"state/{name}" for name in self.items.state)}
+        names = {
+            *self.columns.steps,
+            *self._leaves,
+            "valid",
+            "start",
+            *(f"state/{name}" for name in self.items.state),
+        }
         missing = names - fragment.arrays.keys()
         if missing:
-            raise KeyError(f"the fragment lacks {sorted(missing)}; it has {sorted(fragment.arrays)}")
+            raise KeyError(
+                f"the fragment lacks {sorted(missing)}; it has {sorted(fragment.arrays)}"
+            )
         if not 1 <= fragment.length <= len(fragment.arrays["valid"]):
-            raise ValueError(f"length = {fragment.length}: the arrays have {len(fragment.arrays['valid'])} rows")
+            raise ValueError(
+                f"length = {fragment.length}: the arrays have {len(fragment.arrays['valid'])} rows"
+            )
 
     def look(self, fragment: Fragment) -> None:
         """Look at the observations of the fragment that is to be stored next."""
@@ -72,17 +110,31 @@ class Store:
             same &= same_observations(first, stored)
         return same
 
-    def place(self, fragment: Fragment, flow: Flow, open_rows: Indices, open_positions: Indices) -> tuple[Placed, int]:
+    def place(
+        self, fragment: Fragment, flow: Flow, open_rows: Indices, open_positions: Indices
+    ) -> tuple[Placed, int]:
         """Where the steps of a fragment go, and up to which row (exclusive) the oldest have to go for that.
 
         Raises:
             ValueError: it is more than fits at all.
         """
         columns, items = self.columns, self.items
-        placed = place(flow, head=columns.head, period=self._settings.period, open_rows=open_rows, open_positions=open_positions)
+        placed = place(
+            flow,
+            head=columns.head,
+            period=self._settings.period,
+            open_rows=open_rows,
+            open_positions=open_positions,
+        )
         leaves = self._leaves.items()
-        tails = [leaf.room(placed.new, _leaf_arrays(fragment, name), columns.tail, columns.head) for name, leaf in leaves]
-        tails += [columns.tail, items.room(int(np.count_nonzero(placed.begins)), columns.tail, columns.head)]
+        tails = [
+            leaf.room(placed.new, _leaf_arrays(fragment, name), columns.tail, columns.head)
+            for name, leaf in leaves
+        ]
+        tails += [
+            columns.tail,
+            items.room(int(np.count_nonzero(placed.begins)), columns.tail, columns.head),
+        ]
         tails += [columns.head + len(placed.new) - columns.size]
         if max(tails) > columns.head:
             raise ValueError(
@@ -98,7 +150,7 @@ class Store:
         self.items.evict(self.columns.evict(tail))
 
     def write(self, fragment: Fragment, placed: Placed, flow: Flow) -> None:
-        """Store observations and steps, and begin items; there is room."""
+        """StepStore observations and steps, and begin items; there is room."""
         if len(placed.new):
             for name, leaf in self._leaves.items():
                 leaf.write(placed.new, _leaf_arrays(fragment, name))
@@ -125,11 +177,19 @@ class Store:
         last = places[length - 1, np.arange(len(length))]
         after = columns.follower[last]
         known = (after >= 0) & columns.is_step(after)
-        q_last = np.where(columns.steps["terminated"][last], 0.0, np.where(known, q_max[after], np.nan))
+        q_last = np.where(
+            columns.steps["terminated"][last], 0.0, np.where(known, q_max[after], np.nan)
+        )
         q_next = np.concatenate((q_max[places[1:]], q_last[None])).astype(np.float64)
         q_next[length - 1, np.arange(len(length))] = q_last
         begins = columns.start[places[0]]
-        return WindowSteps(reward[places].astype(np.float64), q_taken[places].astype(np.float64), q_next, length, begins)
+        return WindowSteps(
+            reward[places].astype(np.float64),
+            q_taken[places].astype(np.float64),
+            q_next,
+            length,
+            begins,
+        )
 
     def read(self, items: Indices, out: Mapping[str, Array]) -> None:
         """Write the windows of the items at these places [n] into ``out``; see `Shard.draw`."""
@@ -164,9 +224,14 @@ class Store:
         """Arrays of zeros for `read` of n windows."""
         s = self._settings
         shapes: dict[str, tuple[tuple[int, ...], str]] = {
-            name: ((s.length + 1, n, *leaf.shape), leaf.dtype) for name, leaf in _leaf_specs(s).items()
+            name: ((s.length + 1, n, *leaf.shape), leaf.dtype)
+            for name, leaf in _leaf_specs(s).items()
         }
-        shapes |= {"start": ((s.length + 1, n), "bool"), "valid": ((s.length, n), "bool"), "version": ((n,), "int64")}
+        shapes |= {
+            "start": ((s.length + 1, n), "bool"),
+            "valid": ((s.length, n), "bool"),
+            "version": ((n,), "int64"),
+        }
         for name in self._handed_out:
             column = self.columns.steps[name]
             shapes[name] = ((s.length, n, *column.shape[1:]), column.dtype.name)
@@ -186,16 +251,25 @@ class Store:
         """Become what a store of the same settings was at its `snapshot`. ValueError if the settings were others."""
         for name, array in self.snapshot().items():
             free_size = name.endswith("/free") or name.startswith("items/selector/")
-            if name not in arrays or (not free_size and (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype)):
-                found = f"{arrays[name].dtype} {arrays[name].shape}" if name in arrays else "not there"
-                raise ValueError(f"{name} is {found}, not {array.dtype} {array.shape}: the snapshot is of a shard with other settings")
+            if name not in arrays or (
+                not free_size
+                and (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype)
+            ):
+                found = (
+                    f"{arrays[name].dtype} {arrays[name].shape}" if name in arrays else "not there"
+                )
+                raise ValueError(
+                    f"{name} is {found}, not {array.dtype} {array.shape}: the snapshot is of a shard with other settings"
+                )
         self.unknown_states = int(arrays["unknown_states"][0])
         self.columns.restore(below("columns/", arrays))
         self.items.restore(below("items/", arrays))
         for name, leaf in self._leaves.items():
             leaf.restore(below(f"leaf/{name}/", arrays))
 
-    def _write_states(self, fragment: Fragment, step: Indices, column: Indices, rows: Indices) -> None:
+    def _write_states(
+        self, fragment: Fragment, step: Indices, column: Indices, rows: Indices
+    ) -> None:
         """Recurrent states of the windows that begin at these steps [n] of these environments [n], stored in ``rows`` [n]."""
         places = self.columns.item[rows % self.columns.size] % self.items.capacity
         unknown = np.zeros(len(step), np.bool_)
@@ -212,13 +286,19 @@ class Store:
 
 def below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The arrays whose names begin with ``prefix``, without it."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
 
 
 def _leaf_specs(settings: ShardSettings) -> dict[str, LeafSpec]:
     """Everything that is known of an observation, by the name of its array."""
     leaves = {f"obs/{leaf.name}": leaf for leaf in settings.observation}
-    return leaves | ({MASK: LeafSpec(MASK, (settings.mask_size,), "bool")} if settings.mask_size else {})
+    return leaves | (
+        {MASK: LeafSpec(MASK, (settings.mask_size,), "bool")} if settings.mask_size else {}
+    )
 
 
 def _leaves(settings: ShardSettings) -> dict[str, Leaf]:
@@ -235,4 +315,6 @@ def _leaves(settings: ShardSettings) -> dict[str, Leaf]:
 
 def _leaf_arrays(fragment: Fragment, name: str) -> LeafArrays:
     final = f"final_{name}"
-    return LeafArrays(fragment.rows(name, 1), fragment.rows(final) if final in fragment.arrays else None)
+    return LeafArrays(
+        fragment.rows(name, 1), fragment.rows(final) if final in fragment.arrays else None
+    )

@@ -63,11 +63,16 @@ class SumTree:
         found = self._down(masses, lambda remaining, left, _: remaining >= left)
         lost = self._nodes.take(found) == 0.0  # rounding left more than there is below some node
         if lost.any():
-            found[lost] = self._down(masses[lost], lambda remaining, left, nodes: (remaining >= left) & (self._nodes[nodes + 1] > 0.0))
+            found[lost] = self._down(
+                masses[lost],
+                lambda remaining, left, nodes: (remaining >= left) & (self._nodes[nodes + 1] > 0.0),
+            )
         found -= self._base
         return found
 
-    def _down(self, masses: Floats, goes_right: Callable[[Floats, Floats, Indices], NDArray[np.bool_]]) -> Indices:
+    def _down(
+        self, masses: Floats, goes_right: Callable[[Floats, Floats, Indices], NDArray[np.bool_]]
+    ) -> Indices:
         """From the root to a leaf for each of ``masses`` [n], by ``goes_right(what is left of it, mass of the left child, left child)``."""
         remaining = np.array(masses, np.float64)
         nodes = np.ones(len(remaining), np.int64)

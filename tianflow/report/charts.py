@@ -87,29 +87,55 @@ def line_chart(
         zero: whether 0 is on the axis whatever the values.
         whole: whether only whole numbers make sense.
     """
-    lines = [Line(line.name, [drawable(value) for value in line.values], line.colour, line.steps) for line in lines]
+    lines = [
+        Line(line.name, [drawable(value) for value in line.values], line.colour, line.steps)
+        for line in lines
+    ]
     if band is not None:
-        band = Band(band.name, [drawable(value) for value in band.low], [drawable(value) for value in band.high], band.colour)
+        band = Band(
+            band.name,
+            [drawable(value) for value in band.low],
+            [drawable(value) for value in band.high],
+            band.colour,
+        )
     dots = [dot for dot in dots if drawable(dot.value) is not None]
     everything = [value for line in lines for value in line.values] + [dot.value for dot in dots]
     everything += [] if band is None else [*band.low, *band.high]
     if all(value is None for value in everything):
         return _figure(key=key, title=title, unit=unit, words=NOTHING)
-    x, y = time_axis([*times, *(dot.t for dot in dots)]), value_axis(everything, zero=zero, whole=whole)
+    x, y = (
+        time_axis([*times, *(dot.t for dot in dots)]),
+        value_axis(everything, zero=zero, whole=whole),
+    )
     shapes = [] if band is None else _band(band, times, x, y)
     for line in lines:
         shapes += _line(line, times, x, y)
     for dot in dots:
-        shapes.append(_circle((_x(dot.t, x), _y(dot.value, y)), 4.0, f"dot c{COLOURS - 1}", dot.label))
+        shapes.append(
+            _circle((_x(dot.t, x), _y(dot.value, y)), 4.0, f"dot c{COLOURS - 1}", dot.label)
+        )
     swatches = [(line.name, f"c{line.colour}" + (" step" if line.steps else "")) for line in lines]
     swatches += [] if band is None else [(band.name, f"c{band.colour} area")]
     swatches += [(dots_name, f"c{COLOURS - 1} round")] if dots else []
     words = _words(lines, band, dots, dots_name)
-    return _figure(key=key, title=title, unit=unit, words=words, swatches=swatches, drawing=_drawing(x, y, shapes, marks))
+    return _figure(
+        key=key,
+        title=title,
+        unit=unit,
+        words=words,
+        swatches=swatches,
+        drawing=_drawing(x, y, shapes, marks),
+    )
 
 
 def share_chart(
-    *, key: str, title: str, times: Sequence[float], parts: Mapping[str, Values], colours: Mapping[str, int], marks: Sequence[Mark] = ()
+    *,
+    key: str,
+    title: str,
+    times: Sequence[float],
+    parts: Mapping[str, Values],
+    colours: Mapping[str, int],
+    marks: Sequence[Mark] = (),
 ) -> Markup:
     """Parts of a whole over time, stacked from 0 to 100 %, in the order given. Each part is a fraction; None everywhere is a gap."""
     known = {name: [drawable(value) for value in values] for name, values in parts.items()}
@@ -120,16 +146,28 @@ def share_chart(
     shapes: list[Markup] = []
     below = [0.0] * len(times)
     for name, values in known.items():
-        above = [under + max(0.0, value or 0.0) * 100.0 for under, value in zip(below, values, strict=True)]
+        above = [
+            under + max(0.0, value or 0.0) * 100.0
+            for under, value in zip(below, values, strict=True)
+        ]
         low = [under if there else None for under, there in zip(below, present, strict=True)]
-        high = [min(over, 100.0) if there else None for over, there in zip(above, present, strict=True)]
+        high = [
+            min(over, 100.0) if there else None for over, there in zip(above, present, strict=True)
+        ]
         shapes += _band(Band(name, low, high, colours[name]), times, x, y, css="share")
         below = [min(over, 100.0) for over in above]
-    means = {name: sum(value or 0.0 for value in values) / sum(present) for name, values in known.items()}
+    means = {
+        name: sum(value or 0.0 for value in values) / sum(present) for name, values in known.items()
+    }
     words = "; ".join(f"{name} {mean:.0%} on average" for name, mean in means.items())
     swatches = [(f"{name} {mean:.0%}", f"c{colours[name]} area") for name, mean in means.items()]
     return _figure(
-        key=key, title=title, unit="% of time", words=f"Shares of time: {words}.", swatches=swatches, drawing=_drawing(x, y, shapes, marks)
+        key=key,
+        title=title,
+        unit="% of time",
+        words=f"Shares of time: {words}.",
+        swatches=swatches,
+        drawing=_drawing(x, y, shapes, marks),
     )
 
 
@@ -167,25 +205,39 @@ def _line(line: Line, times: Sequence[float], x: Axis, y: Axis) -> list[Markup]:
                 points.append((_x(times[at - 1], x), height))
             points.append((_x(times[at], x), height))
         css = f"line c{line.colour}" + (" step" if line.steps else "")
-        shapes.append(element("polyline", class_=css, points=_points(points), data_series=line.name))
+        shapes.append(
+            element("polyline", class_=css, points=_points(points), data_series=line.name)
+        )
         if len(points) == 1:
             shapes.append(_circle(points[0], 2.5, f"dot c{line.colour}", None))
     return shapes
 
 
 def _band(band: Band, times: Sequence[float], x: Axis, y: Axis, css: str = "band") -> list[Markup]:
-    both = [None if low is None or high is None else low for low, high in zip(band.low, band.high, strict=True)]
+    both = [
+        None if low is None or high is None else low
+        for low, high in zip(band.low, band.high, strict=True)
+    ]
     shapes = []
     for run in _runs(times, both):
         there = [(_x(times[at], x), _y(band.high[at] or 0.0, y)) for at in run]
         back = [(_x(times[at], x), _y(band.low[at] or 0.0, y)) for at in reversed(run)]
-        shapes.append(element("polygon", class_=f"{css} c{band.colour}", points=_points([*there, *back]), data_series=band.name))
+        shapes.append(
+            element(
+                "polygon",
+                class_=f"{css} c{band.colour}",
+                points=_points([*there, *back]),
+                data_series=band.name,
+            )
+        )
     return shapes
 
 
 def _circle(centre: Point, radius: float, css: str, label: str | None) -> Markup:
     title = () if label is None else (element("title", label),)
-    return element("circle", *title, class_=css, cx=f"{centre[0]:.2f}", cy=f"{centre[1]:.2f}", r=f"{radius:g}")
+    return element(
+        "circle", *title, class_=css, cx=f"{centre[0]:.2f}", cy=f"{centre[1]:.2f}", r=f"{radius:g}"
+    )
 
 
 def _points(points: Iterable[Point]) -> str:
@@ -207,7 +259,15 @@ def _drawing(x: Axis, y: Axis, shapes: Sequence[Markup], marks: Sequence[Mark]) 
         parts.append(element("line", class_="axis", x1=at, x2=at, y1=bottom, y2=bottom + 4))
         parts.append(element("text", label, class_="tick-x", x=at, y=bottom + 20))
     parts.append(element("line", class_="axis", x1=LEFT, x2=right, y1=bottom, y2=bottom))
-    parts.append(element("text", f"time since the start ({x.unit})", class_="name", x=(LEFT + right) / 2, y=HEIGHT - 6))
+    parts.append(
+        element(
+            "text",
+            f"time since the start ({x.unit})",
+            class_="name",
+            x=(LEFT + right) / 2,
+            y=HEIGHT - 6,
+        )
+    )
     return [*parts, *shapes, *_marks(marks, x)]
 
 
@@ -218,18 +278,37 @@ def _marks(marks: Sequence[Mark], axis: Axis) -> list[Markup]:
         if axis.low <= mark.t <= axis.high:
             columns.setdefault(round(_x(mark.t, axis)), []).append(mark.label)
     return [
-        element("line", element("title", "; ".join(names)), class_="mark", x1=at, x2=at, y1=TOP, y2=HEIGHT - BOTTOM)
+        element(
+            "line",
+            element("title", "; ".join(names)),
+            class_="mark",
+            x1=at,
+            x2=at,
+            y1=TOP,
+            y2=HEIGHT - BOTTOM,
+        )
         for at, names in columns.items()
     ]
 
 
 def _figure(
-    *, key: str, title: str, unit: str, words: str, swatches: Sequence[tuple[str, str]] = (), drawing: Sequence[Markup] | None = None
+    *,
+    key: str,
+    title: str,
+    unit: str,
+    words: str,
+    swatches: Sequence[tuple[str, str]] = (),
+    drawing: Sequence[Markup] | None = None,
 ) -> Markup:
-    caption = element("figcaption", element("strong", title), " ", element("span", unit, class_="unit"))
+    caption = element(
+        "figcaption", element("strong", title), " ", element("span", unit, class_="unit")
+    )
     if drawing is None:
         return element("figure", caption, element("p", words, class_="nothing"), id=key)
-    legend = [element("li", element("span", class_=f"swatch {css}", aria_hidden="true"), name) for name, css in swatches]
+    legend = [
+        element("li", element("span", class_=f"swatch {css}", aria_hidden="true"), name)
+        for name, css in swatches
+    ]
     picture = element(
         "svg",
         element("title", f"{title}, {unit}", id=f"{key}-title"),
@@ -248,10 +327,16 @@ def _words(lines: Sequence[Line], band: Band | None, dots: Sequence[Dot], dots_n
     for line in lines:
         known = [value for value in line.values if value is not None]
         if known:
-            said.append(f"{line.name}: first {known[0]:.4g}, last {known[-1]:.4g}, least {min(known):.4g}, greatest {max(known):.4g}.")
+            said.append(
+                f"{line.name}: first {known[0]:.4g}, last {known[-1]:.4g}, least {min(known):.4g}, greatest {max(known):.4g}."
+            )
         else:
             said.append(f"{line.name}: none.")
-    if band is not None and (low := [v for v in band.low if v is not None]) and (high := [v for v in band.high if v is not None]):
+    if (
+        band is not None
+        and (low := [v for v in band.low if v is not None])
+        and (high := [v for v in band.high if v is not None])
+    ):
         said.append(f"{band.name}: from {min(low):.4g} to {max(high):.4g}.")
     if dots:
         said.append(f"{dots_name}: {len(dots)}, the last {dots[-1].value:.4g}.")

@@ -55,7 +55,11 @@ def _changes(run: Records) -> list[Mark]:
             found.append(Mark(t, "resumed"))
         elif mark.get("kind") == "change":
             paths = mark.get("paths")
-            names = ", ".join(map(str, paths)) if isinstance(paths, Sequence) and not isinstance(paths, str) else ""
+            names = (
+                ", ".join(map(str, paths))
+                if isinstance(paths, Sequence) and not isinstance(paths, str)
+                else ""
+            )
             found.append(Mark(t, names or str(mark.get("action", "change"))))
     return found
 
@@ -103,22 +107,39 @@ def _staleness(run: Records, times: Sequence[float], marks: Sequence[Mark]) -> M
     )
 
 
-def _shares(run: Records, times: Sequence[float], marks: Sequence[Mark], role: str, title: str) -> Markup:
-    rows = [shares if isinstance(shares := _at(row, "shares", role), Mapping) else {} for row in run.rows]
+def _shares(
+    run: Records, times: Sequence[float], marks: Sequence[Mark], role: str, title: str
+) -> Markup:
+    rows = [
+        shares if isinstance(shares := _at(row, "shares", role), Mapping) else {}
+        for row in run.rows
+    ]
     totals: dict[str, float] = {}
     for row in rows:
         for state in row:
             totals[str(state)] = totals.get(str(state), 0.0) + (number_at(row, state) or 0.0)
     states = sorted(totals, key=lambda state: (state != "busy", -totals[state], state))
-    parts = {state: [None if not row else number_at(row, state) or 0.0 for row in rows] for state in states}
-    return share_chart(key=f"{role}-time", title=title, times=times, parts=parts, colours=_colours(states), marks=marks)
+    parts = {
+        state: [None if not row else number_at(row, state) or 0.0 for row in rows]
+        for state in states
+    }
+    return share_chart(
+        key=f"{role}-time",
+        title=title,
+        times=times,
+        parts=parts,
+        colours=_colours(states),
+        marks=marks,
+    )
 
 
 def _colours(states: Sequence[str]) -> dict[str, int]:
     taken = {STATES[state] for state in states if state in STATES}
     free = [colour for colour in range(COLOURS) if colour not in taken] or list(range(COLOURS))
     others = [state for state in states if state not in STATES]
-    return {state: STATES[state] for state in states if state in STATES} | {state: free[at % len(free)] for at, state in enumerate(others)}
+    return {state: STATES[state] for state in states if state in STATES} | {
+        state: free[at % len(free)] for at, state in enumerate(others)
+    }
 
 
 def _at(row: object, *path: str) -> object:
@@ -144,9 +165,14 @@ def _queue(run: Records, times: Sequence[float], marks: Sequence[Mark]) -> Marku
 
 
 def _drops(run: Records, times: Sequence[float], marks: Sequence[Mark]) -> Markup:
-    drops = [dropped if isinstance(dropped := row.get("dropped"), Mapping) else {} for row in run.rows]
+    drops = [
+        dropped if isinstance(dropped := row.get("dropped"), Mapping) else {} for row in run.rows
+    ]
     reasons = sorted({str(reason) for dropped in drops for reason in dropped})
-    lines = [Line(reason, [number_at(dropped, reason) or 0.0 for dropped in drops], at % COLOURS) for at, reason in enumerate(reasons)]
+    lines = [
+        Line(reason, [number_at(dropped, reason) or 0.0 for dropped in drops], at % COLOURS)
+        for at, reason in enumerate(reasons)
+    ]
     return line_chart(
         key="drops",
         title="Dropped",
@@ -179,7 +205,12 @@ def _replay(run: Records, times: Sequence[float], marks: Sequence[Mark]) -> list
             times=times,
             lines=[
                 Line("samples per insert", run.series("replay", "samples_per_insert"), BLUE),
-                Line("to keep to", run.series("replay", "samples_per_insert_target"), ORANGE, steps=True),
+                Line(
+                    "to keep to",
+                    run.series("replay", "samples_per_insert_target"),
+                    ORANGE,
+                    steps=True,
+                ),
             ],
             marks=marks,
         ),

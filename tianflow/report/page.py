@@ -35,12 +35,18 @@ def page(run: Records, *, now: dt.datetime) -> str:
 
 def _header(run: Records, now: dt.datetime) -> Markup:
     environment, algorithm = _setting(run, "env", "id"), _setting(run, "algorithm", "name")
-    lead = " ".join(part for part in (algorithm, "on" if algorithm and environment else "", environment) if part)
+    lead = " ".join(
+        part for part in (algorithm, "on" if algorithm and environment else "", environment) if part
+    )
     error = run.summary.get("error")
     return element(
         "header",
         element("h1", run.name, " ", element("span", _state(run), class_="state")),
-        element("p", f"{lead}{'. ' if lead else ''}Report of {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC.", class_="lead"),
+        element(
+            "p",
+            f"{lead}{'. ' if lead else ''}Report of {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC.",
+            class_="lead",
+        ),
         element("p", f"Error: {error}", class_="error") if error else "",
     )
 
@@ -52,7 +58,9 @@ def _state(run: Records) -> str:
     if not run.rows:
         return "not known"
     at = number_at(run.rows[-1], "time")
-    return f"{run.rows[-1].get('state', 'not known')}" + ("" if at is None else f" at {_moment(at)}")
+    return f"{run.rows[-1].get('state', 'not known')}" + (
+        "" if at is None else f" at {_moment(at)}"
+    )
 
 
 def _moment(seconds: float) -> str:
@@ -72,7 +80,10 @@ def _setting(run: Records, section: str, key: str) -> str:
 
 
 def _facts(run: Records) -> Markup:
-    rows = [element("div", element("dt", name), element("dd", text)) for name, text in facts(run).items()]
+    rows = [
+        element("div", element("dt", name), element("dd", text))
+        for name, text in facts(run).items()
+    ]
     return joined([element("h2", "Summary"), element("dl", *rows, class_="facts")])
 
 
@@ -82,7 +93,9 @@ def facts(run: Records) -> dict[str, str]:
     told = run.summary or last
     target = number_at(run.config, "run", "target_return")
     found = {
-        "time": duration(number_at(last, "t") if run.rows else number_at(run.summary, "training_s")),
+        "time": duration(
+            number_at(last, "t") if run.rows else number_at(run.summary, "training_s")
+        ),
         "environment steps": number(number_at(told, "env_steps")),
         "steps/s": number(_speed(run)),
         "updates": number(number_at(told, "updates")),
@@ -91,7 +104,11 @@ def facts(run: Records) -> dict[str, str]:
         "evaluated": _evaluated(run),
         "target": DASH if target is None else number(target) + _reached(run),
         "staleness": _staleness(run, told),
-        "violations of the bound": number(number_at(told, "staleness", "violations") if run.summary else number_at(last, "violations")),
+        "violations of the bound": number(
+            number_at(told, "staleness", "violations")
+            if run.summary
+            else number_at(last, "violations")
+        ),
         "dropped": _dropped(run),
         "verdicts": _verdicts(run),
         "seed": number(number_at(run.config, "run", "seed")),
@@ -103,7 +120,11 @@ def facts(run: Records) -> dict[str, str]:
 def _speed(run: Records) -> float | None:
     if run.summary:
         return number_at(run.summary, "steps_per_s")
-    pairs = [(rate, number_at(row, "span_s") or 0.0) for row in run.rows if (rate := number_at(row, "steps_per_s")) is not None]
+    pairs = [
+        (rate, number_at(row, "span_s") or 0.0)
+        for row in run.rows
+        if (rate := number_at(row, "steps_per_s")) is not None
+    ]
     seconds = sum(span for _, span in pairs)
     return sum(rate * span for rate, span in pairs) / seconds if seconds > 0.0 else None
 
@@ -111,7 +132,9 @@ def _speed(run: Records) -> float | None:
 def _evaluated(run: Records) -> str:
     found = run.summary.get("evaluation")
     if not found:
-        found = next((mark for mark in reversed(run.marks()) if mark.get("kind") == "evaluation"), None)
+        found = next(
+            (mark for mark in reversed(run.marks()) if mark.get("kind") == "evaluation"), None
+        )
     if not isinstance(found, Mapping):
         return DASH
     version, episodes = number(number_at(found, "version")), number(number_at(found, "episodes"))
@@ -138,12 +161,20 @@ def _staleness(run: Records, told: Mapping[str, Any]) -> str:
 
 def _dropped(run: Records) -> str:
     dropped = _dropped_counts(run)
-    return ", ".join(f"{reason} {number(number_at(dropped, reason))}" for reason in dropped) or "none"
+    return (
+        ", ".join(f"{reason} {number(number_at(dropped, reason))}" for reason in dropped) or "none"
+    )
 
 
 def _dropped_counts(run: Records) -> Mapping[str, Any]:
     trajectories = run.summary.get("trajectories")
-    told = trajectories.get("dropped") if isinstance(trajectories, Mapping) else run.rows[-1].get("dropped") if run.rows else None
+    told = (
+        trajectories.get("dropped")
+        if isinstance(trajectories, Mapping)
+        else run.rows[-1].get("dropped")
+        if run.rows
+        else None
+    )
     return told if isinstance(told, Mapping) else {}
 
 
@@ -156,7 +187,14 @@ def _verdicts(run: Records) -> str:
             seconds[name] = seconds.get(name, 0.0) + (number_at(row, "span_s") or 0.0)
     total = sum(seconds.values())
     shares = {name: share / total for name, share in seconds.items()} if total > 0.0 else {}
-    return ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.005) or DASH
+    return (
+        ", ".join(
+            f"{name} {share:.0%}"
+            for name, share in sorted(shares.items(), key=lambda item: -item[1])
+            if share >= 0.005
+        )
+        or DASH
+    )
 
 
 def _lines(run: Records) -> str:
@@ -175,22 +213,54 @@ def _charts(run: Records) -> Markup:
     note = "Vertical dotted lines are changes and actions. Staleness is that of the time that a point covers, under the widest bound then."
     if left_out := sum(int(number_at(row, "marks_left_out") or 0) for row in run.rows):
         note += f" {left_out:,} more of what happened, where much did within a line of the history, have no mark."
-    return joined([element("h2", "Over time"), element("div", *figures(run), class_="charts"), element("p", note, class_="note")])
+    return joined(
+        [
+            element("h2", "Over time"),
+            element("div", *figures(run), class_="charts"),
+            element("p", note, class_="note"),
+        ]
+    )
 
 
 def _audit(run: Records) -> Markup:
     heading = element("h2", "Changes and actions")
     if not run.audit:
         return joined([heading, element("p", "Nobody changed anything.", class_="note")])
-    names = element("tr", *(element("th", name, scope="col") for name in ("time", "by", "action", "what")))
+    names = element(
+        "tr", *(element("th", name, scope="col") for name in ("time", "by", "action", "what"))
+    )
     rows = [
-        element("tr", *(element("td", text) for text in (_when(record), record.get("source", ""), record.get("action", ""), _what(record))))
+        element(
+            "tr",
+            *(
+                element("td", text)
+                for text in (
+                    _when(record),
+                    record.get("source", ""),
+                    record.get("action", ""),
+                    _what(record),
+                )
+            ),
+        )
         for record in run.audit[-CHANGES:]
     ]
     left_out = len(run.audit) - len(rows)
     note = element("p", f"{left_out:,} older ones are left out.", class_="note") if left_out else ""
     table = element("table", element("thead", names), element("tbody", *rows))
-    return joined([heading, element("div", table, class_="scroll", tabindex="0", role="region", aria_label="Changes and actions"), note])
+    return joined(
+        [
+            heading,
+            element(
+                "div",
+                table,
+                class_="scroll",
+                tabindex="0",
+                role="region",
+                aria_label="Changes and actions",
+            ),
+            note,
+        ]
+    )
 
 
 def _when(record: Mapping[str, Any]) -> str:
@@ -202,11 +272,21 @@ def _what(record: Mapping[str, Any]) -> str:
     if not isinstance(new, Mapping):
         return ""
     before = old if isinstance(old, Mapping) else {}
-    return "; ".join(f"{path}: {json.dumps(before.get(path))} → {json.dumps(value)}" for path, value in new.items())
+    return "; ".join(
+        f"{path}: {json.dumps(before.get(path))} → {json.dumps(value)}"
+        for path, value in new.items()
+    )
 
 
 def _config(run: Records) -> Markup:
     if not run.config_text:
         return Markup("")
     title = element("summary", "The settings in force last, as TOML")
-    return joined([element("h2", "Settings"), element("details", title, element("pre", element("code", run.config_text), tabindex="0"))])
+    return joined(
+        [
+            element("h2", "Settings"),
+            element(
+                "details", title, element("pre", element("code", run.config_text), tabindex="0")
+            ),
+        ]
+    )

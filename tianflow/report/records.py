@@ -48,7 +48,12 @@ class Records:
     def marks(self) -> list[Mapping[str, Any]]:
         """What happened, of every row, each with a time."""
         lists = [row["marks"] for row in self.rows if isinstance(row.get("marks"), list)]
-        return [mark for marks in lists for mark in marks if isinstance(mark, Mapping) and number_at(mark, "t") is not None]
+        return [
+            mark
+            for marks in lists
+            for mark in marks
+            if isinstance(mark, Mapping) and number_at(mark, "t") is not None
+        ]
 
 
 def number_at(row: object, *path: str) -> float | None:
@@ -67,10 +72,14 @@ def find(run: str, runs_dir: Path) -> Path:
     for directory in (Path(run), runs_dir / run):
         if run and any((directory / name).is_file() for name in FILES):
             return directory
-    known = tuple(sorted({path.parent.name for name in FILES for path in runs_dir.glob(f"*/{name}")}))
+    known = tuple(
+        sorted({path.parent.name for name in FILES for path in runs_dir.glob(f"*/{name}")})
+    )
     nearest = plugins.nearest(run, known)
     hint = f"; did you mean {nearest!r}?" if nearest else ""
-    raise ReportError(f"no run {run!r}; runs in {str(runs_dir)!r}: {', '.join(known) or 'none'}{hint}")
+    raise ReportError(
+        f"no run {run!r}; runs in {str(runs_dir)!r}: {', '.join(known) or 'none'}{hint}"
+    )
 
 
 def read(directory: Path) -> Records:
@@ -81,7 +90,9 @@ def read(directory: Path) -> Records:
     """
     try:
         # A run never writes more lines than these; whoever put runs together may have, and a page is for reading.
-        rows = tuple(thinned(sorted(read_rows(directory / NAME), key=lambda row: float(row["t"])), LIMIT))
+        rows = tuple(
+            thinned(sorted(read_rows(directory / NAME), key=lambda row: float(row["t"])), LIMIT)
+        )
     except OSError as error:
         raise ReportError(f"the history of {directory.name!r} cannot be read: {error}") from None
     summary = _json(_text(directory / "summary.json"))
@@ -90,7 +101,14 @@ def read(directory: Path) -> Records:
     audit = [_json(line) for line in _text(directory / "audit.jsonl").splitlines()]
     config_text = _text(directory / "config.toml")
     name = directory.resolve().name
-    return Records(name, rows, summary, tuple(record for record in audit if record), config_text, _toml(config_text))
+    return Records(
+        name,
+        rows,
+        summary,
+        tuple(record for record in audit if record),
+        config_text,
+        _toml(config_text),
+    )
 
 
 def _text(path: Path) -> str:

@@ -11,7 +11,12 @@ DRAWABLE = 1e100
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _PREFIXES = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
 """From which number on, what is counted, and its name: four digits are still read at a glance."""
-_TIME_UNITS = ((2.5 * 86400.0, 86400.0, "d"), (2.5 * 3600.0, 3600.0, "h"), (150.0, 60.0, "min"), (0.0, 1.0, "s"))
+_TIME_UNITS = (
+    (2.5 * 86400.0, 86400.0, "d"),
+    (2.5 * 3600.0, 3600.0, "h"),
+    (150.0, 60.0, "min"),
+    (0.0, 1.0, "s"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,9 @@ def drawable(value: object) -> float | None:
     return float(value) if abs(value) < DRAWABLE else None  # NaN compares as False
 
 
-def value_axis(values: Iterable[float | None], *, zero: bool, whole: bool = False, count: int = 5) -> Axis:
+def value_axis(
+    values: Iterable[float | None], *, zero: bool, whole: bool = False, count: int = 5
+) -> Axis:
     """An axis that begins and ends at a tick; without ``zero``, a little beyond the values.
 
     Args:
@@ -49,7 +56,9 @@ def value_axis(values: Iterable[float | None], *, zero: bool, whole: bool = Fals
     if zero or not known:
         known.append(0.0)
     low, high = min(known), max(known)
-    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1.0 / DRAWABLE):  # constant: ticks need some room, but zero stays at the bottom
+    if high - low <= max(
+        1e-9 * max(abs(low), abs(high)), 1.0 / DRAWABLE
+    ):  # constant: ticks need some room, but zero stays at the bottom
         room = max(abs(low), 1.0) * (1.0 if whole else 0.1)
         low, high = low - (0.0 if low == 0.0 else room), high + (1.0 if low == 0.0 else room)
     step = _step((high - low) / count, whole=whole)
@@ -72,7 +81,12 @@ def time_axis(times: Sequence[float], *, count: int = 5) -> Axis:
         high = low + 1.0
     _, unit, name = next(entry for entry in _TIME_UNITS if high >= entry[0] or not entry[0])
     step = _step((high - low) / unit / count, whole=False)
-    ticks = [step * at for at in range(math.ceil(low / unit / step - 1e-9), math.floor(high / unit / step + 1e-9) + 1)]
+    ticks = [
+        step * at
+        for at in range(
+            math.ceil(low / unit / step - 1e-9), math.floor(high / unit / step + 1e-9) + 1
+        )
+    ]
     return Axis(low, high, tuple(tick * unit for tick in ticks), labels(ticks, step), name)
 
 
@@ -81,13 +95,19 @@ def labels(ticks: Sequence[float], step: float) -> tuple[str, ...]:
     largest = max(map(abs, ticks), default=0.0)
     if largest >= 1e16 or (0.0 < step < 1e-6):
         return tuple(f"{tick:.3g}" for tick in ticks)
-    scale, prefix = next(((scale, prefix) for least, scale, prefix in _PREFIXES if largest >= least), (1.0, ""))
-    digits = next((n for n in range(9) if math.isclose(round(step / scale, n), step / scale, rel_tol=1e-6)), 9)
+    scale, prefix = next(
+        ((scale, prefix) for least, scale, prefix in _PREFIXES if largest >= least), (1.0, "")
+    )
+    digits = next(
+        (n for n in range(9) if math.isclose(round(step / scale, n), step / scale, rel_tol=1e-6)), 9
+    )
     return tuple("0" if tick == 0.0 else f"{tick / scale:.{digits}f}{prefix}" for tick in ticks)
 
 
 def _step(least: float, *, whole: bool) -> float:
     """The smallest round step that is no less."""
     magnitude = 10.0 ** math.floor(math.log10(least))
-    step = next(factor * magnitude for factor in _STEPS if factor * magnitude >= least * (1.0 - 1e-9))
+    step = next(
+        factor * magnitude for factor in _STEPS if factor * magnitude >= least * (1.0 - 1e-9)
+    )
     return max(1.0, math.ceil(step)) if whole else step

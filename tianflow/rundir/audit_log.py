@@ -17,7 +17,7 @@ LONGEST = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class AuditPage:
     """Some of the records, oldest first.
 
     Attributes:
@@ -29,8 +29,8 @@ class Page:
     next: int | None
 
 
-def read_page(path: Path, *, before: int | None = None, limit: int = MOST) -> Page:
-    """The newest ``limit`` records of the file, or, with ``before``, those that a page named by its `Page.next`. Waits for the disk.
+def read_page(path: Path, *, before: int | None = None, limit: int = MOST) -> AuditPage:
+    """The newest ``limit`` records of the file, or, with ``before``, those that a page named by its `AuditPage.next`. Waits for the disk.
 
     Raises:
         OSError: the file is there and cannot be read.
@@ -46,10 +46,10 @@ def read_page(path: Path, *, before: int | None = None, limit: int = MOST) -> Pa
                 file.seek(start)
                 data = file.read(size) + data
     except FileNotFoundError:
-        return Page((), None)
+        return AuditPage((), None)
     lines = data.split(b"\n")
     if start and len(lines) == 1:  # no record is so long
-        return Page((), start)
+        return AuditPage((), start)
     if start:  # the first one began further up
         start += len(lines[0]) + 1
         lines = lines[1:]
@@ -57,7 +57,7 @@ def read_page(path: Path, *, before: int | None = None, limit: int = MOST) -> Pa
     for line in whole[: max(0, len(whole) - limit)]:
         start += len(line) + 1
     found = [record for line in whole[-limit:] if (record := _record(line)) is not None]
-    return Page(found, start or None)
+    return AuditPage(found, start or None)
 
 
 def _record(line: bytes) -> Mapping[str, Any] | None:

@@ -69,10 +69,14 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
         CheckpointError: the system refuses.
     """
     with _as_checkpoint_errors(path):
-        safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+        safetensors.numpy.save_file(
+            {name: np.ascontiguousarray(array) for name, array in arrays.items()}, path
+        )
         with path.open("rb") as file:
             os.fsync(file.fileno())
-            return StateFile(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
+            return StateFile(
+                hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
+            )
 
 
 def read_arrays(checkpoint: Checkpoint, name: str) -> dict[str, NDArray[Any]] | None:
@@ -118,7 +122,9 @@ class CheckpointStore:
 
     def __init__(self, directory: Path, keep: int) -> None:
         if keep < 1:
-            raise ValueError(f"keep = {keep}: every checkpoint would be deleted as soon as it is written; accepted: 1 or more")
+            raise ValueError(
+                f"keep = {keep}: every checkpoint would be deleted as soon as it is written; accepted: 1 or more"
+            )
         self._directory, self._keep = directory, keep
 
     def stage(self) -> Path:
@@ -132,7 +138,9 @@ class CheckpointStore:
             staged.mkdir(parents=True)
             return staged
 
-    def publish(self, staged: Path, *, version: Version, state: StateFile, manifest: Mapping[str, object]) -> Path:
+    def publish(
+        self, staged: Path, *, version: Version, state: StateFile, manifest: Mapping[str, object]
+    ) -> Path:
         """Give a staged directory its name, after checking that it holds what ``state`` says; delete surplus ones.
 
         A version that is there already gets the new manifest. The checkpoints before it are touched only once it is safe.
@@ -143,7 +151,9 @@ class CheckpointStore:
             ValueError: ``manifest`` uses one of the names format, version, created, state.
         """
         if taken := _RESERVED & manifest.keys():
-            raise ValueError(f"a manifest may not hold {', '.join(sorted(taken))}: publish writes them itself")
+            raise ValueError(
+                f"a manifest may not hold {', '.join(sorted(taken))}: publish writes them itself"
+            )
         target = self._directory / f"v{version.lineage}-{version.number:010d}"
         try:
             with _as_checkpoint_errors(staged):
@@ -183,7 +193,14 @@ class CheckpointStore:
 
     def last_lineage(self) -> int:
         """The newest lineage of which anything lies here, whole or not; 0 if nothing does."""
-        return max((version.lineage for path in self._paths() if (version := _version_of(path)) is not None), default=0)
+        return max(
+            (
+                version.lineage
+                for path in self._paths()
+                if (version := _version_of(path)) is not None
+            ),
+            default=0,
+        )
 
     def newest(self) -> Checkpoint | None:
         """The newest one that is whole; those that are not are skipped with a warning. None if there is none."""
@@ -191,7 +208,11 @@ class CheckpointStore:
             try:
                 return self.load(path)
             except CheckpointError as error:
-                _log.warning("a checkpoint is skipped, the one before it is used", checkpoint=str(path), reason=str(error))
+                _log.warning(
+                    "a checkpoint is skipped, the one before it is used",
+                    checkpoint=str(path),
+                    reason=str(error),
+                )
         return None
 
     @staticmethod
@@ -208,7 +229,12 @@ class CheckpointStore:
     def _paths(self) -> Sequence[Path]:
         """Everything that has a checkpoint's name, newest version first."""
         found = [(_version_of(path), path) for path in self._directory.glob("v*-*")]
-        return [path for _, path in sorted(((version, path) for version, path in found if version is not None), reverse=True)]
+        return [
+            path
+            for _, path in sorted(
+                ((version, path) for version, path in found if version is not None), reverse=True
+            )
+        ]
 
     def _prune(self, published: Path) -> None:
         """Delete what is older than the newest ``keep`` whole ones, but never what was published just now."""
@@ -216,10 +242,16 @@ class CheckpointStore:
         for path in self._paths():
             if kept >= self._keep and path != published:
                 try:
-                    doomed = path.rename(self._directory / f"{_STAGED}{secrets.token_hex(8)}")  # a kill amid this tears nothing
+                    doomed = path.rename(
+                        self._directory / f"{_STAGED}{secrets.token_hex(8)}"
+                    )  # a kill amid this tears nothing
                     shutil.rmtree(doomed)
                 except OSError as error:
-                    _log.warning("an old checkpoint stays, it cannot be deleted", checkpoint=str(path), reason=str(error))
+                    _log.warning(
+                        "an old checkpoint stays, it cannot be deleted",
+                        checkpoint=str(path),
+                        reason=str(error),
+                    )
             kept += sum(1 for _ in _whole(path))
 
 
@@ -238,18 +270,24 @@ def resolve(source: str, runs_dir: Path) -> Path:
             if directory.name == "checkpoints" and directory.is_dir():
                 newest = CheckpointStore(directory, keep=1).newest()
                 if newest is None:
-                    raise CheckpointError(f"no whole checkpoint in {str(directory)!r}; there {_listing(directory, 'v*-*')}")
+                    raise CheckpointError(
+                        f"no whole checkpoint in {str(directory)!r}; there {_listing(directory, 'v*-*')}"
+                    )
                 return newest.path
     parent = Path(source).parent
     if parent.name == "checkpoints" and parent.is_dir():
         raise CheckpointError(f"no checkpoint {source!r}; there {_listing(parent, 'v*-*')}")
     for path in (Path(source), runs_dir / source):
         if (path / CONFIG_FILE).is_file():
-            raise CheckpointError(f"run {path.name!r} has written no checkpoint; its settings are in {str(path / CONFIG_FILE)!r}")
+            raise CheckpointError(
+                f"run {path.name!r} has written no checkpoint; its settings are in {str(path / CONFIG_FILE)!r}"
+            )
     runs = tuple(sorted(path.parent.name for path in runs_dir.glob("*/checkpoints")))
     close = plugins.nearest(source, runs)
     hint = f"; did you mean {close!r}?" if close else ""
-    raise CheckpointError(f"no run or checkpoint {source!r}; runs with checkpoints in {str(runs_dir)!r}: {', '.join(runs) or 'none'}{hint}")
+    raise CheckpointError(
+        f"no run or checkpoint {source!r}; runs with checkpoints in {str(runs_dir)!r}: {', '.join(runs) or 'none'}{hint}"
+    )
 
 
 def _listing(directory: Path, pattern: str) -> str:
@@ -266,12 +304,18 @@ def _serialized(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     for name, array in arrays.items():
         if array.dtype.kind in "fc" and not np.isfinite(array).all():
             first = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
-            raise CheckpointError(f"{name!r} is not finite, first at {first}: what is not finite is never checkpointed")
+            raise CheckpointError(
+                f"{name!r} is not finite, first at {first}: what is not finite is never checkpointed"
+            )
     try:
-        return safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+        return safetensors.numpy.save(
+            {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        )
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         dtypes = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
-        raise CheckpointError(f"arrays of these dtypes cannot be written: {dtypes} ({error})") from error
+        raise CheckpointError(
+            f"arrays of these dtypes cannot be written: {dtypes} ({error})"
+        ) from error
 
 
 def _described(version: Version, state: StateFile, manifest: Mapping[str, object]) -> bytes:
@@ -287,7 +331,9 @@ def _described(version: Version, state: StateFile, manifest: Mapping[str, object
 def _read_manifest(path: Path) -> dict[str, Any]:
     with _as_checkpoint_errors(path):
         try:
-            return _checked(path, json.loads((path / MANIFEST).read_bytes(), parse_constant=_refuse_constant))
+            return _checked(
+                path, json.loads((path / MANIFEST).read_bytes(), parse_constant=_refuse_constant)
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"the manifest of {str(path)!r} is corrupt: {error!r}") from error
 
@@ -298,7 +344,14 @@ def _checked(path: Path, manifest: Any) -> dict[str, Any]:
             f"{str(path)!r} has format {manifest['format']!r}, read is {FORMAT}: use the version of tianflow that wrote it"
         )
     lineage, number = manifest["version"]
-    values = (manifest, lineage, number, manifest["state"]["sha256"], manifest["state"]["nbytes"], manifest["created"])
+    values = (
+        manifest,
+        lineage,
+        number,
+        manifest["state"]["sha256"],
+        manifest["state"]["nbytes"],
+        manifest["created"],
+    )
     for value, kind in zip(values, (dict, int, int, str, int, str), strict=True):
         if not isinstance(value, kind):
             raise TypeError(f"{value!r} should be of type {kind.__name__}")
@@ -370,6 +423,8 @@ def _as_checkpoint_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{str(error.filename or path)!r}: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"{str(error.filename or path)!r}: {error.strerror or error}"
+        ) from error
     except SafetensorError as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error

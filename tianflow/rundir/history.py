@@ -73,12 +73,19 @@ def thinned(rows: Sequence[Row], most: int) -> list[Row]:
 
 
 def _halved(rows: Sequence[Row]) -> list[Row]:
-    return [merged(*rows[at : at + 2]) if at + 1 < len(rows) else rows[at] for at in range(0, len(rows), 2)]
+    return [
+        merged(*rows[at : at + 2]) if at + 1 < len(rows) else rows[at]
+        for at in range(0, len(rows), 2)
+    ]
 
 
 def is_number(value: object) -> bool:
     """True for a finite number that a float can hold."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
 
 
 def _any(_: object) -> bool:
@@ -94,7 +101,9 @@ def _numbers(value: object) -> bool:
 
 
 def _is_staleness(value: object) -> bool:
-    return isinstance(value, dict) and all((_numbers if key == "counts" else _known)(inner) for key, inner in value.items())
+    return isinstance(value, dict) and all(
+        (_numbers if key == "counts" else _known)(inner) for key, inner in value.items()
+    )
 
 
 def _is_shares(value: object) -> bool:
@@ -102,7 +111,9 @@ def _is_shares(value: object) -> bool:
 
 
 def _are_durations(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(inner, dict) and all(map(_known, inner.values())) for inner in value.values())
+    return isinstance(value, dict) and all(
+        isinstance(inner, dict) and all(map(_known, inner.values())) for inner in value.values()
+    )
 
 
 def _are_marks(value: object) -> bool:
@@ -136,7 +147,9 @@ def merged(older: Row, newer: Row) -> Row:
     row["shares"] = _merged_shares(older.get("shares") or {}, newer.get("shares") or {}, spans)
     row["durations"] = _merged_durations(older.get("durations") or {}, newer.get("durations") or {})
     row["marks"], cut = newest_marks([*(older.get("marks") or ()), *(newer.get("marks") or ())])
-    row["marks_left_out"] = cut + sum(int(part.get("marks_left_out") or 0) for part in (older, newer))
+    row["marks_left_out"] = cut + sum(
+        int(part.get("marks_left_out") or 0) for part in (older, newer)
+    )
     return row
 
 
@@ -181,7 +194,9 @@ def _added(older: Mapping[str, int], newer: Mapping[str, int]) -> dict[str, int]
     return {age: older.get(age, 0) + newer.get(age, 0) for age in {**older, **newer}}
 
 
-def _merged_durations(older: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def _merged_durations(
+    older: Mapping[str, Any], newer: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for role in {**older, **newer}:
         parts = [part[role] for part in (older, newer) if role in part]
@@ -190,14 +205,19 @@ def _merged_durations(older: Mapping[str, Any], newer: Mapping[str, Any]) -> dic
     return found
 
 
-def _merged_shares(older: Mapping[str, Any], newer: Mapping[str, Any], spans: tuple[float, float]) -> dict[str, dict[str, float]]:
+def _merged_shares(
+    older: Mapping[str, Any], newer: Mapping[str, Any], spans: tuple[float, float]
+) -> dict[str, dict[str, float]]:
     shares: dict[str, dict[str, float]] = {}
     for role in {**older, **newer}:
         if role not in older or role not in newer or sum(spans) <= 0.0:
             shares[role] = dict(newer.get(role, older.get(role, {})))
             continue
         states = {**older[role], **newer[role]}
-        shares[role] = {state: _mean(older[role].get(state, 0.0), newer[role].get(state, 0.0), spans) or 0.0 for state in states}
+        shares[role] = {
+            state: _mean(older[role].get(state, 0.0), newer[role].get(state, 0.0), spans) or 0.0
+            for state in states
+        }
     return shares
 
 
@@ -215,7 +235,9 @@ class HistoryFile:
 
     def __init__(self, path: Path, *, limit: int = LIMIT, spacing_s: float = SPACING_S) -> None:
         if limit < 2:
-            raise ValueError(f"limit = {limit}: neighbours can only be merged where there are two lines")
+            raise ValueError(
+                f"limit = {limit}: neighbours can only be merged where there are two lines"
+            )
         self._path, self._limit = path, limit
         self._lines = 0
         self._whole = True

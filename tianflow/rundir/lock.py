@@ -25,7 +25,9 @@ def hold(directory: Path) -> int:
         os.close(held)
         other = ControlFile.read(directory)
         where = f" at {other.address}" if other is not None else ""
-        raise CheckpointError(f"run {directory.name!r} is going on{where}; stop it first, or choose another run.name") from None
+        raise CheckpointError(
+            f"run {directory.name!r} is going on{where}; stop it first, or choose another run.name"
+        ) from None
     except OSError:
         pass
     return held

@@ -78,7 +78,9 @@ def as_told(summary: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "progress": {"env_steps": summary["env_steps"], "updates": summary["updates"]},
             "returns": {"mean": summary["mean_return"]},
-            "staleness": {name: summary["staleness"].get(name) for name in ("mean", "max", "bound")},
+            "staleness": {
+                name: summary["staleness"].get(name) for name in ("mean", "max", "bound")
+            },
         }
     except (LookupError, TypeError, AttributeError):
         return {}

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from tianflow.config.model import Config
     from tianflow.simulation.clock import Clock, Times
-    from tianflow.simulation.rates import Rates
-    from tianflow.simulation.virtual_exchange import Desk
+    from tianflow.simulation.rates import MeasuredRates
+    from tianflow.simulation.virtual_exchange import VirtualExchange
 
 
 class Weights(Protocol):
@@ -21,11 +21,11 @@ class Weights(Protocol):
 
     visible: Version
 
-    def call_when_newer(self, actor: Actor, life: int) -> None:
-        """`Host.start` once a newer version can be seen."""
+    def call_when_newer(self, actor: SimulatedActor, life: int) -> None:
+        """`SimulatedHost.start` once a newer version can be seen."""
 
 
-class Surroundings:
+class ActorContext:
     """What all actors share."""
 
     __slots__ = ("at", "begin", "clock", "commit", "desk", "draw", "env_steps", "latency_s", "minimum", "owed", "random", "rates",
@@ -35,41 +35,61 @@ class Surroundings:
         self,
         *,
         config: Config,
-        rates: Rates,
+        rates: MeasuredRates,
         clock: Clock,
-        desk: Desk,
+        desk: VirtualExchange,
         times: Times,
         weights: Weights,
         draw: Callable[[], float],
         random_: random.Random,
     ) -> None:
         self.draw = draw
-        self.rates, self.clock, self.desk, self.times, self.weights, self.random = rates, clock, desk, times, weights, random_
-        self.at, self.request_grant, self.begin, self.commit = clock.at, desk.request_grant, desk.begin, desk.commit
+        self.rates, self.clock, self.desk, self.times, self.weights, self.random = (
+            rates,
+            clock,
+            desk,
+            times,
+            weights,
+            random_,
+        )
+        self.at, self.request_grant, self.begin, self.commit = (
+            clock.at,
+            desk.request_grant,
+            desk.begin,
+            desk.commit,
+        )
         self.steps, self.minimum = config.actors.rollout_steps, config.balance.min_fragment_steps
         self.env_steps = rates.env_steps or config.actors.rollout_steps * config.env.num_envs
         self.owed = 0.0
-        self.latency_s, self.turn_s, self.sent_s = rates.latency_s, rates.turn_s, rates.transfer_s(rates.trajectory_bytes)
+        self.latency_s, self.turn_s, self.sent_s = (
+            rates.latency_s,
+            rates.turn_s,
+            rates.transfer_s(rates.trajectory_bytes),
+        )
         for delay in (self.latency_s, self.turn_s, self.sent_s):
             clock.expect(delay)
 
     def valid(self, length: int) -> int:
         """Environment steps in a trajectory of ``length``: whole numbers, whose mean is what a rate says."""
-        self.owed += self.env_steps if length == self.steps else self.env_steps * length / self.steps
+        self.owed += (
+            self.env_steps if length == self.steps else self.env_steps * length / self.steps
+        )
         found = max(1, int(self.owed))
         self.owed -= found
         return found
 
 
-class Host:
+class SimulatedHost:
     """Actors whose trajectories take turns."""
 
     __slots__ = ("around", "queue", "running")
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: ActorContext) -> None:
         self.around = around
-        self.queue: list[tuple[Actor, int]] = []  # short, mostly empty, and there may be ten thousand: a deque takes ten times the memory
-        self.running: Actor | None = None
+        self.queue: list[
+            tuple[SimulatedActor, int]
+        ] = []  # short, mostly empty, and there may be ten thousand: a deque takes ten times the memory
+        self.running: SimulatedActor | None = None
 
     def turn(self) -> None:
         """Whoever is next begins, if nobody runs."""
@@ -80,7 +100,7 @@ class Host:
                 self.running = actor
                 self.start(actor, life)
 
-    def start(self, actor: Actor, life: int) -> None:
+    def start(self, actor: SimulatedActor, life: int) -> None:
         """``actor``, whose turn it is, begins, unless the weights that its grant names are still on their way."""
         if actor.life != life:  # it failed while it waited
             return
@@ -91,13 +111,13 @@ class Host:
             actor.begin()
 
 
-class Actor:
-    """Asks, rolls out, commits; fails and starts again. Follows `tianflow.components.actor.Actor`."""
+class SimulatedActor:
+    """Asks, rolls out, commits; fails and starts again. Follows `tianflow.components.actor.SimulatedActor`."""
 
     __slots__ = ("_asked", "_began", "_finish", "_grant", "_length", "_slow", "_stay", "_step_s", "_version", "around", "host",
                  "life", "name", "ready")  # fmt: skip
 
-    def __init__(self, name: str, *, host: Host, slow: float) -> None:
+    def __init__(self, name: str, *, host: SimulatedHost, slow: float) -> None:
         self.name, self.host, self.around, self._slow = name, host, host.around, slow
         self.life = 0
         self.ready: list[Grant] = []  # two at most
@@ -152,7 +172,11 @@ class Actor:
         """The first step is taken now, with the newest weights."""
         around = self.around
         grant = self._grant = self.ready.pop(0)
-        self._began, self._version, self._length = around.clock.now, around.weights.visible, around.steps
+        self._began, self._version, self._length = (
+            around.clock.now,
+            around.weights.visible,
+            around.steps,
+        )
         self._step_s = self._slow * around.draw() / around.steps
         self._stay = around.times.move(self._stay, "busy")
         around.at(around.latency_s, around.begin, self, self.life, grant.ticket, self._version)
@@ -171,16 +195,25 @@ class Actor:
             made = int((around.clock.now - self._began) / self._step_s) + 1
             self._length = min(self._length, max(around.minimum, made))
             self._finish += 1
-            around.at(max(0.0, self._began + self._length * self._step_s - around.clock.now), self._done, self._finish, self.life)
+            around.at(
+                max(0.0, self._began + self._length * self._step_s - around.clock.now),
+                self._done,
+                self._finish,
+                self.life,
+            )
 
     def _done(self, finish: int, life: int) -> None:
         grant, around = self._grant, self.around
         if finish != self._finish or life != self.life or grant is None:
             return
-        trajectory = Trajectory(grant.ticket, grant.slot, self._length, around.valid(self._length), self._version)
+        trajectory = Trajectory(
+            grant.ticket, grant.slot, self._length, around.valid(self._length), self._version
+        )
         around.at(around.sent_s, around.commit, trajectory)
         self._grant = self.host.running = None
-        self._stay = around.times.move(self._stay, "waiting:turn" if self.ready else "waiting:grant")
+        self._stay = around.times.move(
+            self._stay, "waiting:turn" if self.ready else "waiting:grant"
+        )
         if not self.ready:
             self.ask()
         if self.host.queue:

@@ -49,9 +49,19 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
     seconds = sum(float(end.get("span_s") or 0.0) for _, end in spans)
     steps, episodes, updates = (_grown(spans, key) for key in ("env_steps", "episodes", "updates"))
     learner, actors = (_seconds(spans, role) for role in ("learner", "actor"))
-    if seconds < LEAST_S or min(steps, updates) <= 0 or min(learner.get("busy", 0.0), actors.get("busy", 0.0)) <= 0.0:
+    if (
+        seconds < LEAST_S
+        or min(steps, updates) <= 0
+        or min(learner.get("busy", 0.0), actors.get("busy", 0.0)) <= 0.0
+    ):
         message = f"the run has not trained for {LEAST_S:g} s, the first {SHARES_S:g} s left out, under its newest settings"
-        raise ConfigError([Problem("--like", NAME, message, "a run that trains, or has trained, for some seconds")])
+        raise ConfigError(
+            [
+                Problem(
+                    "--like", NAME, message, "a run that trains, or has trained, for some seconds"
+                )
+            ]
+        )
     actor_seconds = {state: share * config.actors.count for state, share in actors.items()}
     whole = config.actors.rollout_steps * config.env.num_envs
     # The step in which an environment starts anew counts for nothing: with short episodes a trajectory has fewer valid steps.
@@ -63,7 +73,9 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
         "latency_s": MESSAGE_S,
         "learner_latency_s": MESSAGE_S,
     }
-    if config.actors.count <= hosts_wanted(config):  # nobody else's turn is waited for: it is the way to the compute thread
+    if config.actors.count <= hosts_wanted(
+        config
+    ):  # nobody else's turn is waited for: it is the way to the compute thread
         rates["turn_s"] = actor_seconds.get("waiting:turn", 0.0) / trajectories
     return rates | _spreads(spans)
 
@@ -83,12 +95,18 @@ def _spreads(spans: Sequence[tuple[Row, Row]]) -> dict[str, object]:
 
 
 def _durations(spans: Sequence[tuple[Row, Row]], role: str) -> Moments:
-    return sum((Moments.read((row.get("durations") or {}).get(role) or {}) for _, row in spans), Moments())
+    return sum(
+        (Moments.read((row.get("durations") or {}).get(role) or {}) for _, row in spans), Moments()
+    )
 
 
 def _apart(spans: Sequence[tuple[Row, Row]]) -> float:
     """As the newest row tells it, which looks back furthest."""
-    told = [row["durations"]["actor"].get("apart") for _, row in spans if (row.get("durations") or {}).get("actor")]
+    told = [
+        row["durations"]["actor"].get("apart")
+        for _, row in spans
+        if (row.get("durations") or {}).get("actor")
+    ]
     return float(told[-1] or 0.0) if told else 0.0
 
 
@@ -104,7 +122,9 @@ def read_like(directory: Path, config: Config) -> tuple[dict[str, object], set[s
     try:
         rows = read_rows(directory / NAME)
     except OSError as error:
-        raise ConfigError([Problem("--like", str(directory), str(error), "a run with a history")]) from error
+        raise ConfigError(
+            [Problem("--like", str(directory), str(error), "a run with a history")]
+        ) from error
     _require_same_work(own, config, directory)
     rates, supposed = rates_of(rows, own), {"latency_s", "learner_latency_s"}
     batches = config.algorithm.batch_trajectories, own.algorithm.batch_trajectories
@@ -120,7 +140,14 @@ def _require_same_work(own: Config, config: Config, directory: Path) -> None:
     if differing:
         message = f"that run had another {', '.join(differing)}, so its trajectories and updates take another time"
         raise ConfigError(
-            [Problem("--like", str(directory), message, "a run of the same work; counts, bounds, laws and speeds may differ")]
+            [
+                Problem(
+                    "--like",
+                    str(directory),
+                    message,
+                    "a run of the same work; counts, bounds, laws and speeds may differ",
+                )
+            ]
         )
 
 
@@ -161,7 +188,10 @@ def _marked(row: Row) -> list[Mapping[str, Any]]:
 
 def _changed(row: Row) -> bool:
     """Whether there are other settings now, or another process. Who pauses, saves or stops a run changes neither."""
-    return any(mark["kind"] == "resumed" or mark.get("action", "change") == "change" for mark in _marked(row))
+    return any(
+        mark["kind"] == "resumed" or mark.get("action", "change") == "change"
+        for mark in _marked(row)
+    )
 
 
 def _grown(spans: Sequence[tuple[Row, Row]], key: str) -> float:

@@ -20,7 +20,9 @@ class Clock:
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._at_once: deque[tuple[int, Callable[..., None], tuple[object, ...]]] = deque()
-        self._lanes: dict[float, deque[tuple[float, int, Callable[..., None], tuple[object, ...]]]] = {}
+        self._lanes: dict[
+            float, deque[tuple[float, int, Callable[..., None], tuple[object, ...]]]
+        ] = {}
         self._sequence = 0
         self._interrupted = False
 
@@ -45,7 +47,10 @@ class Clock:
         """When something is due next; None: nothing ever will be."""
         if self._at_once:
             return self.now
-        return min((waiting[0][0] for waiting in (self._heap, *self._lanes.values()) if waiting), default=None)
+        return min(
+            (waiting[0][0] for waiting in (self._heap, *self._lanes.values()) if waiting),
+            default=None,
+        )
 
     @property
     def events(self) -> int:
@@ -58,7 +63,12 @@ class Clock:
 
     def work(self, until: float) -> bool:
         """Do what is due up to ``until``, each at its time. True: more may be due, since somebody interrupts or `AT_MOST` are asked for."""
-        heap, lanes, at_once, pop = self._heap, tuple(self._lanes.values()), self._at_once, heapq.heappop
+        heap, lanes, at_once, pop = (
+            self._heap,
+            tuple(self._lanes.values()),
+            self._at_once,
+            heapq.heappop,
+        )
         never = (math.inf, 0)
         self._interrupted, limit = False, self._sequence + AT_MOST
         while not self._interrupted and self._sequence < limit:
@@ -71,7 +81,9 @@ class Clock:
             elif first[0] > until or first is never:
                 return False
             else:
-                self.now, _, act, arguments = of_lane.popleft() if of_lane is not None else pop(heap)
+                self.now, _, act, arguments = (
+                    of_lane.popleft() if of_lane is not None else pop(heap)
+                )
             act(*arguments)
         return True
 

@@ -24,7 +24,9 @@ class Durations:
         random: where they come from.
     """
 
-    def __init__(self, *, mean: float, spread: float, skew: float, random: np.random.Generator) -> None:
+    def __init__(
+        self, *, mean: float, spread: float, skew: float, random: np.random.Generator
+    ) -> None:
         self._least, self._shape, self._scale = mean, 0.0, 0.0
         self._floor = NEGLIGIBLE * mean  # where most draws are next to nothing, some round to it
         if spread > NEGLIGIBLE:

@@ -41,12 +41,22 @@ def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
     torch.set_num_threads(config.learner.threads)
     version, count = Version(1, 0), config.algorithm.batch_trajectories
     factory: Any = plugins.load("tianflow.algorithms", config.algorithm.name, path="algorithm.name")
-    algorithm, policy = factory.make_learner(config, spec, torch.device("cpu")), factory.make_policy(config, spec)
+    algorithm, policy = (
+        factory.make_learner(config, spec, torch.device("cpu")),
+        factory.make_policy(config, spec),
+    )
     act_in(config, policy)
     policy.load(algorithm.flat())
     layout = trajectory_layout(config, spec)
     arena = heap_arena(layout, count)
-    rollout = Rollout(config=config, spec=spec, policy=policy, load_weights=lambda: version, component="actor-0", actor_index=0)
+    rollout = Rollout(
+        config=config,
+        spec=spec,
+        policy=policy,
+        load_weights=lambda: version,
+        component="actor-0",
+        actor_index=0,
+    )
     steps: list[int] = []
 
     def roll() -> None:

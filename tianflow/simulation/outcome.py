@@ -17,7 +17,7 @@ K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TimeMark:
     """Where a simulation stands. Times are seconds by state, over all of a role."""
 
     now: float
@@ -30,7 +30,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Staleness:
+class StalenessResult:
     """Of the trajectories trained on, in versions. ``bound`` None: unbounded; the others None: nothing was trained on."""
 
     bound: int | None
@@ -43,7 +43,7 @@ class Staleness:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationResult:
     """What was seen after the warm-up. ``dropped`` counts trajectories, shares are fractions of time by state."""
 
     actors: int
@@ -53,7 +53,7 @@ class Outcome:
     """Environment steps committed."""
     trained_steps_per_s: float
     updates_per_s: float
-    staleness: Staleness
+    staleness: StalenessResult
     histogram: dict[int, int]
     trained: int
     dropped: dict[str, int]
@@ -70,8 +70,15 @@ class Outcome:
 
     def lines(self) -> list[str]:
         """The outcome as a person reads it."""
-        s, bound = self.staleness, "unbounded" if self.staleness.bound is None else self.staleness.bound
-        spread = "nothing was trained on" if s.mean is None else f"min {s.min}, mean {s.mean:.2f}, p50 {s.p50}, p99 {s.p99}, max {s.max}"
+        s, bound = (
+            self.staleness,
+            "unbounded" if self.staleness.bound is None else self.staleness.bound,
+        )
+        spread = (
+            "nothing was trained on"
+            if s.mean is None
+            else f"min {s.min}, mean {s.mean:.2f}, p50 {s.p50}, p99 {s.p99}, max {s.max}"
+        )
         dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
         speeds = f"{self.steps_per_s:.4g} steps/s sampled, {self.trained_steps_per_s:.4g} trained on; {self.updates_per_s:.4g} updates/s"
         return [
@@ -85,7 +92,9 @@ class Outcome:
         ]
 
 
-def between(before: Mark, after: Mark, *, config: Config, stalled: bool) -> Outcome:
+def between(
+    before: TimeMark, after: TimeMark, *, config: Config, stalled: bool
+) -> SimulationResult:
     """What happened from one mark to the other."""
     passed, old, new = after.now - before.now, before.ledger, after.ledger
     histogram = _less(new.staleness, old.staleness)
@@ -93,14 +102,24 @@ def between(before: Mark, after: Mark, *, config: Config, stalled: bool) -> Outc
     refused = (after.refused - before.refused) / max(1, after.asks - before.asks)
     name, why = _diagnosis(learner, actors, refused=refused)
     if new.updates == old.updates:
-        name, why = "starting", "it ended before the first update that counts: more --seconds, or less --warmup"
+        name, why = (
+            "starting",
+            "it ended before the first update that counts: more --seconds, or less --warmup",
+        )
     if stalled:
-        name, why = "stalled", "nobody would ever go on: " + _percent(learner) + " of the learner, " + _percent(actors) + " of the actors"
+        name, why = (
+            "stalled",
+            "nobody would ever go on: "
+            + _percent(learner)
+            + " of the learner, "
+            + _percent(actors)
+            + " of the actors",
+        )
 
     def speed(count: int) -> float:
         return count / passed if passed else 0.0
 
-    return Outcome(
+    return SimulationResult(
         actors=config.actors.count,
         seconds=passed,
         updates=new.updates - old.updates,
@@ -120,17 +139,28 @@ def between(before: Mark, after: Mark, *, config: Config, stalled: bool) -> Outc
     )
 
 
-def _diagnosis(learner: Mapping[str, float], actors: Mapping[str, float], *, refused: float) -> tuple[str, str]:
+def _diagnosis(
+    learner: Mapping[str, float], actors: Mapping[str, float], *, refused: float
+) -> tuple[str, str]:
     """The same verdict as of a run (`tianflow.observability.diagnosis`), and what would change it.
 
     ``refused``: part of the requests for a grant that had to wait.
     """
-    waits, wait = learner.get("waiting:batch", 0.0), actors.get("waiting:grant", 0.0) + actors.get("waiting:weights", 0.0)
+    waits, wait = (
+        learner.get("waiting:batch", 0.0),
+        actors.get("waiting:grant", 0.0) + actors.get("waiting:weights", 0.0),
+    )
     both = f"the learner waits {waits:.0%} and the actors {wait:.0%} of the time"
     if waits > NOTICEABLE and wait > NOTICEABLE:
         if refused > 0.5:
-            return "balance-bound", f"{both}: both could go on, the bound says no; a higher balance.max_staleness would use it"
-        return "transport-bound", f"{both}, for what is on its way; less latency or a faster link would use it"
+            return (
+                "balance-bound",
+                f"{both}: both could go on, the bound says no; a higher balance.max_staleness would use it",
+            )
+        return (
+            "transport-bound",
+            f"{both}, for what is on its way; less latency or a faster link would use it",
+        )
     if waits > NOTICEABLE:
         return (
             "sampling-bound",
@@ -144,12 +174,20 @@ def _diagnosis(learner: Mapping[str, float], actors: Mapping[str, float], *, ref
     return "balanced", both
 
 
-def _staleness(counts: Mapping[int, int], bound: int | None, violations: int) -> Staleness:
+def _staleness(counts: Mapping[int, int], bound: int | None, violations: int) -> StalenessResult:
     if not counts:
-        return Staleness(bound, None, None, None, None, None, violations)
+        return StalenessResult(bound, None, None, None, None, None, violations)
     total = sum(counts.values())
     mean = sum(age * count for age, count in counts.items()) / total
-    return Staleness(bound, min(counts), mean, quantile(counts, 0.5), quantile(counts, 0.99), max(counts), violations)
+    return StalenessResult(
+        bound,
+        min(counts),
+        mean,
+        quantile(counts, 0.5),
+        quantile(counts, 0.99),
+        max(counts),
+        violations,
+    )
 
 
 def _less(new: Mapping[K, int], old: Mapping[K, int]) -> dict[K, int]:
@@ -159,7 +197,11 @@ def _less(new: Mapping[K, int], old: Mapping[K, int]) -> dict[K, int]:
 def _shares(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     spent = {state: seconds - before.get(state, 0.0) for state, seconds in after.items()}
     total = sum(spent.values())
-    return {state: value / total for state, value in sorted(spent.items()) if total > 0 and value > 1e-12 * total}
+    return {
+        state: value / total
+        for state, value in sorted(spent.items())
+        if total > 0 and value > 1e-12 * total
+    }
 
 
 def _percent(shares: Mapping[str, float]) -> str:

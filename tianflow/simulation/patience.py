@@ -9,7 +9,7 @@ from tianflow.planning.memory import MOST_SLOTS
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config
-    from tianflow.simulation.rates import Rates
+    from tianflow.simulation.rates import MeasuredRates
 
 MOST_S = 1e7
 """Virtual time, four months: the laws look four times a second, and so often takes minutes."""
@@ -20,7 +20,7 @@ EVENTS, EVENTS_A_TRAJECTORY, EVENTS_AN_ACTOR = 5_000_000, 1000, 100
 """So many without an update: a trajectory of an update is eight or so, and each actor begins with a few."""
 
 
-def require_an_end(config: Config, rates: Rates, *, updates: int, seconds: float) -> None:
+def require_an_end(config: Config, rates: MeasuredRates, *, updates: int, seconds: float) -> None:
     """Refuse what would go on for too long, or could feed no update.
 
     Args:
@@ -34,9 +34,27 @@ def require_an_end(config: Config, rates: Rates, *, updates: int, seconds: float
     """
     batch = config.algorithm.batch_trajectories
     if batch > MOST_SLOTS:
-        raise ConfigError([Problem("algorithm.batch_trajectories", batch, "no run has slots for so many", f"at most {MOST_SLOTS}")])
+        raise ConfigError(
+            [
+                Problem(
+                    "algorithm.batch_trajectories",
+                    batch,
+                    "no run has slots for so many",
+                    f"at most {MOST_SLOTS}",
+                )
+            ]
+        )
     if not seconds > 0.0:
-        raise ConfigError([Problem("--seconds", seconds, "no time would pass", "seconds of virtual time, or 0 for no end")])
+        raise ConfigError(
+            [
+                Problem(
+                    "--seconds",
+                    seconds,
+                    "no time would pass",
+                    "seconds of virtual time, or 0 for no end",
+                )
+            ]
+        )
     learning, sampling = an_update_s(config, rates), a_batch_s(config, rates)
     expected = updates * max(learning, sampling)
     if min(expected, seconds) > MOST_S:
@@ -46,15 +64,24 @@ def require_an_end(config: Config, rates: Rates, *, updates: int, seconds: float
             else f"a batch of {batch} takes {sampling:.3g} s (rates.trajectory_s, algorithm.batch_trajectories, actors)"
         )
         accepted = f"at most {MOST_S:.0e} s: fewer --updates, or an end with --seconds"
-        raise ConfigError([Problem("--updates", updates, f"would last {expected:.3g} s of virtual time: {slow}", accepted)])
+        raise ConfigError(
+            [
+                Problem(
+                    "--updates",
+                    updates,
+                    f"would last {expected:.3g} s of virtual time: {slow}",
+                    accepted,
+                )
+            ]
+        )
 
 
-def an_update_s(config: Config, rates: Rates) -> float:
+def an_update_s(config: Config, rates: MeasuredRates) -> float:
     """Seconds of one update."""
     return rates.update_s * (1.0 + config.learner.slowdown) + rates.publish_s
 
 
-def a_batch_s(config: Config, rates: Rates) -> float:
+def a_batch_s(config: Config, rates: MeasuredRates) -> float:
     """Seconds in which all actors, those of one host in turn, make what an update takes, were they never held back."""
     at_once = min(config.actors.count, config.actors.hosts or config.actors.count)
     pace = 1.0 - rates.straggler_share * (1.0 - 1.0 / rates.straggler_factor)
@@ -67,11 +94,22 @@ class Patience:
     Also where virtual time would stand still: it counts events, too.
     """
 
-    def __init__(self, config: Config, rates: Rates) -> None:
+    def __init__(self, config: Config, rates: MeasuredRates) -> None:
         batch, actors = config.algorithm.batch_trajectories, config.actors.count
-        longest = max(an_update_s(config, rates), a_batch_s(config, rates), rates.trajectory_s * rates.straggler_factor)
-        away = rates.restart_s + rates.turn_s + rates.transfer_s(rates.trajectory_bytes) + rates.transfer_s(rates.weights_bytes)
-        self._seconds = LEAST_S + MARGIN * (longest + away + rates.latency_s + rates.learner_latency_s)
+        longest = max(
+            an_update_s(config, rates),
+            a_batch_s(config, rates),
+            rates.trajectory_s * rates.straggler_factor,
+        )
+        away = (
+            rates.restart_s
+            + rates.turn_s
+            + rates.transfer_s(rates.trajectory_bytes)
+            + rates.transfer_s(rates.weights_bytes)
+        )
+        self._seconds = LEAST_S + MARGIN * (
+            longest + away + rates.latency_s + rates.learner_latency_s
+        )
         self._events = EVENTS + EVENTS_A_TRAJECTORY * batch + EVENTS_AN_ACTOR * actors
         self._updates, self._now, self._seen = 0, 0.0, 0
 

@@ -10,7 +10,7 @@ EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ProgressState:
     """Where a simulation stands, ``part`` of the way to its end. ``now``: virtual time in seconds."""
 
     updates: int
@@ -26,19 +26,25 @@ class Progress:
         clock: seconds of real time.
     """
 
-    def __init__(self, say: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, say: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._say, self._clock = say, clock
         self._began = clock()
         self._due = self._began + EVERY_S
 
-    def __call__(self, standing: Callable[[], Standing]) -> None:
+    def __call__(self, standing: Callable[[], ProgressState]) -> None:
         """Look at the clock, and only when it is time at where the simulation is."""
         now = self._clock()
         if now < self._due:
             return
         self._due = now + EVERY_S
         at = standing()
-        left = f"about {_long((now - self._began) * (1.0 - at.part) / at.part)} to go" if at.part > 0.0 else "no end in sight yet"
+        left = (
+            f"about {_long((now - self._began) * (1.0 - at.part) / at.part)} to go"
+            if at.part > 0.0
+            else "no end in sight yet"
+        )
         self._say(f"{at.updates} updates, {at.now:.4g} s of virtual time, {at.part:.1%}; {left}")
 
 

@@ -22,7 +22,7 @@ Skew = Annotated[float, Field(ge=-1e6, le=1e6)]
 Size = Annotated[float, Field(ge=0.0, le=1e15)]
 
 
-class Rates(Section):
+class MeasuredRates(Section):
     """Times in seconds, sizes in bytes. A spread is a standard deviation over its mean; see `tianflow.simulation.durations`."""
 
     trajectory_s: Work
@@ -63,26 +63,40 @@ class Rates(Section):
         return self.latency_s + (nbytes / self.bandwidth if self.bandwidth is not None else 0.0)
 
 
-def make_rates(values: Mapping[str, object]) -> Rates:
+def make_rates(values: Mapping[str, object]) -> MeasuredRates:
     """Check ``values``. Raises `ConfigError` with every problem, paths beginning with ``rates``."""
     try:
-        rates = Rates.model_validate(dict(values))
+        rates = MeasuredRates.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError([_problem(values, tuple(found["loc"]), found["type"], found["msg"]) for found in error.errors()]) from error
+        raise ConfigError(
+            [
+                _problem(values, tuple(found["loc"]), found["type"], found["msg"])
+                for found in error.errors()
+            ]
+        ) from error
     longest = rates.transfer_s(max(rates.trajectory_bytes, rates.weights_bytes))
     if longest > LONGEST_S:
         raise ConfigError(
-            [Problem("rates.bandwidth", rates.bandwidth, f"what crosses a link would take {longest:.3g} s", f"at most {LONGEST_S:g} s")]
+            [
+                Problem(
+                    "rates.bandwidth",
+                    rates.bandwidth,
+                    f"what crosses a link would take {longest:.3g} s",
+                    f"at most {LONGEST_S:g} s",
+                )
+            ]
         )
     return rates
 
 
-def _problem(values: Mapping[str, object], loc: tuple[int | str, ...], kind: str, message: str) -> Problem:
+def _problem(
+    values: Mapping[str, object], loc: tuple[int | str, ...], kind: str, message: str
+) -> Problem:
     key = str(loc[0]) if loc else ""
     if kind == "missing":
         message = f"nobody can tell it: take it from a run with --like, measure it with --measure, or give it as rates.{key}"
     elif kind == "extra_forbidden":
-        message, accepted = "is no rate", "one of " + ", ".join(Rates.model_fields)
+        message, accepted = "is no rate", "one of " + ", ".join(MeasuredRates.model_fields)
         return Problem(f"rates.{key}", values.get(key), message, accepted)
     return Problem(f"rates.{key}", values.get(key), message)
 
@@ -94,12 +108,23 @@ def read_rates(path: Path) -> dict[str, object]:
         ConfigError: it cannot be read.
     """
     if path.is_dir():
-        raise ConfigError([Problem("--rates", str(path), "is a directory", "a TOML or JSON file of rates; a run is given with --like")])
+        raise ConfigError(
+            [
+                Problem(
+                    "--rates",
+                    str(path),
+                    "is a directory",
+                    "a TOML or JSON file of rates; a run is given with --like",
+                )
+            ]
+        )
     try:
         text = path.read_text(encoding="utf-8")
         table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError([Problem("--rates", str(path), str(error), "a TOML or JSON file of rates")]) from error
+        raise ConfigError(
+            [Problem("--rates", str(path), str(error), "a TOML or JSON file of rates")]
+        ) from error
     table = table.get("rates", table) if isinstance(table, dict) else table
     if not isinstance(table, dict):
         raise ConfigError([Problem("--rates", str(path), "does not hold a table", "keys of rates")])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tianflow.simulation.clock import Clock
 
 
-class Asker(Protocol):
+class WaitingActor(Protocol):
     """An actor, as far as the desk knows it."""
 
     name: str
@@ -25,7 +25,7 @@ class Asker(Protocol):
     def cut(self, ticket: int, life: int) -> None: ...
 
 
-class Desk:
+class VirtualExchange:
     """`tianflow.exchange.exchange.Exchange` without loop and memory; the balancer takes one for the other.
 
     Args:
@@ -37,8 +37,8 @@ class Desk:
     def __init__(self, *, ledger: Ledger, clock: Clock, holders: int) -> None:
         self.ledger = ledger
         self._clock, self._holders = clock, holders
-        self._wanting: deque[tuple[Asker, int]] = deque()
-        self._begun: dict[int, tuple[Asker, int]] = {}
+        self._wanting: deque[tuple[WaitingActor, int]] = deque()
+        self._begun: dict[int, tuple[WaitingActor, int]] = {}
         self._asked_to_cut: set[int] = set()
         self._pulling: tuple[Version, Callable[[Batch], None]] | None = None
         self._alarm = 0
@@ -49,7 +49,7 @@ class Desk:
 
     # Actors ---------------------------------------------------------------------------------------------------------
 
-    def request_grant(self, actor: Asker, life: int) -> None:
+    def request_grant(self, actor: WaitingActor, life: int) -> None:
         """A grant for ``actor`` as soon as there is one, first come first served, unless it has failed by then."""
         self._wanting.append((actor, life))
         if len(self._wanting) == 1:  # whoever stands before it waits for what has not come yet
@@ -57,7 +57,7 @@ class Desk:
         self.asks += 1
         self.refused += bool(self._wanting)
 
-    def begin(self, actor: Asker, life: int, ticket: int, version: Version) -> None:
+    def begin(self, actor: WaitingActor, life: int, ticket: int, version: Version) -> None:
         """The holder begins."""
         if self.ledger.begin(ticket, version):
             self._begun[ticket] = actor, life
@@ -73,7 +73,7 @@ class Desk:
         if self._wanting:
             self._grant()
 
-    def holder_lost(self, actor: Asker, tickets: Iterable[int], reason: str) -> None:
+    def holder_lost(self, actor: WaitingActor, tickets: Iterable[int], reason: str) -> None:
         """``actor`` was reaped, with ``tickets`` in its hands."""
         for ticket in tickets:
             self._begun.pop(ticket, None)
@@ -129,7 +129,9 @@ class Desk:
         wanting, ledger = self._wanting, self.ledger
         while wanting and ledger.grantable:
             actor, life = wanting.popleft()
-            if actor.life == life and (grant := ledger.grant(actor.name, ahead=ledger.ahead(self._holders))):
+            if actor.life == life and (
+                grant := ledger.grant(actor.name, ahead=ledger.ahead(self._holders))
+            ):
                 actor.granted(grant, life)
 
     def _take(self) -> None:
@@ -151,7 +153,9 @@ class Desk:
                 actor, life = self._begun[ticket]
                 actor.cut(ticket, life)
         if blocked.until is not None:
-            self._clock.at(max(0.0, blocked.until - self._clock.now) + 0.001, self._ring, self._alarm)
+            self._clock.at(
+                max(0.0, blocked.until - self._clock.now) + 0.001, self._ring, self._alarm
+            )
 
     def _ring(self, alarm: int) -> None:
         if alarm == self._alarm:

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tianflow.algorithms.common.data_parallel import Crew
-from tianflow.algorithms.common.model import Model
+from tianflow.algorithms.common.data_parallel import DataParallel
+from tianflow.algorithms.common.model import ActorCriticModel
 from tianflow.algorithms.common.on_arrays import ActOnArrays
 from tianflow.algorithms.common.parameter_buffer import Adam, require_alike
-from tianflow.algorithms.common.precision import Acting, forward_in, full_precision
+from tianflow.algorithms.common.precision import ActingNetwork, forward_in, full_precision
 from tianflow.algorithms.common.update import Tree, never, subtree
 from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.config.networks import is_image
@@ -32,9 +32,9 @@ class ActorCriticPolicy:
     """The actor's half; `tianflow.interfaces.Policy`. ``act`` computes no value and no log-probability."""
 
     def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
-        self._model = Model(config, spec, torch.device("cpu"))
+        self._model = ActorCriticModel(config, spec, torch.device("cpu"))
         self._model.network.requires_grad_(False)
-        self._acting = Acting(self._model.network)
+        self._acting = ActingNetwork(self._model.network)
         self._act = self._act_of(self._acting.network)
         self.table = self._model.buffer.table
         self._arrays = self._arrays_of(spec)
@@ -57,19 +57,29 @@ class ActorCriticPolicy:
         return self._arrays if self._arrays is not None and self._arrays.pays(num_envs) else None
 
     def initial_state(self, num_envs: int) -> dict[str, Tensor]:
-        return {name: torch.zeros(num_envs, *shape) for name, shape in self._model.state_shapes.items()}
+        return {
+            name: torch.zeros(num_envs, *shape) for name, shape in self._model.state_shapes.items()
+        }
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
         """[steps, num_envs, K]: Gumbel noise for each logit, or normal noise for each component of a continuous action."""
         return self._model.distribution.noise((steps, num_envs), generator)
 
-    def act(self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None) -> ActorStep:
+    def act(
+        self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None
+    ) -> ActorStep:
         """Choose actions; the caller zeroes the state of environments that begin an episode."""
         distribution = self._model.distribution
         with torch.inference_mode():
-            parameters, after = self._acting.forward(self._act, self._model.observations(observation), state)
+            parameters, after = self._acting.forward(
+                self._act, self._model.observations(observation), state
+            )
             parameters = distribution.masked(parameters, mask)
-            action = distribution.mode(parameters) if noise is None else distribution.sample(parameters, noise)
+            action = (
+                distribution.mode(parameters)
+                if noise is None
+                else distribution.sample(parameters, noise)
+            )
         return ActorStep(action, parameters, after)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
@@ -89,7 +99,9 @@ class ActorCriticPolicy:
 
     @staticmethod
     def _act_of(network: nn.Module) -> Callable[[Tree, Tree], tuple[Tensor, Tree]]:
-        act: Callable[[Tree, Tree], tuple[Tensor, Tree]] = getattr(network, "act", partial(Network.act, network))  # type: ignore[arg-type]
+        act: Callable[[Tree, Tree], tuple[Tensor, Tree]] = getattr(
+            network, "act", partial(Network.act, network)
+        )  # type: ignore[arg-type]
         return act
 
     def _arrays_of(self, spec: EnvironmentSpec) -> ActOnArrays | None:
@@ -127,9 +139,17 @@ class Samples:
         def cut(value: Any, name: str) -> Any:
             if isinstance(value, Mapping):
                 return {key: cut(leaf, name) for key, leaf in value.items()}
-            return value if value is None else value[first:last] if name == "state" else value[:, first:last]
+            return (
+                value
+                if value is None
+                else value[first:last]
+                if name == "state"
+                else value[:, first:last]
+            )
 
-        return Samples(**{field.name: cut(getattr(self, field.name), field.name) for field in fields(self)})
+        return Samples(
+            **{field.name: cut(getattr(self, field.name), field.name) for field in fields(self)}
+        )
 
 
 def read_batch(arrays: Tree, *, reward: Tensor, discount: float) -> Samples:
@@ -163,16 +183,28 @@ class ActorCriticLearner(ABC):
         settings: AlgorithmSettings = config.algorithm
         self.settings: Any = settings
         """Of the algorithm's own model: what a subclass adds to them is read here."""
-        self.model = Model(config, spec, device, forward_in(config.learner.precision, device))
-        self.optimiser = Adam(self.model.buffer.parameters, self.model.gradients, epsilon=settings.adam_epsilon)
+        self.model = ActorCriticModel(
+            config, spec, device, forward_in(config.learner.precision, device)
+        )
+        self.optimiser = Adam(
+            self.model.buffer.parameters, self.model.gradients, epsilon=settings.adam_epsilon
+        )
         self.generator = torch.Generator().manual_seed(config.run.seed)
         self.table, self.device = self.model.buffer.table, device
         self.images = any(is_image(leaf) for leaf in spec.observation)
-        self.crew = Crew(self.model, config.learner.threads if self.images and device.type == "cpu" else 1)
+        self.crew = DataParallel(
+            self.model, config.learner.threads if self.images and device.type == "cpu" else 1
+        )
         """Who learns from the parts of a batch."""
         self.learning_rate, self.entropy_cost = settings.learning_rate, settings.entropy_cost
-        self._discount, self._max_grad_norm, self.value_cost = settings.discount, settings.max_grad_norm, settings.value_cost
-        self._moved: tuple[Tensor, ...] = ()  # what `_moving` was before an update's first step, unless that need not be undone
+        self._discount, self._max_grad_norm, self.value_cost = (
+            settings.discount,
+            settings.max_grad_norm,
+            settings.value_cost,
+        )
+        self._moved: tuple[
+            Tensor, ...
+        ] = ()  # what `_moving` was before an update's first step, unless that need not be undone
 
     @abstractmethod
     def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
@@ -198,13 +230,21 @@ class ActorCriticLearner(ABC):
             return StepResult(0, True, {})
         before = self._remember()
         self.model.rewards.learn(arrays)
-        samples = read_batch(arrays, reward=self.model.rewards(arrays["reward"]), discount=self._discount)
+        samples = read_batch(
+            arrays, reward=self.model.rewards(arrays["reward"]), discount=self._discount
+        )
         with full_precision(self.device):
             found = self.update(samples, should_stop)
         if found is None:
             self._restore(before)
             return StepResult(0, True, {})
-        statistics = dict(zip(found, torch.stack([value.detach().float() for value in found.values()]).tolist(), strict=True))
+        statistics = dict(
+            zip(
+                found,
+                torch.stack([value.detach().float() for value in found.values()]).tolist(),
+                strict=True,
+            )
+        )
         finite = math.isfinite(statistics["loss"]) and math.isfinite(statistics["grad_norm"])
         if finite:
             self._moved = ()
@@ -240,9 +280,14 @@ class ActorCriticLearner(ABC):
         if t.numel() == 0:
             return v_tp1
         with torch.no_grad():
-            last = {name: leaf[t, column].unsqueeze(0) for name, leaf in samples.final_observation.items()}
+            last = {
+                name: leaf[t, column].unsqueeze(0)
+                for name, leaf in samples.final_observation.items()
+            }
             state = {name: leaf[t, column] for name, leaf in output.state.items()}
-            final = self.model.evaluate(last, state, torch.zeros(1, t.numel(), dtype=torch.bool, device=t.device)).value[0]
+            final = self.model.evaluate(
+                last, state, torch.zeros(1, t.numel(), dtype=torch.bool, device=t.device)
+            ).value[0]
         v_tp1 = v_tp1.clone()
         v_tp1[t, column] = final
         return v_tp1
@@ -288,7 +333,9 @@ class ActorCriticLearner(ABC):
         self.model.observations.refresh()
 
 
-def batch_statistics(log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor) -> dict[str, Tensor]:
+def batch_statistics(
+    log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor
+) -> dict[str, Tensor]:
     """How far current and behaviour policy differ on the batch, before the update, and how good the values are.
 
     ``log_ratio``: log of current over behaviour probability, [T, C].

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 if TYPE_CHECKING:
-    from tianflow.algorithms.common.model import Model
+    from tianflow.algorithms.common.model import ActorCriticModel
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-class Crew:
+class DataParallel:
     """Twins of a model, and a thread for each but the model itself, which works on the thread that asks.
 
     Who does what is fixed, and gradients are added in one order, so results do not depend on who is quicker.
@@ -30,14 +30,16 @@ class Crew:
         size: how many work at once, the caller included. With 1 there are no threads.
     """
 
-    def __init__(self, model: Model, size: int) -> None:
+    def __init__(self, model: ActorCriticModel, size: int) -> None:
         self.size = size
         self._members = [model, *(model.twin() for _ in range(size - 1))]
         self._helpers = [_Helper() for _ in range(size - 1)]
         if self._helpers:
             torch.set_num_threads(1)  # those of each operation, in place of which these are
 
-    def each(self, function: Callable[[Model, Item], Found], items: Sequence[Item]) -> list[Found]:
+    def each(
+        self, function: Callable[[ActorCriticModel, Item], Found], items: Sequence[Item]
+    ) -> list[Found]:
         """``function`` of every item, in their order; item k is done by member k modulo ``size``, after that member's earlier ones.
 
         Raises:
@@ -47,7 +49,11 @@ class Crew:
         def share(k: int) -> list[Found]:
             return [function(self._members[k], item) for item in items[k :: self.size]]
 
-        asked = [helper.ask(lambda k=k: share(k)) for k, helper in enumerate(self._helpers, 1) if k < len(items)]  # type: ignore[misc]
+        asked = [
+            helper.ask(lambda k=k: share(k))
+            for k, helper in enumerate(self._helpers, 1)
+            if k < len(items)
+        ]  # type: ignore[misc]
         try:
             shares = [share(0)]
         finally:

@@ -18,14 +18,20 @@ from tianflow.networks import Output, make_network
 from tianflow.ops.distributions import distribution_for
 
 
-class Model:
+class ActorCriticModel:
     """A network, its action distribution and its normalisers, all of whose tensors lie in one `FlatBuffer`.
 
     Actors and learner make it alike from config and spec: same names, same offsets, same weights at first. ``forward`` is how
     `evaluate` calls the network.
     """
 
-    def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device, forward: Forward = as_it_is) -> None:
+    def __init__(
+        self,
+        config: Config,
+        spec: EnvironmentSpec,
+        device: torch.device,
+        forward: Forward = as_it_is,
+    ) -> None:
         self._forward = forward
         normalisation = config.env.normalisation
         # In training mode dropout would give the learner another policy than the one that acted.
@@ -34,17 +40,21 @@ class Model:
         self.state_shapes = state_spec(config.network)
         self.observations = ObservationNormaliser.of(spec, normalisation)
         self.rewards = RewardNormaliser(normalisation.returns, clip=normalisation.clip)
-        self.buffer = FlatBuffer(self.network, self.observations.shapes | self.rewards.shapes, device)
+        self.buffer = FlatBuffer(
+            self.network, self.observations.shapes | self.rewards.shapes, device
+        )
         self.gradients = self.buffer.gradients
         self.observations.bind(self.buffer.extras)
         self.rewards.bind(self.buffer.extras)
 
     def evaluate(self, observation: Tree, state: Tree, start: Tensor) -> Output:
         """The network on a sequence of stored observations [T, B, ...]; see `Network.forward`."""
-        output: Output = self._forward(self.network, self.observations.batch(observation), state, start)
+        output: Output = self._forward(
+            self.network, self.observations.batch(observation), state, start
+        )
         return output
 
-    def twin(self) -> Model:
+    def twin(self) -> ActorCriticModel:
         """It reads the same parameters and normalisers; what it is differentiated for goes into a gradient of its own."""
         twin = copy(self)
         twin.network = deepcopy(self.network)

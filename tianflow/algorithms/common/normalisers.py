@@ -16,7 +16,14 @@ from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import NormalisationSettings
 from tianflow.config.networks import channels_first, is_image
 from tianflow.core.payloads import EnvironmentSpec, LeafSpec
-from tianflow.ops.transforms import Moments, as_float, batch_moments, channels_innermost, merged_moments, normalise
+from tianflow.ops.transforms import (
+    RunningMoments,
+    as_float,
+    batch_moments,
+    channels_innermost,
+    merged_moments,
+    normalise,
+)
 
 EPSILON = 1e-8
 """Added to a variance before its root is divided by."""
@@ -29,12 +36,14 @@ def moment_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...
     return {f"{name}/mean": shape, f"{name}/variance": shape, f"{name}/samples": ()}
 
 
-def moment_views(name: str, extras: Tree) -> Moments:
+def moment_views(name: str, extras: Tree) -> RunningMoments:
     """The entries that `moment_shapes` named."""
-    return Moments(extras[f"{name}/mean"], extras[f"{name}/variance"], extras[f"{name}/samples"])
+    return RunningMoments(
+        extras[f"{name}/mean"], extras[f"{name}/variance"], extras[f"{name}/samples"]
+    )
 
 
-def write(views: Moments, values: Moments) -> None:
+def write(views: RunningMoments, values: RunningMoments) -> None:
     """Overwrite buffer entries."""
     for view, value in zip(views, values, strict=True):
         view.copy_(value)
@@ -55,11 +64,15 @@ class ObservationNormaliser:
 
     def __init__(self, leaves: Sequence[LeafSpec], *, clip: float) -> None:
         self._names, self._clip = tuple(leaf.name for leaf in leaves), clip
-        self._epsilon = {leaf.name: IMAGE_EPSILON if leaf.dtype == "uint8" else EPSILON for leaf in leaves}
+        self._epsilon = {
+            leaf.name: IMAGE_EPSILON if leaf.dtype == "uint8" else EPSILON for leaf in leaves
+        }
         self._bytes = frozenset(leaf.name for leaf in leaves if leaf.dtype == "uint8")
-        self._laid = frozenset(leaf.name for leaf in leaves if is_image(leaf) and channels_first(leaf.shape))
+        self._laid = frozenset(
+            leaf.name for leaf in leaves if is_image(leaf) and channels_first(leaf.shape)
+        )
         """Images whose channels are laid innermost."""
-        self._views: dict[str, Moments] = {}
+        self._views: dict[str, RunningMoments] = {}
         self._scales: dict[str, tuple[Tensor, Tensor]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for leaf in leaves:
@@ -71,7 +84,8 @@ class ObservationNormaliser:
         wanted = [
             leaf
             for leaf in spec.observation
-            if (settings.observations and leaf.dtype.startswith("float")) or (settings.images and is_image(leaf))
+            if (settings.observations and leaf.dtype.startswith("float"))
+            or (settings.images and is_image(leaf))
         ]
         return cls(wanted, clip=settings.clip)
 
@@ -86,14 +100,23 @@ class ObservationNormaliser:
         """Read what is applied from the buffer, after it was overwritten."""
         for name, moments in self._views.items():
             unit = 255.0 if name in self._bytes else 1.0
-            mean, inverse_std = moments.mean * unit, torch.rsqrt(moments.variance + self._epsilon[name]) / unit
-            self._scales[name] = self._in_order(name, mean.float()), self._in_order(name, inverse_std.float())
+            mean, inverse_std = (
+                moments.mean * unit,
+                torch.rsqrt(moments.variance + self._epsilon[name]) / unit,
+            )
+            self._scales[name] = (
+                self._in_order(name, mean.float()),
+                self._in_order(name, inverse_std.float()),
+            )
 
     def __call__(self, observation: Tree) -> Tree:
         """{leaf: [..., *leaf shape]} with ``leaves`` normalised, as float32."""
         if not self._names:
             return observation
-        return {**observation, **{name: self._normalised(name, observation[name]) for name in self._names}}
+        return {
+            **observation,
+            **{name: self._normalised(name, observation[name]) for name in self._names},
+        }
 
     def batch(self, observation: Tree) -> Tree:
         """The same of as many as a learner has. On a CPU images are gone through in blocks that stay in a core's caches."""
@@ -114,7 +137,11 @@ class ObservationNormaliser:
         x = self._in_order(name, x)
         out = torch.empty_like(x, dtype=torch.float32)
         images = max(1, BLOCK_BYTES // (4 * math.prod(x.shape[-3:])))
-        for block, place in zip(torch.split(x.flatten(0, -4), images), torch.split(out.flatten(0, -4), images), strict=True):
+        for block, place in zip(
+            torch.split(x.flatten(0, -4), images),
+            torch.split(out.flatten(0, -4), images),
+            strict=True,
+        ):
             self._scaled_(name, place.copy_(block))
         return out
 
@@ -130,7 +157,12 @@ class ObservationNormaliser:
         everything = bool(self._views) and bool(valid.all())
         for name, moments in self._views.items():
             rows = observation[name][: valid.shape[0]]
-            write(moments, merged_moments(moments, batch_moments(rows.flatten(0, 1) if everything else rows[valid])))
+            write(
+                moments,
+                merged_moments(
+                    moments, batch_moments(rows.flatten(0, 1) if everything else rows[valid])
+                ),
+            )
         self.refresh()
 
 
@@ -142,7 +174,7 @@ class RewardNormaliser:
 
     def __init__(self, enabled: bool, *, clip: float) -> None:
         self._enabled, self._clip = enabled, clip
-        self._views: Moments | None = None
+        self._views: RunningMoments | None = None
         self.shapes = moment_shapes("return", ()) if enabled else {}
 
     def bind(self, extras: Tree) -> None:
@@ -154,7 +186,12 @@ class RewardNormaliser:
     def learn(self, arrays: Tree) -> None:
         """Merge ``return_so_far`` of valid rows into the statistics."""
         if self._views is not None:
-            write(self._views, merged_moments(self._views, batch_moments(arrays["return_so_far"][arrays["valid"]])))
+            write(
+                self._views,
+                merged_moments(
+                    self._views, batch_moments(arrays["return_so_far"][arrays["valid"]])
+                ),
+            )
 
     def __call__(self, reward: Tensor) -> Tensor:
         if self._views is None:

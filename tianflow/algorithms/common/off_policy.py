@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tianflow.algorithms.common.off_policy_models import Model, Module, Optimiser
+from tianflow.algorithms.common.off_policy_models import Module, Optimiser, QModel
 from tianflow.algorithms.common.parameter_buffer import require_alike
-from tianflow.algorithms.common.precision import Acting, forward_in, full_precision
+from tianflow.algorithms.common.precision import ActingNetwork, forward_in, full_precision
 from tianflow.algorithms.common.update import Tree, never, subtree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import OffPolicySettings
@@ -43,7 +43,9 @@ class Transitions:
     weight: Tensor
 
 
-def read_transitions(arrays: Tree, observe: Callable[[Tree], Tree], *, discount: float) -> Transitions:
+def read_transitions(
+    arrays: Tree, observe: Callable[[Tree], Tree], *, discount: float
+) -> Transitions:
     """From windows of L steps (`LearnerBatch`): the n-step transition that begins with each, n = L. ``observe`` normalises."""
     steps = summed(arrays, discount=discount, n=arrays["reward"].shape[0])
     step = NStep(*(rows[0] for rows in steps))
@@ -78,10 +80,10 @@ def summed(arrays: Tree, *, discount: float, n: int) -> NStep:
 class OffPolicyPolicy(Generic[Module]):
     """The actor's half, but for `act` and `noise`; `tianflow.interfaces.Policy`."""
 
-    def __init__(self, model: Model[Module]) -> None:
+    def __init__(self, model: QModel[Module]) -> None:
         self.model = model
         self.model.network.requires_grad_(False)
-        self.acting = Acting(self.model.network)
+        self.acting = ActingNetwork(self.model.network)
         """What `act` calls."""
         self.table = self.model.buffer.table
         self.index, self.count = 0, 1
@@ -109,7 +111,7 @@ class OffPolicyPolicy(Generic[Module]):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class UpdateParts:
     """What a batch says before anything has moved: gradients are in their buffers, norms and statistics are here.
 
     ``samples`` steps were learned from; ``norms`` has the gradient's for each optimiser; ``statistics`` are scalars, ``loss``
@@ -129,7 +131,9 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
     finite, or the update is stopped on the way, nothing but the buffers of gradients has been written, and those are cleared.
     """
 
-    def __init__(self, model: Model[Module], config: Config, settings: Settings, device: torch.device) -> None:
+    def __init__(
+        self, model: QModel[Module], config: Config, settings: Settings, device: torch.device
+    ) -> None:
         self.model, self.settings, self.device = model, settings, device
         self.table = model.buffer.table
         self.forward = forward_in(config.learner.precision, device)
@@ -137,12 +141,14 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         self.generator = torch.Generator().manual_seed(config.run.seed)
         self.learning_rate = settings.learning_rate
         self.updates = 0
-        self.optimisers = {"adam": Optimiser(model.buffer.parameters, model.buffer.gradients, settings)}
+        self.optimisers = {
+            "adam": Optimiser(model.buffer.parameters, model.buffer.gradients, settings)
+        }
         self.kept: dict[str, Tensor] = {"flat": model.buffer.bytes}
         """Tensors that a checkpoint holds, besides what belongs to optimisers."""
 
     @abstractmethod
-    def look(self, arrays: Tree) -> Found:
+    def look(self, arrays: Tree) -> UpdateParts:
         """Gradients and statistics of a batch, all at the parameters as they are; moves nothing."""
 
     @abstractmethod
@@ -155,7 +161,9 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
 
     def observed(self, arrays: Tree) -> tuple[Tree, Tensor]:
         """What normalisers learn from: observations {leaf: [T, n, ...]} and which rows count [T, n]. By default the first rows."""
-        return {name: leaf[:1] for name, leaf in subtree(arrays, "obs/").items()}, arrays["valid"][:1]
+        return {name: leaf[:1] for name, leaf in subtree(arrays, "obs/").items()}, arrays["valid"][
+            :1
+        ]
 
     def flat(self) -> NDArray[np.uint8]:
         """All published tensors; on a CPU a view that the next update overwrites."""
@@ -181,11 +189,23 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         generator = self.generator.get_state()
         with full_precision(self.device):
             found = self.look(batch.arrays)
-        scalars = {"samples": found.samples, **found.statistics, **{f"{name}/norm": norm for name, norm in found.norms.items()}}
-        numbers = dict(zip(scalars, torch.stack([value.detach().float() for value in scalars.values()]).tolist(), strict=True))
+        scalars = {
+            "samples": found.samples,
+            **found.statistics,
+            **{f"{name}/norm": norm for name, norm in found.norms.items()},
+        }
+        numbers = dict(
+            zip(
+                scalars,
+                torch.stack([value.detach().float() for value in scalars.values()]).tolist(),
+                strict=True,
+            )
+        )
         count, finite = int(numbers.pop("samples")), all(map(math.isfinite, numbers.values()))
         norms = [numbers[f"{name}/norm"] for name in found.norms]
-        statistics = {name: numbers[name] for name in found.statistics} | {"grad_norm": math.hypot(*norms)}
+        statistics = {name: numbers[name] for name in found.statistics} | {
+            "grad_norm": math.hypot(*norms)
+        }
         if not finite or count == 0 or should_stop():
             for optimiser in self.optimisers.values():
                 optimiser.gradients.zero_()
@@ -201,8 +221,14 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Weights with normalisers, targets, optimisers, generator and number of updates, as copies."""
         state = {name: tensor.cpu().numpy().copy() for name, tensor in self._tensors().items()}
-        state |= {f"{name}/steps": np.asarray(optimiser.adam.steps, np.int64) for name, optimiser in self.optimisers.items()}
-        return state | {"generator": self.generator.get_state().numpy().copy(), "updates": np.asarray(self.updates, np.int64)}
+        state |= {
+            f"{name}/steps": np.asarray(optimiser.adam.steps, np.int64)
+            for name, optimiser in self.optimisers.items()
+        }
+        return state | {
+            "generator": self.generator.get_state().numpy().copy(),
+            "updates": np.asarray(self.updates, np.int64),
+        }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on bit for bit from what `state_dict` gave.
@@ -222,5 +248,8 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
     def _tensors(self) -> dict[str, Tensor]:
         moments: dict[str, Tensor] = {}
         for name, optimiser in self.optimisers.items():
-            moments |= {f"{name}/mean": optimiser.adam.mean, f"{name}/square": optimiser.adam.square}
+            moments |= {
+                f"{name}/mean": optimiser.adam.mean,
+                f"{name}/square": optimiser.adam.square,
+            }
         return self.kept | moments

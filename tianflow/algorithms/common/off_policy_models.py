@@ -17,10 +17,12 @@ from tianflow.core.payloads import EnvironmentSpec
 Module = TypeVar("Module", bound=nn.Module)
 
 
-class Trained(Generic[Module]):
+class TrainedNetwork(Generic[Module]):
     """A network whose tensors, and float64 ``extras``, lie in one `FlatBuffer`."""
 
-    def __init__(self, network: Module, extras: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
+    def __init__(
+        self, network: Module, extras: Mapping[str, tuple[int, ...]], device: torch.device
+    ) -> None:
         # In training mode dropout would give the learner another policy than the one that acted.
         self.network = network.to(device).eval()
         self.buffer = FlatBuffer(self.network, extras, device)
@@ -31,17 +33,26 @@ class Trained(Generic[Module]):
         return length
 
 
-class Model(Trained[Module]):
+class QModel(TrainedNetwork[Module]):
     """What is published: a network, what is known of observations, and scalars of exploration that follow a schedule.
 
     Actors and learner make it alike from config and spec: same names, same offsets.
     """
 
     def __init__(
-        self, network: Module, config: Config, spec: EnvironmentSpec, exploration: Mapping[str, float], device: torch.device
+        self,
+        network: Module,
+        config: Config,
+        spec: EnvironmentSpec,
+        exploration: Mapping[str, float],
+        device: torch.device,
     ) -> None:
         self.observations = ObservationNormaliser.of(spec, config.env.normalisation)
-        super().__init__(network, self.observations.shapes | {f"exploration/{name}": () for name in exploration}, device)
+        super().__init__(
+            network,
+            self.observations.shapes | {f"exploration/{name}": () for name in exploration},
+            device,
+        )
         self.observations.bind(self.buffer.extras)
         self.explore(exploration)
 
@@ -55,10 +66,10 @@ class Model(Trained[Module]):
         return float(self.buffer.extras[f"exploration/{name}"])
 
 
-class Target(Generic[Module]):
+class TargetNetwork(Generic[Module]):
     """A copy of a trained network that follows it when it is told to. It never learns by gradient."""
 
-    def __init__(self, source: Trained[Module]) -> None:
+    def __init__(self, source: TrainedNetwork[Module]) -> None:
         self._source = source.buffer.parameters
         copied = copy.deepcopy(source.network).requires_grad_(False)
         buffer = FlatBuffer(copied, {}, self._source.device)

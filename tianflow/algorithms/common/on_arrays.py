@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tianflow.networks.arrays import ArrayMlp
-from tianflow.ops.distributions import Distribution
+from tianflow.ops.distributions import ActionDistribution
 
 Array = NDArray[Any]
 MOST_PRODUCTS = 5_000_000
@@ -23,7 +23,7 @@ class ActOnArrays:
         distribution: chooses actions from them.
     """
 
-    def __init__(self, network: ArrayMlp, distribution: Distribution) -> None:
+    def __init__(self, network: ArrayMlp, distribution: ActionDistribution) -> None:
         self._network, self._distribution, self.size = network, distribution, network.size
 
     def pays(self, num_envs: int) -> bool:
@@ -35,7 +35,11 @@ class ActOnArrays:
         self._network.refresh()
 
     def __call__(
-        self, observation: Mapping[str, NDArray[Any]], noise: NDArray[Any], parameters: NDArray[Any], action: NDArray[Any]
+        self,
+        observation: Mapping[str, NDArray[Any]],
+        noise: NDArray[Any],
+        parameters: NDArray[Any],
+        action: NDArray[Any],
     ) -> None:
         self._network(observation, parameters)
         self._distribution.choose(parameters, noise, action)

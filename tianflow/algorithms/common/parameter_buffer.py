@@ -30,7 +30,9 @@ class FlatBuffer:
         rest: uint8, the part that they are views of.
     """
 
-    def __init__(self, network: nn.Module, extras: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
+    def __init__(
+        self, network: nn.Module, extras: Mapping[str, tuple[int, ...]], device: torch.device
+    ) -> None:
         named = {f"network/{name}": parameter for name, parameter in network.named_parameters()}
         entries, offset = [], 0
         shapes = [(name, tuple(parameter.shape), "float32", 4) for name, parameter in named.items()]
@@ -50,7 +52,11 @@ class FlatBuffer:
                 view.copy_(named[entry.name].detach())
                 self._bind(named[entry.name], entry, self.gradients)
             else:
-                self.extras[entry.name] = self.bytes[entry.offset : entry.offset + entry.nbytes].view(torch.float64).view(entry.shape)
+                self.extras[entry.name] = (
+                    self.bytes[entry.offset : entry.offset + entry.nbytes]
+                    .view(torch.float64)
+                    .view(entry.shape)
+                )
 
     def load(self, flat: NDArray[np.uint8]) -> None:
         """Overwrite everything, on a CPU, by ``flat``, uint8 [table.nbytes]. ValueError when it is of another size."""
@@ -86,9 +92,25 @@ class Adam:
         steps: steps taken.
     """
 
-    def __init__(self, parameters: Tensor, gradients: Tensor, *, epsilon: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        self._parameters, self._gradients, self._epsilon, self._betas = parameters, gradients, epsilon, betas
-        self.mean, self.square, self.steps = torch.zeros_like(parameters), torch.zeros_like(parameters), 0
+    def __init__(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        *,
+        epsilon: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        self._parameters, self._gradients, self._epsilon, self._betas = (
+            parameters,
+            gradients,
+            epsilon,
+            betas,
+        )
+        self.mean, self.square, self.steps = (
+            torch.zeros_like(parameters),
+            torch.zeros_like(parameters),
+            0,
+        )
 
     def step(self, learning_rate: float) -> None:
         """Move the parameters against the gradients."""
@@ -100,7 +122,9 @@ class Adam:
         self.mean.lerp_(self._gradients, 1.0 - beta_1)
         self.square.mul_(beta_2).addcmul_(self._gradients, self._gradients, value=1.0 - beta_2)
         scale = (self.square.sqrt() / math.sqrt(1.0 - beta_2**self.steps)).add_(self._epsilon)
-        self._parameters.addcdiv_(self.mean, scale, value=-learning_rate / (1.0 - beta_1**self.steps))
+        self._parameters.addcdiv_(
+            self.mean, scale, value=-learning_rate / (1.0 - beta_1**self.steps)
+        )
 
     def _step_fused(self, learning_rate: float) -> None:
         """By what ``torch.optim.Adam(fused=True)`` calls: one pass over memory instead of seven, a quarter of the time."""
@@ -127,4 +151,6 @@ def require_alike(state: Mapping[str, NDArray[Any]], needed: Mapping[str, NDArra
     for name, array in needed.items():
         found = f"{state[name].dtype}{list(state[name].shape)}" if name in state else "nothing"
         if found != f"{array.dtype}{list(array.shape)}":
-            raise CheckpointError(f"{name} is {found}, this model needs {array.dtype}{list(array.shape)}")
+            raise CheckpointError(
+                f"{name} is {found}, this model needs {array.dtype}{list(array.shape)}"
+            )

@@ -27,15 +27,19 @@ CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 class Forward(Protocol):
     """Calls a network, or a method of one, with its arguments."""
 
-    def __call__(self, network: Callable[Given, Found], /, *args: Given.args, **kwargs: Given.kwargs) -> Found: ...
+    def __call__(
+        self, network: Callable[Given, Found], /, *args: Given.args, **kwargs: Given.kwargs
+    ) -> Found: ...
 
 
-def as_it_is(network: Callable[Given, Found], /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
+def as_it_is(
+    network: Callable[Given, Found], /, *args: Given.args, **kwargs: Given.kwargs
+) -> Found:
     """In the precision of its parameters, float32."""
     return network(*args, **kwargs)
 
 
-class InBfloat16:
+class Autocast:
     """A network's matrix products and convolutions in bfloat16 (autocast); its parameters and their gradients stay float32.
 
     THE GUARANTEE: autocast ends with the network, and all that it gave is cast up to float32. So log-probabilities, ratios,
@@ -45,14 +49,16 @@ class InBfloat16:
     def __init__(self, device: torch.device) -> None:
         self._device = device.type
 
-    def __call__(self, network: Callable[Given, Found], /, *args: Given.args, **kwargs: Given.kwargs) -> Found:
+    def __call__(
+        self, network: Callable[Given, Found], /, *args: Given.args, **kwargs: Given.kwargs
+    ) -> Found:
         # Weights that were cast are kept until autocast ends: with one block for each call, never across an optimiser step.
         with torch.autocast(self._device, dtype=torch.bfloat16):
             found = network(*args, **kwargs)
         return cast("Found", raised(found))
 
 
-class Acting(Generic[Module]):
+class ActingNetwork(Generic[Module]):
     """The network that a policy acts with, and how it is called: the policy's own, or a copy of it in bfloat16.
 
     The copy's weights are rounded once for each version, where autocast alone would round all of them again at every step.
@@ -68,12 +74,17 @@ class Acting(Generic[Module]):
 
     def in_bfloat16(self) -> None:
         """From now on."""
-        self.network, self.forward = deepcopy(self._own).to(torch.bfloat16), forward_in("bf16", torch.device("cpu"), whose="actors")
+        self.network, self.forward = (
+            deepcopy(self._own).to(torch.bfloat16),
+            forward_in("bf16", torch.device("cpu"), whose="actors"),
+        )
 
     def refresh(self) -> None:
         """The policy's own network has other weights."""
         if self.network is not self._own:
-            for rounded, exact in zip(self.network.parameters(), self._own.parameters(), strict=True):
+            for rounded, exact in zip(
+                self.network.parameters(), self._own.parameters(), strict=True
+            ):
                 rounded.copy_(exact)
 
 
@@ -89,14 +100,22 @@ def raised(found: Any) -> Any:
     return found
 
 
-def forward_in(precision: Literal["fp32", "bf16"], device: torch.device, whose: Literal["learner", "actors"] = "learner") -> Forward:
+def forward_in(
+    precision: Literal["fp32", "bf16"],
+    device: torch.device,
+    whose: Literal["learner", "actors"] = "learner",
+) -> Forward:
     """How networks on ``device`` are called; where bfloat16 is legal but slow, the log says so of the setting of ``whose``."""
     if precision == "fp32":
         return as_it_is
     slow = why_slow(device)
     if slow:
-        logger(whose).warning(f"{whose}.precision = bf16 computes as asked, but gains nothing here", reason=slow, instead="fp32")
-    return InBfloat16(device)
+        logger(whose).warning(
+            f"{whose}.precision = bf16 computes as asked, but gains nothing here",
+            reason=slow,
+            instead="fp32",
+        )
+    return Autocast(device)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
@@ -104,14 +123,22 @@ def full_precision(device: torch.device) -> AbstractContextManager[None]:
 
     cuDNN rounds to 19 bits by default, and what the learner computes would then differ from what actors did.
     """
-    return nullcontext() if device.type == "cpu" else torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    return (
+        nullcontext()
+        if device.type == "cpu"
+        else torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    )
 
 
 def why_slow(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Why bfloat16 is emulated on ``device``; empty where the hardware has it."""
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)
-        return "" if fast else f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic, so it is emulated, slower than float32"
+        return (
+            ""
+            if fast
+            else f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic, so it is emulated, slower than float32"
+        )
     try:
         found = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
     except OSError:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tianflow.algorithms.common.actor_critic import ActorCriticLearner, Samples, batch_statistics
-from tianflow.algorithms.common.model import Model
+from tianflow.algorithms.common.model import ActorCriticModel
 from tianflow.ops.losses import masked_mean, normalised, policy_gradient_loss, value_loss
 from tianflow.ops.returns import Advantages
 
@@ -18,7 +18,7 @@ CHUNK_SAMPLES = 256
 """Images are learned from in column chunks of about so many samples, whose gradients add up: activations then stay in cache."""
 
 
-class Traces(NamedTuple):
+class ChunkOutputs(NamedTuple):
     """What statistics need of one chunk, [T, C], without gradient; the losses are scalars, weighted by the chunk's share."""
 
     log_ratio: Tensor
@@ -36,7 +36,9 @@ class SinglePassLearner(ActorCriticLearner):
     normalise_advantages: bool
 
     @abstractmethod
-    def estimate(self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor) -> Advantages:
+    def estimate(
+        self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor
+    ) -> Advantages:
         """Advantages and value targets; ``log_ratio`` is the log of current over behaviour probability."""
 
     @abstractmethod
@@ -45,21 +47,31 @@ class SinglePassLearner(ActorCriticLearner):
 
     def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
         steps, columns = samples.valid_t.shape
-        width = min(CHUNK_SAMPLES // steps, -(-columns // self.crew.size)) if self._in_chunks() else columns
+        width = (
+            min(CHUNK_SAMPLES // steps, -(-columns // self.crew.size))
+            if self._in_chunks()
+            else columns
+        )
         cuts = range(0, columns, max(1, width))
         total = samples.valid_t.sum()
 
-        def learn(model: Model, first: int) -> Traces | None:
+        def learn(model: ActorCriticModel, first: int) -> ChunkOutputs | None:
             if should_stop():
                 return None
-            part = samples if len(cuts) == 1 else samples.columns(first, min(first + cuts.step, columns))
+            part = (
+                samples
+                if len(cuts) == 1
+                else samples.columns(first, min(first + cuts.step, columns))
+            )
             return self._learn_from(model, part, total)
 
         found = self.crew.each(learn, cuts)
         chunks = [chunk for chunk in found if chunk is not None]
         if len(chunks) < len(found):
             return None
-        log_ratio, v_t, target_t, valid_t, policy, value, entropy = chunks[0] if len(chunks) == 1 else _joined(chunks)
+        log_ratio, v_t, target_t, valid_t, policy, value, entropy = (
+            chunks[0] if len(chunks) == 1 else _joined(chunks)
+        )
         loss = policy + self.value_cost * value - self.entropy_cost * entropy
         return {
             "loss": loss,
@@ -74,7 +86,7 @@ class SinglePassLearner(ActorCriticLearner):
     def _in_chunks(self) -> bool:
         return self.images and self.device.type == "cpu" and not self.normalise_advantages
 
-    def _learn_from(self, model: Model, samples: Samples, total: Tensor) -> Traces:
+    def _learn_from(self, model: ActorCriticModel, samples: Samples, total: Tensor) -> ChunkOutputs:
         """Add the gradient of one chunk of columns to the model's; ``total`` is the number of valid transitions in the batch."""
         distribution, valid_t = self.model.distribution, samples.valid_t
         output = model.evaluate(samples.observation, samples.state, samples.start)
@@ -82,7 +94,9 @@ class SinglePassLearner(ActorCriticLearner):
         log_prob, entropy_t = distribution.evaluate(parameters, samples.action)
         log_ratio = log_prob.detach() - samples.log_prob
         v_t = output.value[:-1]
-        advantage_t, target_t = self.estimate(samples, log_ratio, v_t, self.next_values(samples, output))
+        advantage_t, target_t = self.estimate(
+            samples, log_ratio, v_t, self.next_values(samples, output)
+        )
         if self.normalise_advantages:
             advantage_t = normalised(advantage_t, valid_t)
         share = valid_t.sum() / total
@@ -90,10 +104,21 @@ class SinglePassLearner(ActorCriticLearner):
         value = value_loss(v_t, target_t, valid_t) * share
         entropy = masked_mean(entropy_t, valid_t) * share
         torch.autograd.backward(policy + self.value_cost * value - self.entropy_cost * entropy)
-        return Traces(log_ratio, v_t.detach(), target_t, valid_t, policy.detach(), value.detach(), entropy.detach())
+        return ChunkOutputs(
+            log_ratio,
+            v_t.detach(),
+            target_t,
+            valid_t,
+            policy.detach(),
+            value.detach(),
+            entropy.detach(),
+        )
 
 
-def _joined(chunks: Sequence[Traces]) -> Traces:
+def _joined(chunks: Sequence[ChunkOutputs]) -> ChunkOutputs:
     """Columns side by side again, and losses added up."""
     parts = list(zip(*chunks, strict=True))
-    return Traces(*(torch.cat(columns, 1) for columns in parts[:4]), *(torch.stack(losses).sum() for losses in parts[4:]))
+    return ChunkOutputs(
+        *(torch.cat(columns, 1) for columns in parts[:4]),
+        *(torch.stack(losses).sum() for losses in parts[4:]),
+    )

@@ -16,4 +16,8 @@ def never() -> bool:
 
 def subtree(arrays: Tree, prefix: str) -> dict[str, Tensor]:
     """The arrays whose names begin with ``prefix``, without it."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }

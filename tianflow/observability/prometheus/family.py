@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tianflow.core.statistics import Distribution, RunStatistics
+from tianflow.core.statistics import Histogram, RunStatistics
 
 Kind = Literal["counter", "gauge", "histogram"]
-Row = tuple[tuple[str, ...], float | Distribution]
+Row = tuple[tuple[str, ...], float | Histogram]
 Rows = Iterable[Row]
 Reader = Callable[[RunStatistics], Rows]
 
@@ -63,7 +63,7 @@ def of_components(kind: Literal["counters", "gauges", "distributions"], key: str
 
     def rows(run: RunStatistics) -> Rows:
         for component in run.components:
-            values: Mapping[str, float | Distribution] = getattr(component, kind)
+            values: Mapping[str, float | Histogram] = getattr(component, kind)
             if key in values:
                 yield (component.name,), values[key]
 

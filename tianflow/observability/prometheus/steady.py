@@ -15,7 +15,7 @@ ROUNDING_S = 1e-6
 """A sum of seconds that is lower by less than this is the same sum in another order, not a new clock."""
 
 
-class SteadyTimes:
+class MonotonicTimes:
     """Remembers what was shown of each component, and corrects only forwards.
 
     Shown times sum to the time since the component's clock began, at every look. Where a state was shown too much, the
@@ -48,11 +48,16 @@ def steady(before: Mapping[str, float], told: Mapping[str, float]) -> dict[str, 
     passed = sum(told.values()) - sum(before.values())
     if passed < -ROUNDING_S:
         return dict(told)
-    grown = {state: max(0.0, told.get(state, 0.0) - before.get(state, 0.0)) for state in {**before, **told}}
+    grown = {
+        state: max(0.0, told.get(state, 0.0) - before.get(state, 0.0))
+        for state in {**before, **told}
+    }
     total = sum(grown.values())
     scale = max(0.0, passed) / total if total > 0.0 else 0.0
     return {state: before.get(state, 0.0) + growth * scale for state, growth in grown.items()}
 
 
-def _with_time(component: ComponentStatistics, seconds: dict[str, float], now: float) -> ComponentStatistics:
+def _with_time(
+    component: ComponentStatistics, seconds: dict[str, float], now: float
+) -> ComponentStatistics:
     return replace(component, time=TimeShares(seconds, component.time.current, now))

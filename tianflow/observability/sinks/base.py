@@ -48,7 +48,11 @@ def points(row: Row) -> list[Point]:
     """The evaluations in ``row``, each under ``evaluation/...``, and then its numbers, named as the row names them: ``staleness/p99``."""
     step, now = int(row["env_steps"]), float(row["time"])
     found = [
-        Point(step, now - (float(row["t"]) - float(mark["t"])), dict(_numbers(mark, "evaluation", {"t", "kind"})))
+        Point(
+            step,
+            now - (float(row["t"]) - float(mark["t"])),
+            dict(_numbers(mark, "evaluation", {"t", "kind"})),
+        )
         for mark in row["marks"]
         if mark["kind"] == "evaluation"
     ]
@@ -64,7 +68,9 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _numbers(tree: Mapping[str, Any], prefix: str, without: frozenset[str] | set[str]) -> Iterator[tuple[str, float]]:
+def _numbers(
+    tree: Mapping[str, Any], prefix: str, without: frozenset[str] | set[str]
+) -> Iterator[tuple[str, float]]:
     for key, value in tree.items():
         name = f"{prefix}/{key}" if prefix else key
         if isinstance(value, Mapping):

@@ -27,7 +27,9 @@ class MLflow:
     packages = ("mlflow",)
     extra = "mlflow"
 
-    def __init__(self, *, run: SinkRun, experiment: str = "tianflow", tracking_uri: str | None = None) -> None:
+    def __init__(
+        self, *, run: SinkRun, experiment: str = "tianflow", tracking_uri: str | None = None
+    ) -> None:
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
@@ -35,7 +37,9 @@ class MLflow:
         self._client: Any = MlflowClient(tracking_uri=tracking_uri)
         known = self._client.get_experiment_by_name(experiment)
         where = self._client.create_experiment(experiment) if known is None else known.experiment_id
-        found = self._client.search_runs([where], filter_string=f"tags.`{TAG}` = '{run.id}'", max_results=1)
+        found = self._client.search_runs(
+            [where], filter_string=f"tags.`{TAG}` = '{run.id}'", max_results=1
+        )
         if found:
             self._id: str = found[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
@@ -49,7 +53,10 @@ class MLflow:
         for point in points(row):
             at = int(point.time * 1000.0)
             # not every version takes a colon in a name
-            metrics = [self._metric(name.replace(":", "."), value, at, point.step) for name, value in point.values.items()]
+            metrics = [
+                self._metric(name.replace(":", "."), value, at, point.step)
+                for name, value in point.values.items()
+            ]
             self._client.log_batch(self._id, metrics=metrics)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""rows of history -> Outlet -> a sink, in a thread of its own."""
+"""rows of history -> SinkFeeder -> a sink, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLUSH_S = 10.0
 log = logger("sinks")
 
 
-class Outlet:
+class SinkFeeder:
     """Feeds one sink. Nothing that the sink does reaches, or is waited for by, whoever offers rows.
 
     Consumes: rows. Waits: in its thread, for rows and the sink. Unblocked by: `offer`, `close`.
@@ -43,10 +43,14 @@ class Outlet:
 
     def __init__(self, *, name: str, make: Callable[[], Sink], capacity: int = CAPACITY) -> None:
         if capacity < 1:
-            raise ValueError(f"capacity = {capacity}: every row would be dropped; accepted: 1 or more")
+            raise ValueError(
+                f"capacity = {capacity}: every row would be dropped; accepted: 1 or more"
+            )
         self.name = name
         self._make, self._capacity = make, capacity
-        self._queue: SimpleQueue[Row | None] = SimpleQueue()  # bounded by `offer`: `put` on this one never waits
+        self._queue: SimpleQueue[Row | None] = (
+            SimpleQueue()
+        )  # bounded by `offer`: `put` on this one never waits
         self._queued = self._written = self._refused = 0
         self._over = threading.Event()
         self._ended: Future[None] = Future()
@@ -71,14 +75,23 @@ class Outlet:
         _, late = await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=patience_s)
         if late:
             self._over.set()
-            log.warning("a sink is given up: it did not end in time", sink=self.name, seconds=patience_s, dropped=self.statistics().dropped)
+            log.warning(
+                "a sink is given up: it did not end in time",
+                sink=self.name,
+                seconds=patience_s,
+                dropped=self.statistics().dropped,
+            )
 
     def _work(self) -> None:
         try:
             self._feed(self._make())
         except Exception as error:  # noqa: BLE001 - a sink may raise anything; it costs the sink, and not the run
             self._over.set()
-            log.warning("a sink failed, and gets nothing more", sink=self.name, error=f"{type(error).__name__}: {error}")
+            log.warning(
+                "a sink failed, and gets nothing more",
+                sink=self.name,
+                error=f"{type(error).__name__}: {error}",
+            )
         finally:
             self._over.set()
             self._ended.set_result(None)
@@ -104,10 +117,20 @@ def require_sinks(config: Config) -> None:
     problems = []
     for name in config.metrics.sinks:
         factory: Any = plugins.load(GROUP, name, path="metrics.sinks")
-        missing = [package for package in getattr(factory, "packages", ()) if importlib.util.find_spec(package) is None]
+        missing = [
+            package
+            for package in getattr(factory, "packages", ())
+            if importlib.util.find_spec(package) is None
+        ]
         if missing:
-            accepted = f"pip install 'tianflow[{factory.extra}]' first" if hasattr(factory, "extra") else ""
-            problems.append(Problem("metrics.sinks", name, f"{missing[0]} is not installed", accepted))
+            accepted = (
+                f"pip install 'tianflow[{factory.extra}]' first"
+                if hasattr(factory, "extra")
+                else ""
+            )
+            problems.append(
+                Problem("metrics.sinks", name, f"{missing[0]} is not installed", accepted)
+            )
         problems += _unknown_arguments(name, factory, config.metrics.kwargs.get(name, {}))
     if problems:
         raise ConfigError(problems)
@@ -115,20 +138,30 @@ def require_sinks(config: Config) -> None:
 
 def _unknown_arguments(name: str, factory: Any, kwargs: dict[str, Any]) -> list[Problem]:
     if not callable(factory):
-        return [Problem("metrics.sinks", name, "cannot be called", "a class or function that makes a sink")]
+        return [
+            Problem(
+                "metrics.sinks", name, "cannot be called", "a class or function that makes a sink"
+            )
+        ]
     parameters = inspect.signature(factory).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return []
     known = tuple(sorted(set(parameters) - {"run"}))
     accepted = f"one of {', '.join(known)}" if known else "nothing"
     return [
-        Problem(f"metrics.kwargs.{name}.{key}", value, "no such argument", accepted, plugins.nearest(key, known))
+        Problem(
+            f"metrics.kwargs.{name}.{key}",
+            value,
+            "no such argument",
+            accepted,
+            plugins.nearest(key, known),
+        )
         for key, value in kwargs.items()
         if key not in known
     ]
 
 
-def outlets(config: Config, run: SinkRun) -> tuple[Outlet, ...]:
+def outlets(config: Config, run: SinkRun) -> tuple[SinkFeeder, ...]:
     """One for each of ``metrics.sinks``."""
 
     def maker(name: str) -> Callable[[], Sink]:
@@ -139,4 +172,4 @@ def outlets(config: Config, run: SinkRun) -> tuple[Outlet, ...]:
 
         return make
 
-    return tuple(Outlet(name=name, make=maker(name)) for name in config.metrics.sinks)
+    return tuple(SinkFeeder(name=name, make=maker(name)) for name in config.metrics.sinks)

@@ -22,7 +22,9 @@ class TensorBoard:
     packages = ("tensorboard",)
     extra = "tensorboard"
 
-    def __init__(self, *, run: SinkRun, directory: str | None = None, flush_s: float = 10.0) -> None:
+    def __init__(
+        self, *, run: SinkRun, directory: str | None = None, flush_s: float = 10.0
+    ) -> None:
         # The writer under PyTorch's `SummaryWriter`, which would bring PyTorch into a process that does not compute.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -34,15 +36,26 @@ class TensorBoard:
         self._summary: Any = Summary
         folder = run.directory / "tensorboard" if directory is None else Path(directory)
         self._writer: Any = EventFileWriter(str(folder), flush_secs=flush_s)
-        text = "    " + json.dumps(run.config, indent=2).replace("\n", "\n    ")  # a block of code in Markdown
+        text = "    " + json.dumps(run.config, indent=2).replace(
+            "\n", "\n    "
+        )  # a block of code in Markdown
         metadata = create_summary_metadata(display_name="config", description="")
-        value = Summary.Value(tag="config/text_summary", metadata=metadata, tensor=make_tensor_proto([text.encode()]))
+        value = Summary.Value(
+            tag="config/text_summary", metadata=metadata, tensor=make_tensor_proto([text.encode()])
+        )
         self._writer.add_event(Event(step=0, summary=Summary(value=[value])))
 
     def write(self, row: Row) -> None:
         for point in points(row):
-            values = [self._summary.Value(tag=name, simple_value=number) for name, number in point.values.items()]
-            self._writer.add_event(self._event(wall_time=point.time, step=point.step, summary=self._summary(value=values)))
+            values = [
+                self._summary.Value(tag=name, simple_value=number)
+                for name, number in point.values.items()
+            ]
+            self._writer.add_event(
+                self._event(
+                    wall_time=point.time, step=point.step, summary=self._summary(value=values)
+                )
+            )
 
     def close(self) -> None:
         self._writer.close()

@@ -24,7 +24,9 @@ class WandB:
         import wandb
 
         usual = {"id": run.id, "name": run.id, "dir": str(run.directory), "resume": "allow"}
-        self._run: Any = wandb.init(project=project, config=dict(run.config), **{**usual, **settings})
+        self._run: Any = wandb.init(
+            project=project, config=dict(run.config), **{**usual, **settings}
+        )
         # not the step of W&B's own, which must grow: a resumed run may go back
         self._run.define_metric("env_steps", hidden=True)
         self._run.define_metric("*", step_metric="env_steps")

@@ -31,7 +31,9 @@ class Tokens:
 
     def __post_init__(self) -> None:
         if bool(self.control) != bool(self.read) or (self.control and self.control == self.read):
-            raise ValueError("either two different tokens or none: one alone would open what the other guards")
+            raise ValueError(
+                "either two different tokens or none: one alone would open what the other guards"
+            )
 
     @classmethod
     def make(cls) -> Tokens:
@@ -54,11 +56,20 @@ class Guard:
         ConfigError: no tokens although other machines can connect.
     """
 
-    def __init__(self, *, tokens: Tokens, loopback: bool, allowed_hosts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *, tokens: Tokens, loopback: bool, allowed_hosts: tuple[str, ...] = ()
+    ) -> None:
         if not tokens.control and not loopback:
             message = "without a token, everyone who can reach this address could control the run"
             raise ConfigError(
-                [Problem("http.host", None, message, "tokens, or an address that only this machine reaches, such as 127.0.0.1")]
+                [
+                    Problem(
+                        "http.host",
+                        None,
+                        message,
+                        "tokens, or an address that only this machine reaches, such as 127.0.0.1",
+                    )
+                ]
             )
         self._tokens, self._loopback = tokens, loopback
         self._allowed = frozenset(host.lower() for host in allowed_hosts)
@@ -77,14 +88,21 @@ class Guard:
         # A name that merely resolves to this machine is refused: a web page could have made it do so (DNS rebinding).
         if host not in OURSELVES | self._allowed | {str(local[0]).lower()}:
             raise ProblemError(
-                HTTPStatus.MISDIRECTED_REQUEST, f"This server is not {host!r}; http.allowed_hosts names what it may be called."
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"This server is not {host!r}; http.allowed_hosts names what it may be called.",
             )
 
     def _check_origin(self, request: web.Request) -> None:
         origin = request.headers.get("Origin")
-        if origin is None or _split(origin).netloc.lower() == request.headers["Host"].lower() or _hostname(origin) in self._allowed:
+        if (
+            origin is None
+            or _split(origin).netloc.lower() == request.headers["Host"].lower()
+            or _hostname(origin) in self._allowed
+        ):
             return
-        raise ProblemError(HTTPStatus.FORBIDDEN, "A page of another origin may not use this server.")
+        raise ProblemError(
+            HTTPStatus.FORBIDDEN, "A page of another origin may not use this server."
+        )
 
     def _check_token(self, request: web.Request) -> None:
         looking = request.method in LOOKING
@@ -112,7 +130,9 @@ def guarded(guard: Guard, *, max_body: int) -> Any:
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         guard.check(request)
         if (request.content_length or 0) > max_body:
-            raise ProblemError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body may have {max_body} bytes.")
+            raise ProblemError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body may have {max_body} bytes."
+            )
         return await handler(request)
 
     return checked

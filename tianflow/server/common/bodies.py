@@ -26,7 +26,11 @@ async def read_in_time(request: web.Request, handler: Handler) -> web.StreamResp
                 await request.read()
         except TimeoutError as error:
             detail = f"A body must come within {BODY_S:g} seconds."
-            raise ProblemError(HTTPStatus.REQUEST_TIMEOUT, detail, headers={"Connection": "close"}) from error
+            raise ProblemError(
+                HTTPStatus.REQUEST_TIMEOUT, detail, headers={"Connection": "close"}
+            ) from error
         except (web.RequestPayloadError, ConnectionError) as error:
-            raise ProblemError(HTTPStatus.BAD_REQUEST, "The body cannot be read.", headers={"Connection": "close"}) from error
+            raise ProblemError(
+                HTTPStatus.BAD_REQUEST, "The body cannot be read.", headers={"Connection": "close"}
+            ) from error
     return await handler(request)

@@ -1,4 +1,4 @@
-"""sockets -> `Entrance` -> aiohttp: so many connections at once, and whoever waits for a reader hears at once that it has gone.
+"""sockets -> `ConnectionLimiter` -> aiohttp: so many connections at once, and whoever waits for a reader hears at once that it has gone.
 
 A connection costs a descriptor, a task and some kilobytes before it has asked for anything: those that are too many get an answer of
 a few hundred bytes, which was made once, and no task.
@@ -28,7 +28,7 @@ RETRY_AFTER_S = 5
 log = logger("service")
 
 
-class Entrance:
+class ConnectionLimiter:
     """Makes what takes the bytes of each new connection: a protocol factory.
 
     Args:
@@ -46,7 +46,9 @@ class Entrance:
         self.closed = False
         self._told_at = float("-inf")
         detail = f"{limit} connections are open, and there is room for no more."
-        self.refusal = _as_sent(ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="too-many-connections"))
+        self.refusal = _as_sent(
+            ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="too-many-connections")
+        )
 
     def __call__(self) -> asyncio.Protocol:
         """For one connection. Whether there is room is asked when it is made: many may be accepted in one turn of the loop."""
@@ -72,7 +74,7 @@ class Entrance:
 class Connection(asyncio.Protocol):
     """One connection, admitted or refused. An admitted one is aiohttp's in all but its end, which others may wait for, too."""
 
-    def __init__(self, entrance: Entrance) -> None:
+    def __init__(self, entrance: ConnectionLimiter) -> None:
         self._entrance = entrance
         self._transport: asyncio.Transport | None = None
         self._handler: asyncio.Protocol | None = None
@@ -82,7 +84,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, made: asyncio.BaseTransport) -> None:
         """It is aiohttp's, or refused."""
-        transport = self._transport = cast("asyncio.Transport", made)  # uvloop's is one, and says that it is none
+        transport = self._transport = cast(
+            "asyncio.Transport", made
+        )  # uvloop's is one, and says that it is none
         self._entrance.transports.add(transport)
         if self._entrance.closed:
             transport.abort()
@@ -140,7 +144,9 @@ def told_of_the_end(request: web.Request, tell: Callable[[], None]) -> Iterator[
         yield
         return
     connection = transport.get_protocol()
-    at_end = connection.at_end if isinstance(connection, Connection) else set()  # another server tells only whoever writes
+    at_end = (
+        connection.at_end if isinstance(connection, Connection) else set()
+    )  # another server tells only whoever writes
     at_end.add(tell)
     try:
         yield
@@ -159,5 +165,8 @@ def _as_sent(error: ProblemError) -> bytes:
         "Retry-After": str(RETRY_AFTER_S),
         **SAFE,
     }
-    lines = [f"HTTP/1.1 {response.status} {response.reason}", *(f"{name}: {value}" for name, value in headers.items())]
+    lines = [
+        f"HTTP/1.1 {response.status} {response.reason}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
     return "\r\n".join([*lines, "", ""]).encode() + response.body

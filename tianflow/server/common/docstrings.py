@@ -25,7 +25,12 @@ def of_fields(model: type[BaseModel]) -> Mapping[str, str]:
 def _written_in(cls: type) -> dict[str, str]:
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError, ValueError, SyntaxError):  # made by a program, or its file is not there
+    except (
+        OSError,
+        TypeError,
+        ValueError,
+        SyntaxError,
+    ):  # made by a program, or its file is not there
         return {}
     if not isinstance(definition, ast.ClassDef):
         return {}

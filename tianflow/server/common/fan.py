@@ -1,4 +1,4 @@
-"""`Kept` → `Fan` → readers that have all so far: what comes is joined once, and written to all of them by one task with one timer.
+"""`EventBuffer` → `Broadcaster` → readers that have all so far: what comes is joined once, and written to all of them by one task with one timer.
 
 A task and a timer of its own for each reader cost more than writing to it: a thousand readers were woken for every event, and every
 second to see whether they were still there. Here a reader's own task sleeps until the reader is slow, gone, or has all there will be.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from tianflow.server.common.kept import Frame, Kept
+from tianflow.server.common.kept import EventBuffer, EventFrame
 
 AT_ONCE = 64
 """Events in one write: bounds what is made ahead for a reader that may be slow."""
@@ -25,7 +25,7 @@ TURN = 64
 """Readers between two turns of the loop."""
 
 
-class Reader:
+class Subscriber:
     """One who reads.
 
     Args:
@@ -34,7 +34,9 @@ class Reader:
         number: of the newest event written.
     """
 
-    def __init__(self, *, response: web.StreamResponse, transport: asyncio.Transport | None, number: int) -> None:
+    def __init__(
+        self, *, response: web.StreamResponse, transport: asyncio.Transport | None, number: int
+    ) -> None:
         self.response, self._transport, self.number = response, transport, number
         self._asleep: asyncio.Future[None] | None = None
         self.gone = transport is None
@@ -63,18 +65,18 @@ class Reader:
                 self._asleep.set_exception(error)
 
 
-class Fan:
+class Broadcaster:
     """Writes what comes to those that have all so far.
 
-    Consumes: frames. Produces: bytes. Waits: for a frame, never for a reader. Unblocked by: `Kept.add`.
+    Consumes: frames. Produces: bytes. Waits: for a frame, never for a reader. Unblocked by: `EventBuffer.add`.
 
     Args:
         kept: whose frames.
     """
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: EventBuffer) -> None:
         self._kept = kept
-        self._readers: set[Reader] = set()
+        self._readers: set[Subscriber] = set()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -82,11 +84,13 @@ class Fan:
         """True if nobody listens."""
         return not self._readers
 
-    async def follow(self, reader: Reader) -> None:
+    async def follow(self, reader: Subscriber) -> None:
         """Write to ``reader``, which has all there is, until it is slow, it is gone, or nothing more will come."""
         self._readers.add(reader)
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(reader.number), name="fan")
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(reader.number), name="fan"
+            )
             self._task.add_done_callback(self._ended)
         try:
             await reader.sleep()
@@ -141,6 +145,6 @@ class Fan:
                 reader.wake(error)
 
 
-def joined(frames: Sequence[Frame]) -> bytes:
+def joined(frames: Sequence[EventFrame]) -> bytes:
     """All of them, one after another."""
     return b"".join(frame.text for frame in frames)

@@ -19,8 +19,15 @@ from tianflow.server.run.settings import MERGE_PATCH, RESOURCES, TAGS
 RUN = "/api/v1/runs/{run}"
 JSON = "application/json"
 PROBLEM = "application/problem+json"
-ETAG: Schema = {"description": "Generation of the settings in force", "required": True, "schema": {"type": "string"}}
-RETRY_AFTER: Schema = {"description": "Seconds until it is worth asking again", "schema": {"type": "integer", "minimum": 1}}
+ETAG: Schema = {
+    "description": "Generation of the settings in force",
+    "required": True,
+    "schema": {"type": "string"},
+}
+RETRY_AFTER: Schema = {
+    "description": "Seconds until it is worth asking again",
+    "schema": {"type": "integer", "minimum": 1},
+}
 REFUSALS: dict[int, str] = {
     400: "The request cannot be read",
     401: "A token is needed",
@@ -48,13 +55,24 @@ HEADERS: dict[int, dict[str, Schema]] = {
 
 
 def document(
-    runs: Mapping[str, Config], *, looks: Iterable[str], actions: Iterable[str], more: Mapping[str, Any] | None = None
+    runs: Mapping[str, Config],
+    *,
+    looks: Iterable[str],
+    actions: Iterable[str],
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document for ``runs``: settings by id. Where they have different algorithms, a resource has either's settings.
 
     ``more``: operations by path, besides or instead of those that every server has.
     """
-    paths = {**_server(), **_looks(looks), **_actions(actions), **_events(), **resources(tuple(runs.values())), **(more or {})}
+    paths = {
+        **_server(),
+        **_looks(looks),
+        **_actions(actions),
+        **_events(),
+        **resources(tuple(runs.values())),
+        **(more or {}),
+    }
     return {
         "openapi": "3.1.1",
         "info": {
@@ -70,35 +88,73 @@ def document(
             "responses": {str(status): _refusal(status) for status in REFUSALS},
             "parameters": {"run": _run_parameter(tuple(runs))},
             "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer", "description": "Of control.json; its read_token does for GET"}
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "Of control.json; its read_token does for GET",
+                }
             },
         },
     }
 
 
 def _run_parameter(names: Sequence[str]) -> dict[str, Any]:
-    schema: Schema = {"type": "string", "minLength": 1, **({"examples": list(names)} if names else {})}
-    return {"name": "run", "in": "path", "required": True, "description": "Id of a run", "schema": schema}
+    schema: Schema = {
+        "type": "string",
+        "minLength": 1,
+        **({"examples": list(names)} if names else {}),
+    }
+    return {
+        "name": "run",
+        "in": "path",
+        "required": True,
+        "description": "Id of a run",
+        "schema": schema,
+    }
 
 
 def _refusal(status: int) -> dict[str, Any]:
-    return {"description": REFUSALS[status], "content": {PROBLEM: {"schema": reference("Problem")}}, "headers": HEADERS.get(status, {})}
+    return {
+        "description": REFUSALS[status],
+        "content": {PROBLEM: {"schema": reference("Problem")}},
+        "headers": HEADERS.get(status, {}),
+    }
 
 
 def _with_parameters(path: str, item: dict[str, Any]) -> dict[str, Any]:
-    return {"parameters": [{"$ref": "#/components/parameters/run"}], **item} if "{run}" in path else item
+    return (
+        {"parameters": [{"$ref": "#/components/parameters/run"}], **item}
+        if "{run}" in path
+        else item
+    )
 
 
 def operation(
-    path: str, method: str, summary: str, answer: Mapping[str, Any], *refusals: int, status: int = 200, **more: Any
+    path: str,
+    method: str,
+    summary: str,
+    answer: Mapping[str, Any],
+    *refusals: int,
+    status: int = 200,
+    **more: Any,
 ) -> dict[str, Any]:
     """One operation: what it answers when all is well, and what it may be refused with."""
     looking = method in {"get", "head"}
-    refused = {*ALWAYS, *refusals, *(() if looking and path in OPEN else (401,)), *((404,) if "{run}" in path else ())}
+    refused = {
+        *ALWAYS,
+        *refusals,
+        *(() if looking and path in OPEN else (401,)),
+        *((404,) if "{run}" in path else ()),
+    }
     made: dict[str, Any] = {
-        "operationId": "-".join([method, *path.replace("{run}", "run").replace(".json", "").strip("/").split("/")]).rstrip("-"),
+        "operationId": "-".join(
+            [method, *path.replace("{run}", "run").replace(".json", "").strip("/").split("/")]
+        ).rstrip("-"),
         "summary": summary,
-        "responses": {str(status): dict(answer), **{str(code): {"$ref": f"#/components/responses/{code}"} for code in sorted(refused)}},
+        "responses": {
+            str(status): dict(answer),
+            **{str(code): {"$ref": f"#/components/responses/{code}"} for code in sorted(refused)},
+        },
         **more,
     }
     if looking and path in OPEN:
@@ -111,12 +167,21 @@ def operation(
 def reading(path: str, summary: str, answer: Mapping[str, Any], *refusals: int) -> dict[str, Any]:
     """GET, and HEAD, which answers the same without a body."""
     bare = {key: value for key, value in answer.items() if key != "content"}
-    return {"get": operation(path, "get", summary, answer, *refusals), "head": operation(path, "head", summary, bare, *refusals)}
+    return {
+        "get": operation(path, "get", summary, answer, *refusals),
+        "head": operation(path, "head", summary, bare, *refusals),
+    }
 
 
-def answered(description: str, schema: Schema, content_type: str = JSON, headers: Schema | None = None) -> dict[str, Any]:
+def answered(
+    description: str, schema: Schema, content_type: str = JSON, headers: Schema | None = None
+) -> dict[str, Any]:
     """An answer with a body."""
-    return {"description": description, "content": {content_type: {"schema": schema}}, **({"headers": headers} if headers else {})}
+    return {
+        "description": description,
+        "content": {content_type: {"schema": schema}},
+        **({"headers": headers} if headers else {}),
+    }
 
 
 def _server() -> dict[str, Any]:
@@ -126,13 +191,21 @@ def _server() -> dict[str, Any]:
     metrics = answered("Every metric", text, "text/plain")
     metrics["content"]["application/openmetrics-text"] = {"schema": text}
     return {
-        "/": reading("/", "The console, a page for a person", answered("A page", text, "text/html")),
+        "/": reading(
+            "/", "The console, a page for a person", answered("A page", text, "text/html")
+        ),
         "/livez": reading("/livez", "Is the process alive", alive),
         "/readyz": reading("/readyz", "Can training proceed", ready),
         "/metrics": reading("/metrics", "Prometheus text or OpenMetrics, as Accept says", metrics),
-        "/openapi.json": reading("/openapi.json", "This document", answered("An OpenAPI document", {"type": "object"})),
-        "/api/v1/runs": reading("/api/v1/runs", "Every run in short", answered("Runs", reference("Runs"))),
-        RUN: reading(RUN, "Everything a status screen needs", answered("The run", reference("Run"))),
+        "/openapi.json": reading(
+            "/openapi.json", "This document", answered("An OpenAPI document", {"type": "object"})
+        ),
+        "/api/v1/runs": reading(
+            "/api/v1/runs", "Every run in short", answered("Runs", reference("Runs"))
+        ),
+        RUN: reading(
+            RUN, "Everything a status screen needs", answered("The run", reference("Run"))
+        ),
     }
 
 
@@ -140,14 +213,29 @@ def _looks(looks: Iterable[str]) -> dict[str, Any]:
     diagnosis = schemas.named()["Diagnosis"]
     rows = schemas.listing(reference("HistoryRow"))
     answers = {
-        "components": ("Every component in full", schemas.struct(components=schemas.listing(reference("Component")))),
-        "diagnosis": ("What holds the run back", schemas.struct(id=schemas.TEXT, **diagnosis["properties"])),
+        "components": (
+            "Every component in full",
+            schemas.struct(components=schemas.listing(reference("Component"))),
+        ),
+        "diagnosis": (
+            "What holds the run back",
+            schemas.struct(id=schemas.TEXT, **diagnosis["properties"]),
+        ),
         "audit": ("Changes and actions, oldest first, a page at a time", _audit()),
-        "checkpoints": ("Checkpoints, newest first", schemas.struct(checkpoints=schemas.listing(reference("Checkpoint")))),
-        "history": ("How the run went, oldest first", schemas.struct(history=rows, time=schemas.NUMBER)),
+        "checkpoints": (
+            "Checkpoints, newest first",
+            schemas.struct(checkpoints=schemas.listing(reference("Checkpoint"))),
+        ),
+        "history": (
+            "How the run went, oldest first",
+            schemas.struct(history=rows, time=schemas.NUMBER),
+        ),
     }
     paths = {f"{RUN}/{look}": answers[look] for look in looks}
-    found = {path: reading(path, summary, answered(summary, schema)) for path, (summary, schema) in paths.items()}
+    found = {
+        path: reading(path, summary, answered(summary, schema))
+        for path, (summary, schema) in paths.items()
+    }
     for described in found.get(f"{RUN}/history", {}).values():
         described["parameters"] = [_points()]
     for described in found.get(f"{RUN}/audit", {}).values():
@@ -156,7 +244,10 @@ def _looks(looks: Iterable[str]) -> dict[str, Any]:
 
 
 def _audit() -> Schema:
-    return schemas.struct(audit=schemas.listing(reference("AuditEntry")), next=schemas.nullable({"type": "integer", "minimum": 1}))
+    return schemas.struct(
+        audit=schemas.listing(reference("AuditEntry")),
+        next=schemas.nullable({"type": "integer", "minimum": 1}),
+    )
 
 
 def _page() -> list[dict[str, Any]]:
@@ -179,7 +270,12 @@ def _page() -> list[dict[str, Any]]:
 
 def _points() -> dict[str, Any]:
     schema = {"type": "integer", "minimum": past.FEWEST, "maximum": LIMIT, "default": past.USUAL}
-    return {"name": "points", "in": "query", "description": "Lines at most: neighbours are merged until there are so few", "schema": schema}
+    return {
+        "name": "points",
+        "in": "query",
+        "description": "Lines at most: neighbours are merged until there are so few",
+        "schema": schema,
+    }
 
 
 def _actions(actions: Iterable[str]) -> dict[str, Any]:
@@ -188,7 +284,12 @@ def _actions(actions: Iterable[str]) -> dict[str, Any]:
     return {
         f"{RUN}/{action}": {
             "post": operation(
-                f"{RUN}/{action}", "post", f"{action.capitalize()}; repeating it is no error", answer, 409, status=HTTPStatus.ACCEPTED.value
+                f"{RUN}/{action}",
+                "post",
+                f"{action.capitalize()}; repeating it is no error",
+                answer,
+                409,
+                status=HTTPStatus.ACCEPTED.value,
             )
         }
         for action in actions
@@ -216,22 +317,36 @@ def _events() -> dict[str, Any]:
         "content": {"text/event-stream": {}},  # a stream is no value that a schema could be of
     }
     answer["x-events"] = {kind: reference(f"event-{kind}") for kind in schemas.event_schemas()}
-    return {path: {"get": operation(path, "get", "What happens, as it happens", answer, parameters=parameters)}}
+    return {
+        path: {
+            "get": operation(
+                path, "get", "What happens, as it happens", answer, parameters=parameters
+            )
+        }
+    }
 
 
 def resources(configs: Sequence[Config], *, others: bool = False) -> dict[str, Any]:
     """Operations on live settings as each of ``configs`` has them; ``others``: there may be settings of other algorithms, too."""
     unknown: list[Schema] = [{"type": "object"}] if others else []
     return {
-        f"{RUN}/{resource}": _resource(f"{RUN}/{resource}", resource, configs, unknown if "algorithm" in sections else [])
+        f"{RUN}/{resource}": _resource(
+            f"{RUN}/{resource}", resource, configs, unknown if "algorithm" in sections else []
+        )
         for resource, sections in RESOURCES.items()
     }
 
 
-def _resource(path: str, resource: str, configs: Sequence[Config], unknown: Sequence[Schema]) -> dict[str, Any]:
+def _resource(
+    path: str, resource: str, configs: Sequence[Config], unknown: Sequence[Schema]
+) -> dict[str, Any]:
     shown = _either([*(schemas.settings_read(config, resource) for config in configs), *unknown])
     taken = _either([*(schemas.settings_patch(config, resource) for config in configs), *unknown])
-    answer = answered("The settings in force", shown, headers={"ETag": ETAG, "Accept-Patch": {"schema": {"const": MERGE_PATCH}}})
+    answer = answered(
+        "The settings in force",
+        shown,
+        headers={"ETag": ETAG, "Accept-Patch": {"schema": {"const": MERGE_PATCH}}},
+    )
     condition = {
         "name": "If-Match",
         "in": "header",
@@ -243,10 +358,18 @@ def _resource(path: str, resource: str, configs: Sequence[Config], unknown: Sequ
     refusals = (409, 412, 415, 422)
     return {
         **reading(path, f"Settings of {resource} that can be changed", answer),
-        "patch": operation(path, "patch", change, answer, *refusals, parameters=[condition], requestBody=body),
+        "patch": operation(
+            path, "patch", change, answer, *refusals, parameters=[condition], requestBody=body
+        ),
     }
 
 
 def _either(found: Sequence[Schema]) -> Schema:
     different = [schema for index, schema in enumerate(found) if schema not in found[:index]]
-    return different[0] if len(different) == 1 else {"anyOf": different} if different else {"type": "object"}
+    return (
+        different[0]
+        if len(different) == 1
+        else {"anyOf": different}
+        if different
+        else {"type": "object"}
+    )

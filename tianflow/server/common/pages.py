@@ -16,14 +16,22 @@ Default = TypeVar("Default", int, None)
 
 def asked(request: web.Request) -> tuple[int | None, int]:
     """``before`` and ``limit`` of the query; None: the newest page. Raises ProblemError, 400."""
-    return whole(request, "before", None, least=0, most=FURTHEST), whole(request, "limit", MOST, least=1, most=MOST)
+    return whole(request, "before", None, least=0, most=FURTHEST), whole(
+        request, "limit", MOST, least=1, most=MOST
+    )
 
 
-def whole(request: web.Request, name: str, default: Default, *, least: int, most: int) -> int | Default:
+def whole(
+    request: web.Request, name: str, default: Default, *, least: int, most: int
+) -> int | Default:
     """What the query says under ``name``; without it, ``default``. Raises ProblemError, 400."""
     given = request.query.get(name)
     if given is None:
         return default
-    if not (given.isascii() and given.isdigit() and len(given) <= 19 and least <= int(given) <= most):
-        raise ProblemError(HTTPStatus.BAD_REQUEST, f"{name} is a whole number from {least} to {most}.")
+    if not (
+        given.isascii() and given.isdigit() and len(given) <= 19 and least <= int(given) <= most
+    ):
+        raise ProblemError(
+            HTTPStatus.BAD_REQUEST, f"{name} is a whole number from {least} to {most}."
+        )
     return int(given)

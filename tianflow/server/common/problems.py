@@ -24,10 +24,22 @@ class ProblemError(Exception):
     """An answer that is an error. ``kind`` names its type (without one the status says it all); ``more`` are its own members."""
 
     def __init__(
-        self, status: HTTPStatus, detail: str, *, kind: str = "", headers: Mapping[str, str] | None = None, **more: object
+        self,
+        status: HTTPStatus,
+        detail: str,
+        *,
+        kind: str = "",
+        headers: Mapping[str, str] | None = None,
+        **more: object,
     ) -> None:
         super().__init__(detail)
-        self.status, self.detail, self.kind, self.headers, self.more = status, detail, kind, dict(headers or {}), more
+        self.status, self.detail, self.kind, self.headers, self.more = (
+            status,
+            detail,
+            kind,
+            dict(headers or {}),
+            more,
+        )
 
     def response(self) -> web.Response:
         """As ``application/problem+json``."""
@@ -37,11 +49,20 @@ class ProblemError(Exception):
             "status": self.status.value,
             "detail": self.detail,
         }
-        return json_response(document | self.more, self.status, headers=self.headers, content_type="application/problem+json")
+        return json_response(
+            document | self.more,
+            self.status,
+            headers=self.headers,
+            content_type="application/problem+json",
+        )
 
 
 def json_response(
-    body: object, status: HTTPStatus = HTTPStatus.OK, *, headers: Mapping[str, str] | None = None, content_type: str = "application/json"
+    body: object,
+    status: HTTPStatus = HTTPStatus.OK,
+    *,
+    headers: Mapping[str, str] | None = None,
+    content_type: str = "application/json",
 ) -> web.Response:
     """``body`` as JSON; what JSON has no number for becomes null."""
     text = json.dumps(json_ready(body), allow_nan=False)
@@ -51,7 +72,12 @@ def json_response(
 def invalid_settings(error: ConfigError) -> ProblemError:
     """422: each refused setting with its path, value, reason, what would be accepted and the nearest known name."""
     errors = [_error(problem) for problem in error.problems]
-    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "Nothing of it was accepted.", kind="invalid-settings", errors=errors)
+    return ProblemError(
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "Nothing of it was accepted.",
+        kind="invalid-settings",
+        errors=errors,
+    )
 
 
 def _error(problem: Problem) -> dict[str, object]:
@@ -78,7 +104,9 @@ def answers(requests: Counter[int]) -> Any:
         except ConfigError as error:
             response = invalid_settings(error).response()
         except StateConflictError as error:
-            response = ProblemError(HTTPStatus.CONFLICT, str(error), kind="state-conflict").response()
+            response = ProblemError(
+                HTTPStatus.CONFLICT, str(error), kind="state-conflict"
+            ).response()
         except web.HTTPException as error:
             response = _known(error).response()
         except Exception:  # noqa: BLE001 - the boundary: logged here with its traceback, answered without one
@@ -96,11 +124,22 @@ async def add_safe_headers(_request: web.Request, response: web.StreamResponse) 
 
 def _known(error: web.HTTPException) -> ProblemError:
     headers = {name: error.headers[name] for name in ("Allow", "Location") if name in error.headers}
-    details = {404: "There is nothing here.", 405: "This method does nothing here.", 413: "The body is too large."}
-    return ProblemError(HTTPStatus(error.status), details.get(error.status, error.reason), headers=headers)
+    details = {
+        404: "There is nothing here.",
+        405: "This method does nothing here.",
+        413: "The body is too large.",
+    }
+    return ProblemError(
+        HTTPStatus(error.status), details.get(error.status, error.reason), headers=headers
+    )
 
 
 def _unexpected(request: web.Request) -> ProblemError:
     number = uuid.uuid4().hex
     _log.exception("a request failed", id=number, method=request.method, path=request.path)
-    return ProblemError(HTTPStatus.INTERNAL_SERVER_ERROR, "Unexpected; the log has more under this id.", kind="internal-error", id=number)
+    return ProblemError(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "Unexpected; the log has more under this id.",
+        kind="internal-error",
+        id=number,
+    )

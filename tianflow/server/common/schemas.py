@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 from tianflow.config.loading import LARGEST
 from tianflow.config.model import Config, live_of
 from tianflow.core import events
-from tianflow.core.statistics import Diagnosis, LawStatistics
+from tianflow.core.statistics import ControllerStatistics, Diagnosis
 from tianflow.server.common.docstrings import of_fields
 from tianflow.server.run.feed import LOST, kind_of
 from tianflow.server.run.settings import RESOURCES, live_values
@@ -23,7 +23,12 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": ["number", "null"]}
 """What JSON has no number for is null."""
 ANY: Schema = {}
-ALONE = (events.EnvironmentFailed, events.EvaluationFinished, events.HostExited, events.SettingsChanged)
+ALONE = (
+    events.EnvironmentFailed,
+    events.EvaluationFinished,
+    events.HostExited,
+    events.SettingsChanged,
+)
 """Events that are told one by one."""
 
 
@@ -35,7 +40,12 @@ def reference(name: str) -> Schema:
 def struct(optional: Iterable[str] = (), **properties: Schema) -> Schema:
     """An object with these properties and no others, all there but the ``optional`` ones."""
     required = [name for name in properties if name not in set(optional)]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
 
 
 def listing(items: Schema) -> Schema:
@@ -60,16 +70,27 @@ def settings_read(config: Config, resource: str) -> Schema:
 
 def settings_patch(config: Config, resource: str) -> Schema:
     """A merge patch of them (RFC 7396): any of them, null for the default."""
-    properties = {name: nullable(_patched(schema)) for name, schema in _live(config, resource, "validation").items()}
-    if resource == "replay" and config.algorithm.window is None:  # an algorithm without replay has no use for them
+    properties = {
+        name: nullable(_patched(schema))
+        for name, schema in _live(config, resource, "validation").items()
+    }
+    if (
+        resource == "replay" and config.algorithm.window is None
+    ):  # an algorithm without replay has no use for them
         texts = of_fields(type(config.replay))
-        properties = {name: {"enum": [value, None], "description": texts[name]} for name, value in live_values(config, resource).items()}
+        properties = {
+            name: {"enum": [value, None], "description": texts[name]}
+            for name, value in live_values(config, resource).items()
+        }
     return struct(properties, **properties)
 
 
 def _patched(schema: Schema) -> Schema:
     """As a merge patch has it: null takes a key out of a table, and whole numbers have 64 bits."""
-    found = {key: [_patched(item) for item in value] if key == "anyOf" else value for key, value in schema.items()}
+    found = {
+        key: [_patched(item) for item in value] if key == "anyOf" else value
+        for key, value in schema.items()
+    }
     if isinstance(values := schema.get("additionalProperties"), dict):
         found["additionalProperties"] = nullable(values)
     return {"maximum": LARGEST, **found} if schema.get("type") == "integer" else found
@@ -117,7 +138,9 @@ def _with_null(schema: Any) -> Any:
             return {**{key: value for key, value in schema.items() if key != "type"}, **NUMBER}
         found = {key: _with_null(value) for key, value in schema.items() if key != "default"}
         members = found.get("prefixItems")
-        if members and all(member == members[0] for member in members):  # many readers of such documents do not know prefixItems
+        if members and all(
+            member == members[0] for member in members
+        ):  # many readers of such documents do not know prefixItems
             found["items"] = found.pop("prefixItems")[0]
         return found
     return [_with_null(item) for item in schema] if isinstance(schema, list) else schema
@@ -126,11 +149,27 @@ def _with_null(schema: Any) -> Any:
 @cache
 def event_schemas() -> dict[str, Schema]:
     """``data`` of each event, by kind."""
-    updates = struct(at=NUMBER, count=COUNT, version=COUNT, seconds=NUMBER, samples=COUNT, statistics=table(NUMBER))
-    episodes = struct(at=NUMBER, count=COUNT, mean_return=NUMBER, min_return=NUMBER, max_return=NUMBER, mean_length=NUMBER)
+    updates = struct(
+        at=NUMBER,
+        count=COUNT,
+        version=COUNT,
+        seconds=NUMBER,
+        samples=COUNT,
+        statistics=table(NUMBER),
+    )
+    episodes = struct(
+        at=NUMBER,
+        count=COUNT,
+        mean_return=NUMBER,
+        min_return=NUMBER,
+        max_return=NUMBER,
+        mean_length=NUMBER,
+    )
     return {
-        kind_of(events.UpdateFinished): updates | {"description": "Updates of a quarter of a second, the newest one's numbers"},
-        kind_of(events.EpisodesFinished): episodes | {"description": "Episodes of a quarter of a second"},
+        kind_of(events.UpdateFinished): updates
+        | {"description": "Updates of a quarter of a second, the newest one's numbers"},
+        kind_of(events.EpisodesFinished): episodes
+        | {"description": "Episodes of a quarter of a second"},
         LOST: struct(["at"], at=NUMBER, count=nullable(COUNT), reason=TEXT)
         | {"description": "Events that are gone; null: nobody knows how many"},
         **{kind_of(cls): of_dataclass(cls, at=NUMBER) for cls in ALONE},
@@ -140,9 +179,12 @@ def event_schemas() -> dict[str, Schema]:
 def problem() -> Schema:
     """An RFC 9457 problem document."""
     known = {"type": TEXT, "title": TEXT, "status": {"type": "integer"}, "detail": TEXT}
-    refused = struct(path=TEXT, value=ANY, message=TEXT, accepted=nullable(TEXT), nearest=nullable(TEXT))
+    refused = struct(
+        path=TEXT, value=ANY, message=TEXT, accepted=nullable(TEXT), nearest=nullable(TEXT)
+    )
     more = {
-        "errors": listing(refused) | {"description": "invalid-settings: each setting that was refused"},
+        "errors": listing(refused)
+        | {"description": "invalid-settings: each setting that was refused"},
         "reasons": listing(TEXT) | {"description": "not-ready: why training cannot proceed"},
         "id": TEXT | {"description": "internal-error: the log has more under it"},
     }
@@ -153,18 +195,39 @@ def problem() -> Schema:
 def named() -> dict[str, Schema]:
     """Schemas that the document refers to by name."""
     version = struct(lineage=COUNT, number=COUNT)
-    component = {"name": TEXT, "role": TEXT, "host": TEXT, "state": TEXT, "shares": table(NUMBER), "generation": COUNT}
+    component = {
+        "name": TEXT,
+        "role": TEXT,
+        "host": TEXT,
+        "state": TEXT,
+        "shares": table(NUMBER),
+        "generation": COUNT,
+    }
     distribution = struct(count=COUNT, mean=NUMBER)
-    more = {"seconds": table(NUMBER), "counters": table(NUMBER), "gauges": table(NUMBER), "distributions": table(distribution)}
+    more = {
+        "seconds": table(NUMBER),
+        "counters": table(NUMBER),
+        "gauges": table(NUMBER),
+        "distributions": table(distribution),
+    }
     return {
         "Problem": problem(),
         "Runs": struct(runs=listing(struct(id=TEXT, state=TEXT, ready=TRUTH, href=TEXT))),
         "Run": _run(version, struct(**component)),
         "Component": struct(**component, **more),
         "Diagnosis": of_dataclass(Diagnosis),
-        "Law": of_dataclass(LawStatistics),
-        "AuditEntry": struct(["old", "new"], time=TEXT | {"format": "date-time"}, source=TEXT, action=TEXT, old=ANY, new=ANY),
-        "Checkpoint": struct(name=TEXT, version=listing(COUNT), env_steps=COUNT, bytes=COUNT, created=TEXT),
+        "Law": of_dataclass(ControllerStatistics),
+        "AuditEntry": struct(
+            ["old", "new"],
+            time=TEXT | {"format": "date-time"},
+            source=TEXT,
+            action=TEXT,
+            old=ANY,
+            new=ANY,
+        ),
+        "Checkpoint": struct(
+            name=TEXT, version=listing(COUNT), env_steps=COUNT, bytes=COUNT, created=TEXT
+        ),
         "HistoryRow": _history_row(),
         "Action": struct(id=TEXT, action=TEXT, state=TEXT),
         **{f"event-{kind}": schema for kind, schema in event_schemas().items()},
@@ -174,10 +237,16 @@ def named() -> dict[str, Schema]:
 def _history_row() -> Schema:
     """A line of ``history.jsonl``; see `tianflow.rundir.history.Row`. Those of older versions of tianflow lack some members."""
     numbers = ("t", "span_s", "time", "mean_return", "steps_per_s", "updates_per_s", "queue")
-    staleness = {**dict.fromkeys(("count", "min", "mean", "p99", "max", "bound"), NUMBER), "counts": table(COUNT)}
+    staleness = {
+        **dict.fromkeys(("count", "min", "mean", "p99", "max", "bound"), NUMBER),
+        "counts": table(COUNT),
+    }
     members: dict[str, Schema] = {
         **dict.fromkeys(numbers, NUMBER),
-        **dict.fromkeys(("env_steps", "updates", "episodes", "violations", "generation", "marks_left_out"), COUNT),
+        **dict.fromkeys(
+            ("env_steps", "updates", "episodes", "violations", "generation", "marks_left_out"),
+            COUNT,
+        ),
         "state": TEXT,
         "bottleneck": TEXT,
         "staleness": struct(staleness, **staleness),
@@ -193,8 +262,19 @@ def _history_row() -> Schema:
 
 def _run(version: Schema, component: Schema) -> Schema:
     speed = struct(**dict.fromkeys(("10", "60", "300"), NUMBER))
-    counts = ("granted", "begun", "committed", "trained", "inserted", "open", "late_commits", "cuts")
-    steps = dict.fromkeys(("env_steps", "env_frames", "episodes", "updates", "skipped_updates"), COUNT)
+    counts = (
+        "granted",
+        "begun",
+        "committed",
+        "trained",
+        "inserted",
+        "open",
+        "late_commits",
+        "cuts",
+    )
+    steps = dict.fromkeys(
+        ("env_steps", "env_frames", "episodes", "updates", "skipped_updates"), COUNT
+    )
     return struct(
         **dict.fromkeys(("id", "state", "environment", "algorithm", "bottleneck"), TEXT),
         ready=TRUTH,
@@ -213,7 +293,10 @@ def _run(version: Schema, component: Schema) -> Schema:
             bound={"anyOf": [COUNT, {"const": "unbounded"}]},
             **dict.fromkeys(("min", "mean", "p99", "max"), NUMBER),
             violations=COUNT,
-            counts=table(COUNT) | {"description": "Trained on since the process began, by staleness; from 16 on to three binary digits"},
+            counts=table(COUNT)
+            | {
+                "description": "Trained on since the process began, by staleness; from 16 on to three binary digits"
+            },
         ),
         trajectories=struct(**dict.fromkeys(counts, COUNT), dropped=table(COUNT)),
         replay=nullable(table(ANY)),

@@ -1,7 +1,7 @@
-"""`Kept` → `Streams` → readers: server-sent events (HTML standard, section 9.2), to as many readers as are allowed.
+"""`EventBuffer` → `EventStreams` → readers: server-sent events (HTML standard, section 9.2), to as many readers as are allowed.
 
 A reader that is slow, or was away, goes on where it was; what is no longer kept by then is told as an event ``lost`` with the count.
-Those that have all so far are written to together (`Fan`).
+Those that have all so far are written to together (`Broadcaster`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from http import HTTPStatus
 from aiohttp import web
 
 from tianflow.server.common.connections import told_of_the_end
-from tianflow.server.common.fan import AT_ONCE, Fan, Reader, joined
-from tianflow.server.common.kept import Kept
+from tianflow.server.common.fan import AT_ONCE, Broadcaster, Subscriber, joined
+from tianflow.server.common.kept import EventBuffer
 from tianflow.server.common.problems import ProblemError
-from tianflow.server.run.feed import LOST, Told
+from tianflow.server.run.feed import LOST, EventRecord
 
 WRITE_S = 30.0
 """Seconds in which a reader must take what was written; otherwise it is gone."""
@@ -28,7 +28,7 @@ RETRY_MS = 1000
 HEADERS = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
 
 
-class Streams:
+class EventStreams:
     """The open streams of all runs.
 
     Args:
@@ -37,10 +37,10 @@ class Streams:
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
-        self._fans: dict[Kept, Fan] = {}
+        self._fans: dict[EventBuffer, Broadcaster] = {}
         self.open = 0
 
-    async def answer(self, kept: Kept, request: web.Request) -> web.StreamResponse:
+    async def answer(self, kept: EventBuffer, request: web.Request) -> web.StreamResponse:
         """Write events until the reader leaves or nothing more will come.
 
         Raises:
@@ -54,18 +54,23 @@ class Streams:
         """A place for one stream, while the context is open. Raises ProblemError, 503, if there is none."""
         if self.open >= self._limit:
             detail = f"{self.open} streams are open, and http.max_streams allows no more."
-            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="too-many-streams", headers={"Retry-After": "5"})
+            raise ProblemError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                detail,
+                kind="too-many-streams",
+                headers={"Retry-After": "5"},
+            )
         self.open += 1
         try:
             yield
         finally:
             self.open -= 1
 
-    async def write(self, kept: Kept, request: web.Request) -> web.StreamResponse:
+    async def write(self, kept: EventBuffer, request: web.Request) -> web.StreamResponse:
         """As `answer`, for who has a place."""
         follow = _follow(request)
         number = _number(request, newest=kept.newest if follow else 0)
-        fan = self._fans.setdefault(kept, Fan(kept))
+        fan = self._fans.setdefault(kept, Broadcaster(kept))
         try:
             return await _stream(kept, fan, request, number, follow=follow)
         finally:
@@ -73,9 +78,11 @@ class Streams:
                 self._fans.pop(kept, None)
 
 
-async def _stream(kept: Kept, fan: Fan, request: web.Request, number: int, *, follow: bool) -> web.StreamResponse:
+async def _stream(
+    kept: EventBuffer, fan: Broadcaster, request: web.Request, number: int, *, follow: bool
+) -> web.StreamResponse:
     response, transport = web.StreamResponse(headers=HEADERS), request.transport
-    reader = Reader(response=response, transport=transport, number=number)
+    reader = Subscriber(response=response, transport=transport, number=number)
     try:
         await response.prepare(request)  # whose connection may be gone by now
         async with _ending(kept):
@@ -90,7 +97,7 @@ async def _stream(kept: Kept, fan: Fan, request: web.Request, number: int, *, fo
 
 
 @asynccontextmanager
-async def _ending(kept: Kept) -> AsyncIterator[None]:
+async def _ending(kept: EventBuffer) -> AsyncIterator[None]:
     """What is inside has `END_S` once nothing more will come; TimeoutError then."""
     async with asyncio.timeout(None) as end:
 
@@ -106,7 +113,7 @@ async def _ending(kept: Kept) -> AsyncIterator[None]:
             kept.at_end.discard(limit)
 
 
-async def _copy(kept: Kept, fan: Fan, reader: Reader, *, follow: bool) -> None:
+async def _copy(kept: EventBuffer, fan: Broadcaster, reader: Subscriber, *, follow: bool) -> None:
     """Everything after ``reader.number``: what is there by this task, what comes by the fan while the reader is fast enough."""
     text = b""
     if reader.number > kept.newest:
@@ -135,7 +142,7 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
 
 
 def _lost(number: int, count: int | None, reason: str) -> bytes:
-    return Told(number, LOST, {"count": count, "reason": reason}).text
+    return EventRecord(number, LOST, {"count": count, "reason": reason}).text
 
 
 def _number(request: web.Request, *, newest: int) -> int:
@@ -143,7 +150,9 @@ def _number(request: web.Request, *, newest: int) -> int:
     if not given:
         return newest
     if re.fullmatch(r"[0-9]{1,18}", given) is None:
-        raise ProblemError(HTTPStatus.BAD_REQUEST, "Last-Event-ID is the number of an event, as in its id.")
+        raise ProblemError(
+            HTTPStatus.BAD_REQUEST, "Last-Event-ID is the number of an event, as in its id."
+        )
     return int(given)
 
 

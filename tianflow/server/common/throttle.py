@@ -50,7 +50,9 @@ def throttled(throttle: Throttle) -> Any:
         wait = throttle.take(request.remote or "")
         if wait:
             detail = "Too many requests from this address; http.max_requests_per_s says how many may come."
-            raise ProblemError(HTTPStatus.TOO_MANY_REQUESTS, detail, headers={"Retry-After": str(math.ceil(wait))})
+            raise ProblemError(
+                HTTPStatus.TOO_MANY_REQUESTS, detail, headers={"Retry-After": str(math.ceil(wait))}
+            )
         return await handler(request)
 
     return checked

@@ -13,14 +13,14 @@ from aiohttp import web
 from tianflow.config.model import HttpSettings
 from tianflow.interfaces import RunControl
 from tianflow.observability.prometheus.prometheus import Exporter
-from tianflow.observability.rates import Rates
+from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import describe, describe_components, describe_diagnosis
 from tianflow.server.common import console, openapi, pages
 from tianflow.server.common.auth import Guard, guarded
 from tianflow.server.common.bodies import read_in_time
 from tianflow.server.common.openapi import RUN
 from tianflow.server.common.problems import ProblemError, add_safe_headers, answers, json_response
-from tianflow.server.common.sse import Streams
+from tianflow.server.common.sse import EventStreams
 from tianflow.server.common.throttle import Throttle, throttled
 from tianflow.server.run import past, settings
 from tianflow.server.run.feed import Feed
@@ -32,27 +32,38 @@ ACTIONS = ("pause", "resume", "drain", "checkpoint", "stop")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRun:
     """A run, its speeds and its events."""
 
     run: RunControl
-    rates: Rates
+    rates: RunRates
     feed: Feed
 
 
-def make_app(*, runs: Mapping[str, Served], guard: Guard, http: HttpSettings) -> web.Application:
+def make_app(*, runs: Mapping[str, ServedRun], guard: Guard, http: HttpSettings) -> web.Application:
     """The application for ``runs``, by id; the mapping is looked at again for each request."""
     requests: Counter[int] = Counter()
-    exporter = Exporter(runs=lambda: [served.run.statistics() for served in runs.values()], requests=requests)
+    exporter = Exporter(
+        runs=lambda: [served.run.statistics() for served in runs.values()], requests=requests
+    )
     throttle = Throttle(per_s=http.max_requests_per_s)
-    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY), read_in_time]
+    middlewares = [
+        answers(requests),
+        throttled(throttle),
+        guarded(guard, max_body=MAX_BODY),
+        read_in_time,
+    ]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(add_safe_headers)
-    app.add_routes(Handlers(runs=runs, exporter=exporter, streams=Streams(limit=http.max_streams)).routes())
+    app.add_routes(
+        RunHandlers(
+            runs=runs, exporter=exporter, streams=EventStreams(limit=http.max_streams)
+        ).routes()
+    )
     return app
 
 
-class Handlers:
+class RunHandlers:
     """What each route does.
 
     Args:
@@ -61,7 +72,9 @@ class Handlers:
         streams: gives their events.
     """
 
-    def __init__(self, *, runs: Mapping[str, Served], exporter: Exporter, streams: Streams) -> None:
+    def __init__(
+        self, *, runs: Mapping[str, ServedRun], exporter: Exporter, streams: EventStreams
+    ) -> None:
         self._runs, self._exporter, self._streams = runs, exporter, streams
 
     def routes(self) -> list[web.RouteDef]:
@@ -85,16 +98,28 @@ class Handlers:
         """200 while the coordinator's last tick is young."""
         stuck = [name for name, served in self._runs.items() if not served.run.alive]
         if stuck:
-            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"No sign of life: {', '.join(stuck)}.", headers={"Retry-After": "1"})
+            raise ProblemError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"No sign of life: {', '.join(stuck)}.",
+                headers={"Retry-After": "1"},
+            )
         return json_response({"alive": True})
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """200 when training can proceed, else 503 and why."""
         statistics = [served.run.statistics() for served in self._runs.values()]
-        reasons = [reason for run in statistics if not run.ready for reason in run.reasons or (run.state,)]
+        reasons = [
+            reason for run in statistics if not run.ready for reason in run.reasons or (run.state,)
+        ]
         if reasons:
             detail = f"Training cannot proceed: {'; '.join(reasons)}."
-            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="not-ready", headers={"Retry-After": "1"}, reasons=reasons)
+            raise ProblemError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                detail,
+                kind="not-ready",
+                headers={"Retry-After": "1"},
+                reasons=reasons,
+            )
         return json_response({"ready": True})
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -105,12 +130,17 @@ class Handlers:
     async def openapi(self, _request: web.Request) -> web.Response:
         """What can be asked, and what is answered: an OpenAPI document."""
         configs = {name: served.run.config for name, served in self._runs.items()}
-        return json_response(await asyncio.to_thread(openapi.document, configs, looks=LOOKS, actions=ACTIONS))
+        return json_response(
+            await asyncio.to_thread(openapi.document, configs, looks=LOOKS, actions=ACTIONS)
+        )
 
     async def list_runs(self, _request: web.Request) -> web.Response:
         """Every run in short."""
         statistics = {name: served.run.statistics() for name, served in self._runs.items()}
-        runs = [{"id": name, "state": run.state, "ready": run.ready, "href": href(name)} for name, run in statistics.items()]
+        runs = [
+            {"id": name, "state": run.state, "ready": run.ready, "href": href(name)}
+            for name, run in statistics.items()
+        ]
         return json_response({"runs": runs})
 
     async def show_run(self, request: web.Request) -> web.Response:
@@ -148,7 +178,11 @@ class Handlers:
             "stop": run.stop,
         }
         state = does[action](source=f"http:{request.remote}")
-        return json_response({"id": run.id, "action": action, "state": state}, HTTPStatus.ACCEPTED, headers={"Location": href(run.id)})
+        return json_response(
+            {"id": run.id, "action": action, "state": state},
+            HTTPStatus.ACCEPTED,
+            headers={"Location": href(run.id)},
+        )
 
     async def show_settings(self, request: web.Request) -> web.Response:
         """Live settings of one part of the run."""
@@ -156,13 +190,18 @@ class Handlers:
 
     async def patch_settings(self, request: web.Request) -> web.Response:
         """Change them by a merge patch."""
-        return await settings.patch(self._served(request).run, request.match_info["resource"], request)
+        return await settings.patch(
+            self._served(request).run, request.match_info["resource"], request
+        )
 
-    def _served(self, request: web.Request) -> Served:
+    def _served(self, request: web.Request) -> ServedRun:
         name = request.match_info["run"]
         served = self._runs.get(name)
         if served is None:
-            raise ProblemError(HTTPStatus.NOT_FOUND, f"There is no run {name!r} here; there is: {', '.join(self._runs) or 'none'}.")
+            raise ProblemError(
+                HTTPStatus.NOT_FOUND,
+                f"There is no run {name!r} here; there is: {', '.join(self._runs) or 'none'}.",
+            )
         return served
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tianflow.core.events import EpisodesFinished, Event, UpdateFinished
 from tianflow.observability.run_document import json_ready
-from tianflow.server.common.kept import KEPT, Kept
+from tianflow.server.common.kept import KEPT, EventBuffer
 
 if TYPE_CHECKING:
     from tianflow.channels.broadcast import Broadcast
@@ -30,7 +30,7 @@ LOST = "lost"
 
 
 @dataclass(frozen=True)
-class Told:
+class EventRecord:
     """An event as readers get it. ``number`` counts from 1 in the life of the server."""
 
     number: int
@@ -48,10 +48,10 @@ def kind_of(event: type[Event]) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", event.__name__).lower()
 
 
-class Feed(Kept):
+class Feed(EventBuffer):
     """Takes the events of a run, and keeps the newest of them.
 
-    Consumes: events of a `Broadcast`. Produces: `Told`, to any number of readers, none of which it ever waits for.
+    Consumes: events of a `Broadcast`. Produces: `EventRecord`, to any number of readers, none of which it ever waits for.
     Waits: for an event. Unblocked by: `Broadcast.publish`.
 
     Args:
@@ -64,7 +64,10 @@ class Feed(Kept):
         super().__init__(keep=keep)
         self._events, self._clock = events, clock
         self._queue = events.subscribe()
-        self._together: dict[str, _Together] = {kind_of(UpdateFinished): _Updates(), kind_of(EpisodesFinished): _Episodes()}
+        self._together: dict[str, _Together] = {
+            kind_of(UpdateFinished): _Updates(),
+            kind_of(EpisodesFinished): _Episodes(),
+        }
         self._dropped = 0
 
     async def run(self, started: Callable[[], None]) -> None:
@@ -102,7 +105,11 @@ class Feed(Kept):
             self._tell(kind, asdict(event))
 
     def _tell(self, kind: str, data: Mapping[str, Any]) -> None:
-        self.add(Told(self.newest + 1, kind, _shortened(json_ready({"at": self._clock(), **data}))))
+        self.add(
+            EventRecord(
+                self.newest + 1, kind, _shortened(json_ready({"at": self._clock(), **data}))
+            )
+        )
 
 
 class _Together:
@@ -131,12 +138,21 @@ class _Updates(_Together):
     def add(self, event: UpdateFinished) -> None:
         if not self.count:
             self._seconds, self._samples = 0.0, 0
-        self._seconds, self._samples, self._newest = self._seconds + event.seconds, self._samples + event.samples, event
+        self._seconds, self._samples, self._newest = (
+            self._seconds + event.seconds,
+            self._samples + event.samples,
+            event,
+        )
         self.count += 1
 
     def read(self) -> dict[str, Any]:
         newest = self._newest
-        return {"version": newest.version, "seconds": self._seconds, "samples": self._samples, "statistics": newest.statistics}
+        return {
+            "version": newest.version,
+            "seconds": self._seconds,
+            "samples": self._samples,
+            "statistics": newest.statistics,
+        }
 
 
 class _Episodes(_Together):
@@ -161,4 +177,7 @@ class _Episodes(_Together):
 
 
 def _shortened(data: dict[str, Any]) -> dict[str, Any]:
-    return {key: value[:LONGEST_TEXT] if isinstance(value, str) else value for key, value in data.items()}
+    return {
+        key: value[:LONGEST_TEXT] if isinstance(value, str) else value
+        for key, value in data.items()
+    }

@@ -29,7 +29,9 @@ async def answer(directory: Path, request: web.Request) -> web.Response:
     try:
         text = await asyncio.to_thread(_read, directory / NAME, points)
     except OSError as error:
-        raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"The history cannot be read: {error.strerror}.") from error
+        raise ProblemError(
+            HTTPStatus.SERVICE_UNAVAILABLE, f"The history cannot be read: {error.strerror}."
+        ) from error
     return web.Response(text=text, content_type="application/json")
 
 

@@ -20,11 +20,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from tianflow.config.model import HttpSettings
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import RunControl
-from tianflow.observability.rates import Rates
+from tianflow.observability.rates import RunRates
 from tianflow.rundir.control_file import ControlFile, process_start_time
 from tianflow.server.common.auth import Guard, Tokens
-from tianflow.server.common.connections import Entrance
-from tianflow.server.run.app import Served, make_app
+from tianflow.server.common.connections import ConnectionLimiter
+from tianflow.server.run.app import ServedRun, make_app
 from tianflow.server.run.feed import Feed
 
 GRACE_S = 1.0
@@ -45,20 +45,22 @@ class Server:
 
 
 @asynccontextmanager
-async def serve(run: RunControl, http: HttpSettings, tokens: Tokens, directory: Path) -> AsyncIterator[Server]:
+async def serve(
+    run: RunControl, http: HttpSettings, tokens: Tokens, directory: Path
+) -> AsyncIterator[Server]:
     """Answer for ``run`` while the context is open, with ``control.json`` in ``directory`` telling where.
 
     Raises:
         ConfigError: the port is taken, the host is not of this machine, or no tokens although others can connect.
     """
-    rates = Rates(read=run.statistics)
+    rates = RunRates(read=run.statistics)
     bound = await bind(http)
     try:
         loopback = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
         guard = Guard(tokens=tokens, loopback=loopback, allowed_hosts=http.allowed_hosts)
         server = Server(address(bound), bound.getsockname()[1])
         feed = Feed(events=run.events, clock=time.time)
-        app = make_app(runs={run.id: Served(run, rates, feed)}, guard=guard, http=http)
+        app = make_app(runs={run.id: ServedRun(run, rates, feed)}, guard=guard, http=http)
         runner = runner_of(app)
         # the feed closes first: every stream is then written to its end while the server is still there
         async with (
@@ -75,11 +77,22 @@ async def serve(run: RunControl, http: HttpSettings, tokens: Tokens, directory: 
 async def bind(http: HttpSettings) -> socket.socket:
     """A listening socket. One address only, so that port 0 is one port also where a name has several addresses."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await asyncio.get_running_loop().getaddrinfo(
+            http.host, http.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         family, _, _, _, address = found[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError([Problem("http.host", http.host, f"cannot be used: {error.strerror}", "an address of this machine")]) from error
+        raise ConfigError(
+            [
+                Problem(
+                    "http.host",
+                    http.host,
+                    f"cannot be used: {error.strerror}",
+                    "an address of this machine",
+                )
+            ]
+        ) from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -88,9 +101,22 @@ async def bind(http: HttpSettings) -> socket.socket:
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRNOTAVAIL:
-            raise ConfigError([Problem("http.host", http.host, "is no address of this machine", "127.0.0.1")]) from error
-        reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-        raise ConfigError([Problem("http.port", http.port, f"{reason} on {http.host}", "another port, or 0 for any free one")]) from error
+            raise ConfigError(
+                [Problem("http.host", http.host, "is no address of this machine", "127.0.0.1")]
+            ) from error
+        reason = (
+            "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        )
+        raise ConfigError(
+            [
+                Problem(
+                    "http.port",
+                    http.port,
+                    f"{reason} on {http.host}",
+                    "another port, or 0 for any free one",
+                )
+            ]
+        ) from error
     return bound
 
 
@@ -134,15 +160,19 @@ def connections_of(http: HttpSettings) -> int:
 
 
 @asynccontextmanager
-async def answering(runner: web.AppRunner, bound: socket.socket, *, limit: int) -> AsyncIterator[None]:
+async def answering(
+    runner: web.AppRunner, bound: socket.socket, *, limit: int
+) -> AsyncIterator[None]:
     """``runner`` answers at ``bound`` while the context is open, to ``limit`` connections at most."""
     async with AsyncExitStack() as leaving:
         await runner.setup()
         assert runner.server is not None
-        entrance = Entrance(server=runner.server, limit=limit)
+        entrance = ConnectionLimiter(server=runner.server, limit=limit)
         leaving.callback(entrance.close)
         leaving.push_async_callback(runner.cleanup)
-        listening = await asyncio.get_running_loop().create_server(entrance, sock=bound, backlog=BACKLOG)
+        listening = await asyncio.get_running_loop().create_server(
+            entrance, sock=bound, backlog=BACKLOG
+        )
         leaving.push_async_callback(_listen_no_more, listening, bound)
         yield
 
@@ -157,7 +187,9 @@ async def _listen_no_more(listening: asyncio.Server, bound: socket.socket) -> No
 
 
 @asynccontextmanager
-async def _announced(run: RunControl, server: Server, tokens: Tokens, directory: Path) -> AsyncIterator[None]:
+async def _announced(
+    run: RunControl, server: Server, tokens: Tokens, directory: Path
+) -> AsyncIterator[None]:
     pid = os.getpid()
     file = ControlFile(
         run=run.id,
@@ -175,7 +207,9 @@ async def _announced(run: RunControl, server: Server, tokens: Tokens, directory:
 
 
 @asynccontextmanager
-async def going(component: Callable[[Callable[[], None]], Coroutine[None, None, None]]) -> AsyncIterator[None]:
+async def going(
+    component: Callable[[Callable[[], None]], Coroutine[None, None, None]],
+) -> AsyncIterator[None]:
     """``component`` works while the context is open."""
     task = asyncio.create_task(component(lambda: None))
     try:

@@ -36,12 +36,17 @@ RESOURCES: dict[str, tuple[str, ...]] = {
 
 def show(run: RunControl, resource: str) -> web.Response:
     """The settings of ``resource`` that can be changed, with the generation in force as ETag."""
-    return json_response(live_values(run.config, resource), headers={"ETag": f'"{run.generation}"', "Accept-Patch": MERGE_PATCH})
+    return json_response(
+        live_values(run.config, resource),
+        headers={"ETag": f'"{run.generation}"', "Accept-Patch": MERGE_PATCH},
+    )
 
 
 def live_values(config: Config, resource: str) -> dict[str, Any]:
     """Name and value of every setting of ``resource`` that can be changed."""
-    dumped = {section: getattr(config, section).model_dump(mode="json") for section in RESOURCES[resource]}
+    dumped = {
+        section: getattr(config, section).model_dump(mode="json") for section in RESOURCES[resource]
+    }
     live = live_of(config)
     return {key: values[key] for section, values in dumped.items() for key in live[section]}
 
@@ -56,10 +61,14 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
     """
     if request.content_type != MERGE_PATCH:
         detail = f"A change is a merge patch, of type {MERGE_PATCH}."
-        raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail, headers={"Accept-Patch": MERGE_PATCH})
+        raise ProblemError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail, headers={"Accept-Patch": MERGE_PATCH}
+        )
     body = parse(await request.read())
     if not isinstance(body, dict):
-        raise ConfigError([Problem(resource, body, "is not a merge patch", "an object of settings")])
+        raise ConfigError(
+            [Problem(resource, body, "is not a merge patch", "an object of settings")]
+        )
     _check_generation(request, run.generation)
     check_depth(resource, body)
     if body:
@@ -67,7 +76,9 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
     return show(run, resource)
 
 
-def changes_of(config: Config, resource: str, body: Mapping[str, object]) -> dict[str, dict[str, object]]:
+def changes_of(
+    config: Config, resource: str, body: Mapping[str, object]
+) -> dict[str, dict[str, object]]:
     """The patch by sections. An unknown key goes where its nearest relative is, so that the refusal names that one."""
     sections, live = RESOURCES[resource], live_of(config)
     home = {key: section for section in reversed(sections) for key in live[section]}
@@ -81,7 +92,12 @@ def changes_of(config: Config, resource: str, body: Mapping[str, object]) -> dic
 def parse(body: bytes) -> object:
     """A body of JSON. ProblemError 400 when it is none, or names a key twice."""
     try:
-        return json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_float=_number, parse_constant=_refuse)
+        return json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_float=_number,
+            parse_constant=_refuse,
+        )
     except (ValueError, RecursionError) as error:
         raise ProblemError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {error}.") from error
 
@@ -98,8 +114,14 @@ def check_depth(path: str, value: object, deepest: int = DEEPEST) -> None:
     level, depth = [value], 0
     while level:
         if depth > deepest:
-            raise ConfigError([Problem(path, None, "is nested too deeply", f"at most {deepest} levels")])
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+            raise ConfigError(
+                [Problem(path, None, "is nested too deeply", f"at most {deepest} levels")]
+            )
+        inner = [
+            item.values() if isinstance(item, dict) else item
+            for item in level
+            if isinstance(item, dict | list)
+        ]
         level, depth = [item for items in inner for item in items], depth + 1
 
 
@@ -116,11 +138,16 @@ def _refuse(constant: str) -> object:
 def _check_generation(request: web.Request, generation: int) -> None:
     wanted = ", ".join(request.headers.getall("If-Match", ())).strip()
     if "If-Match" in request.headers and not re.match(TAGS, wanted):
-        raise ProblemError(HTTPStatus.BAD_REQUEST, 'If-Match is no list of ETags, such as "3": it is a string in quotation marks, or *.')
+        raise ProblemError(
+            HTTPStatus.BAD_REQUEST,
+            'If-Match is no list of ETags, such as "3": it is a string in quotation marks, or *.',
+        )
     if wanted in {"", "*"}:
         return
     # Strong comparison: a weak tag (W/"3") never matches.
     tags = [tag for weak, tag in re.findall(r'(W/)?"([^"]*)"', wanted) if not weak]
     if str(generation) not in tags:
         detail = f"The settings have moved on to generation {generation}: read them again."
-        raise ProblemError(HTTPStatus.PRECONDITION_FAILED, detail, headers={"ETag": f'"{generation}"'})
+        raise ProblemError(
+            HTTPStatus.PRECONDITION_FAILED, detail, headers={"ETag": f'"{generation}"'}
+        )

@@ -11,7 +11,17 @@ from typing import Any
 
 from tianflow.errors import ConfigError, Problem
 
-NAMES = frozenset({"env.id", "env.wrappers", "network.name", "algorithm.name", "balance.controller", "metrics.sinks", "placement.launcher"})
+NAMES = frozenset(
+    {
+        "env.id",
+        "env.wrappers",
+        "network.name",
+        "algorithm.name",
+        "balance.controller",
+        "metrics.sinks",
+        "placement.launcher",
+    }
+)
 """Settings that name what is imported; in these no colon is harmless."""
 OBJECT = re.compile(r"\s*[^\W\d][\w.]*\s*:\s*[^\W\d]")
 """``module:attribute``, wherever else it stands."""
@@ -28,7 +38,9 @@ def require_allowed(tables: Mapping[str, Any], allowed: Collection[str]) -> None
         ConfigError: naming every setting that names an object of another module.
     """
     problems = [
-        Problem(path, value, "names an object of a module that is not allowed here", _accepted(allowed))
+        Problem(
+            path, value, "names an object of a module that is not allowed here", _accepted(allowed)
+        )
         for path, value in _strings("", tables)
         if _names_object(path, value) and not _is_allowed(value, allowed)
     ]

@@ -25,17 +25,23 @@ class ServiceCollector(Collector):
         requests: answered HTTP requests by status code.
     """
 
-    def __init__(self, *, counts: Mapping[str, int], restarts: int, requests: Mapping[int, int]) -> None:
+    def __init__(
+        self, *, counts: Mapping[str, int], restarts: int, requests: Mapping[int, int]
+    ) -> None:
         self._counts, self._restarts, self._requests = counts, restarts, requests
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        runs = GaugeMetricFamily(f"{PREFIX}service_runs", "Runs that the service remembers, by state.", labels=("state",))
+        runs = GaugeMetricFamily(
+            f"{PREFIX}service_runs", "Runs that the service remembers, by state.", labels=("state",)
+        )
         for state in STATES:
             runs.add_metric((state,), self._counts.get(state, 0))
         yield runs
         yield CounterMetricFamily(
-            f"{PREFIX}service_run_restarts", "Processes of runs that were ended from outside, and started again.", value=self._restarts
+            f"{PREFIX}service_run_restarts",
+            "Processes of runs that were ended from outside, and started again.",
+            value=self._restarts,
         )
         yield from own_families(self._requests)
 
@@ -62,7 +68,11 @@ def merged(own: str, pages: Sequence[str]) -> str:
         for name, (described, samples) in _families(page).items():
             if name not in first:
                 families.setdefault(name, (described, []))[1].extend(samples)
-    lines = [line for described, samples in (first | families).values() for line in (*described, *samples)]
+    lines = [
+        line
+        for described, samples in (first | families).values()
+        for line in (*described, *samples)
+    ]
     return "\n".join([*lines, END] if END in own.rsplit("\n", 2) else lines) + "\n"
 
 
@@ -71,7 +81,9 @@ def _families(page: str) -> dict[str, tuple[list[str], list[str]]]:
     families: dict[str, tuple[list[str], list[str]]] = {}
     described: list[str] = []
     samples: list[str] = []
-    for line in page.removesuffix("\n").split("\n"):  # a label may hold what `str.splitlines` takes for an end of line, too
+    for line in page.removesuffix("\n").split(
+        "\n"
+    ):  # a label may hold what `str.splitlines` takes for an end of line, too
         if line.startswith("# HELP "):
             described, samples = families.setdefault(line.split(" ", 3)[2], ([], []))
         if line.startswith("#"):

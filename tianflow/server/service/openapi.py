@@ -10,7 +10,17 @@ from tianflow.config.loading import shipped
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, EnvSettings
 from tianflow.server.common import openapi
 from tianflow.server.common.openapi import JSON, RUN, answered, operation, reading
-from tianflow.server.common.schemas import COUNT, NUMBER, TEXT, TRUTH, Schema, listing, nullable, reference, struct
+from tianflow.server.common.schemas import (
+    COUNT,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    Schema,
+    listing,
+    nullable,
+    reference,
+    struct,
+)
 from tianflow.server.service.store import STATES
 
 ANY_OBJECT: Schema = {"type": "object"}
@@ -20,8 +30,13 @@ A_KEY = "^[ -~]{1,255}$"
 @cache
 def document(*, looks: tuple[str, ...], actions: tuple[str, ...]) -> dict[str, Any]:
     """The whole document. It is always the same: made once, and not to be changed."""
-    known = [Config(env=EnvSettings(id="-"), algorithm=model.model_validate({"name": name})) for name, model in BUILT_IN_ALGORITHMS.items()]
-    made = openapi.document({}, looks=looks, actions=actions, more=_paths() | openapi.resources(known, others=True))
+    known = [
+        Config(env=EnvSettings(id="-"), algorithm=model.model_validate({"name": name}))
+        for name, model in BUILT_IN_ALGORITHMS.items()
+    ]
+    made = openapi.document(
+        {}, looks=looks, actions=actions, more=_paths() | openapi.resources(known, others=True)
+    )
     made["info"]["summary"] = "Submission, state and control of training runs"
     for path, item in made["paths"].items():
         if "{run}" in path:
@@ -33,7 +48,9 @@ def document(*, looks: tuple[str, ...], actions: tuple[str, ...]) -> dict[str, A
 
 def _paths() -> dict[str, Any]:
     listed = struct(runs=listing(_short()), next=nullable(TEXT), can_submit=TRUTH)
-    runs = reading("/api/v1/runs", "Runs in short, newest first, a page at a time", answered("Runs", listed))
+    runs = reading(
+        "/api/v1/runs", "Runs in short, newest first, a page at a time", answered("Runs", listed)
+    )
     for described in runs.values():
         described["parameters"] = [
             _query("limit", "Runs in one answer", 1, 500),
@@ -41,8 +58,16 @@ def _paths() -> dict[str, Any]:
         ]
     return {
         "/api/v1/runs": {**runs, "post": _submit()},
-        RUN: reading(RUN, "Everything a status screen needs", answered("The run", {"anyOf": [reference("Run"), _resting()]})),
-        f"{RUN}/log": reading(f"{RUN}/log", "The last lines that the run's process printed", answered("Lines", TEXT, "text/plain")),
+        RUN: reading(
+            RUN,
+            "Everything a status screen needs",
+            answered("The run", {"anyOf": [reference("Run"), _resting()]}),
+        ),
+        f"{RUN}/log": reading(
+            f"{RUN}/log",
+            "The last lines that the run's process printed",
+            answered("Lines", TEXT, "text/plain"),
+        ),
     }
 
 
@@ -50,12 +75,20 @@ def _submit() -> dict[str, Any]:
     config = {
         "anyOf": [
             ANY_OBJECT | {"description": "Sections, as in a file"},
-            TEXT | {"description": "Name of a config that comes with tianflow", "enum": sorted(shipped())},
+            TEXT
+            | {
+                "description": "Name of a config that comes with tianflow",
+                "enum": sorted(shipped()),
+            },
         ]
     }
     body = {
         "type": "object",
-        "properties": {"config": config, "overrides": ANY_OBJECT | {"description": "Values by dotted path, such as balance.max_staleness"}},
+        "properties": {
+            "config": config,
+            "overrides": ANY_OBJECT
+            | {"description": "Values by dotted path, such as balance.max_staleness"},
+        },
         "required": ["config"],
         "additionalProperties": False,
     }
@@ -81,7 +114,15 @@ def _submit() -> dict[str, Any]:
 def _state() -> dict[str, Schema]:
     states = {"type": "string", "examples": [*STATES, "paused", "draining"]}
     times = dict.fromkeys(("started", "ended"), nullable(NUMBER))
-    return {"id": TEXT, "state": states, "ready": TRUTH, "reasons": listing(TEXT), "href": TEXT, "submitted": NUMBER, **times}
+    return {
+        "id": TEXT,
+        "state": states,
+        "ready": TRUTH,
+        "reasons": listing(TEXT),
+        "href": TEXT,
+        "submitted": NUMBER,
+        **times,
+    }
 
 
 def _short() -> Schema:
@@ -89,8 +130,15 @@ def _short() -> Schema:
 
 
 def _resting() -> Schema:
-    return struct(**_state(), summary=nullable(ANY_OBJECT)) | {"description": "A run that waits, starts, or has ended"}
+    return struct(**_state(), summary=nullable(ANY_OBJECT)) | {
+        "description": "A run that waits, starts, or has ended"
+    }
 
 
 def _query(name: str, description: str, least: int, most: int) -> dict[str, Any]:
-    return {"name": name, "in": "query", "description": description, "schema": {**COUNT, "minimum": least, "maximum": most}}
+    return {
+        "name": name,
+        "in": "query",
+        "description": description,
+        "schema": {**COUNT, "minimum": least, "maximum": most},
+    }

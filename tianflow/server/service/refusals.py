@@ -16,4 +16,9 @@ async def store_answers(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except StoreError as error:
-        raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"Not now: {error}.", kind="store", headers={"Retry-After": "5"}) from error
+        raise ProblemError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"Not now: {error}.",
+            kind="store",
+            headers={"Retry-After": "5"},
+        ) from error

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tianflow.rundir.control_file import ControlFile
-from tianflow.server.common.kept import Kept
+from tianflow.server.common.kept import EventBuffer
 from tianflow.server.service import run_client as asking
-from tianflow.server.service.run_client import Asker, NoAnswerError
+from tianflow.server.service.run_client import NoAnswerError, RunClient
 
 END = b"\n\n"
 LONGEST = 8 * 2**20
@@ -18,14 +18,14 @@ LONGEST = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class RelayedEvent:
     """An event as the run wrote it."""
 
     number: int
     text: bytes
 
 
-class Relay(Kept):
+class Relay(EventBuffer):
     """The events of a run, as `tianflow.server.run.feed.Feed` has them there, under the same numbers.
 
     Args:
@@ -33,7 +33,7 @@ class Relay(Kept):
         contact: where it answers.
     """
 
-    def __init__(self, *, asker: Asker, contact: ControlFile) -> None:
+    def __init__(self, *, asker: RunClient, contact: ControlFile) -> None:
         super().__init__()
         self._asker, self._contact = asker, contact
         self.readers = 0
@@ -56,7 +56,9 @@ class Relay(Kept):
             self.close()
 
     async def _read(self, *, follow: bool) -> None:
-        pending = b""  # of this connection only: what one that broke has begun, the next one tells anew
+        pending = (
+            b""  # of this connection only: what one that broke has begun, the next one tells anew
+        )
         async with self._asker.events(self._contact, self.newest, follow=follow) as chunks:
             async for chunk in chunks:
                 *whole, pending = (pending + chunk).split(END)
@@ -69,7 +71,7 @@ class Relay(Kept):
         """Comments are for the connection. How many a run no longer keeps it says before those it keeps, which fill all places here."""
         head, _, _ = block.partition(b"\n")
         if head.startswith(b"id: ") and (number := int(head[4:])) > self.newest:
-            self.add(Passed(number, block))
+            self.add(RelayedEvent(number, block))
 
 
 class Relays:
@@ -79,7 +81,7 @@ class Relays:
         asker: asks runs.
     """
 
-    def __init__(self, *, asker: Asker) -> None:
+    def __init__(self, *, asker: RunClient) -> None:
         self._asker = asker
         self._relays: dict[ControlFile, Relay] = {}
 

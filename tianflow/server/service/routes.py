@@ -25,7 +25,7 @@ from tianflow.server.common.auth import Guard, guarded
 from tianflow.server.common.bodies import read_in_time
 from tianflow.server.common.openapi import RUN
 from tianflow.server.common.problems import ProblemError, add_safe_headers, answers, json_response
-from tianflow.server.common.sse import Streams
+from tianflow.server.common.sse import EventStreams
 from tianflow.server.common.throttle import Throttle, throttled
 from tianflow.server.run import past, settings
 from tianflow.server.run.app import ACTIONS, LOOKS, MAX_BODY, href
@@ -33,10 +33,16 @@ from tianflow.server.service import metrics, openapi, rows
 from tianflow.server.service.import_allowlist import require_allowed
 from tianflow.server.service.refusals import store_answers
 from tianflow.server.service.relay import Relays
-from tianflow.server.service.run_client import Asker, NoAnswerError, silent
-from tianflow.server.service.run_manager import House, Life
-from tianflow.server.service.run_process import Files
-from tianflow.server.service.store import Record, ReusedKeyError, Store, StoreError, TakenError
+from tianflow.server.service.run_client import NoAnswerError, RunClient, silent
+from tianflow.server.service.run_manager import ManagedRun, RunManager
+from tianflow.server.service.run_process import RunFiles
+from tianflow.server.service.store import (
+    ReusedKeyError,
+    RunRecord,
+    RunStore,
+    StoreError,
+    TakenError,
+)
 
 PAGE, LARGEST_PAGE = 50, 500
 """Runs in one answer: without ``limit``, and at most."""
@@ -47,19 +53,40 @@ RUNS = "/api/v1/runs"
 CONFIGS = "an object of sections, or the name of a config that comes with tianflow"
 
 
-def make_app(*, house: House, store: Store, asker: Asker, guard: Guard, http: HttpSettings, allowed: Collection[str]) -> web.Application:
+def make_app(
+    *,
+    house: RunManager,
+    store: RunStore,
+    asker: RunClient,
+    guard: Guard,
+    http: HttpSettings,
+    allowed: Collection[str],
+) -> web.Application:
     """The application of a service. ``allowed``: modules whose objects a config that is submitted may name."""
     requests: Counter[int] = Counter()
     throttle = Throttle(per_s=http.max_requests_per_s)
-    middlewares = [answers(requests), throttled(throttle), guarded(guard, max_body=MAX_BODY), read_in_time, store_answers]
+    middlewares = [
+        answers(requests),
+        throttled(throttle),
+        guarded(guard, max_body=MAX_BODY),
+        read_in_time,
+        store_answers,
+    ]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(add_safe_headers)
-    handlers = Handlers(house=house, store=store, asker=asker, requests=requests, allowed=allowed, max_streams=http.max_streams)
+    handlers = ServiceHandlers(
+        house=house,
+        store=store,
+        asker=asker,
+        requests=requests,
+        allowed=allowed,
+        max_streams=http.max_streams,
+    )
     app.add_routes(handlers.routes())
     return app
 
 
-class Handlers:
+class ServiceHandlers:
     """What each route does.
 
     Args:
@@ -72,10 +99,23 @@ class Handlers:
     """
 
     def __init__(
-        self, *, house: House, store: Store, asker: Asker, requests: Mapping[int, int], allowed: Collection[str], max_streams: int
+        self,
+        *,
+        house: RunManager,
+        store: RunStore,
+        asker: RunClient,
+        requests: Mapping[int, int],
+        allowed: Collection[str],
+        max_streams: int,
     ) -> None:
-        self._house, self._store, self._asker, self._requests, self._allowed = house, store, asker, requests, allowed
-        self._streams, self._relays = Streams(limit=max_streams), Relays(asker=asker)
+        self._house, self._store, self._asker, self._requests, self._allowed = (
+            house,
+            store,
+            asker,
+            requests,
+            allowed,
+        )
+        self._streams, self._relays = EventStreams(limit=max_streams), Relays(asker=asker)
 
     def routes(self) -> list[web.RouteDef]:
         """All of them."""
@@ -110,7 +150,11 @@ class Handlers:
         if reason:
             retry = {"Retry-After": "1"}
             raise ProblemError(
-                HTTPStatus.SERVICE_UNAVAILABLE, f"No work is accepted: {reason}.", kind="not-ready", headers=retry, reasons=[reason]
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"No work is accepted: {reason}.",
+                kind="not-ready",
+                headers=retry,
+                reasons=[reason],
             )
         return json_response({"ready": True})
 
@@ -118,15 +162,21 @@ class Handlers:
         """Prometheus text or OpenMetrics, of all runs that go on."""
         accept = request.headers.get("Accept", "")
         contacts = [life.contact for life in self._house.lives.values() if life.contact is not None]
-        exposed = await asyncio.gather(*(self._asker.metrics(contact, accept) for contact in contacts))
+        exposed = await asyncio.gather(
+            *(self._asker.metrics(contact, accept) for contact in contacts)
+        )
         counts = await self._house.remember(self._store.counts)
-        collector = metrics.ServiceCollector(counts=counts, restarts=self._house.restarts, requests=self._requests)
+        collector = metrics.ServiceCollector(
+            counts=counts, restarts=self._house.restarts, requests=self._requests
+        )
         body, content_type = await asyncio.to_thread(metrics.exposition, collector, exposed, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def openapi(self, _request: web.Request) -> web.Response:
         """What can be asked, and what is answered: an OpenAPI document."""
-        return json_response(await asyncio.to_thread(openapi.document, looks=LOOKS, actions=ACTIONS))
+        return json_response(
+            await asyncio.to_thread(openapi.document, looks=LOOKS, actions=ACTIONS)
+        )
 
     async def list_runs(self, request: web.Request) -> web.Response:
         """Runs in short, newest first, a page at a time."""
@@ -134,17 +184,28 @@ class Handlers:
         before = pages.whole(request, "before", None, least=1, most=pages.FURTHEST)
         records = await self._house.remember(self._store.page, before=before, limit=limit + 1)
         shown = records[:limit]
-        following = f"{RUNS}?limit={limit}&before={shown[-1].number}" if len(records) > limit else None
+        following = (
+            f"{RUNS}?limit={limit}&before={shown[-1].number}" if len(records) > limit else None
+        )
         ended = [record.id for record in shown if record.ended is not None]
-        left = await asyncio.to_thread(lambda: {name: self._house.files.summary(name) for name in ended})
-        runs = [rows.short(record, self._house.lives.get(record.id), left.get(record.id)) for record in shown]
+        left = await asyncio.to_thread(
+            lambda: {name: self._house.files.summary(name) for name in ended}
+        )
+        runs = [
+            rows.short(record, self._house.lives.get(record.id), left.get(record.id))
+            for record in shown
+        ]
         return json_response({"runs": runs, "next": following, "can_submit": True})
 
     async def submit(self, request: web.Request) -> web.Response:
         """Take a run: 201 with where it is. The same `Idempotency-Key` with the same body gives the same run again."""
         key, body = _key(request), await request.read()
         if self._house.leaving.is_set():
-            raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "The service is ending.", headers={"Retry-After": "5"})
+            raise ProblemError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "The service is ending.",
+                headers={"Retry-After": "5"},
+            )
         config = await asyncio.to_thread(self._checked, request, body)
         name = config.run.name or _new_name(config.algorithm.name)
         tables = config.model_dump(mode="json")
@@ -153,15 +214,25 @@ class Handlers:
         if await asyncio.to_thread(self._house.files.run(name).exists):
             known = await self._house.remember(self._store.get, name)
             if known is None or key is None:
-                raise StateConflictError(f"there is a run {name!r} already; choose another run.name")
+                raise StateConflictError(
+                    f"there is a run {name!r} already; choose another run.name"
+                )
         try:
             record, new = await self._house.remember(
-                self._store.add, name, config=tables, source=f"http:{request.remote}", now=time.time(), key=key, body=digest
+                self._store.add,
+                name,
+                config=tables,
+                source=f"http:{request.remote}",
+                now=time.time(),
+                key=key,
+                body=digest,
             )
         except TakenError as error:
             raise StateConflictError(str(error)) from error
         except ReusedKeyError as error:
-            raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{str(error).capitalize()}.", kind="reused-key") from error
+            raise ProblemError(
+                HTTPStatus.UNPROCESSABLE_ENTITY, f"{str(error).capitalize()}.", kind="reused-key"
+            ) from error
         if new:
             self._house.wake()
         answer = rows.short(record, self._house.lives.get(record.id))
@@ -190,11 +261,15 @@ class Handlers:
             return await past.answer(self._house.files.run(record.id), request)
         if part == "audit":
             before, limit = pages.asked(request)
-            page = await asyncio.to_thread(read_page, self._house.files.run(record.id) / NAME, before=before, limit=limit)
+            page = await asyncio.to_thread(
+                read_page, self._house.files.run(record.id) / NAME, before=before, limit=limit
+            )
             return json_response({"audit": page.records, "next": page.next})
         if part != "checkpoints":
             raise _not_there(record, life)
-        return json_response({part: await asyncio.to_thread(_checkpoints, self._house.files, record.id)})
+        return json_response(
+            {part: await asyncio.to_thread(_checkpoints, self._house.files, record.id)}
+        )
 
     async def change(self, request: web.Request) -> web.StreamResponse:
         """Live settings of a run that goes on."""
@@ -240,7 +315,7 @@ class Handlers:
         answer = {"id": record.id, "action": action, "state": state}
         return json_response(answer, HTTPStatus.ACCEPTED, headers={"Location": href(record.id)})
 
-    async def _known(self, request: web.Request) -> tuple[Record, Life | None]:
+    async def _known(self, request: web.Request) -> tuple[RunRecord, ManagedRun | None]:
         """The run that is meant, and its life if it has a place. Raises 404."""
         name = request.match_info["run"]
         record = await self._house.remember(self._store.get, name)
@@ -251,7 +326,9 @@ class Handlers:
     def _checked(self, request: web.Request, body: bytes) -> Any:
         """The config that was submitted. Waits for files. Raises ConfigError with paths below ``config``."""
         if request.content_type != "application/json":
-            raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "A run is submitted as application/json.")
+            raise ProblemError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "A run is submitted as application/json."
+            )
         document = settings.parse(body)
         settings.check_depth("config", document, DEEPEST)
         problems = list(_shape(document))
@@ -279,27 +356,40 @@ def _shape(document: object) -> Any:
         yield Problem("config", document["config"], "is no config", CONFIGS)
     overrides = document.get("overrides", {})
     if not isinstance(overrides, dict):
-        yield Problem("overrides", overrides, "are no overrides", 'an object such as {"balance.max_staleness": 2}')
+        yield Problem(
+            "overrides",
+            overrides,
+            "are no overrides",
+            'an object such as {"balance.max_staleness": 2}',
+        )
         return
     for path in overrides:
         if "." not in path:
-            yield Problem(f"config.{path}", overrides[path], "is no path of a setting", "section.key")
+            yield Problem(
+                f"config.{path}", overrides[path], "is no path of a setting", "section.key"
+            )
 
 
 def _below_config(problem: Problem) -> Problem:
-    return Problem(f"config.{problem.path}", problem.value, problem.message, problem.accepted, problem.nearest)
+    return Problem(
+        f"config.{problem.path}", problem.value, problem.message, problem.accepted, problem.nearest
+    )
 
 
-def _not_there(record: Record, life: Life | None) -> Exception:
+def _not_there(record: RunRecord, life: ManagedRun | None) -> Exception:
     """Why a run cannot be asked that now."""
     if life is not None or record.state == "running":
         why = life.silence if life is not None else "it waits for a place"
-        return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, f"Run {record.id!r}: {why}.", headers={"Retry-After": "1"})
+        return ProblemError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"Run {record.id!r}: {why}.",
+            headers={"Retry-After": "1"},
+        )
     why = f": {record.reason}" if record.state == "failed" and record.reason else ""
     return StateConflictError(f"run {record.id!r} is {record.state}{why}")
 
 
-def _checkpoints(files: Files, name: str) -> list[Any]:
+def _checkpoints(files: RunFiles, name: str) -> list[Any]:
     return list(CheckpointStore(files.run(name) / "checkpoints", keep=1).list())
 
 

@@ -7,28 +7,51 @@ from typing import Any
 
 from tianflow.rundir.summary import as_told
 from tianflow.server.run.app import href
-from tianflow.server.service.run_manager import Life
-from tianflow.server.service.store import Record
+from tianflow.server.service.run_manager import ManagedRun
+from tianflow.server.service.store import RunRecord
 
-SHOWN = ("environment", "algorithm", "elapsed_s", "bottleneck", "progress", "throughput", "returns", "target", "staleness", "actors")
+SHOWN = (
+    "environment",
+    "algorithm",
+    "elapsed_s",
+    "bottleneck",
+    "progress",
+    "throughput",
+    "returns",
+    "target",
+    "staleness",
+    "actors",
+)
 """What a list shows of a run that goes on, as the run itself tells it."""
 
 
-def short(record: Record, life: Life | None, summary: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def short(
+    record: RunRecord, life: ManagedRun | None, summary: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """For a list. ``summary``: what the newest life of a run that has ended left."""
     left = as_told(summary) if summary is not None else {}
-    return _told(record, life) | left | {key: value for key, value in (_document(life) or {}).items() if key in SHOWN}
+    return (
+        _told(record, life)
+        | left
+        | {key: value for key, value in (_document(life) or {}).items() if key in SHOWN}
+    )
 
 
-def full(record: Record, life: Life | None, summary: Mapping[str, Any] | None) -> dict[str, Any]:
+def full(
+    record: RunRecord, life: ManagedRun | None, summary: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Of a run that waits, starts, or has ended. ``summary``: what its newest life left."""
     return _told(record, life) | {"summary": summary}
 
 
-def _told(record: Record, life: Life | None) -> dict[str, Any]:
+def _told(record: RunRecord, life: ManagedRun | None) -> dict[str, Any]:
     document = _document(life)
     ready = document is not None and bool(document.get("ready"))
-    reasons = list(document.get("reasons", ())) if document is not None else [life.silence if life is not None else record.reason]
+    reasons = (
+        list(document.get("reasons", ()))
+        if document is not None
+        else [life.silence if life is not None else record.reason]
+    )
     return {
         "id": record.id,
         "state": record.state if document is None else document["state"],
@@ -41,6 +64,6 @@ def _told(record: Record, life: Life | None) -> dict[str, Any]:
     }
 
 
-def _document(life: Life | None) -> Mapping[str, Any] | None:
+def _document(life: ManagedRun | None) -> Mapping[str, Any] | None:
     """What the run says of itself, if it answered when it was last asked."""
     return life.document if life is not None and not life.silence else None

@@ -32,12 +32,14 @@ class NoAnswerError(TianflowError):
     """The run does not answer, or not with what was asked for."""
 
 
-class Asker:
+class RunClient:
     """Asks runs. Open it with ``async with``."""
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(
+            timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -52,7 +54,9 @@ class Asker:
                 found: Mapping[str, Any] = await answer.json()
                 return found
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise NoAnswerError(f"it does not answer: {str(error) or type(error).__name__}") from error
+            raise NoAnswerError(
+                f"it does not answer: {str(error) or type(error).__name__}"
+            ) from error
 
     async def act(self, contact: ControlFile, action: str) -> None:
         """Ask for an action; that it was refused is the run's affair."""
@@ -64,9 +68,14 @@ class Asker:
 
     async def metrics(self, contact: ControlFile, accept: str) -> str:
         """Its metrics, in the format that ``accept`` asks for; "" when it does not answer."""
-        headers, timeout = _token(contact) | {"Accept": accept}, aiohttp.ClientTimeout(total=METRICS_S)
+        headers, timeout = (
+            _token(contact) | {"Accept": accept},
+            aiohttp.ClientTimeout(total=METRICS_S),
+        )
         try:
-            async with self._session.get(f"{contact.address}/metrics", headers=headers, timeout=timeout) as answer:
+            async with self._session.get(
+                f"{contact.address}/metrics", headers=headers, timeout=timeout
+            ) as answer:
                 return await answer.text() if answer.status == HTTPStatus.OK else ""
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return ""
@@ -80,22 +89,37 @@ class Asker:
         body = await request.read()
         try:
             async with self._session.request(
-                request.method, _url(contact, rest), params=request.query, data=body or None, headers=_passed_on(contact, request)
+                request.method,
+                _url(contact, rest),
+                params=request.query,
+                data=body or None,
+                headers=_passed_on(contact, request),
             ) as answer:
-                return web.Response(status=answer.status, body=await answer.read(), headers=_chosen(answer.headers, ANSWERED))
+                return web.Response(
+                    status=answer.status,
+                    body=await answer.read(),
+                    headers=_chosen(answer.headers, ANSWERED),
+                )
         except (aiohttp.ClientError, TimeoutError) as error:
             raise silent(contact, error) from error
 
     @asynccontextmanager
-    async def events(self, contact: ControlFile, number: int, *, follow: bool) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def events(
+        self, contact: ControlFile, number: int, *, follow: bool
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         """What the run tells after the event of that ``number``, as it comes. A run that was killed is an end and no error.
 
         Raises:
             NoAnswerError: it does not answer, or not with events.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENT_S)
-        headers, params = _token(contact) | {"Last-Event-ID": str(number)}, {"follow": "true" if follow else "false"}
-        asked = self._session.get(_url(contact, "/events"), params=params, headers=headers, timeout=timeout)
+        headers, params = (
+            _token(contact) | {"Last-Event-ID": str(number)},
+            {"follow": "true" if follow else "false"},
+        )
+        asked = self._session.get(
+            _url(contact, "/events"), params=params, headers=headers, timeout=timeout
+        )
         try:
             async with asyncio.timeout(ANSWER_S):
                 answer = await asked

@@ -15,9 +15,9 @@ from typing import Any, ParamSpec, TypeVar
 from tianflow.errors import StateConflictError
 from tianflow.logs import logger
 from tianflow.rundir.control_file import ControlFile
-from tianflow.server.service.run_client import Asker, NoAnswerError
-from tianflow.server.service.run_process import Child, Files, Outcome
-from tianflow.server.service.store import Record, Store, StoreError
+from tianflow.server.service.run_client import NoAnswerError, RunClient
+from tianflow.server.service.run_process import RunFiles, RunOutcome, RunProcess
+from tianflow.server.service.store import RunRecord, RunStore, StoreError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,7 +36,7 @@ AGAIN_S = 5.0
 log = logger("serve")
 
 
-class Life:
+class ManagedRun:
     """A run from the moment when it has a place until it has ended.
 
     Attributes:
@@ -45,9 +45,9 @@ class Life:
         silence: why there was no answer at the last look, or ``""``.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: RunRecord) -> None:
         self.record = record
-        self.child: Child | None = None
+        self.child: RunProcess | None = None
         self.contact: ControlFile | None = None
         self.document: Mapping[str, Any] | None = None
         self.silence = "it is starting"
@@ -55,7 +55,7 @@ class Life:
         self.deaths: deque[float] = deque()
 
 
-class House:
+class RunManager:
     """Holds the runs.
 
     Consumes: submissions, exits of processes. Produces: processes. Waits: for a place, for a process. Unblocked by: a submission,
@@ -73,25 +73,35 @@ class House:
     def __init__(
         self,
         *,
-        store: Store,
-        files: Files,
+        store: RunStore,
+        files: RunFiles,
         limit: int,
-        asker: Asker,
+        asker: RunClient,
         overrides: Mapping[str, object],
-        start: Callable[[str, Mapping[str, Any], Files, Mapping[str, object]], Awaitable[Child]] = Child.start,
+        start: Callable[
+            [str, Mapping[str, Any], RunFiles, Mapping[str, object]], Awaitable[RunProcess]
+        ] = RunProcess.start,
     ) -> None:
-        self._store, self.files, self._limit, self._asker, self._overrides = store, files, limit, asker, overrides
+        self._store, self.files, self._limit, self._asker, self._overrides = (
+            store,
+            files,
+            limit,
+            asker,
+            overrides,
+        )
         self._start = start
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._changed = asyncio.Event()
-        self._lives: dict[str, Life] = {}
+        self._lives: dict[str, ManagedRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.leaving = asyncio.Event()
         self.restarts = 0
 
     async def remember(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Ask the store, off the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._disk, lambda: method(*args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._disk, lambda: method(*args, **kwargs)
+        )
 
     async def run(self, started: Callable[[], None]) -> None:
         """Give places to those that wait, until cancelled; then let go of every run, and wait for them."""
@@ -126,7 +136,7 @@ class House:
                 self._begin(record)
 
     @property
-    def lives(self) -> Mapping[str, Life]:
+    def lives(self) -> Mapping[str, ManagedRun]:
         """Runs that have a place, by id."""
         return self._lives
 
@@ -140,7 +150,7 @@ class House:
             if life.child is not None:
                 life.child.kill()
 
-    async def stop(self, record: Record, source: str) -> str:
+    async def stop(self, record: RunRecord, source: str) -> str:
         """End a run that does not answer for itself: one that waits, or starts, or hangs; the state it leads to."""
         life = self._lives.get(record.id)
         if life is not None:
@@ -149,11 +159,13 @@ class House:
                 _end(life.child)
             return "stopped"
         if record.state in {"pending", "running"}:
-            await self.remember(self._store.end, record.id, state="stopped", reason=source, now=time.time())
+            await self.remember(
+                self._store.end, record.id, state="stopped", reason=source, now=time.time()
+            )
             return "stopped"
         return record.state
 
-    async def resume(self, record: Record) -> str:
+    async def resume(self, record: RunRecord) -> str:
         """Queue a run that has ended again; the state it leads to.
 
         Raises:
@@ -167,13 +179,13 @@ class House:
             return "pending"
         return record.state
 
-    def _begin(self, record: Record) -> None:
-        life = self._lives[record.id] = Life(record)
+    def _begin(self, record: RunRecord) -> None:
+        life = self._lives[record.id] = ManagedRun(record)
         task = asyncio.create_task(self._lead(life), name=f"run {record.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _lead(self, life: Life) -> None:
+    async def _lead(self, life: ManagedRun) -> None:
         """One run from its place to its end. Whatever goes wrong here is that run's failure, and of no other."""
         name = life.record.id
         try:
@@ -184,18 +196,31 @@ class House:
             outcome = None
         except Exception as error:  # the boundary between one run and the service
             log.exception("a run cannot be held", run=name)
-            outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+            outcome = RunOutcome("failed", f"{type(error).__name__}: {error}")
         try:
             if outcome is not None:
-                await self._kept(life, self._store.end, name, state=outcome.state, reason=outcome.reason, now=time.time())
+                await self._kept(
+                    life,
+                    self._store.end,
+                    name,
+                    state=outcome.state,
+                    reason=outcome.reason,
+                    now=time.time(),
+                )
                 log.info("a run has ended", run=name, state=outcome.state, reason=outcome.reason)
         except StoreError as error:
-            log.warning("how a run ended cannot be kept, so the next service goes on with it", run=name, error=str(error))
+            log.warning(
+                "how a run ended cannot be kept, so the next service goes on with it",
+                run=name,
+                error=str(error),
+            )
         finally:
             del self._lives[name]
             self.wake()
 
-    async def _kept(self, life: Life, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _kept(
+        self, life: ManagedRun, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Ask the store until the disk does as it is told: a run is not failed by a disk that is full or busy, nor tried again after
         its end. Raises StoreError once the service ends.
         """
@@ -206,7 +231,11 @@ class House:
                 if self.leaving.is_set():
                     raise
                 life.silence = str(error)
-                log.warning("the state of a run cannot be kept for now", run=life.record.id, error=str(error))
+                log.warning(
+                    "the state of a run cannot be kept for now",
+                    run=life.record.id,
+                    error=str(error),
+                )
             else:
                 life.silence = ""
                 return found
@@ -214,7 +243,7 @@ class House:
                 async with asyncio.timeout(AGAIN_S):
                     await self.leaving.wait()
 
-    async def _live_again_and_again(self, life: Life) -> Outcome | None:
+    async def _live_again_and_again(self, life: ManagedRun) -> RunOutcome | None:
         """Until it has ended by itself; None: the service ends, and the run is to go on with the next one."""
         await self._earlier_gone(life.record.id)
         while (outcome := self._over(life)) is None and not self.leaving.is_set():
@@ -226,9 +255,11 @@ class House:
                 await asyncio.sleep(BACKOFF_S)
         return outcome
 
-    async def _live(self, life: Life) -> Outcome | None:
+    async def _live(self, life: ManagedRun) -> RunOutcome | None:
         """One process of the run, from its start to its end."""
-        child = life.child = await self._start(life.record.id, json.loads(life.record.config), self.files, self._overrides)
+        child = life.child = await self._start(
+            life.record.id, json.loads(life.record.config), self.files, self._overrides
+        )
         if self.leaving.is_set() or life.stop_source:
             _end(child)
         looking = asyncio.create_task(self._look(life, child))
@@ -239,33 +270,42 @@ class House:
             await asyncio.gather(looking, return_exceptions=True)
             life.child = life.contact = None
 
-    def _over(self, life: Life) -> Outcome | None:
+    def _over(self, life: ManagedRun) -> RunOutcome | None:
         """Why there shall be no further process: a person stopped it, or it died too often."""
         if life.stop_source:
-            return Outcome("stopped", life.stop_source)
+            return RunOutcome("stopped", life.stop_source)
         if len(life.deaths) > DEATHS:
-            return Outcome("failed", f"its process was ended from outside {len(life.deaths)} times within {WINDOW_S:g} s")
+            return RunOutcome(
+                "failed",
+                f"its process was ended from outside {len(life.deaths)} times within {WINDOW_S:g} s",
+            )
         return None
 
-    def _mourn(self, life: Life) -> None:
+    def _mourn(self, life: ManagedRun) -> None:
         now = time.monotonic()
         life.deaths.append(now)
         while life.deaths[0] < now - WINDOW_S:
             life.deaths.popleft()
         self.restarts += 1
         life.silence = "its process died, and it goes on from its newest checkpoint"
-        log.warning("a run's process is gone; it goes on from its newest checkpoint", run=life.record.id, deaths=len(life.deaths))
+        log.warning(
+            "a run's process is gone; it goes on from its newest checkpoint",
+            run=life.record.id,
+            deaths=len(life.deaths),
+        )
 
     async def _earlier_gone(self, name: str) -> None:
         """A service that was killed let go of this run, which may still be writing its last checkpoint."""
         deadline = time.monotonic() + LEAVE_S
-        while (found := await asyncio.to_thread(ControlFile.read, self.files.run(name))) is not None and found.alive:
+        while (
+            found := await asyncio.to_thread(ControlFile.read, self.files.run(name))
+        ) is not None and found.alive:
             if time.monotonic() > deadline:
                 log.warning("killing what an earlier service left", run=name, pid=found.pid)
                 found.kill()
             await asyncio.sleep(0.1)
 
-    async def _look(self, life: Life, child: Child) -> None:
+    async def _look(self, life: ManagedRun, child: RunProcess) -> None:
         """Find out where the run answers, then how it is, again and again."""
         while life.contact is None:
             life.contact = await asyncio.to_thread(lambda: child.control)
@@ -293,12 +333,16 @@ class House:
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=LEAVE_S)
             if late:
-                log.warning("killing runs that did not end in time", runs=sorted(self._lives), grace_s=LEAVE_S)
+                log.warning(
+                    "killing runs that did not end in time",
+                    runs=sorted(self._lives),
+                    grace_s=LEAVE_S,
+                )
                 self.hurry()
                 await asyncio.wait(late)
 
 
-def _end(child: Child) -> None:
+def _end(child: RunProcess) -> None:
     """Ask it to end; one that hangs does not hear it."""
     child.release()
     asyncio.get_running_loop().call_later(LEAVE_S, child.kill)

@@ -24,12 +24,17 @@ TAIL = 4096
 LONGEST_LOG = 4 * 2**20
 """Bytes of a log of which half is let go: a process writes a line every few seconds, for months."""
 INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-OWN: Mapping[str, object] = {"http.enabled": True, "http.host": "127.0.0.1", "http.port": 0, "http.allowed_hosts": []}
+OWN: Mapping[str, object] = {
+    "http.enabled": True,
+    "http.host": "127.0.0.1",
+    "http.port": 0,
+    "http.allowed_hosts": [],
+}
 """Settings that belong to the service: what answers to others is the service itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class RunFiles:
     """Where things lie in the directory of the runs, which is ``runs``."""
 
     runs: Path
@@ -71,7 +76,11 @@ class Files:
 
     def paused(self, name: str) -> bool:
         """Whether a person wanted the run to rest when it was last told either."""
-        told = [entry["action"] for entry in self.audit(name) if entry.get("action") in ("pause", "resume")]
+        told = [
+            entry["action"]
+            for entry in self.audit(name)
+            if entry.get("action") in ("pause", "resume")
+        ]
         return told[-1:] == ["pause"]
 
     def trim(self, name: str) -> None:
@@ -96,14 +105,14 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended: done, failed or stopped."""
 
     state: str
     reason: str
 
 
-class Child:
+class RunProcess:
     """``tianflow train`` of one run. It ends, with a last checkpoint, when its standard input does: so it never outlives the service.
 
     Args:
@@ -112,14 +121,19 @@ class Child:
         files: where its files lie.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, name: str, files: Files) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, name: str, files: RunFiles) -> None:
         self._process, self._name, self._files = process, name, files
 
     @classmethod
-    async def start(cls, name: str, config: Mapping[str, Any], files: Files, overrides: Mapping[str, object]) -> Child:
+    async def start(
+        cls, name: str, config: Mapping[str, Any], files: RunFiles, overrides: Mapping[str, object]
+    ) -> RunProcess:
         """Start the run, or go on with it from its newest checkpoint and with its live settings."""
         arguments = await asyncio.to_thread(_arguments, name, config, files)
-        settings = [f"{path}={config_loading.toml_value(value)}" for path, value in {**OWN, **overrides}.items()]
+        settings = [
+            f"{path}={config_loading.toml_value(value)}"
+            for path, value in {**OWN, **overrides}.items()
+        ]
         command = [sys.executable, "-m", "tianflow", "train", *arguments, *settings]
         log = await asyncio.to_thread(files.log(name).open, "ab")
         try:
@@ -151,28 +165,35 @@ class Child:
         with suppress(ProcessLookupError):
             self._process.kill()
 
-    async def ended(self) -> Outcome | None:
+    async def ended(self) -> RunOutcome | None:
         """Wait for it. None: it was ended from outside, or because the service let go of it, and can go on."""
         code = await self._process.wait()
         return await asyncio.to_thread(self._outcome, code)
 
-    def _outcome(self, code: int) -> Outcome | None:
+    def _outcome(self, code: int) -> RunOutcome | None:
         summary = self._files.summary(self._name)
         if summary is not None:
             if summary.get("reason") == EOF:
                 return None
-            return Outcome(str(summary.get("state", "failed")), str(summary.get("error") or summary.get("reason") or ""))
+            return RunOutcome(
+                str(summary.get("state", "failed")),
+                str(summary.get("error") or summary.get("reason") or ""),
+            )
         if code < 0 or code == 128 + signal.SIGHUP:
             return None
         if code in INTERRUPTED:
-            return Outcome("stopped", signal.Signals(code - 128).name)
-        return Outcome("failed", self._files.tail(self._name) or f"its process ended with {code}")
+            return RunOutcome("stopped", signal.Signals(code - 128).name)
+        return RunOutcome(
+            "failed", self._files.tail(self._name) or f"its process ended with {code}"
+        )
 
 
-def _arguments(name: str, config: Mapping[str, Any], files: Files) -> list[str]:
+def _arguments(name: str, config: Mapping[str, Any], files: RunFiles) -> list[str]:
     """What to tell ``train``; the directory is then as it needs it."""
     directory, start = files.run(name), files.config(name)
-    (directory / SUMMARY).unlink(missing_ok=True)  # of an earlier life: what is there at the end is of this one
+    (directory / SUMMARY).unlink(
+        missing_ok=True
+    )  # of an earlier life: what is there at the end is of this one
     if any((directory / "checkpoints").glob("v*")):
         return ["--resume", str(directory)]
     if (last := directory / config_loading.CONFIG_FILE).is_file():

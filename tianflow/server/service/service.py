@@ -18,12 +18,20 @@ from tianflow.hosts import event_loop as loops
 from tianflow.logs import logger
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
 from tianflow.server.common.auth import NO_TOKENS, Guard, Tokens
-from tianflow.server.run.server import Server, address, answering, bind, connections_of, going, runner_of
+from tianflow.server.run.server import (
+    Server,
+    address,
+    answering,
+    bind,
+    connections_of,
+    going,
+    runner_of,
+)
 from tianflow.server.service.routes import make_app
-from tianflow.server.service.run_client import Asker
-from tianflow.server.service.run_manager import House
-from tianflow.server.service.run_process import Files
-from tianflow.server.service.store import NAME, Store
+from tianflow.server.service.run_client import RunClient
+from tianflow.server.service.run_manager import RunManager
+from tianflow.server.service.run_process import RunFiles
+from tianflow.server.service.store import NAME, RunStore
 from tianflow.server.service.tokens import read_or_make
 
 RUN_REQUESTS_PER_S = 10_000.0
@@ -70,7 +78,9 @@ async def _serve(settings: ServiceSettings, announce: Callable[[Server, Tokens],
             signals.again = service.house.hurry
             announce(service.server, service.tokens)
             number = await signals.first
-            log.warning("ending: every run is let go of, with a last checkpoint, and goes on when the service is back")
+            log.warning(
+                "ending: every run is let go of, with a last checkpoint, and goes on when the service is back"
+            )
     return 128 + number
 
 
@@ -80,13 +90,13 @@ class Service:
 
     server: Server
     tokens: Tokens
-    house: House
+    house: RunManager
 
 
 @asynccontextmanager
 async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
     """A service that answers while the context is open. Raises as `run`."""
-    files = Files(await asyncio.to_thread(settings.runs_dir.absolute))
+    files = RunFiles(await asyncio.to_thread(settings.runs_dir.absolute))
     async with _held(files):
         bound = await bind(settings.http)
         try:
@@ -94,12 +104,26 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
             if settings.tokens:
                 tokens = await asyncio.to_thread(read_or_make, settings.token_file or files.tokens)
             loopback = ipaddress.ip_address(bound.getsockname()[0]).is_loopback
-            guard = Guard(tokens=tokens, loopback=loopback, allowed_hosts=settings.http.allowed_hosts)
-            store = await asyncio.to_thread(Store, files.own / NAME)
-            async with Asker() as asker:
-                overrides = {"http.max_streams": settings.http.max_streams, "http.max_requests_per_s": RUN_REQUESTS_PER_S}
-                house = House(store=store, files=files, limit=settings.limit, asker=asker, overrides=overrides)
-                app = make_app(house=house, store=store, asker=asker, guard=guard, http=settings.http, allowed=settings.allowed)
+            guard = Guard(
+                tokens=tokens, loopback=loopback, allowed_hosts=settings.http.allowed_hosts
+            )
+            store = await asyncio.to_thread(RunStore, files.own / NAME)
+            async with RunClient() as asker:
+                overrides = {
+                    "http.max_streams": settings.http.max_streams,
+                    "http.max_requests_per_s": RUN_REQUESTS_PER_S,
+                }
+                house = RunManager(
+                    store=store, files=files, limit=settings.limit, asker=asker, overrides=overrides
+                )
+                app = make_app(
+                    house=house,
+                    store=store,
+                    asker=asker,
+                    guard=guard,
+                    http=settings.http,
+                    allowed=settings.allowed,
+                )
                 runner = runner_of(app)
                 server = Server(address(bound), bound.getsockname()[1])
                 # the runs end first: their streams are then passed on to their ends while the server is still there
@@ -117,7 +141,7 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
 
 
 @asynccontextmanager
-async def _held(files: Files) -> AsyncIterator[None]:
+async def _held(files: RunFiles) -> AsyncIterator[None]:
     """The directory belongs to this service while the context is open, and no longer than its process lives."""
     lock = await asyncio.to_thread(_lock, files)
     try:
@@ -126,12 +150,14 @@ async def _held(files: Files) -> AsyncIterator[None]:
         os.close(lock)
 
 
-def _lock(files: Files) -> int:
+def _lock(files: RunFiles) -> int:
     try:
         files.own.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(files.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError([Problem("--runs-dir", str(files.runs), f"cannot be used: {error.strerror}")]) from error
+        raise ConfigError(
+            [Problem("--runs-dir", str(files.runs), f"cannot be used: {error.strerror}")]
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -139,12 +165,14 @@ def _lock(files: Files) -> int:
         other = ControlFile.read(files.runs, SERVICE)
         where = f" at {other.address}" if other is not None else ""
         message = f"another service{where} holds the runs there"
-        raise ConfigError([Problem("--runs-dir", str(files.runs), message, "another directory")]) from error
+        raise ConfigError(
+            [Problem("--runs-dir", str(files.runs), message, "another directory")]
+        ) from error
     return lock
 
 
 @asynccontextmanager
-async def _announced(server: Server, tokens: Tokens, files: Files) -> AsyncIterator[None]:
+async def _announced(server: Server, tokens: Tokens, files: RunFiles) -> AsyncIterator[None]:
     """Other programs find the service by its file."""
     pid = os.getpid()
     file = ControlFile(

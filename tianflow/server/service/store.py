@@ -49,7 +49,7 @@ class ReusedKeyError(TianflowError):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RunRecord:
     """A run as the service remembers it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Record:
     reason: str
 
 
-class Store:
+class RunStore:
     """The records of all runs. Every method waits for the disk: call it from one thread that may.
 
     Args:
@@ -91,18 +91,29 @@ class Store:
             (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
                 raise StoreError(f"{str(path)!r} is damaged: {found}")
-            self._connection.execute("PRAGMA synchronous = FULL")  # a run that was accepted is there after a power cut
+            self._connection.execute(
+                "PRAGMA synchronous = FULL"
+            )  # a run that was accepted is there after a power cut
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             if version not in (0, FORMAT):
-                raise StoreError(f"{str(path)!r} has format {version}, and this version of tianflow reads format {FORMAT} only")
+                raise StoreError(
+                    f"{str(path)!r} has format {version}, and this version of tianflow reads format {FORMAT} only"
+                )
             self._connection.executescript(SCHEMA)
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
         except REFUSALS as error:
             raise StoreError(f"{str(path)!r} cannot be used: {error}") from error
 
     def add(
-        self, name: str, *, config: dict[str, Any], source: str, now: float, key: str | None = None, body: str | None = None
-    ) -> tuple[Record, bool]:
+        self,
+        name: str,
+        *,
+        config: dict[str, Any],
+        source: str,
+        now: float,
+        key: str | None = None,
+        body: str | None = None,
+    ) -> tuple[RunRecord, bool]:
         """A new pending run, and True; or, where ``key`` was used before for the same ``body``, the run of that time, and False.
 
         Raises:
@@ -111,7 +122,9 @@ class Store:
         """
         if key is not None and (known := self._one("key = ?", key)) is not None:
             if self._ask("SELECT body FROM runs WHERE key = ?", key) != [(body,)]:
-                raise ReusedKeyError(f"the idempotency key {key!r} was used before, to submit something else")
+                raise ReusedKeyError(
+                    f"the idempotency key {key!r} was used before, to submit something else"
+                )
             return known, False
         if self.get(name) is not None:
             raise TakenError(f"there is a run {name!r} already; choose another run.name")
@@ -123,18 +136,23 @@ class Store:
         assert record is not None
         return record, True
 
-    def get(self, name: str) -> Record | None:
+    def get(self, name: str) -> RunRecord | None:
         """The run called ``name``; None if there is none."""
         return self._one("id = ?", name)
 
-    def wanted(self, most: int) -> Sequence[Record]:
+    def wanted(self, most: int) -> Sequence[RunRecord]:
         """The first ``most`` of those that go on or wait: first what was running, then what waits, each in the order of their coming."""
-        found = (self._records(f"state = '{state}' ORDER BY number LIMIT ?", most) for state in ("running", "pending"))
+        found = (
+            self._records(f"state = '{state}' ORDER BY number LIMIT ?", most)
+            for state in ("running", "pending")
+        )
         return [record for records in found for record in records][:most]
 
-    def page(self, *, before: int | None, limit: int) -> Sequence[Record]:
+    def page(self, *, before: int | None, limit: int) -> Sequence[RunRecord]:
         """At most ``limit`` runs, newest first, from those that came before number ``before``."""
-        return self._records("number < ? ORDER BY number DESC LIMIT ?", 2**62 if before is None else before, limit)
+        return self._records(
+            "number < ? ORDER BY number DESC LIMIT ?", 2**62 if before is None else before, limit
+        )
 
     def counts(self) -> dict[str, int]:
         """How many runs are in each state."""
@@ -155,21 +173,29 @@ class Store:
 
     def end(self, name: str, *, state: str, reason: str, now: float) -> None:
         """It has ended."""
-        self._ask("UPDATE runs SET state = ?, reason = ?, ended = ? WHERE id = ?", state, reason, now, name)
+        self._ask(
+            "UPDATE runs SET state = ?, reason = ?, ended = ? WHERE id = ?",
+            state,
+            reason,
+            now,
+            name,
+        )
 
     def close(self) -> None:
         """Nothing can be asked afterwards."""
         self._connection.close()
 
-    def _one(self, condition: str, *values: object) -> Record | None:
+    def _one(self, condition: str, *values: object) -> RunRecord | None:
         return next(iter(self._records(condition, *values)), None)
 
-    def _records(self, condition: str, *values: object) -> list[Record]:
+    def _records(self, condition: str, *values: object) -> list[RunRecord]:
         rows = self._ask(f"SELECT {COLUMNS} FROM runs WHERE {condition}", *values)  # noqa: S608 - our own texts
-        return [Record(*row) for row in rows]
+        return [RunRecord(*row) for row in rows]
 
     def _ask(self, statement: str, *values: object) -> list[Any]:
         try:
             return self._connection.execute(statement, values).fetchall()
         except REFUSALS as error:
-            raise StoreError(f"what is remembered of the runs cannot be read or written: {error}") from error
+            raise StoreError(
+                f"what is remembered of the runs cannot be read or written: {error}"
+            ) from error

@@ -21,9 +21,14 @@ def read_or_make(path: Path) -> Tokens:
         if path.exists():
             return _read(path)
         made = Tokens.make()
-        _write(path, f'# control: everything; read: looking\ncontrol = "{made.control}"\nread = "{made.read}"\n')
+        _write(
+            path,
+            f'# control: everything; read: looking\ncontrol = "{made.control}"\nread = "{made.read}"\n',
+        )
     except OSError as error:
-        raise ConfigError([Problem("--token-file", str(path), f"cannot be used: {error.strerror}")]) from error
+        raise ConfigError(
+            [Problem("--token-file", str(path), f"cannot be used: {error.strerror}")]
+        ) from error
     return made
 
 
@@ -41,13 +46,19 @@ def _write(path: Path, text: str) -> None:
 
 def _read(path: Path) -> Tokens:
     if path.stat().st_mode & 0o077:
-        raise ConfigError([Problem("--token-file", str(path), "can be read by others", f"chmod 600 {path}")])
+        raise ConfigError(
+            [Problem("--token-file", str(path), "can be read by others", f"chmod 600 {path}")]
+        )
     accepted = 'two lines, control = "..." and read = "...", each with a token of its own'
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         control, read = tables["control"], tables["read"]
         if not (isinstance(control, str) and isinstance(read, str) and control and read):
-            raise ConfigError([Problem("--token-file", str(path), "holds a token that is none", accepted)])
+            raise ConfigError(
+                [Problem("--token-file", str(path), "holds a token that is none", accepted)]
+            )
         return Tokens(control, read)
     except (ValueError, KeyError) as error:
-        raise ConfigError([Problem("--token-file", str(path), "does not hold the tokens", accepted)]) from error
+        raise ConfigError(
+            [Problem("--token-file", str(path), "does not hold the tokens", accepted)]
+        ) from error

@@ -16,7 +16,12 @@ from aiohttp import web
 
 PAGE = "index.html"
 FOLDER = "/console/"
-TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
+TYPES = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 FILES = (
     "actions.js",
     "api.js",
@@ -45,7 +50,11 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """What a browser lets the page do: its own files and this server's API. No text can become markup or script, whoever wrote it."""
-HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin"}
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 PATHS = frozenset({"/", *(FOLDER + name for name in FILES)})
 """Where it is; none of it needs a token."""
 
@@ -59,7 +68,9 @@ async def give(request: web.Request) -> web.Response:
     """The file at the path of ``request``."""
     name = request.path.removeprefix("/").removeprefix(FOLDER.removeprefix("/")) or PAGE
     found = await asyncio.to_thread(contents)
-    return web.Response(body=found[name], content_type=TYPES[Path(name).suffix], charset="utf-8", headers=HEADERS)
+    return web.Response(
+        body=found[name], content_type=TYPES[Path(name).suffix], charset="utf-8", headers=HEADERS
+    )
 
 
 @cache
