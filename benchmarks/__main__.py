@@ -31,7 +31,9 @@ NAMES = (
     "foretold",
 )
 LONG = ("stalled", "pong_gpu", "peers_cartpole", "peers_pong")
-"""Half an hour long, or in need of a GPU, or of peers that `make bench-peers` installs: only when they are named."""
+"""Half an hour long, or in need of a GPU, or of peers that `make bench-peers` installs: only when
+they are named.
+"""
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -63,7 +65,8 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--seconds",
         type=float,
-        help="of training in each run beside peers, or foretold; as many as each benchmark takes by itself",
+        help="of training in each run beside peers, or foretold; as many as each benchmark takes "
+        "by itself",
     )
     parser.add_argument(
         "--cores", type=_cores, help="those to use, such as 0,1; all that may be used"
@@ -91,7 +94,8 @@ def _cores(text: str) -> set[int]:
     wanted, there = {int(number) for number in text.split(",")}, os.sched_getaffinity(0)
     if not wanted <= there:
         raise argparse.ArgumentTypeError(
-            f"{text} is not all among the cores that may be used: {', '.join(map(str, sorted(there)))}"
+            f"{text} is not all among the cores that may be used: "
+            f"{', '.join(map(str, sorted(there)))}"
         )
     return wanted
 

@@ -1,4 +1,6 @@
-"""What slots cost an actor: its environments alone, with inference, and with inference and slots."""
+"""What slots cost an actor: its environments alone, with inference, and with inference and
+slots.
+"""
 
 from __future__ import annotations
 
@@ -71,12 +73,19 @@ def make(plan: Plan) -> Benchmark:
             "slots": "env steps/s, the shipped rollout",
         },
         settings={
-            "parts": f"take turns of {halves.TURN_S:g} s in one process on one core, {seconds:g} s each",
+            "parts": f"take turns of {halves.TURN_S:g} s in one process on one core, {seconds:g} "
+            "s each",
             "CartPole": "64 environments, T = 32, mlp 64-64 relu",
-            "ALE Pong": "8 environments of one thread, 84 x 84 x 4, frame skip 4 (not multiplied), T = 20, nature_cnn",
-            "sleeping": f"4 environments of Python, one after another, {sleeping.STEP_S * 1e3:g} ms a step each, T = 4, mlp 64-64 relu",
+            "ALE Pong": "8 environments of one thread, 84 x 84 x 4, frame skip 4 (not "
+            "multiplied), T = 20, nature_cnn",
+            "sleeping": f"4 environments of Python, one after another, {sleeping.STEP_S * 1e3:g} "
+            "ms a step each, T = 4, mlp 64-64 relu",
         },
         notes=(
-            "With slots: also log-probabilities, flags, episode returns, and looking for what is not finite.",
+            (
+                "With slots: also log-probabilities, flags, episode returns, and looking for what "
+                "is "
+                "not finite."
+            ),
         ),
     )

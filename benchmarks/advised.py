@@ -1,4 +1,6 @@
-"""A run that follows the advice of its own diagnosis: what that foretells, beside what comes of it."""
+"""A run that follows the advice of its own diagnosis: what that foretells, beside what comes
+of it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ async def advice(run: RunHandle) -> Diagnosis:
 
 
 async def follow(config: Path, window: training.Window, runs: Path) -> Values:
-    """Steps/s as foretold, and as measured over ``window`` after every setting that was suggested is in force."""
+    """Steps/s as foretold, and as measured over ``window`` after every setting that was suggested
+    is in force.
+    """
     async with open_run(config, ALONE, runs_dir=runs) as run:
         await training.until_started(run)
         told = await advice(run)

@@ -1,10 +1,13 @@
-"""Loops with nothing around them, each in a process on a core of its own: what the parts could do alone.
+"""Loops with nothing around them, each in a process on a core of its own: what the parts could do
+alone.
 
-``rollout``   the shipped policy on the bare Gymnasium vector: no slot, no message, no log-probability
+``rollout``   the shipped policy on the bare Gymnasium vector: no slot, no message, no
+log-probability
 ``environments``  steps of the environments that the config names, and no policy
 ``act``       the same policy on one observation, without an environment
 ``step``      the shipped learner's ``step`` on one batch that stays where it is
-``torch_act`` ``torch_step``  what anyone would write in PyTorch for the same network sizes: the yardstick for the two above
+``torch_act`` ``torch_step``  what anyone would write in PyTorch for the same network sizes: the
+yardstick for the two above
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ def acting(
 ) -> tuple[Callable[[torch.Tensor], Sequence[Any]], Callable[[Array, Any], Array]]:
     """How a rollout asks ``policy``, and nothing around it.
 
-    Two functions: noise [T, N, K], which is used up, to what each step needs of it; observation [N, ...] and that, to actions [N].
+    Two functions: noise [T, N, K], which is used up, to what each step needs of it; observation [N,
+    ...] and that, to actions [N].
     """
     import numpy as np
     import torch
@@ -95,7 +99,9 @@ def rollout(config: Config) -> Work:
 
 
 def environments(config: Config) -> Work:
-    """Step the vector of environments of one actor, as `benchmarks.halves` does beside the other parts."""
+    """Step the vector of environments of one actor, as `benchmarks.halves` does beside the other
+    parts.
+    """
     from benchmarks import halves
 
     return halves.actor(config)["environment"]
@@ -140,7 +146,9 @@ def step(config: Config) -> Work:
 
 
 def learning(config: Config) -> tuple[Algorithm, LearnerBatch]:
-    """The shipped learner and a batch for it. The learning rate is 0, so that the batch stays on-policy for ever."""
+    """The shipped learner and a batch for it. The learning rate is 0, so that the batch stays
+    on-policy for ever.
+    """
     import torch
 
     from tianflow import envs
@@ -187,7 +195,9 @@ def _batch(config: Config, spec: EnvironmentSpec) -> LearnerBatch:
 
 
 def torch_act(config: Config) -> Work:
-    """Two networks of two layers, a sampled action, its log-probability and the value, all as arrays."""
+    """Two networks of two layers, a sampled action, its log-probability and the value, all as
+    arrays.
+    """
     import torch
 
     policy, value = _plain_networks()
@@ -288,7 +298,9 @@ LOOPS: dict[str, Callable[[Config], Work]] = {
 
 
 def cores() -> dict[str, int | None]:
-    """The core that each half has in a run: the learner the first, actors the next. None when there is only one."""
+    """The core that each half has in a run: the learner the first, actors the next. None when there
+    is only one.
+    """
     ours = sorted(os.sched_getaffinity(0))
     return (
         {"learner": ours[0], "actor": ours[1]}
@@ -319,7 +331,9 @@ def _during(seconds: float) -> Iterator[None]:
 
 
 def main() -> None:
-    """``LOOP CONFIG SECONDS [section.key=value ...] [--core N]``: make it, wait for the others, time it."""
+    """``LOOP CONFIG SECONDS [section.key=value ...] [--core N]``: make it, wait for the others,
+    time it.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("loop", choices=sorted(LOOPS))
     parser.add_argument("config", type=Path)

@@ -1,4 +1,6 @@
-"""tianflow beside a peer: each run a process of its own, with its own interpreter, told in the same values."""
+"""tianflow beside a peer: each run a process of its own, with its own interpreter, told in the same
+values.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def rival_side(
 
 
 def attempt(rival: Rival, arguments: tuple[object, ...], seconds: float) -> Values:
-    """One run of ``seconds`` of training at most; what hangs or fails is told as that, for the other rows' sake."""
+    """One run of ``seconds`` of training at most; what hangs or fails is told as that, for the
+    other rows' sake.
+    """
     values = _attempt(rival, arguments, seconds)
     return (
         values
@@ -102,7 +106,9 @@ def _attempt(rival: Rival, arguments: tuple[object, ...], seconds: float) -> Val
 
 
 def told(done: child.Finished) -> Values:
-    """The values of a peer's answer, as `benchmarks.peers.common` has it; without what the peer does not tell."""
+    """The values of a peer's answer, as `benchmarks.peers.common` has it; without what the peer
+    does not tell.
+    """
     said = done.answer
     values: Values = {
         "time_to_target": said["time_to_target_s"],
@@ -125,7 +131,8 @@ def cost(done: child.Finished) -> Values:
 def ours_to_target(config: str, overrides: tuple[str, ...], plan: Plan, seconds: float) -> Values:
     """``tianflow train`` as a user calls it, until the target or for ``seconds``.
 
-    It evaluates 100 episodes and ends before it says how it went, so time since the start and steps are upper bounds.
+    It evaluates 100 episodes and ends before it says how it went, so time since the start and steps
+    are upper bounds.
     """
     with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
         arguments = (
@@ -184,7 +191,9 @@ def ours_sustained(
 
 
 def versions(rivals: tuple[Rival, ...]) -> dict[str, str]:
-    """A line of settings for each rival: what it runs with, and which versions are installed, if any."""
+    """A line of settings for each rival: what it runs with, and which versions are installed, if
+    any.
+    """
     found = {}
     for rival in rivals:
         there = install.versions(install.PEERS[rival.peer])

@@ -1,10 +1,13 @@
-"""Why the bound matters: ``python -m benchmarks.bound`` trains with learners of several speeds under several bounds, laws and algorithms.
+"""Why the bound matters: ``python -m benchmarks.bound`` trains with learners of several speeds
+under several bounds, laws and algorithms.
 
-Four actors feed one learner, which is as fast as it can be or sleeps so many times as long as it computes. Data are then as old
-as the bound, or whatever takes its place, lets them become: a bound kept by pacing (law ``staleness``), the same bound kept by
-throwing away at the learner's door (``consume_only``), or none (``open_loop``, where memory holds `SLOTS` trajectories). A run ends
-when 100 episodes of evaluation average the target, or after `SECONDS` of training. With ``--only none`` nothing is run, and what was
-measured earlier is shown and drawn; that needs the extra ``plots``.
+Four actors feed one learner, which is as fast as it can be or sleeps so many times as long as it
+computes. Data are then as old as the bound, or whatever takes its place, lets them become: a bound
+kept by pacing (law ``staleness``), the same bound kept by throwing away at the learner's door
+(``consume_only``), or none (``open_loop``, where memory holds `SLOTS` trajectories). A run ends
+when 100 episodes of evaluation average the target, or after `SECONDS` of training. With ``--only
+none`` nothing is run, and what was measured earlier is shown and drawn; that needs the extra
+``plots``.
 """
 
 from __future__ import annotations
@@ -44,15 +47,16 @@ COMMON: Mapping[str, object] = {
 }
 HEAD = f"""# Why the bound matters
 
-CartPole to a mean of 475 over 100 episodes of evaluation, {ACTORS} actors of 32 environments, two cores a run, at most {SECONDS:.0f} s of
-training. *slowed*: the learner sleeps so many times as long as it computes. η: the bound, kept by pacing actors. *filter*: actors are
-not paced, and what is too old is dropped when the learner takes it. *open loop*: no bound, {SLOTS} trajectories of memory. Medians over
-seeds; a run that did not reach the target counts as {SECONDS:.0f} s. Final return: of the last evaluation. Dropped: of the trajectories
-that were begun, those begun in vain.
+CartPole to a mean of 475 over 100 episodes of evaluation, {ACTORS} actors of 32 environments, two
+cores a run, at most {SECONDS:.0f} s of training. *slowed*: the learner sleeps so many times as long
+as it computes. η: the bound, kept by pacing actors. *filter*: actors are not paced, and what is too
+old is dropped when the learner takes it. *open loop*: no bound, {SLOTS} trajectories of memory.
+Medians over seeds; a run that did not reach the target counts as {SECONDS:.0f} s. Final return: of
+the last evaluation. Dropped: of the trajectories that were begun, those begun in vain.
 
 | algorithm | slowed | held by | reached | time to target, s (range) | final return | steps/s trained | staleness mean | max | dropped |
 |---|---|---|---|---|---|---|---|---|---|
-"""
+"""  # noqa: E501 - a row of a Markdown table
 
 
 def name(algorithm: str, slowdown: float, holder: str) -> str:
@@ -76,7 +80,9 @@ def cases() -> tuple[Case, ...]:
 
 
 def seconds_to_target(summary: Mapping[str, Any]) -> float:
-    """Seconds of training until the target was reached; ``SECONDS`` where it was not, or only by the evaluation at the end."""
+    """Seconds of training until the target was reached; ``SECONDS`` where it was not, or only by
+    the evaluation at the end.
+    """
     found = summary["time_to_target_s"] if summary["target_reached"] else None
     return SECONDS if found is None else min(SECONDS, float(found))
 
@@ -115,10 +121,11 @@ def _figures(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         / summary["trajectories"]["begun"]
         for summary in found
     ]
+    final = [summary["evaluation"].get("mean_return", 0.0) for summary in found]
     return (
         f"{sum(bool(summary['target_reached']) for summary in found)} of {len(found)}",
         f"{statistics.median(times):.1f} ({min(times):.1f} – {max(times):.1f})",
-        f"{statistics.median(summary['evaluation'].get('mean_return', 0.0) for summary in found):.0f}",
+        f"{statistics.median(final):.0f}",
         f"{statistics.median(trained):,.0f}",
         f"{statistics.median(age['mean'] for age in ages):.2f}",
         str(max(age["max"] for age in ages)),
@@ -127,7 +134,9 @@ def _figures(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Time to target over how much the learner is slowed, into ``path`` (SVG): one panel an algorithm, one line a holder."""
+    """Time to target over how much the learner is slowed, into ``path`` (SVG): one panel an
+    algorithm, one line a holder.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,8 +1,8 @@
 """Other ways to bring an array from one process to another, each timed as the product's own is.
 
-A message is what a trajectory would be: the producer writes it (a copy into memory that is its own), sends it, and the consumer
-copies what came into its batch. First as many as go, after as many as may be in flight; then one at a time with both ends asleep
-before, timed from the send on.
+A message is what a trajectory would be: the producer writes it (a copy into memory that is its
+own), sends it, and the consumer copies what came into its batch. First as many as go, after as many
+as may be in flight; then one at a time with both ends asleep before, timed from the send on.
 
 ``memcpy``   both copies in one process, and nothing between them: the limit
 ``zmq-ipc`` ``zmq-tcp``   pyzmq PUSH and PULL, without copies of its own from `ZERO_COPY` bytes on
@@ -43,16 +43,22 @@ PAUSE_S = 0.0005
 """Before a message that is timed: the consumer sleeps by now."""
 ZERO_COPY = 64 * 2**10
 BATCHES_IN_FLIGHT = 4
-"""So many batches of the product's are in its slots where it learns from more than one trajectory at a time."""
+"""So many batches of the product's are in its slots where it learns from more than one trajectory
+at a time.
+"""
 
 
 def in_flight(nbytes: int) -> int:
-    """How many messages a carrier may hold, and slots of the product there are: 16 MiB of them, 4 at least, 16 at most."""
+    """How many messages a carrier may hold, and slots of the product there are: 16 MiB of them, 4
+    at least, 16 at most.
+    """
     return min(16, max(4, 2**24 // nbytes))
 
 
 def counts(nbytes: int, share: float) -> tuple[int, int]:
-    """How many messages are sent one after another (some whole fillings of all slots), and how many one at a time."""
+    """How many messages are sent one after another (some whole fillings of all slots), and how many
+    one at a time.
+    """
     many, single = min(4000.0, 2**30 / nbytes), min(200.0, 2**29 / nbytes)
     return max(1, round(many * share / in_flight(nbytes))) * in_flight(nbytes), max(
         3 + int(5 * share), int(single * share)
@@ -73,7 +79,9 @@ def figures(seconds: float, many: int, nbytes: int, latency: list[int]) -> dict[
 def produce(
     write: Write, send: Send, acknowledged: Callable[[], object], nbytes: int, share: float
 ) -> None:
-    """The producer's end: all messages of one size. ``acknowledged`` waits until the last one has been copied."""
+    """The producer's end: all messages of one size. ``acknowledged`` waits until the last one has
+    been copied.
+    """
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     many, single = counts(nbytes, share)
     for number in range(in_flight(nbytes)):
@@ -113,7 +121,8 @@ def consume(
     return figures(seconds, many, nbytes, latency)
 
 
-# In two processes: over pipes for what the consumer acknowledges -----------------------------------------------------------
+# In two processes: over pipes for what the consumer acknowledges
+# -----------------------------------------------------------
 
 
 def between(
@@ -230,7 +239,8 @@ def memcpy(nbytes: int, share: float) -> dict[str, float]:
     return figures(time.perf_counter() - began, many, nbytes, [pair() for _ in range(single)])
 
 
-# Between two ranks ---------------------------------------------------------------------------------------------------------
+# Between two ranks
+# --------------------------------------------------------------------------------------------------
 
 
 def mpiexec() -> str | None:

@@ -68,7 +68,11 @@ def make(plan: Plan) -> Benchmark:
         },
         notes=(
             "Commit to receive: two messages and two wake-ups, through the coordinator.",
-            "Data do not move, but writing and copying them leaves caches and cores cold for the messages.",
+            (
+                "Data do not move, but writing and copying them leaves caches and cores cold for "
+                "the "
+                "messages."
+            ),
             "Publishing and reading each make and verify a checksum besides the copy.",
         ),
     )

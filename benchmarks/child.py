@@ -1,4 +1,6 @@
-"""Child processes of benchmarks: started clean, together if need be, watched, and gone afterwards whatever happens."""
+"""Child processes of benchmarks: started clean, together if need be, watched, and gone afterwards
+whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tianflow.launchers.host_forker import HOST_ENVIRONMENT
 READY = "ready"
 MEMORY_LOOK_S = 0.25
 AS_IN_HOSTS = ("benchmarks.bare", "benchmarks.halves", "benchmarks.lockstep", "benchmarks.shards")
-"""Parts of a run by themselves: their memory is dealt with as in the hosts of a run, so that a run is not compared with less."""
+"""Parts of a run by themselves: their memory is dealt with as in the hosts of a run, so that a run
+is not compared with less.
+"""
 
 
 class TookLongerError(BenchmarkError):
@@ -33,7 +37,9 @@ class TookLongerError(BenchmarkError):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a child said last, and what it cost. ``peak_mib``: of its whole tree, shared pages divided; None if not asked for."""
+    """What a child said last, and what it cost. ``peak_mib``: of its whole tree, shared pages
+    divided; None if not asked for.
+    """
 
     answer: dict[str, Any]
     wall_s: float
@@ -52,8 +58,9 @@ def run(
 ) -> Finished:
     """``python -m module arguments``, to its end; its last line of output is JSON.
 
-    Watching memory costs the child time, so a run that is timed does without, or is looked at seldom.
-    ``python``: an interpreter other than this one. ``threads``: of numerical libraries in each process; None leaves it to them.
+    Watching memory costs the child time, so a run that is timed does without, or is looked at
+    seldom. ``python``: an interpreter other than this one. ``threads``: of numerical libraries in
+    each process; None leaves it to them.
 
     Raises:
         TookLongerError: it was not through after ``timeout_s``.
@@ -74,7 +81,9 @@ def run(
 def run_together(
     commands: Sequence[tuple[str, Sequence[object]]], *, timeout_s: float
 ) -> list[dict[str, Any]]:
-    """Start all (module, arguments), wait until each has said that it is ready, let all go at once; what each said last."""
+    """Start all (module, arguments), wait until each has said that it is ready, let all go at once;
+    what each said last.
+    """
     with contextlib.ExitStack() as stack:
         processes = []
         for module, arguments in commands:
@@ -95,7 +104,9 @@ def run_together(
 
 
 class Partner:
-    """``python -m module arguments``, which is told things, and answers each with a line of JSON; gone when the block is left."""
+    """``python -m module arguments``, which is told things, and answers each with a line of JSON;
+    gone when the block is left.
+    """
 
     def __init__(self, module: str, *arguments: object) -> None:
         self._module, self._arguments = module, arguments
@@ -125,7 +136,9 @@ class Partner:
 
 
 def wait_for_go() -> None:
-    """In a child that `run_together` started: say that everything is made, and wait for the others."""
+    """In a child that `run_together` started: say that everything is made, and wait for the
+    others.
+    """
     sys.stdout.write(READY + "\n")
     sys.stdout.flush()
     sys.stdin.readline()

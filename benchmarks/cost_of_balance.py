@@ -1,4 +1,6 @@
-"""What the staleness bound costs: throughput under the law over throughput with no balance at all."""
+"""What the staleness bound costs: throughput under the law over throughput with no balance
+at all.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,27 @@ OPEN_LOOP = ("balance.controller=open_loop", "balance.max_staleness=unbounded")
 
 
 PACING = (
-    "Paced: the environment's step and the learner's update rest until a set time has passed, so that A actors together make "
-    "one trajectory in the time of one update: both halves are equally fast, where the law costs most, and nothing else limits "
+    "Paced: the environment's step and the learner's update rest until a set time has passed, so "
+    "that A actors together make "
+    "one trajectory in the time of one update: both halves are equally fast, where the law costs "
+    "most, and nothing else limits "
     "the run, not even a shared core. Free: the same without rests, limited by this machine."
 )
 HALVES = (
-    "Bare halves: rollout and update as shipped, each in a process of its own that tells the other with one byte; no coordinator, no "
-    "weights. With η = 1 trajectory n begins when update n - 2 is over, and update n - 1 begins when trajectory n - 1 is there, so "
-    "whatever one half is slower than the other in any single cycle is lost. That costs every implementation as much."
+    "Bare halves: rollout and update as shipped, each in a process of its own that tells the "
+    "other with one byte; no coordinator, no "
+    "weights. With η = 1 trajectory n begins when update n - 2 is over, and update n - 1 begins "
+    "when trajectory n - 1 is there, so "
+    "whatever one half is slower than the other in any single cycle is lost. That costs every "
+    "implementation as much."
 )
 SHOWN = ("trained_per_s", "return", "staleness_mean", "staleness_max", "dropped")
 
 
 def paced(actors: int) -> tuple[str, ...]:
-    """Settings with which ``actors`` actors together make one trajectory in the time of one update, each in a process of its own."""
+    """Settings with which ``actors`` actors together make one trajectory in the time of one update,
+    each in a process of its own.
+    """
     return (
         f"actors.count={actors}",
         f"actors.hosts={actors}",
@@ -42,7 +51,9 @@ def bound(value: int) -> tuple[str, ...]:
 
 
 def foretold(actors: int, batch: int, max_staleness: int) -> float:
-    """min(1, C/(A + B)): of C = (max_staleness + 1) B credits B sit in the update, so C - B trajectories roll out meanwhile."""
+    """min(1, C/(A + B)): of C = (max_staleness + 1) B credits B sit in the update, so C - B
+    trajectories roll out meanwhile.
+    """
     return min(1.0, (max_staleness + 1) * batch / (actors + batch))
 
 
@@ -143,11 +154,14 @@ def make(plan: Plan) -> Benchmark:
         ),
         units={name: training.UNITS[name] for name in SHOWN},
         settings={
-            "paced": f"benchmarks/configs/{PACED}: CartPole and IMPALA, B = 1, T = {STEPS}, 8 environments an actor, "
+            "paced": f"benchmarks/configs/{PACED}: CartPole and IMPALA, B = 1, T = {STEPS}, 8 "
+            "environments an actor, "
             f"update {1000 * UPDATE_S:g} ms, step {1000 * UPDATE_S / STEPS:g} ms × A",
-            "free": f"benchmarks/configs/{FREE}: CartPole and IMPALA unpaced, 64 environments, B = 1, T = 32",
+            "free": f"benchmarks/configs/{FREE}: CartPole and IMPALA unpaced, 64 environments, B "
+            "= 1, T = 32",
             "window": f"paced {window.seconds:g} s after {window.warm_s:g} s of training; "
-            f"free {times} of {free.seconds:g} s a round and side, in turn, both runs up and one of them paused; "
+            f"free {times} of {free.seconds:g} s a round and side, in turn, both runs up and one "
+            "of them paused; "
             f"bare halves {loops.seconds:g} s after {loops.warm_s:g} s",
             "cores": "learner on one, actors on the others; a host process for each actor",
             "threads": "1 a process",
@@ -155,7 +169,10 @@ def make(plan: Plan) -> Benchmark:
         seeds=seeds,
         notes=(
             PACING,
-            f"Open loop: no bound, credits for all slots, batches in order of arrival; {SLOTS} slots push back.",
+            (
+                f"Open loop: no bound, credits for all slots, batches in order of arrival; {SLOTS} "
+                "slots push back."
+            ),
             HALVES,
             "Foretold: min(1, C/(A + B)) with C = (η + 1)·B.",
         ),

@@ -26,7 +26,9 @@ async def stalled(
     looks: int,
     runs: Path,
 ) -> Values:
-    """Memory of all processes while the learner is stopped: once what is in flight has settled, and ``looks`` times over ``seconds``."""
+    """Memory of all processes while the learner is stopped: once what is in flight has settled, and
+    ``looks`` times over ``seconds``.
+    """
     async with open_run(config, overrides, runs_dir=runs) as run:
         await training.until_started(run)
         await asyncio.sleep(train_s)

@@ -1,4 +1,6 @@
-"""What `tianflow simulate` foretells of a run, and `tianflow diagnose` of one that follows its advice, beside what comes of it."""
+"""What `tianflow simulate` foretells of a run, and `tianflow diagnose` of one that follows its
+advice, beside what comes of it.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,16 @@ HARD = {
     "failures_per_hour": 60.0,
     "latency_s": 0.001,
 }
-"""Actors together make a batch in the time of an update; two of a hundred take twenty times as long, and each fails once a minute."""
+"""Actors together make a batch in the time of an update; two of a hundred take twenty times as
+long, and each fails once a minute.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run, and the ``source`` whose history it is foretold from: settings of another run, or None for its own."""
+    """A run, and the ``source`` whose history it is foretold from: settings of another run, or None
+    for its own.
+    """
 
     config: Path
     settings: tuple[str, ...]
@@ -102,7 +108,9 @@ def compare(case: Case, window: training.Window, seed: int, scratch: Path) -> Va
 
 
 def beside(seen: Values, told: dict[str, Any]) -> Values:
-    """A window of a run (`training.between`) and the outcome of a simulation, as values of one side."""
+    """A window of a run (`training.between`) and the outcome of a simulation, as values of one
+    side.
+    """
     pace, age = told["steps_per_s"], told["staleness"]["mean"]
     found = {
         "pace": seen["committed_per_s"],
@@ -119,7 +127,9 @@ def beside(seen: Values, told: dict[str, Any]) -> Values:
 
 
 def crowd(seconds: float, seed: int) -> Values:
-    """Simulate `ACTORS` of them for so many ``seconds`` of virtual time, in a process whose whole CPU time counts."""
+    """Simulate `ACTORS` of them for so many ``seconds`` of virtual time, in a process whose whole
+    CPU time counts.
+    """
     rates = [f"rates.{name}={value}" for name, value in HARD.items()]
     limits = ("--updates", 10**6, "--warmup", 0, "--seconds", seconds, "--seed", seed)
     done = simulated("cartpole_ppo", f"actors={ACTORS}", *CROWD_SETTINGS, *rates, *limits)
@@ -250,13 +260,18 @@ def make(plan: Plan) -> Benchmark:
             **dict.fromkeys(("trained", "died", "cut"), "trajectories"),
         },
         settings={
-            "sleeping": "benchmarks/configs/sleeping.toml: A = 4, B = 4, T = 16, max_staleness = 2; environments sleep 5 ms a step, "
-            "exponentially where trajectories vary; IMPALA, 60 ms an update, exponentially where updates vary",
+            "sleeping": "benchmarks/configs/sleeping.toml: A = 4, B = 4, T = 16, max_staleness = "
+            "2; environments sleep 5 ms a step, "
+            "exponentially where trajectories vary; IMPALA, 60 ms an update, exponentially where "
+            "updates vary",
             "other settings": f"{' '.join(WANTED)}, foretold from a run with {' '.join(OTHERS)}",
-            LEARNS: f"configs/cartpole_ppo.toml, {' '.join(ENDLESS)}: nothing sleeps, learning goes on, actor and learner share the cores",
-            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; the history ends with it",
+            LEARNS: f"configs/cartpole_ppo.toml, {' '.join(ENDLESS)}: nothing sleeps, learning "
+            "goes on, actor and learner share the cores",
+            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; the history "
+            "ends with it",
             "foretold": f"tianflow simulate --like, {UPDATES[1]} updates after {UPDATES[3]}",
-            ADVICE: "one actor of two such environments that sleep 5 ms each, T = 8, B = 2, 40 ms an update; "
+            ADVICE: "one actor of two such environments that sleep 5 ms each, T = 8, B = 2, 40 ms "
+            "an update; "
             f"{window.seconds:g} s, {SETTLED_S:g} s after all that were advised work",
             CROWD: f"{virtual_s:g} s of virtual time, B = {BATCH}, max_staleness = {BOUND}, "
             + ", ".join(f"{name} = {value:g}" for name, value in HARD.items()),
@@ -264,6 +279,10 @@ def make(plan: Plan) -> Benchmark:
         },
         seeds=seeds,
         notes=(
-            "Nothing of pace or staleness goes into a simulation: only where time went, and how much durations vary.",
+            (
+                "Nothing of pace or staleness goes into a simulation: only where time went, and "
+                "how "
+                "much durations vary."
+            ),
         ),
     )

@@ -1,4 +1,6 @@
-"""Where sampling is the faster half: the law that looks for the smallest staleness beside the one that allows whatever the bound does."""
+"""Where sampling is the faster half: the law that looks for the smallest staleness beside the one
+that allows whatever the bound does.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from benchmarks.harness import Benchmark, Plan, Ratio, Side, Values, quotient
 ACTORS, BATCH, BOUND, FASTER = 8, 4, 4, 2.0
 """FASTER: the actors together could make so many batches while one is trained on."""
 UPDATE_S = 0.16
-"""A step of an actor then takes 5 ms, of which it is awake for about 0.3: eight of them find room on one core, and keep their pace."""
+"""A step of an actor then takes 5 ms, of which it is awake for about 0.3: eight of them find room
+on one core, and keep their pace.
+"""
 BOUNDED, FRESHEST = "staleness", "freshest"
 
 
@@ -41,7 +45,8 @@ def make(plan: Plan) -> Benchmark:
 
     return Benchmark(
         name="freshness",
-        title="the law `freshest` beside `staleness`, where actors are twice as fast as the learner",
+        title="the law `freshest` beside `staleness`, where actors are twice as fast as the "
+        "learner",
         sides=(side(BOUNDED), side(FRESHEST)),
         ratios=(
             Ratio(
@@ -59,8 +64,10 @@ def make(plan: Plan) -> Benchmark:
         ),
         units={name: training.UNITS[name] for name in (*SHOWN, "learner_waits", "actors_wait")},
         settings={
-            "run": f"benchmarks/configs/paced.toml: CartPole and IMPALA, A = {ACTORS}, B = {BATCH}, T = {STEPS}, max_staleness = {BOUND}, "
-            f"update {1000 * UPDATE_S:g} ms; all actors together make {FASTER:g} batches in that time",
+            "run": f"benchmarks/configs/paced.toml: CartPole and IMPALA, A = {ACTORS}, B = "
+            f"{BATCH}, T = {STEPS}, max_staleness = {BOUND}, "
+            f"update {1000 * UPDATE_S:g} ms; all actors together make {FASTER:g} batches in that "
+            "time",
             "window": f"{window.seconds:g} s after {window.warm_s:g} s of training",
             "cores": "learner on one, actors on the others; a host process for each actor",
             "threads": "1 a process",

@@ -1,6 +1,8 @@
-"""SAC on HalfCheetah beside Stable-Baselines3's: return after equal steps with equal settings. ``python -m benchmarks.halfcheetah``.
+"""SAC on HalfCheetah beside Stable-Baselines3's: return after equal steps with equal settings.
+``python -m benchmarks.halfcheetah``.
 
-Both run at once, each on a core of its own, because one run takes half an hour. What counts is the return.
+Both run at once, each on a core of its own, because one run takes half an hour. What counts is the
+return.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def _run(core: int, module: str, *arguments: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run both for each seed, keep what came of it; exit code 1 if tianflow's median is below 0.8 of the peer's."""
+    """Run both for each seed, keep what came of it; exit code 1 if tianflow's median is below 0.8
+    of the peer's.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=100_000)

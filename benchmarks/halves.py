@@ -1,7 +1,9 @@
 """The halves of a run, each with one part more than the one before, taking turns in one process.
 
-``actor``    the environments alone; with inference; with inference and slots, as the shipped rollout does it
-``learner``  the step on a batch that stays where it is; with the batch copied out of slots and the weights laid out flat
+``actor``    the environments alone; with inference; with inference and slots, as the shipped
+rollout does it
+``learner``  the step on a batch that stays where it is; with the batch copied out of slots and the
+weights laid out flat
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ TURN_S = 0.1
 
 
 def take_turns(works: Mapping[str, bare.Work], seconds: float) -> dict[str, float]:
-    """Units a second of each, in turns of at least `TURN_S`, until each had ``seconds``. The first round counts for nothing."""
+    """Units a second of each, in turns of at least `TURN_S`, until each had ``seconds``. The first
+    round counts for nothing.
+    """
     done, spent = dict.fromkeys(works, 0), dict.fromkeys(works, 0.0)
 
     def turn(work: bare.Work) -> tuple[int, float]:
@@ -152,7 +156,9 @@ def _rolling(config: Config) -> bare.Work:
 
 
 def learner(config: Config) -> dict[str, bare.Work]:
-    """Samples of updates on real trajectories. The learning rate is 0, so that they stay on-policy for ever."""
+    """Samples of updates on real trajectories. The learning rate is 0, so that they stay on-policy
+    for ever.
+    """
     import torch
 
     from tianflow import envs
@@ -222,7 +228,9 @@ HALVES: dict[str, Callable[[Config], dict[str, bare.Work]]] = {"actor": actor, "
 def measure(
     half: str, config: Path, overrides: Sequence[str], seconds: float
 ) -> dict[str, float | None]:
-    """Rates of the parts of ``half`` in a child process, on the core that this half has in a run."""
+    """Rates of the parts of ``half`` in a child process, on the core that this half has in a
+    run.
+    """
     core = bare.cores()[half]
     pinned = () if core is None else ("--core", core)
     return child.run(

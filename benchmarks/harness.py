@@ -1,4 +1,6 @@
-"""How every benchmark is run: its sides in alternation (A B A B), every sample kept, the load of others beside each."""
+"""How every benchmark is run: its sides in alternation (A B A B), every sample kept, the load of
+others beside each.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from pathlib import Path
 from benchmarks import machine
 
 Values = dict[str, float | None]
-"""What one sample of one side measured. None: it did not come about, e.g. a target that was not reached."""
+"""What one sample of one side measured. None: it did not come about, e.g. a target that was not
+reached.
+"""
 RoundValues = Mapping[str, Values]
 """The samples of one round, by side."""
 
@@ -29,7 +33,8 @@ class Plan:
         quick: prove that everything runs, measure nothing: short windows, easy targets.
         rounds: how often each side is measured.
         scratch: a directory for whatever runs write.
-        seconds: of training looked at in each run beside peers, or foretold; None for as many as a benchmark takes by itself.
+        seconds: of training looked at in each run beside peers, or foretold; None for as many as a
+            benchmark takes by itself.
     """
 
     quick: bool
@@ -40,7 +45,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the things compared. ``measure`` gets the number of the round; ``warm_up`` runs once before, apart from the samples."""
+    """One of the things compared. ``measure`` gets the number of the round; ``warm_up`` runs once
+    before, apart from the samples.
+    """
 
     name: str
     measure: Callable[[int], Values]
@@ -49,7 +56,9 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Sides that take turns in windows shorter than a sample. ``measure`` gets the number of the round, and gives a sample of each."""
+    """Sides that take turns in windows shorter than a sample. ``measure`` gets the number of the
+    round, and gives a sample of each.
+    """
 
     names: tuple[str, ...]
     measure: Callable[[int], Mapping[str, Values]]
@@ -78,7 +87,8 @@ class Benchmark:
     """What is compared, under which settings, and what is made of it.
 
     Attributes:
-        units: of every value, by name; a value that has none is kept in the JSON and left out of the table.
+        units: of every value, by name; a value that has none is kept in the JSON and left out of
+            the table.
         settings: everything a reader needs to repeat it.
         seeds: of the rounds, in order.
         notes: what must be known to read the table.
@@ -114,7 +124,8 @@ class Sample:
 class Spread:
     """Median, lowest and highest of ``count`` of ``asked`` samples; the others did not come about.
 
-    A sample that did not come about counts as endlessly large in the median, which is None when it is one of those.
+    A sample that did not come about counts as endlessly large in the median, which is None when it
+    is one of those.
     """
 
     median: float | None
@@ -153,7 +164,8 @@ def side_names(side: Side | Together) -> tuple[str, ...]:
 
 
 def part(benchmark: Benchmark, text: str) -> Benchmark:
-    """Only the sides whose name holds ``text``, and the ratios that need no other; under a name of its own, so that it replaces nothing.
+    """Only the sides whose name holds ``text``, and the ratios that need no other; under a name of
+    its own, so that it replaces nothing.
 
     Raises:
         BenchmarkError: there is no such side.
@@ -205,9 +217,11 @@ def alternate(
     read: Callable[[], machine.Reading] = machine.read_cpu,
     quiet: Callable[[float], float] = machine.wait_until_quiet,
 ) -> Outcome:
-    """Measure every side once in each of ``rounds`` rounds, in the same order, after one warm-up of each.
+    """Measure every side once in each of ``rounds`` rounds, in the same order, after one warm-up of
+    each.
 
-    Before each sample others are waited for, up to ``patience_s`` seconds: what they use is used up twice in a benchmark.
+    Before each sample others are waited for, up to ``patience_s`` seconds: what they use is used up
+    twice in a benchmark.
     """
     began = time.monotonic()
 
@@ -221,7 +235,8 @@ def alternate(
         what = "warm-up" if number < 0 else f"round {number + 1} of {rounds}"
         for name, values in found.items():
             say(
-                f"{benchmark.name}  {what}  {name}: {_brief(values)}  (others: {load.foreign_cores:.2f} cores)"
+                f"{benchmark.name}  {what}  {name}: {_brief(values)}  (others: "
+                f"{load.foreign_cores:.2f} cores)"
             )
         return [
             Sample(name, number, values, after.at - before.at, load)

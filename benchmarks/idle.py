@@ -55,7 +55,8 @@ def make(plan: Plan) -> Benchmark:
             "pss": "MiB, proportional set sizes",
         },
         settings={
-            "run": f"benchmarks/configs/impala_cartpole.toml, {' '.join(OVERRIDES)}, paused after {train_s:g} s of training",
+            "run": f"benchmarks/configs/impala_cartpole.toml, {' '.join(OVERRIDES)}, paused after "
+            f"{train_s:g} s of training",
             "window": f"{seconds:g} s, a second after the pause",
             "limit": "asyncio, with PyTorch and Gymnasium loaded",
         },

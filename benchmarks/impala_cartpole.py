@@ -1,4 +1,6 @@
-"""IMPALA on CartPole as fast as it goes, over what its two halves could do with nothing between them."""
+"""IMPALA on CartPole as fast as it goes, over what its two halves could do with nothing between
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ RUN, ALONE, TOGETHER, PARTS, PLAIN = (
     "plain PyTorch",
 )
 REFERENCE = {"act": 620_000.0, "step": 490_000.0}
-"""Observations and samples a second that plain PyTorch reached on a two-core reference machine, at 64 and at 32 x 64."""
+"""Observations and samples a second that plain PyTorch reached on a two-core reference machine, at
+64 and at 32 x 64.
+"""
 LOOP_TIMEOUT_S = 120.0
 
 
@@ -104,16 +108,29 @@ def make(plan: Plan) -> Benchmark:
             "step": "samples/s, T = 32, B = 64",
         },
         settings={
-            "config": f"benchmarks/configs/{CONFIG}: 1 actor of 64 environments, T = 32, B = 1, max_staleness = 4, mlp 64-64 relu",
-            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; loops {seconds:g} s",
+            "config": f"benchmarks/configs/{CONFIG}: 1 actor of 64 environments, T = 32, B = 1, "
+            "max_staleness = 4, mlp 64-64 relu",
+            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; loops "
+            f"{seconds:g} s",
             "cores": "learner on one, actor on the next, in the run as in the loops",
             "threads": "1 a process",
         },
         seeds=seeds,
         notes=(
-            "One pass over the data: one gradient sample for each environment step. CartPole skips no frames.",
-            "Left out of the limits: writing slots, log-probabilities, looking for NaN, copying the batch, messages.",
-            "Plain PyTorch: tanh for relu, multinomial sampling, a log-probability and a value at each step, PyTorch's Adam.",
+            (
+                "One pass over the data: one gradient sample for each environment step. CartPole "
+                "skips no frames."
+            ),
+            (
+                "Left out of the limits: writing slots, log-probabilities, looking for NaN, "
+                "copying "
+                "the batch, messages."
+            ),
+            (
+                "Plain PyTorch: tanh for relu, multinomial sampling, a log-probability and a "
+                "value at "
+                "each step, PyTorch's Adam."
+            ),
         ),
     )
 

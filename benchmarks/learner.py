@@ -45,9 +45,9 @@ def make(plan: Plan) -> Benchmark:
             *(
                 Ratio(
                     f"{name}: from slots over resident",
-                    lambda v, n=name: quotient(v[n]["slots"], v[n]["resident"]),
+                    lambda v, n=name: quotient(v[n]["slots"], v[n]["resident"]),  # type: ignore[misc]
                     0.9,
-                )  # type: ignore[misc]
+                )
                 for name in SIDES
             ),
             Ratio(
@@ -60,7 +60,8 @@ def make(plan: Plan) -> Benchmark:
             "slots": "samples/s, copied out of slots, step, weights laid out",
         },
         settings={
-            "parts": f"take turns of {halves.TURN_S:g} s or one update in one process on one core, {seconds:g} s each",
+            "parts": f"take turns of {halves.TURN_S:g} s or one update in one process on one "
+            f"core, {seconds:g} s each",
             "mlp": "IMPALA, 64 x 32 samples of CartPole, mlp 64-64 relu",
             "nature_cnn": "IMPALA, 8 x 20 samples of 84 x 84 x 4",
             BF16: "the same with learner.precision = bf16",

@@ -1,8 +1,10 @@
-"""Does it learn, at every age of data? ``python -m benchmarks.learning`` trains the shipped configs and a memory task over many seeds.
+"""Does it learn, at every age of data? ``python -m benchmarks.learning`` trains the shipped configs
+and a memory task over many seeds.
 
-Every run is ``tianflow train`` as a user starts it, and ends when 100 episodes of evaluation average the target, or when its
-steps are used up. Results are kept after each run, and a run with the same settings is not repeated, so that the whole may be
-made in parts. What counts here is returns, steps and staleness; time is measured elsewhere.
+Every run is ``tianflow train`` as a user starts it, and ends when 100 episodes of evaluation
+average the target, or when its steps are used up. Results are kept after each run, and a run with
+the same settings is not repeated, so that the whole may be made in parts. What counts here is
+returns, steps and staleness; time is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from tianflow.rundir import history
 
 BOUNDS = (0, 1, 4, 16)
 SLOWED: Mapping[str, object] = {"learner.slowdown": 3.0, "actors.count": 2}
-"""The learner takes four times as long, and two actors keep its queue full: batches are then as old as the bound allows."""
+"""The learner takes four times as long, and two actors keep its queue full: batches are then as old
+as the bound allows.
+"""
 OLD = 0.8
 """A slowed run counts if the mean staleness is at least this share of the bound."""
 MEMORY: Mapping[str, object] = {
@@ -63,9 +67,12 @@ class Case:
     """One config under one set of overrides, over ``seeds``.
 
     Attributes:
-        needed: of so many seeds the target is expected; 0 where learning must fail, None where nothing is expected.
-        rises_to: the mean of the last 100 training episodes that counts as solved, instead of the target in evaluation.
-        curve: whether its curve is kept in the summary: at most `POINTS` of (seconds, steps, mean return of 100 episodes).
+        needed: of so many seeds the target is expected; 0 where learning must fail, None where
+            nothing is expected.
+        rises_to: the mean of the last 100 training episodes that counts as solved, instead of the
+            target in evaluation.
+        curve: whether its curve is kept in the summary: at most `POINTS` of (seconds, steps, mean
+            return of 100 episodes).
     """
 
     name: str
@@ -251,7 +258,9 @@ def write(
     known: Sequence[Case],
     shown: Callable[[Sequence[Record], Sequence[Case]], str],
 ) -> None:
-    """Keep ``records`` of ``known`` cases, with the machine, and the table that ``shown`` makes of them beside them."""
+    """Keep ``records`` of ``known`` cases, with the machine, and the table that ``shown`` makes of
+    them beside them.
+    """
     order = {case.name: index for index, case in enumerate(known)}
     kept = sorted(
         (record for record in records if record.case in order),
@@ -270,9 +279,10 @@ def write(
 
 HEAD = """# Learning
 
-Each line: runs of `tianflow train` with other seeds, to the target of the config (100 episodes of evaluation) or to the end of
-its steps. *slowed*: the learner sleeps three times as long as it computes, so that data become as old as the bound allows.
-Staleness is counted in updates, per trajectory trained on; its mean is the median over runs, its maximum that of all.
+Each line: runs of `tianflow train` with other seeds, to the target of the config (100 episodes of
+evaluation) or to the end of its steps. *slowed*: the learner sleeps three times as long as it
+computes, so that data become as old as the bound allows. Staleness is counted in updates, per
+trajectory trained on; its mean is the median over runs, its maximum that of all.
 
 | case | solved | wanted | median env steps | median updates | staleness mean | max | violations |
 |---|---|---|---|---|---|---|---|
@@ -362,7 +372,9 @@ def main(matrix: Matrix) -> int:
 
 
 def _pairs(count: int) -> queue.SimpleQueue[set[int]]:
-    """Two cores for each of ``count`` workers, which what they start inherits; SystemExit when there are too few."""
+    """Two cores for each of ``count`` workers, which what they start inherits; SystemExit when
+    there are too few.
+    """
     cores = sorted(os.sched_getaffinity(0))
     if count > 1 and len(cores) < 2 * count:
         raise SystemExit(f"--jobs {count} needs {2 * count} cores; there are {len(cores)}")
@@ -376,8 +388,14 @@ def _brief(record: Record) -> str:
     summary = record.summary
     mean, age = summary["evaluation"].get("mean_return"), summary["staleness"]
     reached = "reached" if summary["target_reached"] else "not reached"
-    steps = f"{summary['env_steps']:,} steps, {summary['updates']:,} updates in {summary['training_s']:.0f} s"
-    return f"{record.case}, seed {record.seed}: target {reached}, evaluation {mean}, {steps}, staleness {age['mean']:.2f} max {age['max']}"
+    steps = (
+        f"{summary['env_steps']:,} steps, {summary['updates']:,} updates in "
+        f"{summary['training_s']:.0f} s"
+    )
+    return (
+        f"{record.case}, seed {record.seed}: target {reached}, evaluation {mean}, {steps}, "
+        f"staleness {age['mean']:.2f} max {age['max']}"
+    )
 
 
 def _as_expected(case: Case, records: Sequence[Record]) -> bool:

@@ -1,7 +1,9 @@
-"""What a bound costs where nothing else is between the halves of a run: two processes, a byte for each trajectory and for each update.
+"""What a bound costs where nothing else is between the halves of a run: two processes, a byte for
+each trajectory and for each update.
 
-One rolls out, one trains, each on its own core and on slots of its own, as `benchmarks.halves` does it. The first has so many
-credits; a finished update gives one back. No coordinator, no weights, no ledger: a limit, not an implementation.
+One rolls out, one trains, each on its own core and on slots of its own, as `benchmarks.halves` does
+it. The first has so many credits; a finished update gives one back. No coordinator, no weights, no
+ledger: a limit, not an implementation.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ AT_ONCE = 4096
 
 
 def measure(config: Path, credit_count: int, warm_s: float, seconds: float) -> Values:
-    """Trained steps/s with ``credit_count`` credits, of which one trajectory each takes one until it is trained on."""
+    """Trained steps/s with ``credit_count`` credits, of which one trajectory each takes one until
+    it is trained on.
+    """
     return child.run(
         "benchmarks.lockstep",
         config,

@@ -1,4 +1,6 @@
-"""On what something was measured: the machine, the versions, and how much of it others were using meanwhile."""
+"""On what something was measured: the machine, the versions, and how much of it others were using
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ _STOLEN = 7
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` for a benchmark process: nothing that misleads numerical libraries, one thread, this checkout first."""
+    """``environment`` for a benchmark process: nothing that misleads numerical libraries, one
+    thread, this checkout first.
+    """
     path = os.pathsep.join(
         part
         for part in (str(ROOT), str(ROOT / "controllers"), environment.get("PYTHONPATH", ""))
@@ -113,7 +117,9 @@ def _git(*arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Of the cores this process may use: how many others used, and the hypervisor took away, on average over a time."""
+    """Of the cores this process may use: how many others used, and the hypervisor took away, on
+    average over a time.
+    """
 
     foreign_cores: float
     stolen_cores: float
@@ -121,7 +127,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """CPU seconds so far: of everybody, taken away, and of this process with all descendants that were reaped."""
+    """CPU seconds so far: of everybody, taken away, and of this process with all descendants that
+    were reaped.
+    """
 
     at: float
     busy: float
@@ -130,7 +138,9 @@ class Reading:
 
 
 def read_cpu() -> Reading:
-    """Counters now. Only the cores this process may use count: on the others of a large machine something else may run."""
+    """Counters now. Only the cores this process may use count: on the others of a large machine
+    something else may run.
+    """
     fields = _core_times(Path("/proc/stat").read_text(encoding="utf-8"), os.sched_getaffinity(0))
     ticks = os.sysconf("SC_CLK_TCK")
     times = os.times()
@@ -164,7 +174,9 @@ def wait_until_quiet(
     read: Callable[[], Reading] = read_cpu,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait until others use less than ``most_cores``, for at most ``patience_s`` seconds. What they used when last looked at."""
+    """Wait until others use less than ``most_cores``, for at most ``patience_s`` seconds. What they
+    used when last looked at.
+    """
     end = read().at + patience_s
     while True:
         before = read()

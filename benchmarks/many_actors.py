@@ -1,4 +1,6 @@
-"""1 to 128 actors that share the same cores: what having many of them costs, and how late the coordinator's loop is."""
+"""1 to 128 actors that share the same cores: what having many of them costs, and how late the
+coordinator's loop is.
+"""
 
 from __future__ import annotations
 
@@ -86,11 +88,14 @@ def make(plan: Plan) -> Benchmark:
             "bare_lag": "ms, p99 of a bare loop beside it",
         },
         settings={
-            "run": f"benchmarks/configs/{CONFIG.name}: {ENVS} environments an actor, T = {STEPS}, B = {BATCH}, max_staleness = {BOUND}",
+            "run": f"benchmarks/configs/{CONFIG.name}: {ENVS} environments an actor, T = {STEPS}, "
+            f"B = {BATCH}, max_staleness = {BOUND}",
             "hosts": f"as many as actors, at most {hosts}: a core each, the learner on its own",
-            "windows": f"{times} of {window.seconds:g} s a round and side, in turn: all runs are up, and all but one of them paused; "
+            "windows": f"{times} of {window.seconds:g} s a round and side, in turn: all runs are "
+            "up, and all but one of them paused; "
             f"each trained for {window.warm_s:g} s before, and {turns.SETTLE_S:g} s after a pause",
-            "lag": f"how much later than asked sleeps of {1000 * turns.ASLEEP_S:g} ms end, in all windows of a round",
+            "lag": f"how much later than asked sleeps of {1000 * turns.ASLEEP_S:g} ms end, in all "
+            "windows of a round",
             "threads": "1 a process",
         },
         seeds=seeds,
@@ -98,5 +103,7 @@ def make(plan: Plan) -> Benchmark:
 
 
 def _over(other: str, most: str) -> Callable[[RoundValues], float | None]:
-    """Over each of the others by itself: the best of several samples of the same thing is above their median by chance alone."""
+    """Over each of the others by itself: the best of several samples of the same thing is above
+    their median by chance alone.
+    """
     return lambda values: quotient(values[most]["trained_per_s"], values[other]["trained_per_s"])

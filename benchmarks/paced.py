@@ -1,7 +1,9 @@
-"""An environment and an algorithm that take a set time, so that nothing but the law of balance limits a run.
+"""An environment and an algorithm that take a set time, so that nothing but the law of balance
+limits a run.
 
-They compute what CartPole and IMPALA compute, and rest for what is left of the time. Both halves of a run are then
-equally fast on any machine, and actors that share a core do not slow one another down.
+They compute what CartPole and IMPALA compute, and rest for what is left of the time. Both halves of
+a run are then equally fast on any machine, and actors that share a core do not slow one another
+down.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from tianflow.interfaces import LearnerBatch, StepResult
 SPIN_S = 1.5e-4
 """A sleeping thread wakes up so much late; for the last bit it stays awake."""
 OWN_SHARE = 0.25
-"""Choosing actions counts as part of a step up to this share of it; a longer gap is somebody waiting, and adds to it."""
+"""Choosing actions counts as part of a step up to this share of it; a longer gap is somebody
+waiting, and adds to it.
+"""
 
 
 def rest_until(due: float) -> None:
@@ -36,7 +40,9 @@ def rest_until(due: float) -> None:
 
 
 class Pace:
-    """Gives out the times at which steps are due, ``seconds`` apart while they follow one another."""
+    """Gives out the times at which steps are due, ``seconds`` apart while they follow one
+    another.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -65,7 +71,9 @@ class PacedCartPole(CartPoleVectorEnv):
 
 
 class PacedImpalaSettings(ImpalaSettings):
-    """IMPALA's, and how long an update takes: always, or on average where it ``varies``, exponentially."""
+    """IMPALA's, and how long an update takes: always, or on average where it ``varies``,
+    exponentially.
+    """
 
     name: Literal["benchmarks.paced:PacedImpala"] = "benchmarks.paced:PacedImpala"  # type: ignore[assignment]  # a plug-in's own name
     update_seconds: PositiveFloat = 0.04
@@ -73,7 +81,9 @@ class PacedImpalaSettings(ImpalaSettings):
 
 
 class PacedImpalaLearner(ImpalaLearner):
-    """IMPALA's update, which takes ``update_seconds``, or what it computes where a drawn time is shorter."""
+    """IMPALA's update, which takes ``update_seconds``, or what it computes where a drawn time is
+    shorter.
+    """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         super().__init__(config, spec, device)

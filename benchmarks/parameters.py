@@ -1,9 +1,13 @@
-"""The weights channel with many readers: one publisher, and readers in processes of their own that take every version.
+"""The weights channel with many readers: one publisher, and readers in processes of their own that
+take every version.
 
-``spread``   from the moment a version is published until the last of the readers has a whole copy, verified
-``stalled``  the learner's step with its publishing, while all readers run and while one of them is stopped (SIGSTOP)
+``spread``   from the moment a version is published until the last of the readers has a whole copy,
+verified
+``stalled``  the learner's step with its publishing, while all readers run and while one of them is
+stopped (SIGSTOP)
 
-A version is announced by a message to each reader, as the coordinator announces it to hosts; the copy is the reader's own.
+A version is announced by a message to each reader, as the coordinator announces it to hosts; the
+copy is the reader's own.
 """
 
 from __future__ import annotations
@@ -33,11 +37,15 @@ from tianflow.hosts import event_loop as loops
 
 PATIENCE_S = 20.0
 TURN = 100
-"""Updates with and without a stalled reader, in turn: so few messages fit into the socket of one that does not read."""
+"""Updates with and without a stalled reader, in turn: so few messages fit into the socket of one
+that does not read.
+"""
 
 
 async def read(end: socket.socket, memory: SharedMemory, nbytes: int) -> None:
-    """A reader: copies each version that is announced, and says so with the time at which it had it."""
+    """A reader: copies each version that is announced, and says so with the time at which it had
+    it.
+    """
     over = asyncio.Event()
     weights, flat = SharedWeights(memory=memory, nbytes=nbytes), np.zeros(nbytes, np.uint8)
 
@@ -102,7 +110,9 @@ class Readers:
 async def readers(
     count: int, memory: SharedMemory, nbytes: int, core: int | None = None
 ) -> AsyncIterator[Readers]:
-    """Fork ``count`` readers of ``memory``, on ``core`` if given. Before anything is started that a fork could break."""
+    """Fork ``count`` readers of ``memory``, on ``core`` if given. Before anything is started that a
+    fork could break.
+    """
     pairs = [socket_pair() for _ in range(count)]
     context = multiprocessing.get_context("fork")
 
@@ -168,9 +178,11 @@ def _copies(flat: NDArray[np.uint8], count: int) -> list[float]:
 
 
 async def stalled(config: Path, count: int, turns: int) -> dict[str, float]:
-    """Turns of `TURN` updates, every third one with the first reader stopped; quantiles of the step with its publishing, in µs.
+    """Turns of `TURN` updates, every third one with the first reader stopped; quantiles of the step
+    with its publishing, in µs.
 
-    Turns with all readers running are counted twice, as ``all`` and as ``again``: how these differ is what chance does.
+    Turns with all readers running are counted twice, as ``all`` and as ``again``: how these differ
+    is what chance does.
     """
     nbytes, memory = _weights_of(config)
     kinds = ("all", "stalled", "again")
@@ -206,7 +218,9 @@ async def stalled(config: Path, count: int, turns: int) -> dict[str, float]:
 
 
 def _weights_of(config: Path) -> tuple[int, SharedMemory]:
-    """How many bytes the flat weights have, asked of a child, because nothing may be started here before readers are forked."""
+    """How many bytes the flat weights have, asked of a child, because nothing may be started here
+    before readers are forked.
+    """
     nbytes = int(
         child.run("benchmarks.parameters", "bytes", config, timeout_s=60.0).answer["nbytes"]
     )

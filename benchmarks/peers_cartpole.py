@@ -1,4 +1,6 @@
-"""CartPole-v1 to 475, beside Stable-Baselines3, RLlib, Sample Factory, CleanRL-style PPO and TorchRL; steps/s beside PufferLib."""
+"""CartPole-v1 to 475, beside Stable-Baselines3, RLlib, Sample Factory, CleanRL-style PPO and
+TorchRL; steps/s beside PufferLib.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from benchmarks.harness import Benchmark, Plan, Ratio, RoundValues, Side, quotie
 
 OURS, SUSTAINED = "tianflow PPO", "tianflow IMPALA, sustained"
 WIDE = ("env.num_envs=256",)
-"""Overrides of what is sustained: what a step costs shrinks with the number of them that are taken at once."""
+"""Overrides of what is sustained: what a step costs shrinks with the number of them that are taken
+at once.
+"""
 SECONDS = 60.0
 """Each run's training at most; three rounds of all take some twelve minutes then."""
 RIVALS = (
@@ -46,7 +50,10 @@ RIVALS = (
         "RL Zoo's settings, 8 environments, 1 process, 64-64 tanh",
     ),
 )
-PUFFER = "its defaults, 64 relu; environments and processes with which it was quickest among sixteen settings"
+PUFFER = (
+    "its defaults, 64 relu; environments and processes with which it was quickest among "
+    "sixteen settings"
+)
 FASTEST = (
     Rival(
         "PufferLib PPO, sustained",
@@ -87,7 +94,8 @@ def make(plan: Plan) -> Benchmark:
 
     return Benchmark(
         name="peers_cartpole",
-        title=f"CartPole-v1 until the last 100 training episodes average {target:.0f}, beside peers",
+        title=f"CartPole-v1 until the last 100 training episodes average {target:.0f}, beside "
+        "peers",
         sides=(
             Side(OURS, ours),
             *(
@@ -122,17 +130,34 @@ def make(plan: Plan) -> Benchmark:
             SUSTAINED: f"benchmarks/configs/impala_cartpole.toml, {' '.join(WIDE)}, "
             f"{window.seconds:g} s after {window.warm_s:g} s, no target",
             **beside.versions((*RIVALS, *FASTEST)),
-            "threads": "1 in each process: two are slower, and far less steady, on networks this small",
+            "threads": "1 in each process: two are slower, and far less steady, on networks this "
+            "small",
             "cores": len(os.sched_getaffinity(0)),
             "seconds of training at most": seconds,
         },
         seeds=seeds,
         notes=(
-            "One machine and the same cores for all, each at the settings that its own project recommends, the network among them.",
-            "The clock of training starts when all is made: an actor and the learner, the algorithm, or its processes are up.",
-            "Since the process started: imports and building included. tianflow's is up to its end, with an evaluation, so an upper bound.",
-            f"A run not there within {seconds:g} s counts as endlessly slow in the median, and as no sample in the range.",
-            "Policy lag as each tells it: tianflow and RLlib in updates, Sample Factory in minibatches. The others have none to tell.",
+            (
+                "One machine and the same cores for all, each at the settings that its own project "
+                "recommends, the network among them."
+            ),
+            (
+                "The clock of training starts when all is made: an actor and the learner, the "
+                "algorithm, or its processes are up."
+            ),
+            (
+                "Since the process started: imports and building included. tianflow's is up to its "
+                "end, with an evaluation, so an upper bound."
+            ),
+            (
+                f"A run not there within {seconds:g} s counts as endlessly slow in the median, "
+                "and as "
+                "no sample in the range."
+            ),
+            (
+                "Policy lag as each tells it: tianflow and RLlib in updates, Sample Factory in "
+                "minibatches. The others have none to tell."
+            ),
             f"Memory is looked at every {beside.LOOK_S:g} s, in every run.",
         ),
     )

@@ -1,4 +1,6 @@
-"""ALE Pong at 84 x 84 x 4 with the CNN of Nature: environment steps/s while training, beside Sample Factory and others."""
+"""ALE Pong at 84 x 84 x 4 with the CNN of Nature: environment steps/s while training, beside Sample
+Factory and others.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,8 @@ def make(plan: Plan) -> Benchmark:
 
     return Benchmark(
         name="peers_pong",
-        title="ALE Pong, 84 x 84 x 4, frame skip 4, the CNN of Nature: environment steps/s while training, beside peers",
+        title="ALE Pong, 84 x 84 x 4, frame skip 4, the CNN of Nature: environment steps/s while "
+        "training, beside peers",
         sides=(*map(ours, CONFIGS), *map(theirs, RIVALS)),
         ratios=(
             *(Ratio(f"{our} over {their}", faster(our, their)) for our, their in PAIRS),
@@ -125,15 +128,23 @@ def make(plan: Plan) -> Benchmark:
                 for name, (file, overrides) in CONFIGS.items()
             },
             **beside.versions(RIVALS),
-            "threads": "tianflow 1 in each process unless said otherwise; the others as they choose by themselves",
+            "threads": "tianflow 1 in each process unless said otherwise; the others as they "
+            "choose by themselves",
             "cores": len(os.sched_getaffinity(0)),
             "window": f"{window.seconds:g} s after {window.warm_s:g} s of training",
         },
         seeds=seeds,
         notes=(
-            "Environment steps before frame skip: each is four frames. Rates are of whole cycles of sampling and learning.",
+            (
+                "Environment steps before frame skip: each is four frames. Rates are of whole "
+                "cycles "
+                "of sampling and learning."
+            ),
             "Nobody learns Pong in a minute: the returns are those of a beginner.",
-            "Policy lag as each tells it: tianflow, RLlib in updates, Sample Factory in minibatches.",
+            (
+                "Policy lag as each tells it: tianflow, RLlib in updates, Sample Factory in "
+                "minibatches."
+            ),
             f"Memory is looked at every {beside.LOOK_S:g} s.",
         ),
     )

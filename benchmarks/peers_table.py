@@ -1,4 +1,6 @@
-"""``python -m benchmarks.peers_table [FILE ...]``: what was measured beside peers, one line for each, from the results."""
+"""``python -m benchmarks.peers_table [FILE ...]``: what was measured beside peers, one line for
+each, from the results.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,14 @@ COLUMNS = {
     "cores": "cores",
     "peak_pss": "peak memory, MiB",
 }
-"""Values in the order in which they are shown. A column of which no side has a value is left out."""
+"""Values in the order in which they are shown. A column of which no side has a value is left out.
+"""
 
 
 def compact(found: Mapping[str, Any]) -> str:
-    """The document's values as Markdown: median (low – high), and of how many rounds where some did not come about."""
+    """The document's values as Markdown: median (low – high), and of how many rounds where some did
+    not come about.
+    """
     by_side: dict[str, dict[str, Mapping[str, Any]]] = {}
     for value in found["values"]:
         by_side.setdefault(value["side"], {})[value["name"]] = value

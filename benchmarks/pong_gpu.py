@@ -1,4 +1,6 @@
-"""IMPALA on Pong with its learner on a GPU and an actor on every core, over what those cores could step with nothing else to do."""
+"""IMPALA on Pong with its learner on a GPU and an actor on every core, over what those cores could
+step with nothing else to do.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ CASES: dict[str, tuple[tuple[str, ...], bool]] = {
     "42 x 42, B = A/2": ((), True),
     "84 x 84, B = A/2": (STANDARD, True),
 }
-"""What differs from the config, and whether a batch has a trajectory for every two actors: with one, most actors are idle by law."""
+"""What differs from the config, and whether a batch has a trajectory for every two actors: with
+one, most actors are idle by law.
+"""
 RESERVED = 2
 """Cores that are left to the learner and the coordinator."""
 TIMEOUT_S = 120.0
@@ -89,10 +93,13 @@ def make(plan: Plan) -> Benchmark:
         ),
         units={**training.UNITS, "environments": "env steps/s, all cores"},
         settings={
-            "run": f"configs/pong_impala.toml, learner.device = auto, {actors} actors of 16 environments in as many processes; "
+            "run": f"configs/pong_impala.toml, learner.device = auto, {actors} actors of 16 "
+            "environments in as many processes; "
             "as shipped: 42 x 42 images, max_staleness = 2; frame skip 4, not multiplied",
-            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; environments alone {seconds:g} s",
-            "limit": f"{len(cores)} processes of 16 environments, one thread and one core each, actions at random",
+            "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; environments "
+            f"alone {seconds:g} s",
+            "limit": f"{len(cores)} processes of 16 environments, one thread and one core each, "
+            "actions at random",
             "threads": "1 a process",
         },
         seeds=seeds,

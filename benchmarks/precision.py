@@ -1,9 +1,11 @@
-"""Does bfloat16 learn alike? ``python -m benchmarks.precision --jobs N`` trains Pong at 42 x 42 in both precisions, over many seeds.
+"""Does bfloat16 learn alike? ``python -m benchmarks.precision --jobs N`` trains Pong at 42 x 42 in
+both precisions, over many seeds.
 
-The same config (``configs/pong_impala.toml``), for each seed one run with ``learner.precision`` fp32, one with bf16, and one with
-``actors.precision`` bf16, too; two cores and at most `SECONDS` a run. Kept with each run is its curve: the mean return of the last 100
-training episodes over time and over steps. With ``--only none`` nothing is run, and what was measured earlier is shown and drawn; that
-needs the extra ``plots``.
+The same config (``configs/pong_impala.toml``), for each seed one run with ``learner.precision``
+fp32, one with bf16, and one with ``actors.precision`` bf16, too; two cores and at most `SECONDS` a
+run. Kept with each run is its curve: the mean return of the last 100 training episodes over time
+and over steps. With ``--only none`` nothing is run, and what was measured earlier is shown and
+drawn; that needs the extra ``plots``.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ COMMON: Mapping[str, object] = {"run.max_seconds": SECONDS, "run.target_return":
 MOMENTS = " | ".join(f"return at {t:.0f} s" for t in AT_SECONDS)
 HEAD = f"""# Does bfloat16 learn alike?
 
-IMPALA on ALE Pong at 42 x 42 (`configs/pong_impala.toml`), {SECONDS:.0f} s of training on two cores a run; medians over seeds, with the
-range. Returns are means of the last 100 training episodes: -21 is a player who loses every point, 21 one who wins every point. *At the same
-steps*: where the slowest of all runs ended.
+IMPALA on ALE Pong at 42 x 42 (`configs/pong_impala.toml`), {SECONDS:.0f} s of training on two cores
+a run; medians over seeds, with the range. Returns are means of the last 100 training episodes: -21
+is a player who loses every point, 21 one who wins every point. *At the same steps*: where the
+slowest of all runs ended.
 
 | precision | runs | steps/s | {MOMENTS} | at the same steps | staleness mean | max | violations |
 |---|---|---|{"---|" * len(AT_SECONDS)}---|---|---|---|
@@ -46,7 +49,9 @@ def cases() -> tuple[Case, ...]:
 
 
 def at(curve: Sequence[Sequence[float | None]], axis: int, place: float) -> float | None:
-    """The return at ``place`` of a curve of (seconds, steps, return), on its ``axis`` 0 or 1: that of the last point up to there."""
+    """The return at ``place`` of a curve of (seconds, steps, return), on its ``axis`` 0 or 1: that
+    of the last point up to there.
+    """
     known = [point for point in curve if point[2] is not None and (point[axis] or 0.0) <= place]
     return known[-1][2] if known else None
 
@@ -85,7 +90,9 @@ def _spread(values: Sequence[float | None], form: str) -> str:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Returns over time and over steps, into ``path`` (SVG): a thin line a run, a colour a precision."""
+    """Returns over time and over steps, into ``path`` (SVG): a thin line a run, a colour a
+    precision.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:

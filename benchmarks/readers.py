@@ -1,4 +1,6 @@
-"""What 1,000 readers of a run's events cost its training: one run, in windows with and without them."""
+"""What 1,000 readers of a run's events cost its training: one run, in windows with and without
+them.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,11 @@ def make(plan: Plan) -> Benchmark:
             "events": "heard by all readers, per second",
         },
         settings={
-            "run": f"benchmarks/configs/{CONFIG.name}: it rests most of the time, so the cores that the readers use are not missed",
-            "readers": f"{readers} connections of one process, all served: http.max_streams and http.max_connections are raised to that",
-            "windows": f"{windows} of {window.seconds:g} s of each kind in a round, in turn, after {window.warm_s:g} s of training",
+            "run": f"benchmarks/configs/{CONFIG.name}: it rests most of the time, so the cores "
+            "that the readers use are not missed",
+            "readers": f"{readers} connections of one process, all served: http.max_streams and "
+            "http.max_connections are raised to that",
+            "windows": f"{windows} of {window.seconds:g} s of each kind in a round, in turn, "
+            f"after {window.warm_s:g} s of training",
         },
     )

@@ -1,6 +1,8 @@
-"""The shared-memory channels with nothing behind them: an actor's end, the exchange and a learner's end, a process each.
+"""The shared-memory channels with nothing behind them: an actor's end, the exchange and a learner's
+end, a process each.
 
-Time is that from an actor's commit to the learner's batch, through the coordinator, with everybody asleep before.
+Time is that from an actor's commit to the learner's batch, through the coordinator, with everybody
+asleep before.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def layout_of(nbytes: int) -> TrajectoryLayout:
 
 
 async def failing(work: Coroutine[None, None, None]) -> None:
-    """Do ``work``, and end this process if a message breaks a callback: nobody would ever hear of it."""
+    """Do ``work``, and end this process if a message breaks a callback: nobody would ever hear of
+    it.
+    """
 
     def fail(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         loop.default_exception_handler(context)
@@ -80,7 +84,9 @@ async def send(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
 async def receive(
     end: socket.socket, shared: SharedArena, nbytes: int, count: int, results: Connection
 ) -> None:
-    """The learner's end: take ``count`` batches of one, copy each out, and time both, and a plain copy beside them."""
+    """The learner's end: take ``count`` batches of one, copy each out, and time both, and a plain
+    copy beside them.
+    """
     link = Link(
         end=end, handle=lambda message: source.batch(message[1]), closed=lambda: source.batch(None)
     )
@@ -131,7 +137,9 @@ async def serve(ends: list[socket.socket], shared: SharedArena, limits: Limits) 
 
 
 def _in_child(others: Iterable[socket.socket], work: Coroutine[None, None, None]) -> None:
-    """Do ``work`` in a forked child, without the ends of others: a link ends when nobody has its other end."""
+    """Do ``work`` in a forked child, without the ends of others: a link ends when nobody has its
+    other end.
+    """
     for end in others:
         end.close()
     loops.run(failing(work))
@@ -144,7 +152,9 @@ ReceiveEnd = Callable[[socket.socket, SharedArena, Connection], Coroutine[None, 
 def through(
     send_end: SendEnd, receive_end: ReceiveEnd, *, nbytes: int, slots: int, limits: Limits
 ) -> dict[str, list[int]]:
-    """Run the two ends in a process each, and the exchange between them here; what the receiving end found."""
+    """Run the two ends in a process each, and the exchange between them here; what the receiving
+    end found.
+    """
     shared = SharedArena(layout=layout_of(nbytes), capacity=slots)
     shared.add_slots(slots)
     context = multiprocessing.get_context(
@@ -191,7 +201,9 @@ def relay(nbytes: int, count: int) -> dict[str, float]:
 
 
 def weights(nbytes: int, count: int) -> dict[str, float]:
-    """Publish and read weights of ``nbytes`` bytes, ``count`` times, and copy as much beside it; medians."""
+    """Publish and read weights of ``nbytes`` bytes, ``count`` times, and copy as much beside it;
+    medians.
+    """
     memory = SharedMemory.create("weights", SharedWeights.nbytes_for(nbytes))
     channel = SharedWeights(memory=memory, nbytes=nbytes)
     flat, target = (

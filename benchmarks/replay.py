@@ -1,4 +1,6 @@
-"""A replay shard alone, and Ape-X on CartPole over the smaller of what its shards and its learner could do alone."""
+"""A replay shard alone, and Ape-X on CartPole over the smaller of what its shards and its learner
+could do alone.
+"""
 
 from __future__ import annotations
 
@@ -92,23 +94,23 @@ def make(plan: Plan) -> Benchmark:
             *(
                 Ratio(
                     f"{name}: insert over plain copy",
-                    lambda v, n=name: quotient(v[n]["insert"], v[n]["copy"]),
+                    lambda v, n=name: quotient(v[n]["insert"], v[n]["copy"]),  # type: ignore[misc]
                 )
                 for name in SHARDS
-            ),  # type: ignore[misc]
+            ),
             *(
                 Ratio(
                     f"{name}: draw over picking rows",
-                    lambda v, n=name: quotient(v[n]["draw"], v[n]["pick"]),
+                    lambda v, n=name: quotient(v[n]["draw"], v[n]["pick"]),  # type: ignore[misc]
                 )
                 for name in SHARDS
-            ),  # type: ignore[misc]
+            ),
             *(
                 Ratio(
                     f"{run_of(count)}: updates/s over the smaller limit",
-                    lambda v, c=count: over_limit(v, c),
+                    lambda v, c=count: over_limit(v, c),  # type: ignore[misc]
                     aim=0.8,
-                )  # type: ignore[misc]
+                )
                 for count in (1, 2)
             ),
         ),
@@ -124,15 +126,25 @@ def make(plan: Plan) -> Benchmark:
             "steps": "updates/s, step on a resident draw",
         },
         settings={
-            "CartPole-like": "configs/cartpole_apex.toml: 16 environments, T = 16, n = 3, prioritised, room for 50,000",
-            "Atari-like": "configs/pong_apex.toml at 84 x 84 x 4, frames stored once: 16 environments, T = 20, n = 3, room for 8,000",
+            "CartPole-like": "configs/cartpole_apex.toml: 16 environments, T = 16, n = 3, "
+            "prioritised, room for 50,000",
+            "Atari-like": "configs/pong_apex.toml at 84 x 84 x 4, frames stored once: 16 "
+            "environments, T = 20, n = 3, room for 8,000",
             "shards": f"full, in one process on one core; parts take turns, {seconds:g} s each",
-            "apex": f"configs/cartpole_apex.toml, {window.seconds:g} s after {window.warm_s:g} s of training, no evaluation",
+            "apex": f"configs/cartpole_apex.toml, {window.seconds:g} s after {window.warm_s:g} s "
+            "of training, no evaluation",
         },
         seeds=seeds,
         notes=(
-            "A drawn window of n = 3 steps is 3 transitions. Inserting also finds windows, frames and first priorities.",
+            (
+                "A drawn window of n = 3 steps is 3 transitions. Inserting also finds windows, "
+                "frames "
+                "and first priorities."
+            ),
             "Of 2 shards each draws half an update, at the same time as the other.",
-            "The limits have a core each; with fewer cores than the learner, the actor and the shards need, a run cannot reach them.",
+            (
+                "The limits have a core each; with fewer cores than the learner, the actor and the "
+                "shards need, a run cannot reach them."
+            ),
         ),
     )

@@ -1,6 +1,8 @@
-"""A run that is paused, looked at from outside the program: CPU time of each of its processes, and memory of all of them.
+"""A run that is paused, looked at from outside the program: CPU time of each of its processes, and
+memory of all of them.
 
-CPU time is that of `/proc/PID/task/*/schedstat`, in nanoseconds, because a process that rests uses less than a clock tick.
+CPU time is that of `/proc/PID/task/*/schedstat`, in nanoseconds, because a process that rests uses
+less than a clock tick.
 """
 
 from __future__ import annotations

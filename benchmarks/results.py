@@ -101,7 +101,9 @@ def document(
 
 
 def _values(outcome: Outcome) -> list[dict[str, Any]]:
-    """One entry for each side and value; one that only the warm-up measured is marked, and its spread is of one sample."""
+    """One entry for each side and value; one that only the warm-up measured is marked, and its
+    spread is of one sample.
+    """
     found = []
     for side in outcome.benchmark.names:
         apart = next((sample.values for sample in outcome.warm_ups if sample.side == side), {})
@@ -149,7 +151,9 @@ def _sample(sample: Sample) -> dict[str, Any]:
 
 
 def check(found: object, shape: object = None, path: str = "") -> None:
-    """Raise `BenchmarkError` for the first place at which ``found`` has not the shape of a result document."""
+    """Raise `BenchmarkError` for the first place at which ``found`` has not the shape of a result
+    document.
+    """
     shape = _SHAPE if shape is None else shape
     if isinstance(shape, dict):
         if not isinstance(found, dict) or found.keys() != shape.keys():
@@ -175,7 +179,9 @@ def check(found: object, shape: object = None, path: str = "") -> None:
 
 
 def write(found: dict[str, Any], directory: Path) -> Path:
-    """Write ``found`` as ``<benchmark>.json`` and its table as ``<benchmark>.md``; quick ones under names of their own."""
+    """Write ``found`` as ``<benchmark>.json`` and its table as ``<benchmark>.md``; quick ones under
+    names of their own.
+    """
     check(found)
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / f"{found['benchmark']}{'-quick' if found['quick'] else ''}.json"
@@ -222,11 +228,13 @@ def _head(found: Mapping[str, Any]) -> str:
     seeds = f", seeds {', '.join(map(str, found['seeds']))}" if found["seeds"] else ""
     load = found["load"]
     return (
-        f"{machine['cpu']}, {', '.join((f'{_cores(machine)} cores', *machine['gpus'], machine['system']))}; "
+        f"{machine['cpu']}, "
+        f"{', '.join((f'{_cores(machine)} cores', *machine['gpus'], machine['system']))}; "
         f"Python {machine['python']}, {packages}; "
         f"revision {machine['revision']}{' with changes' if machine['modified'] else ''}; "
         f"{found['began']}, {found['seconds']:.0f} s{seeds}. Sides alternate; "
-        f"other processes used {load['foreign_cores_median']:.2f} cores (median), {load['foreign_cores_highest']:.2f} at most."
+        f"other processes used {load['foreign_cores_median']:.2f} cores (median), "
+        f"{load['foreign_cores_highest']:.2f} at most."
     )
 
 
@@ -253,7 +261,10 @@ def _ratio_row(ratio: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _value_row(value: Mapping[str, Any]) -> tuple[str, ...]:
-    what = f"{value['name'].replace('_', ' ')} [{value['unit']}]{' (warm-up)' if value['warm_up'] else ''}"
+    what = (
+        f"{value['name'].replace('_', ' ')} "
+        f"[{value['unit']}]{' (warm-up)' if value['warm_up'] else ''}"
+    )
     count = (
         str(value["count"])
         if value["count"] == value["asked"]
@@ -278,7 +289,9 @@ def number(value: float | None) -> str:
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns are padded; the last but the first two are numbers, to the right."""
+    """A Markdown table whose columns are padded; the last but the first two are numbers, to the
+    right.
+    """
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     left = sum(name in ("ratio", "side", "what", "") for name in head[:2])
 

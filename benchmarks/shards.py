@@ -1,7 +1,10 @@
-"""One replay shard alone: what it stores and draws a second, with as much plain copying beside it; and a learner on one draw.
+"""One replay shard alone: what it stores and draws a second, with as much plain copying beside it;
+and a learner on one draw.
 
-``rates``    transitions inserted and items drawn, in turns with copying as many rows in order, and picking as many at random
-``limits``   updates a second that the shard's draws with their priorities, and the learner's steps on a resident draw, would allow
+``rates``    transitions inserted and items drawn, in turns with copying as many rows in order, and
+picking as many at random
+``limits``   updates a second that the shard's draws with their priorities, and the learner's steps
+on a resident draw, would allow
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
     from tianflow.replay.shard import Shard
 
 FRAGMENTS = 16
-"""Real trajectories that are inserted again and again, each time round as another incarnation of their actor."""
+"""Real trajectories that are inserted again and again, each time round as another incarnation of
+their actor.
+"""
 
 
 def fragments(config: Config) -> Iterator[Fragment]:

@@ -1,4 +1,6 @@
-"""An environment of Python whose steps take time without computing, as those that ask a simulator or a device do."""
+"""An environment of Python whose steps take time without computing, as those that ask a simulator
+or a device do.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ STEP_S = 0.005
 
 
 class Sleeping(gymnasium.Env[Any, Any]):
-    """Rests for `STEP_S` seconds a step, exponentially where it ``varies``; episodes of 200 steps that say nothing."""
+    """Rests for `STEP_S` seconds a step, exponentially where it ``varies``; episodes of 200 steps
+    that say nothing.
+    """
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)

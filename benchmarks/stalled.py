@@ -1,4 +1,6 @@
-"""Memory of a run with 128 actors whose learner stands still: nothing may grow, however long it lasts."""
+"""Memory of a run with 128 actors whose learner stands still: nothing may grow, however long it
+lasts.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def make(plan: Plan) -> Benchmark:
             "processes": "processes",
         },
         settings={
-            "run": f"benchmarks/configs/{CONFIG.name} with {actors} actors in {HOSTS} hosts; SIGSTOP after 2 s of training"
+            "run": f"benchmarks/configs/{CONFIG.name} with {actors} actors in {HOSTS} hosts; "
+            "SIGSTOP after 2 s of training"
         },
         notes=("Proportional set sizes, looked at once a minute.",),
     )

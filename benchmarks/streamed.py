@@ -1,12 +1,15 @@
-"""Trajectories through shared memory as a run sends them, timed as `benchmarks.carriers` times other ways.
+"""Trajectories through shared memory as a run sends them, timed as `benchmarks.carriers` times
+other ways.
 
-An actor's end, the exchange and a learner's end, a process each. The actor's write goes into the slot itself, and the learner's
-copy into the batch is the only other one. The actor has grants ahead and the learner pulls one batch ahead, as the shipped ones do;
-their loops read the link while another thread computes, these two between two copies.
+An actor's end, the exchange and a learner's end, a process each. The actor's write goes into the
+slot itself, and the learner's copy into the batch is the only other one. The actor has grants ahead
+and the learner pulls one batch ahead, as the shipped ones do; their loops read the link while
+another thread computes, these two between two copies.
 
 ``slots``  batches of a quarter of the slots, each trajectory copied to its place in the batch
 ``ones``   the same slots, and a batch of each trajectory
-``cold``   a message of `SMALL` bytes, and beside it as many private bytes are copied as the larger message has: what size does to
+``cold``   a message of `SMALL` bytes, and beside it as many private bytes are copied as the larger
+message has: what size does to
            caches and cores, without any of it being sent
 
 Latency is always that of a batch of one, sent alone.
@@ -103,7 +106,9 @@ async def send_many(end: socket.socket, shared: SharedArena, nbytes: int) -> Non
 async def send_alone(
     end: socket.socket, shared: SharedArena, nbytes: int, single: int, told: int
 ) -> None:
-    """Fill a slot, sleep, stamp and commit it; the next one when ``told`` says that it was copied."""
+    """Fill a slot, sleep, stamp and commit it; the next one when ``told`` says that it was
+    copied.
+    """
     sender = Sender(end, shared, nbytes)
     for _ in range(SLOTS_ALONE + single):
         grant = await sender.acquire()
@@ -147,7 +152,9 @@ class Receiver:
         return self._source.next_batch(Version(1, self._number))
 
     async def take(self) -> int:
-        """Wait for one batch, pull the next, copy, settle. When it was there, in monotonic nanoseconds."""
+        """Wait for one batch, pull the next, copy, settle. When it was there, in monotonic
+        nanoseconds.
+        """
         batch = await self._ahead
         arrived = time.monotonic_ns()
         self._number += 1

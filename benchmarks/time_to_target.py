@@ -37,7 +37,8 @@ def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
     if importlib.util.find_spec("stable_baselines3") is None:
         raise BenchmarkError(
-            "time_to_target compares with Stable-Baselines3, which is not installed: pip install -e '.[bench]'"
+            "time_to_target compares with Stable-Baselines3, which is not installed: pip install "
+            "-e '.[bench]'"
         )
     target = 100.0 if plan.quick else 475.0
     seeds = tuple(range(1, plan.rounds + 1))
@@ -117,16 +118,29 @@ def make(plan: Plan) -> Benchmark:
         units=UNITS,
         settings={
             "tianflow": "configs/cartpole_ppo.toml, shipped",
-            "Stable-Baselines3": "RL Zoo's ppo: 8 environments, 32 steps, minibatch 256, 20 epochs, schedules over 100,000 steps",
+            "Stable-Baselines3": "RL Zoo's ppo: 8 environments, 32 steps, minibatch 256, 20 "
+            "epochs, schedules over 100,000 steps",
             "threads": "1 a process",
             "target": target,
             "evaluation": f"{EPISODES} episodes, most probable action, after the target",
         },
         seeds=seeds,
         notes=(
-            "The clock is that of training: tianflow's starts when learner and an actor are up, Stable-Baselines3's with learn().",
-            "Whole-process time starts with the interpreter. Environment steps; CartPole skips no frames.",
-            "A run that never reaches the target counts as endlessly slow in the median, and as no sample in the range.",
+            (
+                "The clock is that of training: tianflow's starts when learner and an actor are "
+                "up, "
+                "Stable-Baselines3's with learn()."
+            ),
+            (
+                "Whole-process time starts with the interpreter. Environment steps; CartPole "
+                "skips no "
+                "frames."
+            ),
+            (
+                "A run that never reaches the target counts as endlessly slow in the median, and "
+                "as "
+                "no sample in the range."
+            ),
             "tianflow's learner and actors have a core each; Stable-Baselines3 is one process.",
             "Memory is that of the warm-up run, because looking at it costs time.",
         ),

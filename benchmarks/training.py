@@ -1,4 +1,6 @@
-"""One training run in a process of its own, looked at over a window in which nothing starts and nothing ends."""
+"""One training run in a process of its own, looked at over a window in which nothing starts and
+nothing ends.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ UNITS = {
     "learner_waits": "of the time",
     "actors_wait": "of the time",
 }
-"""What `measure` gives, with units; beside that ``updates_per_s``, which says something only where updates are all alike."""
+"""What `measure` gives, with units; beside that ``updates_per_s``, which says something only where
+updates are all alike.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,9 @@ class Window:
 
 
 def measure(config: str, overrides: Sequence[str], window: Window, scratch: Path) -> Values:
-    """Train ``config`` (a file in ``configs``, or a whole path) in a child process; rates and shares over ``window``."""
+    """Train ``config`` (a file in ``configs``, or a whole path) in a child process; rates and
+    shares over ``window``.
+    """
     with tempfile.TemporaryDirectory(dir=scratch) as runs:
         arguments = (CONFIGS / config, window.warm_s, window.seconds, runs, *overrides)
         return child.run(

@@ -1,4 +1,6 @@
-"""Trajectories through shared memory, from 1 KiB to 64 MiB, beside other ways to bring as many bytes to another process."""
+"""Trajectories through shared memory, from 1 KiB to 64 MiB, beside other ways to bring as many
+bytes to another process.
+"""
 
 from __future__ import annotations
 
@@ -71,12 +73,29 @@ def make(plan: Plan) -> Benchmark:
             "processes": "producer and consumer on any cores; with tianflow the coordinator, too",
         },
         notes=(
-            "Messages/s and MB/s (10^6 bytes of payload) include the producer's write and the consumer's copy into its batch.",
-            "p50 and p99: from commit or send until the consumer has the data, written beforehand, one at a time; memcpy's is both copies.",
-            "tianflow: an actor has grants ahead and the learner pulls one batch ahead, as the shipped ones do.",
-            f"A batch has a quarter of what is in flight: 4 messages up to 1 MiB, else 1. {ONES}: always 1.",
+            (
+                "Messages/s and MB/s (10^6 bytes of payload) include the producer's write and the "
+                "consumer's copy into its batch."
+            ),
+            (
+                "p50 and p99: from commit or send until the consumer has the data, written "
+                "beforehand, one at a time; memcpy's is both copies."
+            ),
+            (
+                "tianflow: an actor has grants ahead and the learner pulls one batch ahead, as the "
+                "shipped ones do."
+            ),
+            (
+                "A batch has a quarter of what is in flight: 4 messages up to 1 MiB, else 1. "
+                f"{ONES}: "
+                "always 1."
+            ),
             "Latency: messages one at a time, each a batch, from four slots.",
-            f"{COLD}: a message of 1 KiB, while both ends copy as much privately: what size costs without being sent.",
+            (
+                f"{COLD}: a message of 1 KiB, while both ends copy as much privately: what size "
+                "costs "
+                "without being sent."
+            ),
             *(f"{name} is not installed, so it was left out." for name in missing),
         ),
     )
@@ -91,8 +110,8 @@ def missing_carriers() -> tuple[str, ...]:
 def ratios(missing: tuple[str, ...]) -> tuple[Ratio, ...]:
     """Latency must not grow with size; bandwidth is compared with the limit and with others.
 
-    Whoever has just copied 16 MiB has cold caches, whatever is sent: what its size costs a message is seen beside one of 1 KiB whose
-    ends copied as much.
+    Whoever has just copied 16 MiB has cold caches, whatever is sent: what its size costs a message
+    is seen beside one of 1 KiB whose ends copied as much.
     """
 
     def latency(side: str) -> Callable[[RoundValues], float | None]:

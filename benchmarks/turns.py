@@ -1,7 +1,9 @@
-"""Live runs that take turns: all are up, and one trains while the others are paused, in windows too short for the machine to change.
+"""Live runs that take turns: all are up, and one trains while the others are paused, in windows too
+short for the machine to change.
 
-A run in a process of its own does not end between two of its windows, so that many of them cost the time of one start, and what
-others do to the machine meets every run alike. A child opens its run, lets it train for a while, and is then told of each window.
+A run in a process of its own does not end between two of its windows, so that many of them cost the
+time of one start, and what others do to the machine meets every run alike. A child opens its run,
+lets it train for a while, and is then told of each window.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from tianflow.hosts import event_loop as loops
 ASLEEP_S = 0.01
 """Lag is how much later than asked a sleep of so many seconds ends."""
 SETTLE_S = 0.25
-"""From the end of a pause to the beginning of a window. A run in which nothing has moved for so long is really paused."""
+"""From the end of a pause to the beginning of a window. A run in which nothing has moved for so
+long is really paused.
+"""
 START_S = 180.0
 Case = tuple[Path, Sequence[str]]
 """A config and what differs from it."""
@@ -37,10 +41,12 @@ Windows = dict[str, list[dict[str, Any]]]
 def measure(
     cases: Mapping[str, Case], *, turns: int, window: training.Window, scratch: Path
 ) -> Windows:
-    """Start every case, and give each ``turns`` windows, one after the other; what `training.between` says of each window.
+    """Start every case, and give each ``turns`` windows, one after the other; what
+    `training.between` says of each window.
 
-    ``window.warm_s`` is how long each run trains by itself first. Beside that a window has ``late``, seconds by which sleeps on the
-    coordinator's loop ended late, and ``bare_late``, those on the loop of this process, which does nothing else meanwhile.
+    ``window.warm_s`` is how long each run trains by itself first. Beside that a window has
+    ``late``, seconds by which sleeps on the coordinator's loop ended late, and ``bare_late``, those
+    on the loop of this process, which does nothing else meanwhile.
     """
     with contextlib.ExitStack() as stack:
         live = {}
@@ -61,7 +67,9 @@ def measure(
 
 
 def merged(windows: Sequence[Mapping[str, Any]]) -> Values:
-    """Means of what is the same in all windows of a run but for chance; the largest staleness; the newest return; and the p99 lags."""
+    """Means of what is the same in all windows of a run but for chance; the largest staleness; the
+    newest return; and the p99 lags.
+    """
     lags = {
         name: p99_ms([late for window in windows for late in window[f"{name[:-3]}late"]])
         for name in ("lag", "bare_lag")
@@ -106,11 +114,13 @@ def p99_ms(late: Sequence[float]) -> float:
 
 
 async def until_all_work(run: RunHandle) -> None:
-    """Until no actor is still making its environments: the thread that does it is the one that the others roll out on."""
-    while (
+    """Until no actor is still making its environments: the thread that does it is the one that the
+    others roll out on.
+    """
+    while (  # noqa: ASYNC110 - as there
         sum(component.time.current != "starting" for component in _actors(run))
         < run.control.config.actors.count
-    ):  # noqa: ASYNC110 - as there
+    ):
         await asyncio.sleep(0.1)
 
 
@@ -137,7 +147,9 @@ async def live(config: Path, overrides: Sequence[str], warm_s: float, runs: Path
 
 
 async def window(run: RunHandle, seconds: float) -> dict[str, Any]:
-    """From the end of an update to the end of another: a large batch is many steps, and a window holds few of them."""
+    """From the end of an update to the end of another: a large batch is many steps, and a window
+    holds few of them.
+    """
     over = asyncio.Event()
     await _update(run)
     late, before = asyncio.create_task(lags(over)), run.control.statistics()
@@ -171,7 +183,9 @@ def _progress(run: RunHandle) -> tuple[int, int]:
 
 
 def main() -> None:
-    """``CONFIG RUNS WARM_S [section.key=value ...]``; each line of standard input is the length of a window, each of output what it was."""
+    """``CONFIG RUNS WARM_S [section.key=value ...]``; each line of standard input is the length of
+    a window, each of output what it was.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("config", type=Path)
     parser.add_argument("runs", type=Path)

@@ -1,4 +1,6 @@
-"""A run of a child process that others read the events of, and those readers, in a process of their own."""
+"""A run of a child process that others read the events of, and those readers, in a process of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def mean(found: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 @asynccontextmanager
 async def reading(contact: ControlFile, readers: int) -> AsyncIterator[list[float]]:
-    """``readers`` read while the context is open; afterwards the list holds how many events a second they heard."""
+    """``readers`` read while the context is open; afterwards the list holds how many events a
+    second they heard.
+    """
     heard: list[float] = []
     command = (
         sys.executable,
@@ -74,9 +78,14 @@ async def reading(contact: ControlFile, readers: int) -> AsyncIterator[list[floa
 
 
 async def read(address: str, run: str, token: str, readers: int) -> None:
-    """Say ``ready`` once so many are served; read until standard input ends, and say how many events all of them heard."""
+    """Say ``ready`` once so many are served; read until standard input ends, and say how many
+    events all of them heard.
+    """
     host, port = address.removeprefix("http://").rsplit(":", 1)
-    head = f"GET /api/v1/runs/{run}/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+    head = (
+        f"GET /api/v1/runs/{run}/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer "
+        f"{token}\r\n\r\n"
+    ).encode()
     events = 0
 
     async def hear(reader: asyncio.StreamReader) -> None:

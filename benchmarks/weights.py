@@ -1,4 +1,6 @@
-"""Weights to 1, 8 and 64 readers, and a learner whose reader has stalled over one whose readers all run."""
+"""Weights to 1, 8 and 64 readers, and a learner whose reader has stalled over one whose readers all
+run.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +39,24 @@ def make(plan: Plan) -> Benchmark:
         name="weights",
         title="weights published and read by many, and a reader that stalls",
         sides=(
-            *(Side(name, lambda _, c=case: spread(*c)) for name, case in cases.items()),
+            *(Side(name, lambda _, c=case: spread(*c)) for name, case in cases.items()),  # type: ignore[misc]
             Side(STALLED, lambda _: stalled()),
-        ),  # type: ignore[misc]
+        ),
         ratios=(
             *(
                 Ratio(
                     f"{name}: plain copies over time until the last has it",
-                    lambda v, n=name, k=readers: _limit(v[n], k),
-                )  # type: ignore[misc]
+                    lambda v, n=name, k=readers: _limit(v[n], k),  # type: ignore[misc]
+                )
                 for name, (_, readers) in cases.items()
             ),
             *(
                 Ratio(
                     f"{name}: plain copy over publish",
-                    lambda v, n=name: quotient(v[n]["memcpy"], v[n]["publish"]),
+                    lambda v, n=name: quotient(v[n]["memcpy"], v[n]["publish"]),  # type: ignore[misc]
                 )
                 for name in cases
-            ),  # type: ignore[misc]
+            ),
             Ratio(
                 "step p99, all readers running over one stalled",
                 lambda v: quotient(v[STALLED]["step_all_99"], v[STALLED]["step_stalled_99"]),
@@ -78,8 +80,10 @@ def make(plan: Plan) -> Benchmark:
         settings={
             "versions": f"{versions} of each size, each after the last reader had the one before",
             "bytes": ", ".join(f"{size} = {nbytes}" for size, nbytes in SIZES.items()),
-            "learner": f"{turns} × {parameters.TURN} updates of IMPALA on 64 x 32 samples of CartPole with each version published, "
-            f"as many with one of the readers stopped, and as many again with all running, in turns of {parameters.TURN}",
+            "learner": f"{turns} × {parameters.TURN} updates of IMPALA on 64 x 32 samples of "
+            "CartPole with each version published, "
+            "as many with one of the readers stopped, and as many again with all running, in "
+            f"turns of {parameters.TURN}",
             "processes": "one for each reader; a message to each announces a version",
             "cores": "any; with the learner, that on one and the readers on the next",
         },

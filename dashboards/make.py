@@ -1,4 +1,6 @@
-"""Makes the Grafana dashboards: ``python -m dashboards.make`` writes them, ``--check`` says whether the written ones are these."""
+"""Makes the Grafana dashboards: ``python -m dashboards.make`` writes them, ``--check`` says whether
+the written ones are these.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ DEFAULT = {"text": "default", "value": "default"}
 """The data source that is Grafana's default."""
 
 
-# Dashboards -----------------------------------------------------------------------------------------------------------
+# Dashboards
+# --------------------------------------------------------------------------------------------------
 
 
 def variables() -> list[Json]:
@@ -138,7 +141,8 @@ def overview() -> Json:
             ),
             lines(
                 "Environment steps",
-                "Made by actors, and trained on by the learner; with replay, as often as they were drawn.",
+                "Made by actors, and trained on by the learner; with replay, as often as they "
+                "were drawn.",
                 (rate("env_steps_total"), "{{run}} made"),
                 (rate_by("run", "samples_trained_total"), "{{run}} trained on"),
                 unit="ops",
@@ -191,7 +195,8 @@ def overview() -> Json:
             ),
             lines(
                 "Sinks",
-                "Rows of history for each sink, and those that it did not get: it was too slow for them, or it had failed.",
+                "Rows of history for each sink, and those that it did not get: it was too slow "
+                "for them, or it had failed.",
                 (rate("sink_rows_total"), "{{run}} {{sink}} offered"),
                 (rate("sink_rows_dropped_total"), "{{run}} {{sink}} dropped"),
                 unit="ops",
@@ -235,7 +240,8 @@ def balance() -> Json:
             figure(
                 "Unaccounted",
                 "Trajectories begun, less trained, inserted, dropped and open: always 0.",
-                f"{now('trajectories_begun_total')} - {now('trajectories_trained_total')} - {now('trajectories_inserted_total')}"
+                f"{now('trajectories_begun_total')} - {now('trajectories_trained_total')} - "
+                f"{now('trajectories_inserted_total')}"
                 f" - {now('trajectories_open')}"
                 f" - on (run) sum by (run) ({now('trajectories_dropped_total')})",
                 bad_from=1,
@@ -288,9 +294,13 @@ def balance() -> Json:
             ),
             lines(
                 "Trained share of each actor",
-                "Environment steps trained on, of those committed; 0 with replay, where items are trained on.",
+                "Environment steps trained on, of those committed; 0 with replay, where items are "
+                "trained on.",
                 (
-                    f"{rate_by(actors, 'steps_trained_total')} / {rate_by(actors, 'steps_committed_total')}",
+                    (
+                        f"{rate_by(actors, 'steps_trained_total')} / "
+                        f"{rate_by(actors, 'steps_committed_total')}"
+                    ),
                     "{{run}} {{component}}",
                 ),
                 unit="percentunit",

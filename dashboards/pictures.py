@@ -1,7 +1,9 @@
-"""Draws some panels as a real Prometheus answers them: ``python -m dashboards.pictures [MINUTES] [CONFIG] [SETTING=VALUE ...]``.
+"""Draws some panels as a real Prometheus answers them: ``python -m dashboards.pictures [MINUTES]
+[CONFIG] [SETTING=VALUE ...]``.
 
-Trains for so many minutes with Prometheus scraping, changes the bound half-way, asks for the panels' expressions over that time, and
-leaves ``panels-light.png`` and ``panels-dark.png`` here. Needs prometheus and chromium, and the extra ``dev``.
+Trains for so many minutes with Prometheus scraping, changes the bound half-way, asks for the
+panels' expressions over that time, and leaves ``panels-light.png`` and ``panels-dark.png`` here.
+Needs prometheus and chromium, and the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def drawn(panel: Json, address: str, start: float, end: float) -> Markup:
     return line_chart(key=key, title=panel["title"], unit=unit, times=times, lines=lines)
 
 
-# A run and its Prometheus ---------------------------------------------------------------------------------------------
+# A run and its Prometheus
+# ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -145,10 +148,10 @@ def measured(folder: Path, minutes: float, config: str, settings: Sequence[str])
         with started("prometheus", *arguments):
             start = time.time()
             time.sleep(minutes * 30.0)
-            subprocess.run(
+            subprocess.run(  # noqa: S603
                 [*program, "set", RUN, "balance.max_staleness=4", "--runs-dir", str(folder)],
                 check=True,
-            )  # noqa: S603
+            )
             time.sleep(minutes * 30.0)
             return [
                 drawn(panel, f"http://{listen}", start, start + minutes * 60.0)

@@ -29,13 +29,15 @@ def replay_panels() -> list[Json]:
         figure(
             "Draws unaccounted",
             "Items drawn, less trained on, discarded and held: always 0.",
-            f"{now('replay_items_drawn_total')} - {now('replay_items_trained_total')} - {now('replay_items_held')}"
+            f"{now('replay_items_drawn_total')} - {now('replay_items_trained_total')} - "
+            f"{now('replay_items_held')}"
             f" - on (run) sum by (run) ({now('replay_items_discarded_total')})",
             bad_from=1,
         ),
         lines(
             "Items",
-            "Those of each shard, how many there can be, and how many there must be before anything is drawn.",
+            "Those of each shard, how many there can be, and how many there must be before "
+            "anything is drawn.",
             (now("replay_items"), "{{run}} shard {{shard}}"),
             (capacity, "{{run}} capacity"),
             (now("replay_min_size_items"), "{{run}} least"),
@@ -84,7 +86,8 @@ def replay_panels() -> list[Json]:
         ),
         lines(
             "Work of shards",
-            "Mean time to store a trajectory, to write a part of a draw, and to take its priorities.",
+            "Mean time to store a trajectory, to write a part of a draw, and to take its "
+            "priorities.",
             (mean("replay_insert_seconds"), "{{run}} store"),
             (mean("replay_draw_seconds"), "{{run}} draw"),
             (mean("replay_prioritise_seconds"), "{{run}} priorities"),

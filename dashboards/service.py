@@ -9,7 +9,9 @@ HELD = "tianflow_service_runs"
 
 
 def service_panels() -> list[Json]:
-    """How many runs are in each state, and what they wait for. Without a service the first two are empty."""
+    """How many runs are in each state, and what they wait for. Without a service the first two are
+    empty.
+    """
     return [
         lines("Service: runs", "That the service remembers, by state.", (HELD, "{{state}}")),
         lines(
@@ -20,7 +22,8 @@ def service_panels() -> list[Json]:
         ),
         lines(
             "Who waits",
-            "Share of the last seconds in which the learner waited for samples, and actors for permission: what the diagnosis looks at.",
+            "Share of the last seconds in which the learner waited for samples, and actors for "
+            "permission: what the diagnosis looks at.",
             (now("waiting_ratio"), "{{run}} {{role}}"),
             unit="percentunit",
         ),

@@ -1,4 +1,6 @@
-"""Tells Prometheus where the runs are that go on: ``python dashboards/targets.py [RUNS_DIR]``, again after each start."""
+"""Tells Prometheus where the runs are that go on: ``python dashboards/targets.py [RUNS_DIR]``,
+again after each start.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ TARGETS = Path(__file__).parent / "prometheus" / "targets" / "runs.json"
 
 
 def addresses(runs_dir: Path) -> list[str]:
-    """``host:port`` of every run under ``runs_dir`` that goes on; of a service that holds runs there, its own instead of theirs."""
+    """``host:port`` of every run under ``runs_dir`` that goes on; of a service that holds runs
+    there, its own instead of theirs.
+    """
     service = ControlFile.read(runs_dir, SERVICE)
     held = service is not None and service.alive
     directories = [path.parent for path in sorted(runs_dir.glob(f"*/{NAME}"))]

@@ -1,4 +1,6 @@
-"""What holds for every test: a blocked event loop fails it, and in CI a skip is a failure, but for want of a GPU or a heavy extra."""
+"""What holds for every test: a blocked event loop fails it, and in CI a skip is a failure, but for
+want of a GPU or a heavy extra.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ REQUIRE_ALL = "TIANFLOW_REQUIRE_ALL"
 E2E = Path(__file__).parent / "e2e"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell that starts the tests in the background has them ignore SIGINT, and every process they start would, too.
+    # A shell that starts the tests in the background has them ignore SIGINT, and every process they
+    # start would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # no deadline: how long an example takes says more of the machine than of the code
@@ -61,14 +64,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """The modules that were imported stay, and need not be gone through again and again: it took a tenth of all the time."""
+    """The modules that were imported stay, and need not be gone through again and again: it took a
+    tenth of all the time.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked ``gpu`` run where there is one, those marked ``extra`` where its package is installed."""
+    """Tests marked ``gpu`` run where there is one, those marked ``extra`` where its package is
+    installed.
+    """
     if item.get_closest_marker("gpu") is not None and not _gpu_available():
         pytest.skip("needs a GPU")
     extra = item.get_closest_marker("extra")

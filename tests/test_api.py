@@ -42,7 +42,9 @@ def test_begun_is_trained_plus_dropped_at_the_end(tmp_path):
 
 
 def test_a_run_whose_episodes_never_end_has_its_last_checkpoint_and_no_evaluation(tmp_path):
-    """Evaluator and learner share one compute thread: the evaluation that is given up makes way for the checkpoint."""
+    """Evaluator and learner share one compute thread: the evaluation that is given up makes way for
+    the checkpoint.
+    """
     endless = {"id": "tests.support.environments:CounterEnv", "kwargs": {"length": 10**9}}
     finished = run(tmp_path, env=endless, evaluation={"timeout_s": 1.0})
     assert ("done", 4, {}) == tuple(
@@ -81,14 +83,18 @@ def test_a_run_never_overwrites_another(tmp_path):
 
 
 async def test_train_where_a_loop_is_running_says_what_to_write_there_and_leaves_nothing(tmp_path):
-    """In a notebook the directory would stay held for as long as that is open, and a second try be told that the run is going on."""
+    """In a notebook the directory would stay held for as long as that is open, and a second try be
+    told that the run is going on.
+    """
     with pytest.raises(RuntimeError, match="open_run"):
         run(tmp_path, run={"name": "one"})
     assert [] == list(tmp_path.iterdir())
 
 
 async def test_a_directory_is_written_by_one_run_at_a_time(tmp_path):
-    """What looks like a run that died may still be going on; two in one directory would spoil both."""
+    """What looks like a run that died may still be going on; two in one directory would
+    spoil both.
+    """
     named = cartpole(run={"max_updates": None, "name": "one"})
     async with tianflow.open_run(named, runs_dir=tmp_path) as handle:
         await until(lambda: handle.control.state == "running")
@@ -188,7 +194,9 @@ async def test_draining_trains_on_what_is_there_and_ends(tmp_path):
 
 
 async def test_a_live_bound_wider_than_the_slots_have_room_for_is_bounded_by_them(tmp_path):
-    """Slots of one process lie in one piece of memory, made at the start; more of them do not exist."""
+    """Slots of one process lie in one piece of memory, made at the start; more of them do not
+    exist.
+    """
     async with tianflow.open_run(NARROW, runs_dir=tmp_path) as handle:
         control = handle.control
         await until(lambda: control.statistics().ledger.updates > 2)
@@ -234,7 +242,9 @@ def test_only_a_terminal_is_told_the_token():
 
 @pytest.fixture
 def hangups(request):
-    """What a hangup does before there is a run, and again afterwards: end the process, or nothing (``nohup``)."""
+    """What a hangup does before there is a run, and again afterwards: end the process, or nothing
+    (``nohup``).
+    """
     before = signal.signal(signal.SIGHUP, request.param)
     yield
     signal.signal(signal.SIGHUP, before)

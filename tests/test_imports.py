@@ -1,4 +1,6 @@
-"""Start-up time is a promise: what computes, simulates or serves is imported only where it is needed."""
+"""Start-up time is a promise: what computes, simulates or serves is imported only where it is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ COMPUTES = (
     "tianflow.export.deployed",
     "tianflow.export.formats",
 )
-"""What may be made of PyTorch. Everything else, the coordinator first, imports it at most inside a function that computes."""
+"""What may be made of PyTorch. Everything else, the coordinator first, imports it at most inside a
+function that computes.
+"""
 
 WRAPS = ("tianflow.envs.pooled",)
 """What can be imported only beside an extra."""

@@ -49,8 +49,8 @@ def test_an_unknown_name_is_told_the_installed_ones_and_the_nearest() -> None:
     found = problem("freshst")
     assert ("a.path", "freshst", "freshest") == (found.path, found.value, found.nearest)
     assert (
-        "one of consume_only, freshest, lockstep, open_loop, sample_ratio, staleness, or module:attribute"
-        == found.accepted
+        "one of consume_only, freshest, lockstep, open_loop, sample_ratio, staleness, or "
+        "module:attribute" == found.accepted
     )
 
 

@@ -1,4 +1,6 @@
-"""Every law that is shipped passes the suite for laws, and each promise of the suite is broken once to see it noticed."""
+"""Every law that is shipped passes the suite for laws, and each promise of the suite is broken once
+to see it noticed.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class Counts(Says):
 
 
 class Reads(Says):
-    """The version's credits, which a repeated look leaves as they are, and events that it takes for looks."""
+    """The version's credits, which a repeated look leaves as they are, and events that it takes for
+    looks.
+    """
 
     def __init__(self) -> None:
         super().__init__(lambda look: [SetCredits(look.batch + look.version)])

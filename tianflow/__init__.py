@@ -1,4 +1,6 @@
-"""tianflow: asynchronous, balanced and controllable training for distributed reinforcement learning."""
+"""tianflow: asynchronous, balanced and controllable training for distributed reinforcement
+learning.
+"""
 
 from __future__ import annotations
 

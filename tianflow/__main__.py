@@ -2,7 +2,9 @@
 
 
 def main() -> None:
-    """The ``tianflow`` script. A Ctrl-C while it is still being imported is no error of ours, and shows no trace."""
+    """The ``tianflow`` script. A Ctrl-C while it is still being imported is no error of ours, and
+    shows no trace.
+    """
     try:
         from tianflow.cli.main import main as run
     except KeyboardInterrupt:

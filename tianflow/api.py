@@ -1,4 +1,6 @@
-"""The one assembler: a run, its launcher, the control server and a screen beside it. `train`, `open_run`, `load_policy`."""
+"""The one assembler: a run, its launcher, the control server and a screen beside it. `train`,
+`open_run`, `load_policy`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ Overrides = Sequence[str] | Mapping[str, object]
 RUNS = Path("runs")
 STDIN = 0
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
-"""Device files of the driver: looking for them costs nothing, where asking PyTorch would import it."""
+"""Device files of the driver: looking for them costs nothing, where asking PyTorch would import it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ def train(
     runs_dir: str | Path = RUNS,
     http: bool = False,
 ) -> FinishedRun:
-    """Train until the run ends, and return what came out. Blocks; works inside and outside a main guard.
+    """Train until the run ends, and return what came out. Blocks; works inside and outside a main
+    guard.
 
     Args:
         config: a TOML file, a shipped name such as ``"cartpole_ppo"``, a table, or a `Config`.
@@ -105,7 +109,9 @@ async def open_run(
     runs_dir: str | Path = RUNS,
     http: bool = False,
 ) -> AsyncIterator[RunHandle]:
-    """A run that goes on while the context is open; leaving it stops the run. Arguments as for `train`."""
+    """A run that goes on while the context is open; leaving it stops the run. Arguments as for
+    `train`.
+    """
     settings = (
         config if isinstance(config, Config) else config_loading.load_config(config, overrides)
     )
@@ -126,7 +132,9 @@ class LiveSection:
         self._run, self._section = run, section
 
     async def set(self, **values: object) -> int:
-        """Put values in force, whole or not at all; the new generation. Raises ConfigError, StateConflictError."""
+        """Put values in force, whole or not at all; the new generation. Raises ConfigError,
+        StateConflictError.
+        """
         return self._run.change({self._section: values}, source="python")
 
 
@@ -148,7 +156,8 @@ class RunHandle:
 
 
 def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> LoadedPolicy:
-    """The policy of a checkpoint (a run's name or directory, or a checkpoint's): ``action, state = policy.act(obs)``.
+    """The policy of a checkpoint (a run's name or directory, or a checkpoint's): ``action, state =
+    policy.act(obs)``.
 
     Raises:
         CheckpointError: there is none, or it is torn.
@@ -179,7 +188,8 @@ def train_cli(
 
     console = LastingConsole(stderr=json_line)  # the result line has standard output to itself
     configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
-    # Not inside the loop: there an interrupt would have to wait for an environment that does not come back.
+    # Not inside the loop: there an interrupt would have to wait for an environment that does not
+    # come back.
     prepared = _prepare(config, resume, runs_dir)
     signals = _Signals(lambda text: console.print(text, highlight=False), until_eof=until_eof)
     summary: dict[str, Any] = {}
@@ -225,7 +235,9 @@ async def _shown(
     http: bool,
     plain: bool,
 ) -> None:
-    """The run with a screen beside it, until it has ended; what came out is in ``summary`` then, also where it failed."""
+    """The run with a screen beside it, until it has ended; what came out is in ``summary`` then,
+    also where it failed.
+    """
     from tianflow.cli.screen import make_screen
 
     with signals:
@@ -262,7 +274,9 @@ class _Session:
 
 
 def _where(session: _Session, *, terminal: bool) -> str:
-    """Where the run answers. On a terminal the address opens the console, token and all; a log, which others may read, gets no token."""
+    """Where the run answers. On a terminal the address opens the console, token and all; a log,
+    which others may read, gets no token.
+    """
     if not terminal:
         return f"run {session.run.id}, control and metrics at {session.address}"
     return f"run {session.run.id}, console at {session.address}/#token={session.token}"
@@ -337,7 +351,9 @@ class _Prepared:
 
 
 def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prepared:
-    """Everything that reads files, imports what the config names, or makes an environment. Blocks: not for a loop."""
+    """Everything that reads files, imports what the config names, or makes an environment. Blocks:
+    not for a loop.
+    """
     checkpoint = None if resume is None else CheckpointStore.load(resolve(str(resume), runs_dir))
     _require_device(config.learner.device)
     require_sinks(config)
@@ -359,7 +375,9 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
 
 
 def _require_device(device: str) -> None:
-    """Refuse a GPU that this machine does not have. (A checkpoint of one may still be played here, so this is no rule of configs.)"""
+    """Refuse a GPU that this machine does not have. (A checkpoint of one may still be played here,
+    so this is no rule of configs.)
+    """
     if device.startswith("cuda") and not any(Path(node).exists() for node in GPU_NODES):
         message = "this machine has no NVIDIA GPU to compute on"
         raise ConfigError(
@@ -370,7 +388,9 @@ def _require_device(device: str) -> None:
 def _directory(
     config: Config, checkpoint: Checkpoint | None, resume: str | Path | None, runs_dir: Path
 ) -> tuple[str, Path, int]:
-    """The run's name, its directory, and what holds that; a resumed run goes on in its own when that is where the checkpoint lies."""
+    """The run's name, its directory, and what holds that; a resumed run goes on in its own when
+    that is where the checkpoint lies.
+    """
     if (
         checkpoint is not None
         and resume is not None
@@ -389,7 +409,8 @@ def _directory(
         stack.callback(os.close, held)
         if taken:
             raise CheckpointError(
-                f"{str(directory)!r} exists; choose another run.name, or go on with it: --resume {run_id}"
+                f"{str(directory)!r} exists; choose another run.name, or go on with it: --resume "
+                f"{run_id}"
             )
         config_loading.write_config(directory, config)
         stack.pop_all()
@@ -397,9 +418,11 @@ def _directory(
 
 
 class _Signals:
-    """One SIGINT, SIGTERM or SIGHUP ends a run cleanly, with a checkpoint; a second one at once. Before there is a run, one is enough.
+    """One SIGINT, SIGTERM or SIGHUP ends a run cleanly, with a checkpoint; a second one at once.
+    Before there is a run, one is enough.
 
-    A terminal that closes may hang up twice, so that is no second one. Where hangups are ignored, as under nohup, they stay so.
+    A terminal that closes may hang up twice, so that is no second one. Where hangups are ignored,
+    as under nohup, they stay so.
 
     Args:
         say: shows a line to whoever pressed Ctrl-C.
@@ -434,7 +457,9 @@ class _Signals:
             loop.remove_reader(STDIN)
 
     def _read(self) -> None:
-        """Whoever started this holds the other end of standard input, and writes nothing: an end says that they are gone."""
+        """Whoever started this holds the other end of standard input, and writes nothing: an end
+        says that they are gone.
+        """
         if not os.read(STDIN, 4096):
             asyncio.get_running_loop().remove_reader(STDIN)
             self._handle(signal.SIGHUP, EOF)

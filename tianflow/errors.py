@@ -1,4 +1,6 @@
-"""Every error tianflow raises on purpose. Four of them are about channels, and mean four different things."""
+"""Every error tianflow raises on purpose. Four of them are about channels, and mean four different
+things.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ class CheckpointError(TianflowError):
 
 
 class EnvironmentFailedError(TianflowError):
-    """An environment raised in its constructor, ``reset`` or ``step``; ``details`` is its traceback as text."""
+    """An environment raised in its constructor, ``reset`` or ``step``; ``details`` is its traceback
+    as text.
+    """
 
     def __init__(self, summary: str, details: str = "") -> None:
         self.summary, self.details = summary, details
@@ -95,7 +99,9 @@ class EnvironmentFailedError(TianflowError):
 
 
 class PoisonedTrajectoryError(TianflowError):
-    """A trajectory holds something not finite, or of the wrong shape; names environment (-1: the vector), field and step."""
+    """A trajectory holds something not finite, or of the wrong shape; names environment (-1: the
+    vector), field and step.
+    """
 
     def __init__(self, message: str, *, environment: int, step: int) -> None:
         self.environment, self.step = environment, step

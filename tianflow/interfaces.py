@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """What a person may change while the run goes on: the config in force, and who is asked to rest."""
+    """What a person may change while the run goes on: the config in force, and who is asked to
+    rest.
+    """
 
     config: Config
     bound: int | None
@@ -48,11 +50,14 @@ class LiveSettings:
     paused: bool = False
     """A person paused the run: nobody begins anything."""
     hold_learner: bool = False
-    """The learner rests at its next boundary: an evaluation is to judge exactly its newest version."""
+    """The learner rests at its next boundary: an evaluation is to judge exactly its newest version.
+    """
 
 
 class Component(Protocol):
-    """One coroutine. Cancelling its task stops it. ``started`` is called once it can do its work."""
+    """One coroutine. Cancelling its task stops it. ``started`` is called once it can do its
+    work.
+    """
 
     name: str
 
@@ -66,11 +71,14 @@ class Controller(Protocol):
     def handle(self, event: Event) -> Iterable[Directive]: ...
 
 
-# Channels -----------------------------------------------------------------------------------------------------------
+# Channels
+# --------------------------------------------------------------------------------------------------
 
 
 class SlotView(Protocol):
-    """The arrays of one trajectory, as views of its slot, and the two words that are watched from outside."""
+    """The arrays of one trajectory, as views of its slot, and the two words that are watched from
+    outside.
+    """
 
     arrays: Mapping[str, NDArray[Any]]
 
@@ -92,13 +100,17 @@ class TrajectorySender(Protocol):
         """The first step is about to be taken, with ``version``."""
 
     def commit(self, trajectory: Trajectory, episodes: Sequence[Episode]) -> None:
-        """Hand the trajectory over. Never waits: the slot was granted. A late one is refused and counted."""
+        """Hand the trajectory over. Never waits: the slot was granted. A late one is refused and
+        counted.
+        """
 
     def abort(self, grant: Grant, reason: str) -> None:
         """Give the ticket back unused; it is dropped with ``reason``."""
 
     def close(self) -> None:
-        """Ask for nothing more: whoever waits in `acquire` gets the end. What is out may still be committed or aborted."""
+        """Ask for nothing more: whoever waits in `acquire` gets the end. What is out may still be
+        committed or aborted.
+        """
 
 
 class BatchSource(Protocol):
@@ -107,21 +119,28 @@ class BatchSource(Protocol):
     def next_batch(self, for_version: Version) -> Coroutine[Any, Any, Batch]:
         """Wait for B trajectories admissible at ``for_version``. EndOfChannel at the end.
 
-        It may ask as soon as it is called: whoever calls it waits for it, too, or cancels the waiting.
+        It may ask as soon as it is called: whoever calls it waits for it, too, or cancels the
+        waiting.
         """
 
     def view(self, trajectory: Trajectory) -> Mapping[str, NDArray[Any]]: ...
     def give_back(self, batch: Batch) -> None:
-        """Nothing of the batch was used; what is too old by now is dropped(expired), the rest is taken again later."""
+        """Nothing of the batch was used; what is too old by now is dropped(expired), the rest is
+        taken again later.
+        """
 
     def opened(self, version: Version) -> None:
         """The first version of a lineage is published: grants may go out."""
 
     def settle(self, settlement: Settlement) -> None:
-        """One update is over and its version published, or decided not to be. Its slots may be used again."""
+        """One update is over and its version published, or decided not to be. Its slots may be used
+        again.
+        """
 
     def published(self, version: Version) -> None:
-        """The newest version was published between two updates, because a changed setting asked for it."""
+        """The newest version was published between two updates, because a changed setting asked for
+        it.
+        """
 
 
 class WeightsReader(Protocol):
@@ -159,15 +178,17 @@ class EventPublisher(Protocol):
     def publish(self, event: Event) -> None: ...
 
 
-# Learning -----------------------------------------------------------------------------------------------------------
+# Learning
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class ActorStep:
     """What a policy answers to one observation.
 
-    ``action``: [N, *stored] torch tensor (int64 zero-based, or float32 unclipped). ``parameters``: [N, P] float32, what
-    the action distribution was computed from (logits, or means and log standard deviations side by side). ``state``: next recurrent state.
+    ``action``: [N, *stored] torch tensor (int64 zero-based, or float32 unclipped). ``parameters``:
+    [N, P] float32, what the action distribution was computed from (logits, or means and log
+    standard deviations side by side). ``state``: next recurrent state.
     """
 
     action: torch.Tensor
@@ -188,7 +209,9 @@ class ArrayStep(Protocol):
         parameters: NDArray[Any],
         action: NDArray[Any],
     ) -> None:
-        """{leaf: [N, ...]} and [N, K] -> into ``parameters`` [N, P] and ``action`` [N, *stored]. ``noise`` is overwritten."""
+        """{leaf: [N, ...]} and [N, K] -> into ``parameters`` [N, P] and ``action`` [N, *stored].
+        ``noise`` is overwritten.
+        """
 
     def record(self, parameters: NDArray[Any], action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         """`Policy.record`: [T, N, P] and [T, N, *stored] -> {name: [T, N]}."""
@@ -197,8 +220,9 @@ class ArrayStep(Protocol):
 class Policy(Protocol):
     """The actor's half of an algorithm. Never constructs an optimiser.
 
-    It may have ``on_arrays(num_envs)`` beside the methods here: an `ArrayStep`, which follows `load` as `act` does and gives the same up
-    to rounding, or None where that would not be quicker. A rollout asks for it once, when it is made, and then steps with it.
+    It may have ``on_arrays(num_envs)`` beside the methods here: an `ArrayStep`, which follows
+    `load` as `act` does and gives the same up to rounding, or None where that would not be quicker.
+    A rollout asks for it once, when it is made, and then steps with it.
     """
 
     table: WeightsTable
@@ -211,7 +235,9 @@ class Policy(Protocol):
         """Zero recurrent state, {name: [N, ...]}; empty for networks without memory."""
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> torch.Tensor:
-        """Sampling noise for ``steps`` steps, drawn at once: [steps, N, K], one number for each logit or component of an action."""
+        """Sampling noise for ``steps`` steps, drawn at once: [steps, N, K], one number for each
+        logit or component of an action.
+        """
 
     def act(
         self,
@@ -220,18 +246,23 @@ class Policy(Protocol):
         noise: torch.Tensor | None,
         mask: torch.Tensor | None = None,
     ) -> ActorStep:
-        """Choose actions. ``observation``: {leaf: [N, ...]} as stored (uint8 stays uint8). No noise: the most probable action."""
+        """Choose actions. ``observation``: {leaf: [N, ...]} as stored (uint8 stays uint8). No
+        noise: the most probable action.
+        """
 
     def record(self, parameters: torch.Tensor, action: torch.Tensor) -> Tree:
-        """What `AlgorithmSettings.recorded` names, once per trajectory: [T, N, P], [T, N, *stored] -> {name: [T, N]}.
+        """What `AlgorithmSettings.recorded` names, once per trajectory: [T, N, P], [T, N, *stored]
+        -> {name: [T, N]}.
 
         Of actor-critic algorithms, ``log_prob``: log-probabilities of the stored actions.
         """
 
     def place(self, index: int, count: int) -> None:
-        """Which actor of how many rolls out next, for those that explore differently. Told before every trajectory.
+        """Which actor of how many rolls out next, for those that explore differently. Told before
+        every trajectory.
 
-        The actors of a host take turns with one policy, so it keeps nothing of a trajectory but what `act` gives and is given.
+        The actors of a host take turns with one policy, so it keeps nothing of a trajectory but
+        what `act` gives and is given.
         """
 
 
@@ -240,12 +271,16 @@ class ActsInBfloat16(Protocol):
     """A `Policy` that can do what ``actors.precision = "bf16"`` asks for."""
 
     def act_in_bfloat16(self) -> None:
-        """Compute `Policy.act` in bfloat16 from now on; what it gives stays float32. Called once, before a rollout has the policy."""
+        """Compute `Policy.act` in bfloat16 from now on; what it gives stays float32. Called once,
+        before a rollout has the policy.
+        """
 
 
 @runtime_checkable
 class NamesParameters(Protocol):
-    """A `Policy` that can say what its parameters are. ``tianflow export`` asks; those of others are called ``parameters`` there."""
+    """A `Policy` that can say what its parameters are. ``tianflow export`` asks; those of others
+    are called ``parameters`` there.
+    """
 
     def named(self, parameters: torch.Tensor) -> Tree:
         """What ``parameters`` [N, P] consist of: {name: [N, ...]}, e.g. ``logits``."""
@@ -255,8 +290,9 @@ class NamesParameters(Protocol):
 class LearnerBatch:
     """B trajectories side by side, on the learner's device, owned by the learner.
 
-    ``arrays``: the fields of `TrajectoryLayout`, time first, [T(+1), B*N, ...] (``state/*`` is [B*N, ...]; ``version`` is
-    [T, B]). Rows past a trajectory's length have ``valid`` False and hold finite values.
+    ``arrays``: the fields of `TrajectoryLayout`, time first, [T(+1), B*N, ...] (``state/*`` is
+    [B*N, ...]; ``version`` is [T, B]). Rows past a trajectory's length have ``valid`` False and
+    hold finite values.
     """
 
     arrays: Tree
@@ -264,20 +300,26 @@ class LearnerBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one update did. ``finite`` False: the optimiser step was skipped. ``statistics``: losses, KL, ESS, … as floats."""
+    """What one update did. ``finite`` False: the optimiser step was skipped. ``statistics``:
+    losses, KL, ESS, … as floats.
+    """
 
     samples: int
     finite: bool
     statistics: Mapping[str, float]
     priorities: NDArray[np.float32] | None = None
-    """[n], one for each item of a replayed batch; None if the algorithm has none, or nothing was learned from the batch."""
+    """[n], one for each item of a replayed batch; None if the algorithm has none, or nothing was
+    learned from the batch.
+    """
 
 
 class Algorithm(Protocol):
     """The learner's half: parameters, optimiser, normalisers, and one update."""
 
     def flat(self) -> NDArray[np.uint8]:
-        """All published tensors as one flat byte buffer on the CPU (a view that the next update overwrites)."""
+        """All published tensors as one flat byte buffer on the CPU (a view that the next update
+        overwrites).
+        """
 
     def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = ...) -> StepResult:
         """One whole update (all epochs and minibatches)."""
@@ -307,11 +349,14 @@ class AlgorithmFactory(Protocol):
     def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> Algorithm: ...
 
 
-# Control ------------------------------------------------------------------------------------------------------------
+# Control
+# --------------------------------------------------------------------------------------------------
 
 
 class RunControl(Protocol):
-    """A run as the service, the CLI screen and the metrics see it. Called on the coordinator's loop."""
+    """A run as the service, the CLI screen and the metrics see it. Called on the coordinator's
+    loop.
+    """
 
     id: str
     directory: Path
@@ -343,7 +388,9 @@ class RunControl(Protocol):
         """
 
     def pause(self, *, source: str) -> str:
-        """Actions answer the state they lead to; repeating one is not an error. StateConflictError after the end."""
+        """Actions answer the state they lead to; repeating one is not an error. StateConflictError
+        after the end.
+        """
 
     def resume(self, *, source: str) -> str: ...
     def drain(self, *, source: str) -> str: ...
@@ -351,13 +398,19 @@ class RunControl(Protocol):
     def request_checkpoint(self, *, source: str) -> str: ...
     @property
     def audited(self) -> int:
-        """How many changes and actions there were in this process, those that `audit` no longer has included."""
+        """How many changes and actions there were in this process, those that `audit` no longer has
+        included.
+        """
 
     def audit(self) -> Sequence[Mapping[str, object]]:
-        """The newest changes and actions, oldest first: time (ISO 8601), source, action, old, new. The file has all of them."""
+        """The newest changes and actions, oldest first: time (ISO 8601), source, action, old, new.
+        The file has all of them.
+        """
 
     async def read_audit(self, *, before: int | None, limit: int) -> AuditPage:
-        """A page of all changes and actions, those before a resume included. See `tianflow.rundir.audit_log.read_page`."""
+        """A page of all changes and actions, those before a resume included. See
+        `tianflow.rundir.audit_log.read_page`.
+        """
 
     def checkpoints(self) -> Sequence[Mapping[str, object]]:
         """Checkpoints on disk, newest first: name, version, env_steps, bytes, created."""

@@ -1,7 +1,8 @@
-"""Logging: structlog over the standard library's ``tianflow`` logger. The root logger is never touched.
+"""Logging: structlog over the standard library's ``tianflow`` logger. The root logger is never
+touched.
 
-A library logs through `logger`; only a program's main calls `configure`. Without it, records go wherever the surrounding
-program sends them, with the bound values as extra attributes.
+A library logs through `logger`; only a program's main calls `configure`. Without it, records go
+wherever the surrounding program sends them, with the bound values as extra attributes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _PROCESSORS: list[Processor] = [
 
 
 def logger(name: str, **bound: object) -> BoundLogger:
-    """The logger ``tianflow.<name>``, with ``bound`` (``component="actor-3"``, ``run=…``) in each of its lines."""
+    """The logger ``tianflow.<name>``, with ``bound`` (``component="actor-3"``, ``run=…``) in each
+    of its lines.
+    """
     made: BoundLogger = structlog.wrap_logger(
         logging.getLogger(f"{ROOT}.{name}"),
         processors=_PROCESSORS,
@@ -44,7 +47,8 @@ def logger(name: str, **bound: object) -> BoundLogger:
 def configure(
     *, stream: TextIO | None = None, level: str = "INFO", as_json: bool | None = None
 ) -> None:
-    """Write what tianflow logs to ``stream``: lines for people on a terminal, else one JSON object a line.
+    """Write what tianflow logs to ``stream``: lines for people on a terminal, else one JSON object
+    a line.
 
     Args:
         stream: where to; None: standard error.

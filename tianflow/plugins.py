@@ -21,7 +21,9 @@ def names(group: str) -> tuple[str, ...]:
 
 
 def nearest(word: str, known: tuple[str, ...], *, cutoff: float = 0.5) -> str:
-    """The known word most like ``word``, or "" when none is close: as like as ``cutoff``, of 0 to 1, the share of letters in common."""
+    """The known word most like ``word``, or "" when none is close: as like as ``cutoff``, of 0 to
+    1, the share of letters in common.
+    """
     found = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return found[0] if found else ""
 
@@ -30,7 +32,8 @@ def load(group: str, name: str, *, path: str) -> object:
     """The object that ``name`` stands for in ``group``.
 
     Raises:
-        ConfigError: naming ``path``, with the installed names and the nearest one, or why the import failed.
+        ConfigError: naming ``path``, with the installed names and the nearest one, or why the
+            import failed.
     """
     known = _installed(group)
     target = known.get(name, name)

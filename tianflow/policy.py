@@ -45,10 +45,12 @@ class LoadedPolicy:
         )
 
     def act(self, observation: Any, state: Any = None, *, mask: Any = None) -> tuple[Any, Any]:
-        """The most probable action for one ``observation`` of the environment's own space, and the next state.
+        """The most probable action for one ``observation`` of the environment's own space, and the
+        next state.
 
-        ``state`` is what the last call returned; None at the first observation of an episode. ``mask``: the environment's
-        own ``info["action_mask"]``, an array or a tuple of one for each choice, of any dtype; None allows everything.
+        ``state`` is what the last call returned; None at the first observation of an episode.
+        ``mask``: the environment's own ``info["action_mask"]``, an array or a tuple of one for each
+        choice, of any dtype; None allows everything.
         """
         arrays = {
             leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.spec.observation
@@ -63,7 +65,9 @@ class LoadedPolicy:
 
 
 def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
-    """Play ``episodes`` whole episodes with the most probable actions, seeded apart from training."""
+    """Play ``episodes`` whole episodes with the most probable actions, seeded apart from
+    training.
+    """
     settings = policy.config.evaluation
     count = min(settings.num_envs, episodes)
     played = used(

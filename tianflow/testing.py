@@ -1,4 +1,5 @@
-"""What every law of balance has to keep, as a suite for the tests of whoever writes one. Needs a test runner, and imports none.
+"""What every law of balance has to keep, as a suite for the tests of whoever writes one. Needs a
+test runner, and imports none.
 
 In a test module, ``class TestMine(ControllerConformance): make = MyLaw`` is all there is to write.
 """
@@ -36,11 +37,15 @@ OTHERS: tuple[Event, ...] = (
 )
 """Events that are no look at the balance: a law may use them, and has to live without them."""
 ROUNDS_PER_UPDATE = 50
-"""Rounds of `play` without an update, after which nothing will come any more: no trajectory takes more than seven."""
+"""Rounds of `play` without an update, after which nothing will come any more: no trajectory takes
+more than seven.
+"""
 
 
 def looks(batch: int, bound: int | None, *, actors: int = 4, slots: int = 64) -> Iterator[Observed]:
-    """Looks at one second an update: nobody waits, then the actors, the learner and both wait half of the time."""
+    """Looks at one second an update: nobody waits, then the actors, the learner and both wait half
+    of the time.
+    """
     learner = waiting = 0.0
     for version in range(40):
         learner += 0.5 * (version >= 20)
@@ -72,10 +77,11 @@ def play(
     slots: int = 24,
     updates: int = 60,
 ) -> LedgerSnapshot:
-    """The ledger after ``updates`` updates of a small run in which the law's word is put in force before every round.
+    """The ledger after ``updates`` updates of a small run in which the law's word is put in force
+    before every round.
 
-    A round is a second. Actor ``i`` takes ``1 + i`` rounds for a trajectory, and the learner makes an update in each round
-    that begins with a batch.
+    A round is a second. Actor ``i`` takes ``1 + i`` rounds for a trajectory, and the learner makes
+    an update in each round that begins with a batch.
 
     Raises:
         AssertionError: the run stands still.
@@ -176,7 +182,9 @@ def _roll(ledger: Ledger, rolling: dict[int, tuple[Grant, int]], actors: int, no
 
 
 class ControllerConformance:
-    """Subclass it in a test module as ``TestSomething`` and set ``make``: a law's class, or a function that makes a law."""
+    """Subclass it in a test module as ``TestSomething`` and set ``make``: a law's class, or a
+    function that makes a law.
+    """
 
     make: ClassVar[Callable[..., Controller]]
     situations: ClassVar[tuple[tuple[int, int | None], ...]] = tuple(
@@ -215,11 +223,14 @@ class ControllerConformance:
                 for directive in law.handle(look):
                     if isinstance(directive, SetBound) and directive.max_staleness is not None:
                         assert directive.max_staleness >= 0, (
-                            f"{directive}: no sample can be younger than the policy that trains on it"
+                            f"{directive}: no sample can be younger than the policy that trains "
+                            "on it"
                         )
 
     def test_a_repeated_look_changes_nothing(self) -> None:
-        """Directives are absolute and time comes in with the event, so the same event has the same answer."""
+        """Directives are absolute and time comes in with the event, so the same event has the same
+        answer.
+        """
         for situation in self.situations:
             law = self.new()
             for look in looks(*situation):

@@ -1,7 +1,9 @@
-"""PPO in one file after CleanRL's ``ppo.py`` and ``ppo_atari_envpool.py``, with their settings and their order of things.
+"""PPO in one file after CleanRL's ``ppo.py`` and ``ppo_atari_envpool.py``, with their settings and
+their order of things.
 
-Written anew; what differs: Pong comes from the Arcade Learning Environment's own vector environment in place of envpool, which
-pins cores that may be taken. ``python -m benchmarks.peers.cleanrl_ppo cartpole|pong ...``. The clock starts at the first step.
+Written anew; what differs: Pong comes from the Arcade Learning Environment's own vector environment
+in place of envpool, which pins cores that may be taken. ``python -m benchmarks.peers.cleanrl_ppo
+cartpole|pong ...``. The clock starts at the first step.
 """
 
 from __future__ import annotations
@@ -96,7 +98,9 @@ class CnnAgent(nn.Module):
 
 
 def make_environments(env: str, count: int) -> Any:
-    """A vector of ``count`` environments that hand out the next episode's first observation with the last one's end."""
+    """A vector of ``count`` environments that hand out the next episode's first observation with
+    the last one's end.
+    """
     import gymnasium as gym
 
     same_step = gym.vector.AutoresetMode.SAME_STEP
@@ -122,7 +126,9 @@ def advantages(
     last: torch.Tensor,
     settings: Settings,
 ) -> torch.Tensor:
-    """Generalised advantages (T, B) of ``rewards`` and values (T, B); ``over``: after which steps an episode ended; ``last``: (B,)."""
+    """Generalised advantages (T, B) of ``rewards`` and values (T, B); ``over``: after which steps
+    an episode ended; ``last``: (B,).
+    """
     found, gain = torch.zeros_like(rewards), torch.zeros_like(last)
     for t in reversed(range(len(rewards))):
         on = 1.0 - over[t]
@@ -178,7 +184,9 @@ class Trainer:
             yield returns
 
     def learn(self, left: float) -> None:
-        """Epochs over what was sampled; ``left``: the share of training to come, by which the learning rate falls."""
+        """Epochs over what was sampled; ``left``: the share of training to come, by which the
+        learning rate falls.
+        """
         settings = self._settings
         self._optimiser.param_groups[0]["lr"] = left * settings.learning_rate
         with torch.no_grad():
@@ -222,7 +230,9 @@ class Trainer:
 
 
 def train(task: Task, settings: Settings, progress: Progress) -> None:
-    """Until ``progress`` says so. Looked at after each step where a target counts, after each cycle where the rate does."""
+    """Until ``progress`` says so. Looked at after each step where a target counts, after each cycle
+    where the rate does.
+    """
     trainer = Trainer(task, settings)
     progress.start()
     steps, over = 0, False

@@ -1,4 +1,5 @@
-"""What every peer's script shares: its command line, the rule of the target, its clocks, and the one line that it prints.
+"""What every peer's script shares: its command line, the rule of the target, its clocks, and the
+one line that it prints.
 
 Peers run in environments of their own, so nothing here needs more than the standard library.
 """
@@ -49,7 +50,8 @@ def read_task(
     *,
     envs: Sequence[str] = ("cartpole", "pong"),
 ) -> Task:
-    """The command line: ``ENV [--seed N] [--target RETURN] [--seconds S] [--warm S] [name=value ...]``.
+    """The command line: ``ENV [--seed N] [--target RETURN] [--seconds S] [--warm S] [name=value
+    ...]``.
 
     Clears what misleads numerical libraries, so it is to be called before they are loaded.
     """
@@ -78,7 +80,8 @@ def read_task(
 
 
 class Progress:
-    """How far training has come: when the target was reached, when time is up, and the rate after warming up.
+    """How far training has come: when the target was reached, when time is up, and the rate after
+    warming up.
 
     The target is reached at the first look at which the last 100 training episodes average it.
     """
@@ -105,7 +108,8 @@ class Progress:
         self._began = self._clock()
 
     def look(self, steps: int, returns: Iterable[float] = ()) -> bool:
-        """Take in the returns of training episodes that ended since the last look, after ``steps`` environment steps in all.
+        """Take in the returns of training episodes that ended since the last look, after ``steps``
+        environment steps in all.
 
         True once training is to end.
         """
@@ -146,7 +150,9 @@ class Progress:
 
     @property
     def steps_per_s(self) -> float | None:
-        """From the first look after warming up to the last; from the start when there is no warming up."""
+        """From the first look after warming up to the last; from the start when there is no warming
+        up.
+        """
         at, steps = (0.0, 0) if self._task.warm_s <= 0.0 else self._first or self._last
         seconds = self._last[0] - at
         return (self._last[1] - steps) / seconds if seconds > 0.0 else None
@@ -180,7 +186,9 @@ NO_LAG: dict[str, Any] = {"lag_mean": None, "lag_max": None, "lag_unit": None}
 
 
 class Speaker:
-    """Keeps standard output for the answer alone: whatever a library prints from now on, in any process, goes to standard error."""
+    """Keeps standard output for the answer alone: whatever a library prints from now on, in any
+    process, goes to standard error.
+    """
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -199,7 +207,9 @@ class Speaker:
         lag: Mapping[str, Any] = NO_LAG,
         **more: Any,
     ) -> None:
-        """Print the one line. ``packages``: whose versions to tell. ``clock_starts``: at what the clock of training started."""
+        """Print the one line. ``packages``: whose versions to tell. ``clock_starts``: at what the
+        clock of training started.
+        """
         answer = {
             "peer": peer,
             "env": task.env,
@@ -233,6 +243,8 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started, imports included, to a hundredth. From Linux's ``/proc``."""
+    """Seconds since this process was started, imports included, to a hundredth. From Linux's
+    ``/proc``.
+    """
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,9 @@
 """Sample Factory's APPO: CartPole-v1 to a target return, Pong for its rate.
 
-``python -m benchmarks.peers.factory_appo cartpole|pong ...``, with an interpreter that has sample-factory. For Pong ``epochs=1``
-takes one pass over the data with asynchronous workers for two cores, nothing takes the defaults of Sample Factory's Atari example.
-The clock starts with ``run``, when all processes are up; policy lag is Sample Factory's own, in minibatches.
+``python -m benchmarks.peers.factory_appo cartpole|pong ...``, with an interpreter that has
+sample-factory. For Pong ``epochs=1`` takes one pass over the data with asynchronous workers for two
+cores, nothing takes the defaults of Sample Factory's Atari example. The clock starts with ``run``,
+when all processes are up; policy lag is Sample Factory's own, in minibatches.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ ONE_EPOCH: dict[str, Any] = {
     "num_epochs": 1,
 }
 SAME_NETWORK: dict[str, Any] = {"encoder_mlp_layers": (64, 64), "nonlinearity": "tanh"}
-"""For CartPole with ``network=64-64``: what the other peers have, in place of Sample Factory's 512-512."""
+"""For CartPole with ``network=64-64``: what the other peers have, in place of Sample Factory's
+512-512.
+"""
 FRAME_SKIP = {"cartpole": 1, "pong": 4}
 """Sample Factory counts frames."""
 
@@ -66,7 +69,9 @@ def command_line(settings: Mapping[str, Any]) -> list[str]:
 def make_pong(
     name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None
 ) -> Any:
-    """The example's environment; in each process the games must have been registered, and OpenCV is to keep to one thread."""
+    """The example's environment; in each process the games must have been registered, and OpenCV is
+    to keep to one thread.
+    """
     import ale_py  # noqa: F401 - registers games
     import cv2
     from sf_examples.atari.atari_utils import make_atari_env

@@ -1,6 +1,8 @@
-"""``python -m benchmarks.peers.install [PEER ...]``: an environment of its own for each peer, since no one environment holds them all.
+"""``python -m benchmarks.peers.install [PEER ...]``: an environment of its own for each peer, since
+no one environment holds them all.
 
-They lie in ``.peers/NAME`` of the checkout, or where ``TIANFLOW_PEERS`` says. One that is as it should be is left alone.
+They lie in ``.peers/NAME`` of the checkout, or where ``TIANFLOW_PEERS`` says. One that is as it
+should be is left alone.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Build:
     Attributes:
         needs: what has to be there before, with versions; `COMMON` is, too.
         variables: of the environment in which it is built.
-        lists: names that its setup script uses as lists and may not have defined; they are empty then.
+        lists: names that its setup script uses as lists and may not have defined; they are empty
+            then.
     """
 
     needs: tuple[str, ...]
@@ -66,7 +69,8 @@ PEERS = {
             "stable-baselines3",
             ("stable-baselines3==2.9.2", "opencv-python-headless==4.13.0.92", *NEW),
         ),
-        # it asks for numpy < 2 and gymnasium < 1; the later ale-py do not register games with that gymnasium
+        # it asks for numpy < 2 and gymnasium < 1; the later ale-py do not register games with that
+        # gymnasium
         Peer(
             "sample_factory",
             "sample-factory",
@@ -92,7 +96,8 @@ PEERS = {
             ),
         ),
         Peer("cleanrl", "gymnasium", NEW),  # its algorithm is one file of ours
-        # by itself its setup wants graphics libraries from the net, and without them fails for a name; nvcc it would use with any PyTorch
+        # by itself its setup wants graphics libraries from the net, and without them fails for a
+        # name; nvcc it would use with any PyTorch
         Peer(
             "pufferlib",
             "pufferlib",
@@ -131,7 +136,9 @@ def interpreter(name: str) -> Path:
 
 
 def plan(peer: Peer) -> dict[str, object]:
-    """What the environment is to hold. As long as its stamp says the same, there is nothing to do."""
+    """What the environment is to hold. As long as its stamp says the same, there is nothing
+    to do.
+    """
     return {
         "packages": sorted((*COMMON, *_needs(peer), *peer.packages)),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -151,10 +158,12 @@ def is_current(peer: Peer) -> bool:
 
 
 def pip_environment(environment: Mapping[str, str], constraints: Path) -> dict[str, str]:
-    """``environment`` in which pip takes ``constraints`` in place of whatever this machine's settings constrain.
+    """``environment`` in which pip takes ``constraints`` in place of whatever this machine's
+    settings constrain.
 
-    Settings of a machine for all its users may hold versions that a peer cannot live with; where packages come from stays as set.
-    The variable outranks a setting, while an option on the command line would only be added to it.
+    Settings of a machine for all its users may hold versions that a peer cannot live with; where
+    packages come from stays as set. The variable outranks a setting, while an option on the command
+    line would only be added to it.
     """
     return {**environment, "PIP_CONSTRAINT": str(constraints), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
@@ -163,14 +172,16 @@ def install(peer: Peer, run: Callable[..., object] = subprocess.run) -> bool:
     """Make the environment of ``peer`` if need be; True if there was something to do.
 
     Raises:
-        subprocess.CalledProcessError: pip, or making an environment, failed; what they wrote says why.
+        subprocess.CalledProcessError: pip, or making an environment, failed; what they wrote says
+        why.
         RuntimeError: this Python is too new for the peer.
     """
     if is_current(peer):
         return False
     if sys.version_info[:2] > peer.newest_python:
         raise RuntimeError(
-            f"{peer.name} has no packages for a Python newer than {'.'.join(map(str, peer.newest_python))}"
+            f"{peer.name} has no packages for a Python newer than "
+            f"{'.'.join(map(str, peer.newest_python))}"
         )
     folder = home() / peer.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -206,12 +217,17 @@ def _define(lists: Sequence[str], folder: Path) -> None:
 
 
 def versions(peer: Peer) -> dict[str, str]:
-    """Versions of what `Peer.packages` and `COMMON` name, as its interpreter sees them; empty if the peer is not there."""
+    """Versions of what `Peer.packages` and `COMMON` name, as its interpreter sees them; empty if
+    the peer is not there.
+    """
     python = interpreter(peer.name)
     if not python.exists():
         return {}
     names = [package.partition("==")[0].partition("[")[0] for package in (*peer.packages, *COMMON)]
-    ask = "import json, sys; from benchmarks.peers.common import versions; print(json.dumps(versions(sys.argv[1:])))"
+    ask = (
+        "import json, sys; from benchmarks.peers.common import versions; "
+        "print(json.dumps(versions(sys.argv[1:])))"
+    )
     done = subprocess.run(
         [str(python), "-c", ask, *names], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )

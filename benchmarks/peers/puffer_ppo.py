@@ -1,8 +1,10 @@
-"""PufferLib's own trainer with its own defaults, on CPU cores: CartPole-v1 for as many steps a second as it makes.
+"""PufferLib's own trainer with its own defaults, on CPU cores: CartPole-v1 for as many steps a
+second as it makes.
 
-Its settings for CartPole are for Gymnasium's CartPole-v0 and name nothing of the algorithm, so it gets those of its ``config/default.ini``;
-how many environments there are, and in how many processes, are options. ``python -m benchmarks.peers.puffer_ppo cartpole ...``, with an
-interpreter that has pufferlib. The clock starts with the first evaluation.
+Its settings for CartPole are for Gymnasium's CartPole-v0 and name nothing of the algorithm, so it
+gets those of its ``config/default.ini``; how many environments there are, and in how many
+processes, are options. ``python -m benchmarks.peers.puffer_ppo cartpole ...``, with an interpreter
+that has pufferlib. The clock starts with the first evaluation.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def environment(buf: Any = None, seed: int = 0) -> Any:
 
 
 def vector(task: Task) -> Any:
-    """All of them: in this process, or in ``workers``, in which case half of them step while the other half is inferred."""
+    """All of them: in this process, or in ``workers``, in which case half of them step while the
+    other half is inferred.
+    """
     from pufferlib import vector
 
     count, workers = int(task.options.get("envs", "1024")), int(task.options.get("workers", "0"))

@@ -1,8 +1,9 @@
 """RLlib on its new API: PPO on CartPole-v1 to a target return, IMPALA on Pong for its rate.
 
-``python -m benchmarks.peers.rllib_algorithms cartpole|pong ...``, with an interpreter that has ``ray[rllib]``. CartPole takes the
-settings of RLlib's own tuned example, with eight environments for each of two runners. The clock starts with the first ``train``,
-after building; policy lag is RLlib's own, in gradient updates.
+``python -m benchmarks.peers.rllib_algorithms cartpole|pong ...``, with an interpreter that has
+``ray[rllib]``. CartPole takes the settings of RLlib's own tuned example, with eight environments
+for each of two runners. The clock starts with the first ``train``, after building; policy lag is
+RLlib's own, in gradient updates.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ PONG: dict[str, Any] = {
         "vf_share_layers": True,
     },
 }
-"""84 x 84 x 4, frame skip 4, the CNN of Nature; one runner beside the learner is what two cores carry."""
+"""84 x 84 x 4, frame skip 4, the CNN of Nature; one runner beside the learner is what two cores
+carry.
+"""
 SAME_NETWORK = {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh", "vf_share_layers": False}
-"""For CartPole with ``network=64-64``: what the other peers have, in place of the example's 32 linear units."""
+"""For CartPole with ``network=64-64``: what the other peers have, in place of the example's 32
+linear units.
+"""
 LAG = "diff_num_grad_updates"
 
 
@@ -85,7 +90,8 @@ def note_return(
 ) -> None:
     """In a runner: one line for the training episode that ended.
 
-    RLlib's own mean is of the episodes of one iteration, however few; and it hands out episodes in the pieces that sampling cut.
+    RLlib's own mean is of the episodes of one iteration, however few; and it hands out episodes in
+    the pieces that sampling cut.
     """
     pieces = (*(prev_episode_chunks or ()), episode)
     with file.open("a", encoding="utf-8") as noted:
@@ -93,7 +99,9 @@ def note_return(
 
 
 def build(task: Task, settings: Mapping[str, Any], returns: Path) -> Any:
-    """The algorithm, with its learner in this process and its runners in processes of their own, which note ``returns``."""
+    """The algorithm, with its learner in this process and its runners in processes of their own,
+    which note ``returns``.
+    """
     from ray import tune
     from ray.rllib.algorithms.impala import IMPALAConfig
     from ray.rllib.algorithms.ppo import PPOConfig

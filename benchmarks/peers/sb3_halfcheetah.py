@@ -1,4 +1,6 @@
-"""Stable-Baselines3's SAC on HalfCheetah-v5 with the settings of ``configs/halfcheetah_sac.toml``, for so many steps."""
+"""Stable-Baselines3's SAC on HalfCheetah-v5 with the settings of ``configs/halfcheetah_sac.toml``,
+for so many steps.
+"""
 
 from __future__ import annotations
 

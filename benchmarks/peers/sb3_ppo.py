@@ -1,7 +1,9 @@
-"""Stable-Baselines3's PPO with the settings that RL Zoo publishes: CartPole-v1 to a target return, Pong for its rate.
+"""Stable-Baselines3's PPO with the settings that RL Zoo publishes: CartPole-v1 to a target return,
+Pong for its rate.
 
-``python -m benchmarks.peers.sb3_ppo cartpole|pong ...``, with an interpreter that has stable-baselines3; ``episodes=N`` evaluates
-the end over N episodes of most probable actions. The clock is that of training: it starts with ``learn``, after imports and construction.
+``python -m benchmarks.peers.sb3_ppo cartpole|pong ...``, with an interpreter that has
+stable-baselines3; ``episodes=N`` evaluates the end over N episodes of most probable actions. The
+clock is that of training: it starts with ``learn``, after imports and construction.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ CARTPOLE: dict[str, Any] = {
     "clip_range": 0.2,
     "schedule_steps": 100_000,
 }
-"""``ppo: CartPole-v1``. Rate and clip fall linearly; a run that is not there after ``schedule_steps`` has not reached the target."""
+"""``ppo: CartPole-v1``. Rate and clip fall linearly; a run that is not there after
+``schedule_steps`` has not reached the target.
+"""
 PONG: dict[str, Any] = {
     "n_envs": 8,
     "n_steps": 128,
@@ -54,7 +58,9 @@ def make_environments(env: str, count: int, seed: int) -> Any:
 
 
 def callback(progress: Progress, *, each_step: bool) -> Any:
-    """Looks at every step at which an episode ends, or, where the rate counts, at whole cycles of sampling and learning."""
+    """Looks at every step at which an episode ends, or, where the rate counts, at whole cycles of
+    sampling and learning.
+    """
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Looks(BaseCallback):  # type: ignore[misc]  # it comes without type hints where lint runs

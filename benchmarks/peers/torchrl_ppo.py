@@ -1,7 +1,9 @@
-"""TorchRL's collector, ``ClipPPOLoss`` and ``GAE`` put together as in its examples: CartPole-v1 to a target return.
+"""TorchRL's collector, ``ClipPPOLoss`` and ``GAE`` put together as in its examples: CartPole-v1 to
+a target return.
 
-TorchRL publishes no settings for CartPole, so it gets those that RL Zoo publishes for PPO. ``python -m benchmarks.peers.torchrl_ppo
-cartpole ...``, with an interpreter that has torchrl. The clock starts with the first batch asked for.
+TorchRL publishes no settings for CartPole, so it gets those that RL Zoo publishes for PPO. ``python
+-m benchmarks.peers.torchrl_ppo cartpole ...``, with an interpreter that has torchrl. The clock
+starts with the first batch asked for.
 """
 
 from __future__ import annotations

@@ -8,12 +8,15 @@ from tianflow.core.events import Observed
 
 
 def feeding(credit_count: int, batch: int) -> int:
-    """``credit_count``, but at least one batch: fewer could never feed the learner, whatever else holds."""
+    """``credit_count``, but at least one batch: fewer could never feed the learner, whatever else
+    holds.
+    """
     return max(batch, credit_count)
 
 
 def ceiling(observed: Observed, publish_lag: int) -> int:
-    """C_max = (max_staleness + 1 - publish lag) * B, at least B; all slots when the staleness is unbounded.
+    """C_max = (max_staleness + 1 - publish lag) * B, at least B; all slots when the staleness is
+    unbounded.
 
     With more credits than this a trajectory could begin that is too stale when its turn comes.
     """

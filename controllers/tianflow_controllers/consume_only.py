@@ -1,4 +1,6 @@
-"""Law ``consume_only``: the bound is kept where data are consumed and nowhere else. What filters of stale samples do; for comparison."""
+"""Law ``consume_only``: the bound is kept where data are consumed and nowhere else. What filters of
+stale samples do; for comparison.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from tianflow_controllers._limits import feeding
 
 
 class ConsumeOnly:
-    """Keeps the configured bound, but paces nobody: a credit for every slot, batches in order of arrival.
+    """Keeps the configured bound, but paces nobody: a credit for every slot, batches in order of
+    arrival.
 
-    No sample beyond the bound is trained on, as under every law. What was begun in vain is dropped(expired), and the work that
-    went into it is lost. Any stricter law that runs beside it wins, setting by setting.
+    No sample beyond the bound is trained on, as under every law. What was begun in vain is
+    dropped(expired), and the work that went into it is lost. Any stricter law that runs beside it
+    wins, setting by setting.
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:
-        """`Observed` -> the bound, credits for all slots beyond C_max too, order of arrival; every other event -> nothing."""
+        """`Observed` -> the bound, credits for all slots beyond C_max too, order of arrival; every
+        other event -> nothing.
+        """
         if not isinstance(event, Observed):
             return ()
         credit_count = feeding(event.slots, event.batch)

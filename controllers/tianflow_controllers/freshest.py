@@ -15,22 +15,24 @@ class Freshest:
 
     Waiting is measured in windows of ``window_updates`` updates. At the end of one:
 
-    * learner *and* actors waited: C goes up by max(1, ``raise_batches`` * B), and the next window begins ceil(C/B)
-      updates later, when all that is trained on was granted after the raise. When only the learner waits, sampling is
-      the bottleneck and more credits cannot help.
-    * the learner has not waited for ``quiet_updates`` updates: C goes down by 1, but for ``hold_updates`` updates not
-      below what the last raise gave.
+    * learner *and* actors waited: C goes up by max(1, ``raise_batches`` * B), and the next window
+      begins ceil(C/B) updates later, when all that is trained on was granted after the raise. When
+      only the learner waits, sampling is the bottleneck and more credits cannot help.
+    * the learner has not waited for ``quiet_updates`` updates: C goes down by 1, but for
+      ``hold_updates`` updates not below what the last raise gave.
 
-    There is at most one change in ceil(C/B) updates. C begins at B, because it climbs faster than it descends, and is at
-    most C_max at every moment.
+    There is at most one change in ceil(C/B) updates. C begins at B, because it climbs faster than
+    it descends, and is at most C_max at every moment.
 
     Args:
         quiet_updates: updates without waiting of the learner, before one credit is taken away.
-        hold_updates: updates for which C does not go below the last raise; bounds how often a probe may starve the learner.
+        hold_updates: updates for which C does not go below the last raise; bounds how often a probe
+            may starve the learner.
         window_updates: updates over which waiting is measured.
         raise_batches: size of a raise, in batches.
         learner_waiting: share of the window's time, above which the learner counts as waiting.
-        actors_waiting: share of the window's actor-seconds, above which the actors count as waiting.
+        actors_waiting: share of the window's actor-seconds, above which the actors count as
+            waiting.
 
     Raises:
         ValueError: a parameter with which the law could not work, and why.
@@ -88,7 +90,8 @@ class Freshest:
         if not isinstance(event, Observed):
             return ()
         if self._start is None or event.version < self._start.version:
-            # The first look, or the learner went back to a checkpoint: its updates are counted anew.
+            # The first look, or the learner went back to a checkpoint: its updates are counted
+            # anew.
             self._changed = self._shows_from = self._quiet_since = self._floor_until = event.version
             self._start = event
         elif event.version <= self._shows_from:
@@ -100,7 +103,8 @@ class Freshest:
         return (SetCredits(min(self._credits, ceiling(event, event.publish_lag))),)
 
     def _judge(self, start: Observed, end: Observed) -> None:
-        # The highest C without lag: a lag comes and goes with each publish, and must not make the law forget what it has found.
+        # The highest C without lag: a lag comes and goes with each publish, and must not make the
+        # law forget what it has found.
         highest, seconds = ceiling(end, 0), end.now - start.now
         self._credits = min(self._credits, highest)
         may_change = end.version - self._changed >= turnover(self._credits, end.batch)
@@ -116,7 +120,8 @@ class Freshest:
             self._lower(end)
 
     def _raise(self, end: Observed, highest: int) -> None:
-        # From what is in force: while something stricter holds the credits, the target must not run away from it.
+        # From what is in force: while something stricter holds the credits, the target must not run
+        # away from it.
         raised = min(highest, end.credits_limit + max(1, int(self._step * end.batch)))
         if raised > self._credits:
             self._credits = self._floor = raised

@@ -9,7 +9,9 @@ from tianflow.core.events import Event, Observed
 
 
 class Lockstep:
-    """Holds the bound at 0 and gives credits for exactly one batch: sample, then learn, then sample with the new version."""
+    """Holds the bound at 0 and gives credits for exactly one batch: sample, then learn, then sample
+    with the new version.
+    """
 
     def handle(self, event: Event) -> Iterable[Directive]:
         """`Observed` -> bound 0 and credits B; every other event -> nothing."""

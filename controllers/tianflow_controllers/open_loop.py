@@ -1,4 +1,6 @@
-"""Law ``open_loop``: no balance at all, only memory pushes back. What other systems do; for comparison."""
+"""Law ``open_loop``: no balance at all, only memory pushes back. What other systems do; for
+comparison.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class OpenLoop:
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:
-        """`Observed` -> bound None, credits for all slots, order of arrival; every other event -> nothing."""
+        """`Observed` -> bound None, credits for all slots, order of arrival; every other event ->
+        nothing.
+        """
         if not isinstance(event, Observed):
             return ()
         return SetBound(None), SetCredits(feeding(event.slots, event.batch)), SetOrder("arrival")

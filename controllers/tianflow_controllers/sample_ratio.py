@@ -1,4 +1,6 @@
-"""Law ``sample_ratio``: for replay. Every slot is a credit; the limiter holds back whichever of actors and learner is ahead."""
+"""Law ``sample_ratio``: for replay. Every slot is a credit; the limiter holds back whichever of
+actors and learner is ahead.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from tianflow_controllers._limits import feeding
 
 
 class SampleRatio:
-    """Gives a credit for every slot: a credit returns when a shard has copied its trajectory, so actors run as far ahead as the
-    limiter lets trajectories in (`replay.samples_per_insert`, `replay.error_buffer`; Reverb, arXiv 2102.04736).
+    """Gives a credit for every slot: a credit returns when a shard has copied its trajectory, so
+    actors run as far ahead as the limiter lets trajectories in (`replay.samples_per_insert`,
+    `replay.error_buffer`; Reverb, arXiv 2102.04736).
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:

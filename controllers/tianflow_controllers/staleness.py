@@ -12,8 +12,8 @@ from tianflow_controllers._limits import ceiling
 class Staleness:
     """Credits C = (max_staleness + 1 - publish lag) * B; all slots when the staleness is unbounded.
 
-    It gives the most throughput that the bound permits. With a learner slower than the actors the mean staleness is the
-    bound itself; `tianflow_controllers.freshest.Freshest` is for less.
+    It gives the most throughput that the bound permits. With a learner slower than the actors the
+    mean staleness is the bound itself; `tianflow_controllers.freshest.Freshest` is for less.
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:

@@ -1,4 +1,6 @@
-"""DQN, R2D2, SAC and TD3: actor and learner agree, updates are whole or not at all, targets stand still, and padding does not matter."""
+"""DQN, R2D2, SAC and TD3: actor and learner agree, updates are whole or not at all, targets stand
+still, and padding does not matter.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def made(
 def windows(
     name: str, *, seed: int = 0, n: int = N, fresh: bool | None = None
 ) -> dict[str, Tensor]:
-    """Windows as replay gives them: some end early, by termination or truncation; what lies after that is padding."""
+    """Windows as replay gives them: some end early, by termination or truncation; what lies after
+    that is padding.
+    """
     generator = np.random.default_rng(seed)
     length = SETTINGS[name].window[0]
     whole = generator.integers(1, length + 1, size=n)
@@ -117,7 +121,9 @@ def windows(
 
 
 def acted(policy: Any, *, steps: int, seed: int = 0) -> dict[str, Tensor]:
-    """What an actor stores of one episode, with the state before every step: observations [steps + 1, N, ...], all else [steps, N, ...]."""
+    """What an actor stores of one episode, with the state before every step: observations [steps +
+    1, N, ...], all else [steps, N, ...].
+    """
     obs, state = observations((VECTOR, NUMBER), steps + 1, N, seed=seed), policy.initial_state(N)
     noise = policy.noise(steps, N, np.random.default_rng(seed))
     chosen, states = [], []
@@ -142,7 +148,8 @@ def same_state(expected: dict[str, Any], found: dict[str, Any]) -> None:
         assert np.array_equal(array, found[name]), name
 
 
-# Actors -------------------------------------------------------------------------------------------------------------
+# Actors
+# --------------------------------------------------------------------------------------------------
 
 
 @q_learning
@@ -222,7 +229,8 @@ def test_an_actor_takes_whole_weights_and_constructs_no_optimiser(name: str) -> 
         policy.load(np.zeros(3, np.uint8))
 
 
-# Updates ------------------------------------------------------------------------------------------------------------
+# Updates
+# --------------------------------------------------------------------------------------------------
 
 
 @every_algorithm
@@ -399,7 +407,8 @@ def test_a_gpu_makes_the_updates_of_a_cpu(name: str) -> None:
     same_state(saved, cpu.state_dict())
 
 
-# Targets ------------------------------------------------------------------------------------------------------------
+# Targets
+# --------------------------------------------------------------------------------------------------
 
 
 @q_learning
@@ -447,7 +456,9 @@ def test_the_actor_of_td3_moves_in_every_second_update() -> None:
 
 @every_algorithm
 def test_no_gradient_flows_through_targets(name: str) -> None:
-    """A loss is a function of what is observed first, and of constants: no target network has a gradient, and it cannot get one."""
+    """A loss is a function of what is observed first, and of constants: no target network has a
+    gradient, and it cannot get one.
+    """
     _, learner = made(name)
     learner.look(windows(name))
     targets = [
@@ -465,7 +476,9 @@ def test_no_gradient_flows_through_targets(name: str) -> None:
 
 @pytest.mark.parametrize("double", [False, True])
 def test_the_gradient_of_dqn_is_that_of_the_value_taken_alone(double: bool) -> None:
-    """(target - Q(s, a)) dQ(s, a), with Q(s', .) of the same network held constant, computed by hand."""
+    """(target - Q(s, a)) dQ(s, a), with Q(s', .) of the same network held constant, computed by
+    hand.
+    """
     _, learner = made("dqn", double=double, huber_delta=None)
     arrays = windows("dqn")
     arrays["valid"][:] = True
@@ -490,7 +503,9 @@ def test_the_gradient_of_dqn_is_that_of_the_value_taken_alone(double: bool) -> N
 
 
 def test_double_q_learning_lets_the_online_network_choose() -> None:
-    """With networks apart, errors differ from those of ordinary Q-learning, whose targets are never lower."""
+    """With networks apart, errors differ from those of ordinary Q-learning, whose targets are never
+    lower.
+    """
     errors = {}
     for double in (False, True):
         _, learner = made("dqn", double=double)
@@ -516,7 +531,9 @@ def test_forbidden_actions_are_not_bootstrapped_from() -> None:
 
 
 def apart(*targets: Any) -> None:
-    """Move target networks away from the online ones, so that a test sees which of them was asked."""
+    """Move target networks away from the online ones, so that a test sees which of them was
+    asked.
+    """
     for seed, target in enumerate(targets):
         target.parameters.add_(
             torch.randn(target.parameters.shape, generator=torch.Generator().manual_seed(seed))
@@ -605,7 +622,8 @@ def test_the_gradient_of_the_actor_reaches_no_critic(name: str) -> None:
     assert learner.model.norm() > 0.0
 
 
-# Memory -------------------------------------------------------------------------------------------------------------
+# Memory
+# --------------------------------------------------------------------------------------------------
 
 
 class Toy:
@@ -717,7 +735,9 @@ def test_priorities_from_what_the_actor_recorded_are_those_of_the_learner(
 
 
 def test_steps_of_burn_in_have_no_loss_and_no_gradient() -> None:
-    """Rewards and actions there do not matter but for what the trained steps make of them, which is nothing."""
+    """Rewards and actions there do not matter but for what the trained steps make of them, which is
+    nothing.
+    """
     gradients = []
     for reward in (0.0, 1e3):
         _, learner = made("r2d2")
@@ -785,7 +805,8 @@ def test_a_window_within_its_burn_in_has_priority_zero() -> None:
     assert 0.0 == learner.step(LearnerBatch(arrays)).priorities[0]
 
 
-# Start-up -----------------------------------------------------------------------------------------------------------
+# Start-up
+# --------------------------------------------------------------------------------------------------
 
 
 def test_making_a_learner_and_an_update_does_not_import_the_compiler() -> None:

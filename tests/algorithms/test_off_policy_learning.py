@@ -1,4 +1,6 @@
-"""Each algorithm that learns from replay solves a tiny problem, with a buffer of a few lines and no other part of the system."""
+"""Each algorithm that learns from replay solves a tiny problem, with a buffer of a few lines and no
+other part of the system.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ FORCE = ActionSpec(kind="box", shape=(1,), dtype="float32", low=(-2.0,), high=(4
 
 
 class Windows:
-    """The ``latest`` steps, [T, N] a name; drawn uniformly from the windows that begin every ``period`` steps of an episode."""
+    """The ``latest`` steps, [T, N] a name; drawn uniformly from the windows that begin every
+    ``period`` steps of an episode.
+    """
 
     def __init__(self, window: tuple[int, int], latest: int = 1000) -> None:
         self.length, self.period = window
@@ -40,7 +44,9 @@ class Windows:
         self.rows: dict[str, list[Any]] = {}
 
     def add(self, **row: Any) -> None:
-        """observation, after, action, reward, terminated, truncated, position (in its episode), and state/..., each [N, ...]."""
+        """observation, after, action, reward, terminated, truncated, position (in its episode), and
+        state/..., each [N, ...].
+        """
         for name, values in row.items():
             self.rows.setdefault(name, []).append(np.array(values))
 
@@ -94,7 +100,9 @@ def made(
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn_finds_the_values_of_a_chain(n: int, double: bool) -> None:
-    """Five states, a reward of 1 at the right end, which is terminal; acting at random, left and right. Q(s, right) = 0.9^(3 - s)."""
+    """Five states, a reward of 1 at the right end, which is terminal; acting at random, left and
+    right. Q(s, right) = 0.9^(3 - s).
+    """
     settings = DQNSettings(
         discount=0.9,
         n_step=1,
@@ -136,7 +144,8 @@ def test_dqn_finds_the_values_of_a_chain(n: int, double: bool) -> None:
     policy.load(learner.flat())
     found = policy.act({"": torch.from_numpy(states[:4])}, {}, None)
     assert [1, 1, 1, 1] == found.action.tolist()
-    # Three rewards along a random walk are less than three along the best way: several steps are not corrected for the policy.
+    # Three rewards along a random walk are less than three along the best way: several steps are
+    # not corrected for the policy.
     expected = torch.tensor([0.9**3, 0.9**2, 0.9, 1.0])
     torch.testing.assert_close(
         found.parameters[:, 1], expected, atol=0.05 if n == 1 else 0.35, rtol=0.0
@@ -146,7 +155,8 @@ def test_dqn_finds_the_values_of_a_chain(n: int, double: bool) -> None:
 def test_r2d2_remembers_a_cue() -> None:
     """A cue is shown once; four steps later the action must agree with it.
 
-    The gradient has to reach back to the cue: it does, because a window that begins its episode needs no burn-in.
+    The gradient has to reach back to the cue: it does, because a window that begins its episode
+    needs no burn-in.
     """
     learning = {
         "discount": 0.9,
@@ -213,7 +223,9 @@ def test_r2d2_remembers_a_cue() -> None:
 def test_an_actor_learns_the_best_force_for_what_it_sees(
     factory: Any, updates: int, settings: OffPolicySettings
 ) -> None:
-    """A bandit: the reward is less by the square of the distance from 1 + 2 x, and the range of actions is not centred at 0."""
+    """A bandit: the reward is less by the square of the distance from 1 + 2 x, and the range of
+    actions is not centred at 0.
+    """
     columns, generator = 256, np.random.default_rng(0)
     policy, learner = made(factory, settings, FORCE, 1, columns, hidden=(32, 32))
     windows, everywhere = Windows(settings.window), torch.linspace(-0.8, 0.8, 9).unsqueeze(1)

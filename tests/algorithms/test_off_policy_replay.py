@@ -1,4 +1,6 @@
-"""Actor, replay shard and learner together: what a shard hands out is what learners expect, down to the first priorities."""
+"""Actor, replay shard and learner together: what a shard hands out is what learners expect, down to
+the first priorities.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ FACTORIES: dict[str, Any] = {"dqn": DQN, "r2d2": R2D2, "sac": SAC}
 
 
 def filled(settings: OffPolicySettings, *, mask: bool = False) -> tuple[Shard, Any]:
-    """A shard with what an actor made of random episodes, and a learner with the weights that the actor had."""
+    """A shard with what an actor made of random episodes, and a learner with the weights that the
+    actor had.
+    """
     spec = EnvironmentSpec(
         "Test-v0",
         (LEAF,),
@@ -136,7 +140,9 @@ def drawn(shard: Shard, n: int = 400) -> tuple[LearnerBatch, np.ndarray[Any, Any
 def test_first_priorities_in_a_shard_are_those_that_a_learner_finds_with_equal_weights(
     settings: OffPolicySettings, mask: bool
 ) -> None:
-    """But for windows after which nobody had computed a value then: the episode was cut off there, or the fragment ended."""
+    """But for windows after which nobody had computed a value then: the episode was cut off there,
+    or the fragment ended.
+    """
     shard, learner = filled(settings, mask=mask)
     batch, expected = drawn(shard)
     found = learner.step(batch)

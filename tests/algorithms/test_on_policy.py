@@ -1,4 +1,6 @@
-"""Algorithms: actor and learner agree, updates are whole or not at all, they resume bit for bit, and they learn."""
+"""Algorithms: actor and learner agree, updates are whole or not at all, they resume bit for bit,
+and they learn.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def config(
 def rollout(
     policy: ActorCriticPolicy, env: EnvironmentSpec, *, seed: int = 0, steps: int = T
 ) -> dict[str, Tensor]:
-    """What an actor would store: it acts step by step on random observations, with the state zeroed at starts."""
+    """What an actor would store: it acts step by step on random observations, with the state zeroed
+    at starts.
+    """
     generator = np.random.default_rng(seed)
     obs = observations(env.observation, steps + 1, N, seed=seed)
     ended, cut = torch.from_numpy(generator.random((2, steps, N)) < 0.1)
@@ -509,7 +513,9 @@ def test_observation_statistics_are_those_of_all_valid_rows_and_reach_the_policy
 
 @pytest.mark.parametrize("network", ["nature_cnn", "impala_resnet"])
 def test_pixels_are_normalised_each_by_itself_for_learner_and_actor_alike(network: str) -> None:
-    """A still background vanishes; what moved once before it is seen, but not blown up to the limit."""
+    """A still background vanishes; what moved once before it is seen, but not blown up to the
+    limit.
+    """
     settings = config("impala", network=network, learning_rate=3e-2)
     pixels = settings.env.model_copy(update={"normalisation": NormalisationSettings(images=True)})
     settings = settings.model_copy(update={"env": pixels})
@@ -543,7 +549,9 @@ def test_pixels_are_normalised_each_by_itself_for_learner_and_actor_alike(networ
 def test_bytes_are_normalised_as_their_scaled_values_would_be(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where they are views of some columns, and whatever the order of channels; the layout is that of convolutions."""
+    """Also where they are views of some columns, and whatever the order of channels; the layout is
+    that of convolutions.
+    """
     monkeypatch.setattr(normalisers, "BLOCK_BYTES", 16 * 4 * math.prod(shape))
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (3, 11, *shape), dtype=torch.uint8, generator=generator)
@@ -590,8 +598,8 @@ def counting(lead: tuple[int, ...], start: Tensor) -> dict[str, Tensor]:
 
 
 def test_next_values_are_of_the_true_observation_in_the_episode_that_ended() -> None:
-    """A network whose value is the number of steps it has seen in this episode, under SAME_STEP: the final observation is
-    one step further, while obs[t+1] begins to count anew."""
+    """A network whose value is the number of steps it has seen in this episode, under SAME_STEP:
+    the final observation is one step further, while obs[t+1] begins to count anew."""
     settings, env = (
         config(network="tests.networks.test_networks:Counter"),
         spec(autoreset="same_step"),
@@ -638,7 +646,9 @@ def test_the_value_of_a_truncated_step_comes_from_its_final_observation_only() -
 
 
 def test_the_gradient_of_an_update_is_the_slope_of_its_loss() -> None:
-    """Central differences along random directions; targets are held by a discount of 0 and PPO's ratios are 1."""
+    """Central differences along random directions; targets are held by a discount of 0 and PPO's
+    ratios are 1.
+    """
     for algorithm in ("a2c", "impala"):
         settings, env = config(algorithm, lstm=3, discount=0.0, entropy_cost=0.1), spec()
         _, learner = pair(settings, env)
@@ -762,7 +772,9 @@ def test_what_fails_on_a_helping_thread_is_told_after_everybody_ended(
 def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The parameters are those of the look before, so its gradient is the one that another look would give."""
+    """The parameters are those of the look before, so its gradient is the one that another look
+    would give.
+    """
     settings, env = (
         config(network="nature_cnn", epochs=2, minibatch_size=T * N // 2),
         spec(DISCRETE, IMAGE),
@@ -874,7 +886,9 @@ BANDIT = {
 @every_algorithm
 @pytest.mark.parametrize("lstm", [0, 8])
 def test_learns_which_of_two_arms_pays_in_which_context(algorithm: str, lstm: int) -> None:
-    """Contextual bandit: one step an episode, the arm equal to the context pays 1. Chance gives 0.5."""
+    """Contextual bandit: one step an episode, the arm equal to the context pays 1. Chance gives
+    0.5.
+    """
     arms = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(2,), start=(0,))
     env, settings = (
         spec(arms, LeafSpec("", (2,), "float32")),
@@ -911,7 +925,9 @@ def test_learns_which_of_two_arms_pays_in_which_context(algorithm: str, lstm: in
 
 @every_algorithm
 def test_values_of_one_state_tend_to_the_truth_through_truncations(algorithm: str) -> None:
-    """Reward 1 in the only state, truncated every fourth step: V tends to 1 / (1 - gamma) = 5, not to that of 4 steps, 2.95."""
+    """Reward 1 in the only state, truncated every fourth step: V tends to 1 / (1 - gamma) = 5, not
+    to that of 4 steps, 2.95.
+    """
     settings = config(algorithm, discount=0.8, learning_rate=3e-2, max_grad_norm=100.0)
     env = spec(autoreset="same_step")
     policy, learner = pair(settings, env)

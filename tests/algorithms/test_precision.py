@@ -1,4 +1,6 @@
-"""learner.precision and actors.precision: bfloat16 is nowhere but inside networks, and float32 is as it always was."""
+"""learner.precision and actors.precision: bfloat16 is nowhere but inside networks, and float32 is
+as it always was.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def first_gradient(learner: Any, batch: LearnerBatch, monkeypatch: pytest.Monkey
 
 
 class Watch:
-    """Dtypes of floating-point tensors that go through functions, and whether autocast was on meanwhile."""
+    """Dtypes of floating-point tensors that go through functions, and whether autocast was on
+    meanwhile.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -132,7 +136,8 @@ def emitted(learner: Any) -> set[torch.dtype]:
     return found
 
 
-# Bfloat16 stays inside --------------------------------------------------------------------------------------------------
+# Bfloat16 stays inside
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lstm", [0, 5])
@@ -204,7 +209,8 @@ def test_log_probabilities_have_more_digits_than_bfloat16() -> None:
     assert 0.5 < (log_prob != log_prob.bfloat16().float()).float().mean()
 
 
-# What comes of it -------------------------------------------------------------------------------------------------------
+# What comes of it
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["discrete", "box"])
@@ -280,7 +286,8 @@ def test_actors_and_evaluation_act_in_float32_whatever_the_learner_does() -> Non
     )
 
 
-# Actors ----------------------------------------------------------------------------------------------------------------
+# Actors
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lstm", [0, 5])
@@ -289,7 +296,9 @@ def test_actors_and_evaluation_act_in_float32_whatever_the_learner_does() -> Non
 def test_an_actor_in_bfloat16_records_the_log_probabilities_of_the_policy_it_followed(
     kind: str, network: str, lstm: int
 ) -> None:
-    """They are in all digits of float32 those of parameters with the digits of bfloat16, which are nearly those of float32."""
+    """They are in all digits of float32 those of parameters with the digits of bfloat16, which are
+    nearly those of float32.
+    """
     env = on_policy.spec(on_policy.ACTIONS[kind], *([] if network == "mlp" else [IMAGE]))
     policy, _ = on_policy.pair(on_policy.config(network=network, lstm=lstm), env)
     exact = one_step(policy, env.observation, on_policy.N)
@@ -353,7 +362,8 @@ def test_a_policy_that_cannot_is_refused_by_the_name_of_the_setting() -> None:
     act_in(on_policy.config(), unable)
 
 
-# Float32 is as it was ---------------------------------------------------------------------------------------------------
+# Float32 is as it was
+# --------------------------------------------------------------------------------------------------
 
 
 @every_actor_critic
@@ -375,7 +385,8 @@ def test_float32_is_a_plain_call() -> None:
     assert output is as_it_is(lambda: output)
 
 
-# Casting up -------------------------------------------------------------------------------------------------------------
+# Casting up
+# --------------------------------------------------------------------------------------------------
 
 
 def test_all_bfloat16_that_a_network_gives_is_raised_and_nothing_else_touched() -> None:
@@ -403,7 +414,8 @@ def test_weights_are_cast_anew_for_every_call() -> None:
     assert torch.equal(torch.zeros(1, 4), forward(layer, x))
 
 
-# Where it is slow -------------------------------------------------------------------------------------------------------
+# Where it is slow
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

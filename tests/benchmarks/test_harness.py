@@ -1,4 +1,6 @@
-"""What the benchmark harness promises: sides alternate, every sample is kept, and what is written has a fixed shape."""
+"""What the benchmark harness promises: sides alternate, every sample is kept, and what is written
+has a fixed shape.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,8 @@ def document(**parts: Any) -> dict[str, Any]:
     )
 
 
-# Statistics ------------------------------------------------------------------------------------------------------------
+# Statistics
+# --------------------------------------------------------------------------------------------------
 
 
 def test_spread_is_median_and_range() -> None:
@@ -165,7 +168,8 @@ def test_a_quotient_needs_both_its_parts(
     assert expected == quotient(numerator, denominator)
 
 
-# Alternation -----------------------------------------------------------------------------------------------------------
+# Alternation
+# --------------------------------------------------------------------------------------------------
 
 
 def test_sides_alternate() -> None:
@@ -284,7 +288,8 @@ def test_what_this_process_uses_is_not_the_load_of_others() -> None:
     )
 
 
-# Documents and tables --------------------------------------------------------------------------------------------------
+# Documents and tables
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_document_has_every_sample_and_fits_its_shape() -> None:
@@ -383,7 +388,8 @@ def test_numbers_are_short(value: float | None, text: str) -> None:
     assert text == results.number(value)
 
 
-# Machine and children --------------------------------------------------------------------------------------------------
+# Machine and children
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_machine_is_told_by_names_and_numbers_alone() -> None:
@@ -463,7 +469,8 @@ def test_a_child_that_takes_too_long_is_gone_afterwards(
     module: Callable[[str], str], tmp_path: Path
 ) -> None:
     name = module(
-        "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+        "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); "
+        "time.sleep(600)"
     )
     with pytest.raises(BenchmarkError, match="took longer than 1 s"):
         child.run(name, tmp_path / "pid", timeout_s=1.0)
@@ -530,7 +537,8 @@ def test_of_many_windows_means_are_made_and_lags_put_together() -> None:
     } == found
 
 
-# The benchmarks themselves ---------------------------------------------------------------------------------------------
+# The benchmarks themselves
+# ---------------------------------------------------------------------------------------------
 
 
 MADE = [
@@ -680,7 +688,8 @@ def test_the_smaller_limit_counts() -> None:
     assert 0.75 == replay.over_limit(values, 2)
 
 
-# What is timed ---------------------------------------------------------------------------------------------------------
+# What is timed
+# --------------------------------------------------------------------------------------------------
 
 
 def test_parts_take_turns_and_their_rates_are_their_own() -> None:

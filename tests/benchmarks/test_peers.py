@@ -1,4 +1,6 @@
-"""What comparing with peers rests on: one rule of the target, one form of answer, environments as planned, a row for what is missing."""
+"""What comparing with peers rests on: one rule of the target, one form of answer, environments as
+planned, a row for what is missing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def progress(task: Task = CARTPOLE) -> tuple[Progress, Clock]:
     return made, clock
 
 
-# The rule of the target ------------------------------------------------------------------------------------------------
+# The rule of the target
+# ------------------------------------------------------------------------------------------------
 
 
 def test_the_target_is_reached_at_the_first_look_at_which_the_last_100_episodes_average_it() -> (
@@ -134,7 +137,8 @@ def test_lag_is_the_mean_of_means_and_the_largest_maximum() -> None:
     assert {"lag_mean": 1.5, "lag_max": 3.0, "lag_unit": "updates"} == lag.told()
 
 
-# What a script is given, and says ------------------------------------------------------------------------------------
+# What a script is given, and says
+# ------------------------------------------------------------------------------------
 
 
 def test_a_task_is_read_from_the_command_line_and_what_misleads_libraries_is_cleared(
@@ -183,7 +187,10 @@ speaker.tell(task, progress, peer="it", clock_starts="now", settings={"n": 1}, p
 
 
 def test_a_process_knows_how_long_ago_it_was_started() -> None:
-    text = "import time; time.sleep(0.3); from benchmarks.peers.common import process_age_s; print(process_age_s())"
+    text = (
+        "import time; time.sleep(0.3); from benchmarks.peers.common import process_age_s; "
+        "print(process_age_s())"
+    )
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", text], cwd=machine.ROOT, capture_output=True, text=True, check=True
@@ -249,7 +256,8 @@ def test_sample_factorys_frames_are_told_as_environment_steps() -> None:
     assert {"cartpole": 1, "pong": 4} == factory_appo.FRAME_SKIP
 
 
-# Environments of peers -------------------------------------------------------------------------------------------------
+# Environments of peers
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -329,10 +337,10 @@ def test_a_peer_without_wheels_is_built_with_what_its_build_needs_and_what_its_s
     shell, peer = Shell(), install.PEERS["pufferlib"]
     assert peer.build is not None
     packages = place / peer.name / "lib" / "python3" / "site-packages"
-    run = lambda command, **options: (
+    run = lambda command, **options: (  # noqa: E731
         shell(command, **options),
         packages.mkdir(parents=True, exist_ok=True),
-    )  # noqa: E731
+    )
     assert install.install(peer, run)
     first, second = shell.commands[1:]
     assert {*install.COMMON, *peer.build.needs} <= set(first)
@@ -353,8 +361,10 @@ def test_a_peer_without_wheels_is_built_with_what_its_build_needs_and_what_its_s
 
 
 PUFFERLIB = {
-    "pufferlib-3.0.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: pufferlib\nVersion: 3.0.0\n",
-    "pufferlib/config/default.ini": "[train]\nseed = 42\noptimizer = muon\nbptt_horizon = 64\nadam_eps = 1e-12\n",
+    "pufferlib-3.0.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: pufferlib\nVersion: "
+    "3.0.0\n",
+    "pufferlib/config/default.ini": "[train]\nseed = 42\noptimizer = muon\nbptt_horizon = "
+    "64\nadam_eps = 1e-12\n",
     "pufferlib/__init__.py": "import pathlib\npathlib.Path('resources').touch()\n",
     "pufferlib/models.py": "def Default(environment, hidden_size): return environment\n",
     "pufferlib/vector.py": """
@@ -468,7 +478,8 @@ def test_versions_are_those_that_the_peers_interpreter_sees(place: Path) -> None
     assert {} == install.versions(absent)
 
 
-# Rows -----------------------------------------------------------------------------------------------------------------
+# Rows
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -489,7 +500,8 @@ def test_a_child_gets_the_interpreter_and_the_threads_it_is_to_have(
     python = tmp_path / "another-python"
     python.symlink_to(sys.executable)
     name = module(
-        "import json, os, sys; print(json.dumps({'python': sys.orig_argv[0], 'threads': os.environ.get('OMP_NUM_THREADS')}))"
+        "import json, os, sys; print(json.dumps({'python': sys.orig_argv[0], 'threads': "
+        "os.environ.get('OMP_NUM_THREADS')}))"
     )
     assert {"python": sys.executable, "threads": "1"} == child.run(name, timeout_s=30.0).answer
     assert {"python": str(python), "threads": "2"} == child.run(
@@ -499,7 +511,9 @@ def test_a_child_gets_the_interpreter_and_the_threads_it_is_to_have(
 
 
 def is_gone(pid: int, within_s: float = 20.0) -> bool:
-    """True once the process has ended; whoever inherited it may not have asked for its exit code yet."""
+    """True once the process has ended; whoever inherited it may not have asked for its exit code
+    yet.
+    """
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         try:
@@ -763,7 +777,8 @@ def test_our_rows_of_pong_have_the_games_shape_and_the_passes_that_they_say(
     assert f"{passes} pass" in name
 
 
-# The command line -----------------------------------------------------------------------------------------------------
+# The command line
+# --------------------------------------------------------------------------------------------------
 
 
 def test_cores_are_numbers_that_this_process_may_use(

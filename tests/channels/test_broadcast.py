@@ -1,4 +1,6 @@
-"""Events are dropped and counted, the first ones kept; gaps in the numbers of a publisher are what was lost on the way."""
+"""Events are dropped and counted, the first ones kept; gaps in the numbers of a publisher are what
+was lost on the way.
+"""
 
 from __future__ import annotations
 

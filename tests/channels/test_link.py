@@ -1,4 +1,6 @@
-"""What a link promises: everything arrives, in order and once, or the other end is gone and both sides know it."""
+"""What a link promises: everything arrives, in order and once, or the other end is gone and both
+sides know it.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,8 @@ def fill(end: End) -> int:
     return count
 
 
-# Order ------------------------------------------------------------------------------------------------------------------
+# Order
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_what_is_sent_in_one_turn_arrives_in_order(ends: Pair) -> None:
@@ -243,7 +246,8 @@ def test_sending_from_a_thread_whose_loop_is_closed_does_nothing() -> None:
         theirs.recv(1)
 
 
-# The other end is gone ----------------------------------------------------------------------------------------------------
+# The other end is gone
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_a_lost_peer_is_noticed_once(ends: Pair) -> None:
@@ -335,7 +339,8 @@ async def test_draining_an_empty_link_returns(ends: Pair) -> None:
     assert ([], 0) == (us.heard, us.lost)
 
 
-# Flushing -----------------------------------------------------------------------------------------------------------------
+# Flushing
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_flush_waits_for_the_kernel_to_take_everything(ends: Pair) -> None:
@@ -379,7 +384,8 @@ async def test_flush_of_an_idle_link_returns_at_once(ends: Pair) -> None:
     await us.link.flush()
 
 
-# Events -------------------------------------------------------------------------------------------------------------------
+# Events
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_events_are_dropped_behind_a_reader_that_stops_and_every_gap_is_counted(
@@ -465,7 +471,8 @@ async def test_sending_never_waits_for_a_reader_that_stopped(ends: Pair) -> None
     assert EVENT_BACKLOG == len(us.link._backlog)
 
 
-# Loops --------------------------------------------------------------------------------------------------------------------
+# Loops
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Two rules for all that moves or waits: nothing is pickled, and no wall clock decides when something expires."""
+"""Two rules for all that moves or waits: nothing is pickled, and no wall clock decides when
+something expires.
+"""
 
 from __future__ import annotations
 

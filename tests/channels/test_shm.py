@@ -46,7 +46,9 @@ SMALL = 4096
 
 
 def start(target: str, *arguments: int) -> subprocess.Popen[bytes]:
-    """``tests.support.shm_targets`` in a process of its own, which gets ``arguments`` and every descriptor among them."""
+    """``tests.support.shm_targets`` in a process of its own, which gets ``arguments`` and every
+    descriptor among them.
+    """
     fds = [
         number for number in arguments if number > 2 and Path(f"/proc/self/fd/{number}").exists()
     ]
@@ -68,7 +70,8 @@ def memory() -> Iterator[SharedMemory]:
     made.close()
 
 
-# Memory -----------------------------------------------------------------------------------------------------------------
+# Memory
+# --------------------------------------------------------------------------------------------------
 
 
 def test_memory_has_no_name() -> None:
@@ -158,7 +161,8 @@ def test_unsized_memory_without_room_stays_unsized(monkeypatch: pytest.MonkeyPat
     made.close()
 
 
-# Arena ------------------------------------------------------------------------------------------------------------------
+# Arena
+# --------------------------------------------------------------------------------------------------
 
 
 def test_slots_get_their_pages_when_they_are_added() -> None:
@@ -186,7 +190,8 @@ def test_slots_that_find_no_room_are_not_added(monkeypatch: pytest.MonkeyPatch) 
     shared.memory.close()
 
 
-# Weights ----------------------------------------------------------------------------------------------------------------
+# Weights
+# --------------------------------------------------------------------------------------------------
 
 
 def open_weights(memory: SharedMemory | None = None, nbytes: int = SMALL) -> SharedWeights:
@@ -263,7 +268,9 @@ def test_a_writer_that_died_while_it_wrote_leaves_the_version_before() -> None:
 
 
 def test_what_was_published_is_known_before_anybody_says_so() -> None:
-    """An actor whose grant was given a trajectory ago begins the next one with what has been published since."""
+    """An actor whose grant was given a trajectory ago begins the next one with what has been
+    published since.
+    """
     reader = open_weights()
     writer = open_weights(reader.memory)
     assert NO_VERSION == reader.version
@@ -363,7 +370,8 @@ def test_twenty_thousand_reads_beside_a_writer_in_another_process_are_whole_and_
         writer.wait()
 
 
-# Trajectories across processes ------------------------------------------------------------------------------------------
+# Trajectories across processes
+# ------------------------------------------------------------------------------------------
 
 
 async def test_an_actor_in_another_process_hands_over_its_slots_and_its_death_gives_the_open_one_back() -> (

@@ -87,7 +87,8 @@ def announce(
     return file
 
 
-# Finding a run ------------------------------------------------------------------------------------------------------
+# Finding a run
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_only_run_need_not_be_named(tmp_path: Path) -> None:
@@ -174,7 +175,8 @@ def test_only_its_owner_may_read_a_control_file(tmp_path: Path) -> None:
     assert 0o600 == (tmp_path / "one" / "control.json").stat().st_mode & 0o777
 
 
-# Asking -------------------------------------------------------------------------------------------------------------
+# Asking
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_change_is_a_merge_patch_with_the_token(tmp_path: Path, control: Control) -> None:
@@ -269,7 +271,8 @@ def test_a_run_that_does_not_answer_is_named(tmp_path: Path) -> None:
     )
 
 
-# A service ------------------------------------------------------------------------------------------------------------------
+# A service
+# --------------------------------------------------------------------------------------------------
 
 
 def announce_service(runs: Path, address: str) -> ControlFile:

@@ -1,4 +1,6 @@
-"""``tianflow config list`` and ``explain``: every setting is told of, with what it takes and what it means."""
+"""``tianflow config list`` and ``explain``: every setting is told of, with what it takes and what
+it means.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``tianflow events``: every event once, in order, over connections that break, until the run has ended."""
+"""``tianflow events``: every event once, in order, over connections that break, until the run has
+ended.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from tianflow.server.run.feed import kind_of
 
 @dataclass
 class Script:
-    """A server of events that answers each connection with the next of ``answers``; after the last one the run has ended."""
+    """A server of events that answers each connection with the next of ``answers``; after the last
+    one the run has ended.
+    """
 
     directory: Path
     address: str = ""
@@ -198,8 +202,8 @@ def test_an_event_is_a_line() -> None:
         },
     )
     assert (
-        'evaluation-finished mean_return=0.33333 returns=[1, 1, 1, 1, 1, … 9] reason=- message="two words"'
-        == told.line().split(" ", 1)[1]
+        "evaluation-finished mean_return=0.33333 returns=[1, 1, 1, 1, 1, … 9] reason=- "
+        'message="two words"' == told.line().split(" ", 1)[1]
     )
 
 

@@ -60,7 +60,8 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     return module
 
 
-# train and eval -----------------------------------------------------------------------------------------------------
+# train and eval
+# --------------------------------------------------------------------------------------------------
 
 
 def test_train_hands_over_the_config_and_what_was_wished(api: Api, tmp_path: Path) -> None:
@@ -168,7 +169,9 @@ def test_every_problem_of_a_config_is_one_line_and_nothing_is_started(api: Api) 
 
 
 def saved_run(folder: Path) -> Path:
-    """A run that was started with seed 5 and bound 1, whose bound was 3 when the checkpoint was written and 4 when it was killed."""
+    """A run that was started with seed 5 and bound 1, whose bound was 3 when the checkpoint was
+    written and 4 when it was killed.
+    """
     (folder / "a-run" / "checkpoints").mkdir(parents=True)
     config = load_config("cartpole_ppo", ["run.seed=5"])
     write_config(folder / "a-run", with_changes(config, {"balance": {"max_staleness": 4}}))
@@ -193,7 +196,9 @@ def test_a_resumed_run_needs_no_config(api: Api, tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_keeps_what_was_changed_while_it_went_on(api: Api, tmp_path: Path) -> None:
-    """A run goes on with what was in force last, a checkpoint that is named with what was in force then."""
+    """A run goes on with what was in force last, a checkpoint that is named with what was in force
+    then.
+    """
     checkpoint = saved_run(tmp_path)
     for wish in ("a-run", str(tmp_path / "a-run"), str(checkpoint)):
         run("train", "--resume", wish, "--runs-dir", str(tmp_path))
@@ -284,7 +289,8 @@ def test_eval_plays_the_episodes_wished_for(monkeypatch: pytest.MonkeyPatch) -> 
     ] * 2 == asked
 
 
-# validate and config ------------------------------------------------------------------------------------------------
+# validate and config
+# ------------------------------------------------------------------------------------------------
 
 
 def test_validate_looks_for_what_a_sink_needs() -> None:
@@ -370,7 +376,9 @@ def test_a_config_may_name_a_module_of_the_folder_that_the_command_is_called_in(
 def test_a_command_does_not_need_the_standard_streams(
     tmp_path: Path, closed: tuple[int, ...]
 ) -> None:
-    """As cron jobs and daemons start it: the loop's own descriptors would otherwise be standard streams, and its library aborts."""
+    """As cron jobs and daemons start it: the loop's own descriptors would otherwise be standard
+    streams, and its library aborts.
+    """
     closing = "; ".join(f"os.close({number})" for number in closed)
     again = "os.execv(sys.executable, [sys.executable, '-m', 'tianflow', 'train', *sys.argv[1:]])"
     config = [
@@ -428,7 +436,8 @@ def test_a_file_as_standard_input_tells_of_no_end_and_is_refused(tmp_path: Path)
     assert "--until-eof: standard input is a file" in done.stderr
 
 
-# Control ------------------------------------------------------------------------------------------------------------
+# Control
+# --------------------------------------------------------------------------------------------------
 
 
 class Running:

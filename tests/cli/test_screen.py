@@ -101,7 +101,8 @@ def test_a_plain_line_is_one_line_without_control_characters(run: FakeRun) -> No
     line = plain_line(described(run))
     assert line.isprintable()
     assert line.startswith(
-        "1:45  running  steps 320 (–/s)  updates 5  return 3 over 5 episodes  staleness mean 0 max 0 bound 1  dropped 0"
+        "1:45  running  steps 320 (–/s)  updates 5  return 3 over 5 episodes  staleness mean 0 "
+        "max 0 bound 1  dropped 0"
     )
 
 
@@ -332,7 +333,10 @@ def test_the_summary_is_short_and_complete() -> None:
         "cartpole-1: done (the target is reached)",
         "evaluation: mean return 498.2 over 100 episodes, version 321",
         "target 475: reached after 1:05",
-        "123,456 steps in 1:20 (1,543/s), 321 updates, 456 episodes, mean return of the last ones 480",
+        (
+            "123,456 steps in 1:20 (1,543/s), 321 updates, 456 episodes, mean return of the last ones "
+            "480"
+        ),
         "staleness mean 0.9, p99 1, max 1, bound 1, 0 violations",
         "700 begun, 690 trained, dropped: expired 4",
     ):
@@ -376,7 +380,8 @@ def test_skipped_publishes_show_as_lag(run: FakeRun) -> None:
     )
 
 
-# Log lines ------------------------------------------------------------------------------------------------------------
+# Log lines
+# --------------------------------------------------------------------------------------------------
 
 
 def test_json_lines_hold_what_is_bound_and_the_exception() -> None:

@@ -172,7 +172,9 @@ async def test_where_credits_are_scarce_one_ticket_is_held_at_a_time():
 
 
 async def test_a_single_actor_has_the_next_one_in_line_even_where_credits_are_scarce():
-    """There is nobody to take it from; it is begun, and takes its version, only once this one is done."""
+    """There is nobody to take it from; it is begun, and takes its version, only once this one is
+    done.
+    """
     async with acting(batch=1, bound=1) as (stage, _):
         await until(lambda: stage.world.ledger.credits_in_use == 2 and stage.rollout.begun)
         assert ([0], 1) == (stage.rollout.begun, stage.world.ledger.snapshot().begun)

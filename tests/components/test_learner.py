@@ -1,4 +1,6 @@
-"""What the learner does between batches: the guarantee at use, pulling ahead, publishing, resting, states for checkpoints."""
+"""What the learner does between batches: the guarantee at use, pulling ahead, publishing, resting,
+states for checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class FakeCompute:
 
 
 class FakeAlgorithm:
-    """Its weights are the number of its steps; ``used`` has the version of every row that it was given."""
+    """Its weights are the number of its steps; ``used`` has the version of every row that it was
+    given.
+    """
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -90,7 +94,9 @@ class FakeAlgorithm:
 
 
 class FakeStacker:
-    """Keeps the version column of each trajectory; one that is not what its label says fails the test."""
+    """Keeps the version column of each trajectory; one that is not what its label says fails the
+    test.
+    """
 
     def __init__(self, trajectories: int) -> None:
         self.trajectories = trajectories
@@ -188,7 +194,8 @@ def batch(*versions: tuple[int, int]) -> Batch:
     )
 
 
-# The guarantee ---------------------------------------------------------------------------------------------------------
+# The guarantee
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,7 +259,8 @@ async def test_what_was_given_back_and_is_still_young_enough_is_used_later() -> 
         assert {"expired": 1} == world.ledger.snapshot().dropped
 
 
-# Pulling ahead ---------------------------------------------------------------------------------------------------------
+# Pulling ahead
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -292,7 +300,8 @@ async def test_slots_and_credits_return_together_when_the_version_is_settled() -
         assert (free, 0) == (world.ledger.snapshot().free_slots, world.ledger.credits_in_use)
 
 
-# Publishing ------------------------------------------------------------------------------------------------------------
+# Publishing
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_the_first_version_is_published_before_anything_is_granted() -> None:
@@ -339,7 +348,8 @@ async def test_a_lowered_bound_that_breaks_the_invariant_publishes_at_once_witho
         assert 3 == world.trained
 
 
-# Not finite ------------------------------------------------------------------------------------------------------------
+# Not finite
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_an_update_that_is_not_finite_is_settled_as_skipped_and_leaves_the_weights() -> None:
@@ -377,7 +387,8 @@ async def test_what_an_update_raises_ends_the_learner() -> None:
         await asyncio.wait_for(living, 5.0)
 
 
-# Boundaries ------------------------------------------------------------------------------------------------------------
+# Boundaries
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_the_state_for_a_checkpoint_is_taken_while_the_learner_waits_for_a_batch() -> None:

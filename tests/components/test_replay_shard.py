@@ -1,4 +1,6 @@
-"""The component around a real shard: what it does with slots, draws and priorities, and that many shards are drawn from as from one."""
+"""The component around a real shard: what it does with slots, draws and priorities, and that many
+shards are drawn from as from one.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,8 @@ def held(answer: tuple[Any, ...]) -> tuple[int, int]:
     return answer[-1][0], answer[-1][4]
 
 
-# One shard --------------------------------------------------------------------------------------------------------------
+# One shard
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_stored_trajectory_brings_the_windows_that_end_in_it() -> None:
@@ -230,7 +233,9 @@ def test_asked_what_is_there_it_drops_nothing() -> None:
 
 
 def test_dropping_takes_the_windows_in_the_making_along() -> None:
-    """Completed later, they would hold steps of the lineage that is over, under whatever version comes next."""
+    """Completed later, they would hold steps of the lineage that is over, under whatever version
+    comes next.
+    """
     place = Place()
     place.store(0, version=9)
     place.store(0, version=9, actor=1)
@@ -351,11 +356,14 @@ async def test_priorities_and_the_next_draw_take_one_turn_of_the_thread_and_traj
     compute.close()
 
 
-# As from one ------------------------------------------------------------------------------------------------------------
+# As from one
+# --------------------------------------------------------------------------------------------------
 
 
 class Several:
-    """An exchange over K real shards that answer at once. Items are known by the action of their first step."""
+    """An exchange over K real shards that answer at once. Items are known by the action of their
+    first step.
+    """
 
     def __init__(self, count: int, *, alpha: float | None = ALPHA, seed: int = 1) -> None:
         self.arenas = heap_arena(LAYOUT, 4), heap_arena(DRAWS, DRAW_SLOTS)

@@ -73,7 +73,9 @@ class Harness:
 
 
 def transitions(arrays, length, env, autoreset):
-    """Every trained transition of one environment: (obs, next obs, reward, terminated, truncated)."""
+    """Every trained transition of one environment: (obs, next obs, reward, terminated,
+    truncated).
+    """
     rows = []
     for t in range(length):
         if arrays["valid"][t, env]:
@@ -109,7 +111,8 @@ def collect(
     return seen, episodes
 
 
-# MutatingEnv under SAME_STEP is left out: SyncVectorEnv itself hands out the very array that its reset then changes.
+# MutatingEnv under SAME_STEP is left out: SyncVectorEnv itself hands out the very array that its
+# reset then changes.
 @pytest.mark.parametrize(
     ("mode", "env"),
     [
@@ -156,7 +159,9 @@ def test_every_autoreset_mode_gives_the_same_transitions():
 
 
 def test_the_handed_rows_of_next_step_autoreset():
-    """Handed reference: obs counts 0..3, reward 1, terminated at 3; the step after it only resets, and is no transition."""
+    """Handed reference: obs counts 0..3, reward 1, terminated at 3; the step after it only resets,
+    and is no transition.
+    """
     harness = Harness(make_config("CounterEnv", num_envs=1, steps=8, length=3))
     result = harness.run()
     arrays = harness.slot.arrays
@@ -182,7 +187,9 @@ def test_the_handed_rows_of_next_step_autoreset():
 
 
 class Stubborn(SyncVectorEnv):
-    """Says of a step that only reset an environment that its episode has ended, too, and for what reward."""
+    """Says of a step that only reset an environment that its episode has ended, too, and for what
+    reward.
+    """
 
     over = np.zeros(1, bool)
 
@@ -373,7 +380,8 @@ def test_masked_actions_are_never_taken(mode, env):
     arrays = harness.slot.arrays
     allowed = arrays["action_mask"].sum(-1)
     if env == "MaskedEnv":
-        # An observation that allows nothing is the last of its episode: its action is ignored, so all of them will do.
+        # An observation that allows nothing is the last of its episode: its action is ignored, so
+        # all of them will do.
         np.testing.assert_array_equal(np.where(arrays["obs/"][..., 1] == 3, 4, 2), allowed)
     else:
         np.testing.assert_array_equal(np.where(arrays["obs/"][..., 1] == 3, 5, 2), allowed)
@@ -386,7 +394,9 @@ class Forgetful(environments.MaskedEnv):
 
 @pytest.mark.parametrize("kinds", [[Forgetful, Forgetful], [environments.MaskedEnv, Forgetful]])
 def test_a_mask_that_goes_missing_is_refused(kinds):
-    """Of one environment, too: else what stood there before, in an earlier trajectory, would be taken for it."""
+    """Of one environment, too: else what stood there before, in an earlier trajectory, would be
+    taken for it.
+    """
     harness = Harness(
         make_config("MaskedEnv"),
         make_environment=lambda: VectorEnvironment(SyncVectorEnv(kinds), "forgetful"),
@@ -674,7 +684,9 @@ def test_the_same_seed_gives_the_same_trajectories_bit_for_bit():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_new_epoch_begins_as_a_fresh_process_would(mode):
-    """Whatever happened before: other trajectories, a failure, another incarnation; hidden state of the environment included."""
+    """Whatever happened before: other trajectories, a failure, another incarnation; hidden state of
+    the environment included.
+    """
     config = make_config(MODES[mode], env="SeedEnv", length=(3, 4), steps=5)
     old = Harness(config, CountingPolicy, state={"count": (1,)}, returns=True, incarnation=3)
     for _ in range(3):

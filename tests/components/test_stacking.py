@@ -1,4 +1,6 @@
-"""One copy from slots into the batch: whole trajectories exactly, cut ones with nothing behind their end that could be learned from."""
+"""One copy from slots into the batch: whole trajectories exactly, cut ones with nothing behind
+their end that could be learned from.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ LAYOUT = full_layout()
 
 
 def trajectory(seed: int) -> dict[str, NDArray[Any]]:
-    """Random everywhere, and garbage where the writer may never have been: not-a-number past row ``length`` is put in by tests."""
+    """Random everywhere, and garbage where the writer may never have been: not-a-number past row
+    ``length`` is put in by tests.
+    """
     draw = np.random.default_rng(seed)
     return views(LAYOUT, draw.integers(0, 2, LAYOUT.nbytes, np.uint8)) | {
         "version": np.arange(seed, seed + T, dtype=np.int64),
@@ -163,7 +167,8 @@ def test_what_is_copied_out_does_not_change_with_its_slot(stacker: BatchStacker)
     assert (stacker.batch().arrays["obs/camera"][:, columns(0)].numpy() == kept).all()
 
 
-# What replay draws --------------------------------------------------------------------------------------------------------
+# What replay draws
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_draw_is_copied_whole_but_for_what_only_replay_needs() -> None:

@@ -45,7 +45,8 @@ def opened() -> tuple[MemoryWeights, Holder, PolicyWeights]:
     return channel, holder, PolicyWeights(reader=channel, policy=holder, nbytes=holder.nbytes)
 
 
-# Publishing -------------------------------------------------------------------------------------------------------------
+# Publishing
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,8 @@ def test_what_readers_find_is_what_was_published() -> None:
     assert (Version(1, 0), 0) == (channel.read_into(into), int(into.view(np.int64)[0]))
 
 
-# A policy's own copy ----------------------------------------------------------------------------------------------------
+# A policy's own copy
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_policy_that_was_never_given_weights_has_no_version() -> None:

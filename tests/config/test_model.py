@@ -46,7 +46,8 @@ def only_problem(*overrides: str, tables: dict[str, Any] = TABLES) -> Problem:
     return problem
 
 
-# Sources ------------------------------------------------------------------------------------------------------------
+# Sources
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
@@ -77,7 +78,8 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         load_config(file)
 
 
-# Overrides ----------------------------------------------------------------------------------------------------------
+# Overrides
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,8 @@ def test_a_path_through_a_value_is_refused_by_name(first: str) -> None:
         nested(parse_overrides([first, "balance.parameters.quiet_updates=4"]))
 
 
-# Problems -----------------------------------------------------------------------------------------------------------
+# Problems
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -309,7 +312,8 @@ def test_memory_is_a_number_of_bytes_or_has_a_unit(text: str, expected: int) -> 
     assert expected == load_config(TABLES, [f"balance.memory_limit={text}"]).balance.memory_limit
 
 
-# Algorithms ---------------------------------------------------------------------------------------------------------
+# Algorithms
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_algorithm_section_is_read_by_the_model_of_the_named_algorithm() -> None:
@@ -368,7 +372,8 @@ def test_a_plug_in_without_settings_is_refused(plug_in: str) -> None:
     assert "settings" in only_problem("algorithm.name=a_plug_in:nothing").message
 
 
-# Round trips --------------------------------------------------------------------------------------------------------
+# Round trips
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
@@ -403,7 +408,8 @@ def test_the_models_have_a_json_schema() -> None:
     assert set(Config.model_fields) == set(Config.model_json_schema()["properties"])
 
 
-# Live changes -------------------------------------------------------------------------------------------------------
+# Live changes
+# --------------------------------------------------------------------------------------------------
 
 
 def changed(changes: dict[str, Any]) -> Config:

@@ -1,4 +1,6 @@
-"""Settings of algorithms that learn from replay: what they say of items, what they refuse, and why."""
+"""Settings of algorithms that learn from replay: what they say of items, what they refuse,
+and why.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +190,10 @@ def test_returns_are_not_normalised_when_rewards_are_replayed() -> None:
 
 
 def test_settings_are_known_without_pytorch() -> None:
-    code = "import sys, tianflow.config.off_policy; assert not {'torch', 'numpy', 'gymnasium'} & set(sys.modules)"
+    code = (
+        "import sys, tianflow.config.off_policy; assert not {'torch', 'numpy', 'gymnasium'} & "
+        "set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

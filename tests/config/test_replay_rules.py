@@ -48,7 +48,8 @@ def refusal(algorithm: dict[str, Any] = DQN, **sections: dict[str, Any]) -> str:
     return f"{problem.path} = {problem.value}: {problem.message}; {problem.accepted}"
 
 
-# What they come to ------------------------------------------------------------------------------------------------------
+# What they come to
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_run_with_replay_has_the_law_of_replay_and_no_bound_unless_it_says_so() -> None:
@@ -127,7 +128,8 @@ def test_so_many_items_as_promised_are_there_once_all_shards_are_full(
     assert most <= 1.1 * replay_rules.most_items(made)
 
 
-# Refusals ---------------------------------------------------------------------------------------------------------------
+# Refusals
+# --------------------------------------------------------------------------------------------------
 
 
 def test_settings_of_replay_without_replay_are_refused() -> None:
@@ -140,7 +142,8 @@ def test_settings_of_replay_without_replay_are_refused() -> None:
 
 def test_a_shard_that_one_trajectory_does_not_fit_into_is_refused() -> None:
     assert (
-        "replay.capacity = 200: each of 2 shards would hold 100 observations, fewer than the 132 observations that one trajectory "
+        "replay.capacity = 200: each of 2 shards would hold 100 observations, fewer than the 132 "
+        "observations that one trajectory "
         "may bring; at least 264"
     ) == refusal(replay={"capacity": 200, "min_size": 10, "shards": 2})
 
@@ -154,8 +157,10 @@ def test_a_shard_that_one_item_does_not_fit_into_is_refused() -> None:
 
 def test_a_size_that_is_never_reached_is_refused() -> None:
     assert (
-        "replay.min_size = 990: with 1000 observations in 1 shards, windows of 3 steps that begin every 1 and 4 environments an actor, "
-        "984 items are sure to be there at once, so the learner might wait for ever; at most 984, or more replay.capacity"
+        "replay.min_size = 990: with 1000 observations in 1 shards, windows of 3 steps that begin "
+        "every 1 and 4 environments an actor, "
+        "984 items are sure to be there at once, so the learner might wait for ever; at most 984, "
+        "or more replay.capacity"
     ) == refusal(replay={"capacity": 1000, "min_size": 990})
     assert "at most 115" in refusal(R2D2, replay={"capacity": 1000, "min_size": 116})
 
@@ -170,7 +175,8 @@ def test_a_band_in_which_both_would_wait_is_refused() -> None:
 
 def test_more_draws_than_an_item_may_have_are_refused() -> None:
     assert (
-        "replay.max_samples = 2: an item goes after 2 draws, so samples_per_insert = 2.5 could never be reached; "
+        "replay.max_samples = 2: an item goes after 2 draws, so samples_per_insert = 2.5 could "
+        "never be reached; "
         "at least 3, or fewer samples_per_insert"
     ) == refusal(replay={"max_samples": 2, "samples_per_insert": 2.5, "min_size": 10})
 
@@ -182,7 +188,8 @@ def test_a_run_that_is_to_repeat_itself_is_refused() -> None:
     )
 
 
-# Live -------------------------------------------------------------------------------------------------------------------
+# Live
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_ratio_may_change_and_a_band_that_does_not_fit_it_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""Every law, as a list of events in and a list of directives out; then that ``freshest`` settles, in virtual time."""
+"""Every law, as a list of events in and a list of directives out; then that ``freshest`` settles,
+in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ LAWS = {
 
 
 def observed(version: int = 0, **changes: Any) -> Observed:
-    """One second per update, B = 8, bound 3, nobody has waited, unless ``changes`` says otherwise."""
+    """One second per update, B = 8, bound 3, nobody has waited, unless ``changes`` says
+    otherwise.
+    """
     given: dict[str, Any] = {
         "now": float(version),
         "version": version,
@@ -82,7 +86,9 @@ class Loop:
     def run(
         self, updates: int, *, learner: float = 0.0, actors: float = 0.0, **changes: Any
     ) -> list[int]:
-        """Credits after each update, in each of which the learner waits ``learner`` s and each of 4 actors ``actors`` s."""
+        """Credits after each update, in each of which the learner waits ``learner`` s and each of 4
+        actors ``actors`` s.
+        """
         credits_ = []
         for _ in range(updates):
             self.version += 1
@@ -108,7 +114,8 @@ def test_laws_pass_over_events_they_do_not_read(law: Controller) -> None:
     assert [] == list(law.handle(UpdateFinished(version=1, seconds=1.0, samples=8)))
 
 
-# staleness, lockstep, open_loop -------------------------------------------------------------------------------------
+# staleness, lockstep, open_loop
+# -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,7 +164,9 @@ def test_consume_only_keeps_the_bound_and_paces_nobody(bound: int | None) -> Non
 
 
 def test_filtering_at_use_alone_keeps_the_bound_and_wastes_what_pacing_saves() -> None:
-    """Sixteen actors and a learner that fewer could feed: paced, all that was begun is trained on; unpaced, much of it expires."""
+    """Sixteen actors and a learner that fewer could feed: paced, all that was begun is trained on;
+    unpaced, much of it expires.
+    """
     dropped = {}
     for law in (Staleness(), ConsumeOnly()):
         world = balanced(law, actors=16)
@@ -169,7 +178,8 @@ def test_filtering_at_use_alone_keeps_the_bound_and_wastes_what_pacing_saves() -
     assert dropped[ConsumeOnly] > 100
 
 
-# freshest -----------------------------------------------------------------------------------------------------------
+# freshest
+# --------------------------------------------------------------------------------------------------
 
 
 def test_freshest_begins_with_one_batch() -> None:
@@ -241,7 +251,9 @@ def test_freshest_changes_at_most_once_per_turnover() -> None:
 
 
 def test_freshest_sees_actors_wait_by_their_share_not_by_their_sum() -> None:
-    """Each of four waits 0.02 of the time: 0.08 actor-seconds a second, below the threshold of 0.03 a head."""
+    """Each of four waits 0.02 of the time: 0.08 actor-seconds a second, below the threshold of 0.03
+    a head.
+    """
     assert {8} == set(Loop(Freshest(actors_waiting=0.03)).run(50, learner=0.5, actors=0.02))
     assert 8 < max(Loop(Freshest(actors_waiting=0.03)).run(50, learner=0.5, actors=0.04))
 
@@ -317,7 +329,8 @@ def test_freshest_takes_whole_numbers_given_as_floats() -> None:
     Freshest(quiet_updates=4.0, hold_updates=100.0, window_updates=2.0)
 
 
-# Settling, against real actors and a real learner in virtual time -------------------------------------------------------
+# Settling, against real actors and a real learner in virtual time
+# -------------------------------------------------------
 
 
 def slower_learner(world: World) -> None:
@@ -349,9 +362,11 @@ def balanced(
 
 @pytest.mark.parametrize("change", [slower_learner, faster_learner, fewer_actors, faster_actors])
 def test_freshest_settles(change: Callable[[World], None]) -> None:
-    """Within 16 * ceil(C/B) updates of a change, unless a hold is running, C is within max(1, B/4) of where it stays.
+    """Within 16 * ceil(C/B) updates of a change, unless a hold is running, C is within max(1, B/4)
+    of where it stays.
 
-    It leaves that band only for a probe, at most once per ``hold_updates``, and costs the learner little.
+    It leaves that band only for a probe, at most once per ``hold_updates``, and costs the learner
+    little.
     """
     batch, hold = 8, 200
     law = Freshest(hold_updates=hold)
@@ -396,7 +411,8 @@ def test_freshest_does_not_run_to_the_ceiling_when_sampling_is_the_bottleneck() 
     assert world.ledger.credits_ceiling == 72
 
 
-# sample_ratio ---------------------------------------------------------------------------------------------------------------
+# sample_ratio
+# --------------------------------------------------------------------------------------------------
 
 
 def test_with_replay_every_slot_is_a_credit_and_the_limiter_does_the_rest() -> None:

@@ -67,7 +67,9 @@ async def test_a_checkpoint_that_is_cancelled_leaves_nothing_staged(
 async def test_a_checkpoint_that_is_asked_for_many_times_is_written_once_after_the_one_under_way(
     tmp_path: Path,
 ) -> None:
-    """Else a program that asks all the time would have the last checkpoint of the run wait for hundreds."""
+    """Else a program that asks all the time would have the last checkpoint of the run wait for
+    hundreds.
+    """
     disk, goes_on, begun = ThreadPoolExecutor(1), asyncio.Event(), []
 
     class Learner:

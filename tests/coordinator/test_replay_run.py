@@ -1,4 +1,6 @@
-"""A run with replay, and hosts that do what the test says: shards that come and go, restarts, settings, readiness."""
+"""A run with replay, and hosts that do what the test says: shards that come and go, restarts,
+settings, readiness.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def apex(**replay: Any) -> Config:
 
 
 class ReplayWorld(PlainWorld):
-    """`answers[name]` are those of each life of a shard; ``asked[name]`` is what its newest life was asked."""
+    """`answers[name]` are those of each life of a shard; ``asked[name]`` is what its newest life
+    was asked.
+    """
 
     def __init__(self, directory: Path, settings: Config) -> None:
         assert SPEC is not None

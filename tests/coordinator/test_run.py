@@ -84,7 +84,9 @@ class FakeHost:
 
 
 class FakeLearner:
-    """The port to a learner: saves ``version``, rests at it; raises ``error``, stands still while ``answers`` is not set."""
+    """The port to a learner: saves ``version``, rests at it; raises ``error``, stands still while
+    ``answers`` is not set.
+    """
 
     def __init__(self) -> None:
         self.version = FIRST
@@ -218,7 +220,8 @@ def _no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervising, "BACKOFF_S", (0.0,))
 
 
-# Starting --------------------------------------------------------------------------------------------------------------
+# Starting
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_a_run_is_running_once_its_learner_and_an_actor_work(tmp_path: Path) -> None:
@@ -266,7 +269,8 @@ async def test_a_change_that_comes_while_the_disk_is_looked_at_is_not_undone(
         assert {"learner", "evaluator", "actors-0"} == set(world.hosts)
 
 
-# Losing ----------------------------------------------------------------------------------------------------------------
+# Losing
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_a_lost_actor_host_gives_its_tickets_back_and_sums_of_waiting_never_go_down(
@@ -370,7 +374,8 @@ async def test_a_pause_and_a_resting_learner_are_no_changes_of_settings(tmp_path
         assert 1 == world.run.statistics().settings_changes
 
 
-# No failure is lost ----------------------------------------------------------------------------------------------------
+# No failure is lost
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["a task", "the balancer", "the supervisor", "starting a host"])
@@ -420,7 +425,8 @@ async def test_an_error_amid_the_last_things_is_the_end_of_the_run(tmp_path: Pat
     assert ("failed", "learner: out of memory") == (world.run.state, str(world.run.first_error))
 
 
-# Keeping ---------------------------------------------------------------------------------------------------------------
+# Keeping
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -488,7 +494,8 @@ async def test_checkpoints_that_a_slow_learner_keeps_waiting_do_not_pile_up(tmp_
         assert 1 == len(world.run.life.background)
 
 
-# Judging ---------------------------------------------------------------------------------------------------------------
+# Judging
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_the_learner_rests_while_its_newest_version_is_judged(tmp_path: Path) -> None:
@@ -583,7 +590,9 @@ async def test_evaluations_short_of_the_target_end_nothing(tmp_path: Path) -> No
 async def test_evaluations_that_take_longer_than_the_time_between_them_do_not_pile_up(
     tmp_path: Path,
 ) -> None:
-    """Whoever came after all of them would wait, and the last one of the run would never be made."""
+    """Whoever came after all of them would wait, and the last one of the run would never be
+    made.
+    """
     world = World(tmp_path, config(run={"max_env_steps": 16}, evaluation={"every_s": 0.05}))
     async with going(world) as task:
         world.evaluator.answers.clear()
@@ -619,7 +628,8 @@ async def test_a_target_that_only_training_reaches_ends_nothing(tmp_path: Path) 
         assert ("running", False) == (world.run.state, world.run.target_reached)
 
 
-# Ending ----------------------------------------------------------------------------------------------------------------
+# Ending
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_a_stop_drops_what_is_open_saves_and_sends_everyone_home(tmp_path: Path) -> None:
@@ -680,7 +690,9 @@ async def test_the_clock_of_training_stands_still_while_the_last_version_is_judg
 
 
 async def test_after_the_last_update_nobody_begins_anything(tmp_path: Path) -> None:
-    """What was begun then would be committed, and counted, only if the run is slow to end: a deterministic run would not repeat."""
+    """What was begun then would be committed, and counted, only if the run is slow to end: a
+    deterministic run would not repeat.
+    """
     world = World(tmp_path, config(run={"max_updates": 1}))
     async with going(world) as task:
         world.commit()
@@ -830,7 +842,8 @@ async def test_a_cancelled_run_kills_everyone_and_waits_for_nobodys_checkpoint(
     assert {"signal 9"} == {host.ended for host in world.hosts.values()}
 
 
-# Resuming --------------------------------------------------------------------------------------------------------------
+# Resuming
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_a_resumed_run_goes_on_counting_in_a_new_lineage(tmp_path: Path) -> None:

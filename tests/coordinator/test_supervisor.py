@@ -53,7 +53,9 @@ class FakeHost:
 
 
 class Nursery:
-    """Starts `FakeHost`s at once, unless ``hold`` is set; remembers everything that the supervisor says."""
+    """Starts `FakeHost`s at once, unless ``hold`` is set; remembers everything that the supervisor
+    says.
+    """
 
     def __init__(self) -> None:
         self.hosts: dict[str, FakeHost] = {}
@@ -203,7 +205,8 @@ async def test_whatever_starting_a_host_raises_ends_the_run(
         ]
 
 
-# Stopping --------------------------------------------------------------------------------------------------------------
+# Stopping
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_a_stop_asks_waits_the_grace_time_and_then_kills(nursery: Nursery) -> None:
@@ -222,7 +225,9 @@ async def test_a_stop_asks_waits_the_grace_time_and_then_kills(nursery: Nursery)
 async def test_a_stop_does_not_wait_for_a_host_that_is_still_being_started(
     nursery: Nursery, how: str
 ) -> None:
-    """Actor hosts wait for the learner's first version, which never comes when the run is stopped before it."""
+    """Actor hosts wait for the learner's first version, which never comes when the run is stopped
+    before it.
+    """
     nursery.hold.clear()
     supervisor = nursery.supervisor(grace_s=60.0)
     supervisor.reconcile([host("actors-0")])
@@ -261,7 +266,8 @@ async def test_a_stop_does_not_wait_for_a_back_off(
     assert 1 == len(nursery.started_hosts)
 
 
-# Scaling ---------------------------------------------------------------------------------------------------------------
+# Scaling
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_a_host_that_is_no_longer_wanted_leaves_and_stays_away(nursery: Nursery) -> None:
@@ -315,7 +321,8 @@ async def test_components_wanted_while_a_host_is_being_started_are_told_to_it(
         assert wanted == nursery.hosts["actors-0"].specs[-1]
 
 
-# Watching --------------------------------------------------------------------------------------------------------------
+# Watching
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -414,7 +421,9 @@ async def test_the_hung_environment_of_a_retired_actor_is_noticed(
 async def test_a_host_that_was_heard_of_is_not_silent_however_long_the_coordinator_stood_still(
     nursery: Nursery, clock: Clock
 ) -> None:
-    """After a minute in which the coordinator was stopped, it may look at hosts before it reads what they have sent."""
+    """After a minute in which the coordinator was stopped, it may look at hosts before it reads
+    what they have sent.
+    """
     async with keeping(nursery.supervisor(step_s=6.0), host("actors-0")) as supervisor:
         clock(supervisor, 100.0)
         nursery.hosts["actors-0"].silent_for = 60.0

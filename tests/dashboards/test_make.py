@@ -1,4 +1,6 @@
-"""Dashboards and rules speak of what the exporter really emits, and lie on disk as they are made."""
+"""Dashboards and rules speak of what the exporter really emits, and lie on disk as they are
+made.
+"""
 
 from __future__ import annotations
 

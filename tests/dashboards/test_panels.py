@@ -47,7 +47,9 @@ def labels() -> dict[str, set[str]]:
 
 
 def faults(panel: Json, labels: dict[str, set[str]]) -> list[str]:
-    """Everything for which Grafana would show ``panel`` otherwise than it is meant, or not at all."""
+    """Everything for which Grafana would show ``panel`` otherwise than it is meant, or not
+    at all.
+    """
     if missing := FIELDS - set(panel):
         return [f"has no {', '.join(sorted(missing))}"]
     found = []

@@ -1,4 +1,6 @@
-"""Pictures of panels: what Prometheus answers is drawn where and as the panel says, and what they are drawn from is as in use."""
+"""Pictures of panels: what Prometheus answers is drawn where and as the panel says, and what they
+are drawn from is as in use.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ START = 1000.0
 
 
 class Prometheus:
-    """Answers questions about ranges as the real one does. ``answers``: series by the beginning of an expression."""
+    """Answers questions about ranges as the real one does. ``answers``: series by the beginning of
+    an expression.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, list[Series]] = {}

@@ -1,4 +1,6 @@
-"""The unit and the container file say what is there: commands that exist, paths that agree, privileges that are nobody's."""
+"""The unit and the container file say what is there: commands that exist, paths that agree,
+privileges that are nobody's.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def test_a_stop_gives_runs_time_for_a_last_checkpoint_and_is_no_failure() -> Non
 
 
 def test_the_unit_forbids_nothing_that_training_needs() -> None:
-    """Kernels are made at run time, shared memory is a descriptor, hosts are forked, a GPU is a device."""
+    """Kernels are made at run time, shared memory is a descriptor, hosts are forked, a GPU is a
+    device.
+    """
     assert set() == set(unit()) & {
         "MemoryDenyWriteExecute",
         "PrivateDevices",

@@ -1,4 +1,6 @@
-"""The pages in ``docs/``, without running them: their files are short and well formed, settings and links exist, the reader is strict."""
+"""The pages in ``docs/``, without running them: their files are short and well formed, settings and
+links exist, the reader is strict.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,8 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (ROOT / target).exists(), target
 
 
-# The reader -----------------------------------------------------------------------------------------------------------
+# The reader
+# --------------------------------------------------------------------------------------------------
 
 
 def test_what_is_shown_has_to_be_seen_in_order() -> None:
@@ -163,7 +166,10 @@ def test_what_is_shown_has_to_be_seen_in_order() -> None:
 
 
 def test_files_are_written_and_commands_see_them(tmp_path: Path) -> None:
-    page = '```python\n# told.py\nprint("hello")\n```\n\n```console\n$ python told.py\nhello\n```\n\n```python\nimport told\n```\n'
+    page = (
+        '```python\n# told.py\nprint("hello")\n```\n\n```console\n$ python '
+        "told.py\nhello\n```\n\n```python\nimport told\n```\n"
+    )
     Reader(tmp_path).follow(page)
     assert (tmp_path / "told.py").read_text().startswith("# told.py")
 

@@ -1,4 +1,6 @@
-"""Whatever README, DESIGN, CONTRIBUTING and the pages name is there: commands and their flags, settings, addresses, metrics, files."""
+"""Whatever README, DESIGN, CONTRIBUTING and the pages name is there: commands and their flags,
+settings, addresses, metrics, files.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ ADDRESS = re.compile(r"(?<![\w.])/(?:api/v1[\w/.{}]*|(?:livez|readyz|metrics|ope
 
 
 def commands(text: str) -> Iterator[str]:
-    """What stands after ``tianflow`` in lines of a terminal and between backticks, one command each, without what a remark says."""
+    """What stands after ``tianflow`` in lines of a terminal and between backticks, one command
+    each, without what a remark says.
+    """
     for line in text.splitlines():
         typed = re.fullmatch(rf"(?: {{4}}|\$ )({COMMAND}.*)", line)
         for found in (
@@ -163,7 +167,8 @@ def test_every_file_is_there(text: Path) -> None:
 def test_what_is_not_there_is_noticed() -> None:
     found = list(
         commands(
-            "    tianflow sett RUN x.y=1   # a remark\n`A=b tianflow top --evry 1`, `tianflow config show X --resolved | less`"
+            "    tianflow sett RUN x.y=1   # a remark\n`A=b tianflow top --evry 1`, `tianflow "
+            "config show X --resolved | less`"
         )
     )
     assert ["sett RUN x.y=1", "top --evry 1", "config show X --resolved", ""] == found
@@ -172,7 +177,8 @@ def test_what_is_not_there_is_noticed() -> None:
         named_wrongly("eval RUN -x"),
     ]
     written = ADDRESS.findall(
-        "`PATCH /api/v1/runs/ID/balance`, `/api/v1/runs/ID/balances`, `/ready`, `/readyz.`, metrics/families.py"
+        "`PATCH /api/v1/runs/ID/balance`, `/api/v1/runs/ID/balances`, `/ready`, `/readyz.`, "
+        "metrics/families.py"
     )
     assert ["/api/v1/runs/ID/balance", "/api/v1/runs/ID/balances", "/readyz."] == written
     assert [True, False, True] == [

@@ -1,4 +1,6 @@
-"""A run as a user starts it: a process of its own, watched from outside through its files, its HTTP server and /proc."""
+"""A run as a user starts it: a process of its own, watched from outside through its files, its HTTP
+server and /proc.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ POLL_S = 0.02
 START_S = 120.0
 """A machine that has other things to do takes this long to import PyTorch in the worst case."""
 PATIENCE_S = 90.0
-"""What comes within a second comes within this anywhere: a limit for what never comes, no measure of how fast."""
+"""What comes within a second comes within this anywhere: a limit for what never comes, no measure
+of how fast.
+"""
 SMALL: Mapping[str, object] = {
     "env.id": "tests.support.environments:CounterEnv",
     "env.num_envs": 2,
@@ -70,15 +74,22 @@ def until(
 
 
 def assignment(path: str, value: object) -> str:
-    """One override as the command line takes it. JSON is TOML for all that tests set, but null and tables."""
+    """One override as the command line takes it. JSON is TOML for all that tests set, but null and
+    tables.
+    """
     if isinstance(value, Mapping):
-        return f"{path}={{ {', '.join(f'{key} = {json.dumps(item)}' for key, item in value.items())} }}"
+        return (
+            f"{path}={{ "
+            f"{', '.join(f'{key} = {json.dumps(item)}' for key, item in value.items())} }}"
+        )
     return f"{path}={json.dumps(value)}"
 
 
 @dataclass
 class LiveRun:
-    """``tianflow train`` as a child process. Everything that descends from it carries ``mark`` in its environment."""
+    """``tianflow train`` as a child process. Everything that descends from it carries ``mark`` in
+    its environment.
+    """
 
     folder: Path
     settings: Mapping[str, object]
@@ -115,7 +126,8 @@ class LiveRun:
                 command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
 
-    # What it says ----------------------------------------------------------------------------------------------------
+    # What it says
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def directory(self) -> Path:
@@ -136,7 +148,10 @@ class LiveRun:
 
     def told(self) -> str:
         """Everything it has said, for whoever has to find out why a test failed."""
-        return f"exit code {self.process.poll()}\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-6000:]}"
+        return (
+            f"exit code {self.process.poll()}\n--- stdout\n{self.stdout[-3000:]}\n--- "
+            f"stderr\n{self.stderr[-6000:]}"
+        )
 
     @property
     def control_file(self) -> Path:
@@ -233,10 +248,13 @@ class LiveRun:
         """Checkpoints that are being written."""
         return sorted((self.directory / "checkpoints").glob(".tmp-*"))
 
-    # What it is made of ------------------------------------------------------------------------------------------------
+    # What it is made of
+    # ----------------------------------------------------------------------------------------------
 
     def descendants(self) -> dict[int, str]:
-        """Whoever carries the run's id or this test's mark, but for the coordinator: pid and name."""
+        """Whoever carries the run's id or this test's mark, but for the coordinator: pid and
+        name.
+        """
         found = {}
         for entry in processes():
             mine = carries(entry.pid, "TIANFLOW_TEST", self.mark) or carries(
@@ -261,7 +279,8 @@ class LiveRun:
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))  # noqa: PTH208 - a count is wanted
 
-    # Waiting -----------------------------------------------------------------------------------------------------------
+    # Waiting
+    # ----------------------------------------------------------------------------------------------
 
     def until(
         self, what: str, condition: Callable[[], T | None], *, within_s: float = PATIENCE_S
@@ -318,7 +337,9 @@ def _command(pid: int) -> str:
 
 @contextmanager
 def run(folder: Path, *arguments: str, **settings: object) -> Iterator[LiveRun]:
-    """A run with `SMALL` settings and ``settings`` (``env__id`` means ``env.id``); nothing of it may be left afterwards."""
+    """A run with `SMALL` settings and ``settings`` (``env__id`` means ``env.id``); nothing of it
+    may be left afterwards.
+    """
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are wanted; this is the directory that must stay clean
     given = {key.replace("__", "."): value for key, value in settings.items()}
     name = f"run-{uuid.uuid4().hex[:12]}"
@@ -360,9 +381,9 @@ def nothing_left(live: LiveRun, shared_before: set[str], within_s: float = PATIE
     )
     mine = {
         name
-        for name in set(os.listdir("/dev/shm")) - shared_before
+        for name in set(os.listdir("/dev/shm")) - shared_before  # noqa: PTH208
         if "tianflow" in name or "torch" in name
-    }  # noqa: PTH208
+    }
     assert set() == mine
     control = ControlFile.read(live.directory)
     if control is not None:  # only a coordinator that was killed leaves it

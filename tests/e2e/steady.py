@@ -1,4 +1,6 @@
-"""The oracle with updates that all take the same time, as those of most learners do: ``tests.e2e.steady:SteadyOracle``."""
+"""The oracle with updates that all take the same time, as those of most learners do:
+``tests.e2e.steady:SteadyOracle``.
+"""
 
 from __future__ import annotations
 

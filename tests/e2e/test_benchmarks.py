@@ -1,4 +1,6 @@
-"""The benchmarks run, from real processes to a result document. What they measure is no test's business."""
+"""The benchmarks run, from real processes to a result document. What they measure is no test's
+business.
+"""
 
 from __future__ import annotations
 

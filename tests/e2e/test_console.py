@@ -126,7 +126,8 @@ def until_drawn_anew(watched: Watched, chart: str, times: int = 1) -> None:
     for _ in range(times):
         before = points(watched.page, chart)
         watched.page.wait_for_function(
-            "([chart, before]) => document.querySelector(`${chart} path.line`).getAttribute('d') !== before",
+            "([chart, before]) => document.querySelector(`${chart} path.line`).getAttribute('d') "
+            "!== before",
             arg=[chart, before],
             timeout=PATIENCE_MS,
         )
@@ -192,7 +193,9 @@ def test_a_run_is_watched_and_changed(live: LiveRun, watched: Watched) -> None:
 
 
 def nothing_jumps(watched: Watched) -> None:
-    """Once it is drawn, nothing moves while numbers change; only the diagnosis, which is made of words, may move its own."""
+    """Once it is drawn, nothing moves while numbers change; only the diagnosis, which is made of
+    words, may move its own.
+    """
     watched.page.evaluate(
         """() => {
             window.moved = [];
@@ -263,7 +266,9 @@ def settings(live: LiveRun) -> dict[str, object]:
 
 
 def changed_by_two_at_once(watched: Watched, live: LiveRun) -> None:
-    """A change that was made for settings which are no longer in force is not applied, and not lost."""
+    """A change that was made for settings which are no longer in force is not applied, and not
+    lost.
+    """
     page = watched.page
 
     generation = live.status()["settings"]["generation"]
@@ -305,7 +310,10 @@ def act(watched: Watched, live: LiveRun) -> None:
 
 def nothing_is_asked_while_nobody_looks(watched: Watched, live: LiveRun) -> None:
     page, asked = watched.page, []
-    hide = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true }); "
+    hide = (
+        "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: "
+        "true }); "
+    )
     hide += "document.dispatchEvent(new Event('visibilitychange')); }"
     page.evaluate(hide, True)
     page.wait_for_load_state("networkidle")

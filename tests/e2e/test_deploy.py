@@ -1,4 +1,6 @@
-"""What the unit and the container start works: it answers its health check, and a stop as theirs keeps what the runs have learned."""
+"""What the unit and the container start works: it answers its health check, and a stop as theirs
+keeps what the runs have learned.
+"""
 
 from __future__ import annotations
 

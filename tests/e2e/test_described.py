@@ -1,4 +1,6 @@
-"""Both servers beside real training answer whatever their document allows, and refuse whatever it does not: drawn by Schemathesis."""
+"""Both servers beside real training answer whatever their document allows, and refuse whatever it
+does not: drawn by Schemathesis.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,16 @@ from tests.e2e.test_serve import service
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 pytest.importorskip("schemathesis", reason="schemathesis, of the extra dev, is not installed")
 EXAMPLES = int(os.environ.get("TIANFLOW_EXAMPLES", "2"))
-"""Drawn for each operation, besides those at the edges of its schema; more of them for a long look."""
+"""Drawn for each operation, besides those at the edges of its schema; more of them for a long look.
+"""
 REQUESTS_PER_S = 100
-"""Half of what a service takes from one address: who asks more often is told so instead, whatever was asked."""
+"""Half of what a service takes from one address: who asks more often is told so instead, whatever
+was asked.
+"""
 LEFT_OUT = "/(stop|drain|actors)$"
-"""Whose number may rise to thousands of processes, and what ends the run that all others are asked of."""
+"""Whose number may rise to thousands of processes, and what ends the run that all others are asked
+of.
+"""
 CONFIG = """
 [parameters]
 "path.run" = "{run}"
@@ -41,7 +48,9 @@ log = logging.getLogger(__name__)
 
 
 def schemathesis(folder: Path, address: str, token: str, run: str) -> None:
-    """Every check on data of both kinds: at the edges of the schemas, drawn, and in sequences that follow links."""
+    """Every check on data of both kinds: at the edges of the schemas, drawn, and in sequences that
+    follow links.
+    """
     (folder / "schemathesis.toml").write_text(CONFIG.format(run=run))
     program = "from schemathesis.cli import schemathesis; schemathesis()"
     arguments = (

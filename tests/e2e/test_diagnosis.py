@@ -1,4 +1,6 @@
-"""Real runs are held back on purpose: each cause is named within ten seconds, and who follows the advice is held back no more."""
+"""Real runs are held back on purpose: each cause is named within ten seconds, and who follows the
+advice is held back no more.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ log = logging.getLogger(__name__)
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 NAMED_WITHIN_S = 10.0
 UPDATE_S = 0.04
-"""What an update takes: with two trajectories of 8 steps of 2 environments, the learner takes up to 800 steps a second."""
+"""What an update takes: with two trajectories of 8 steps of 2 environments, the learner takes up to
+800 steps a second.
+"""
 
 
 @pytest.fixture(name="live", scope="module")
 def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
-    """One actor whose environments sleep 5 ms a step, 200 steps a second; updates all take the same time; room for eight actors at once."""
+    """One actor whose environments sleep 5 ms a step, 200 steps a second; updates all take the same
+    time; room for eight actors at once.
+    """
     folder = tmp_path_factory.mktemp("diagnosis")
     algorithm = "tests.e2e.steady:SteadyOracle"
     settings: dict[str, object] = {
@@ -65,10 +71,11 @@ def diagnosis(live: LiveRun) -> dict[str, Any]:
 def named(
     live: LiveRun, verdict: str, *, held_s: float = 2.0, since: float | None = None
 ) -> dict[str, Any]:
-    """The diagnosis once it has been ``verdict`` for so long: what is seen in passing from one cause to another does not count.
+    """The diagnosis once it has been ``verdict`` for so long: what is seen in passing from one
+    cause to another does not count.
 
-    When it was first named is what the run's own history says, in Unix time as is ``since``, which is now by itself: how long
-    it takes to look does not count.
+    When it was first named is what the run's own history says, in Unix time as is ``since``, which
+    is now by itself: how long it takes to look does not count.
     """
     since = time.time() if since is None else since
 

@@ -25,7 +25,9 @@ def last_lines(live: LiveRun, number: int) -> str:
 
 
 def test_a_run_goes_on_through_everything_that_happens_once(tmp_path: Path) -> None:
-    """It raises, ends its process with exit code 0, is killed, hangs, and gives what is not finite."""
+    """It raises, ends its process with exit code 0, is killed, hangs, and gives what is not
+    finite.
+    """
     ways = ["raise", "exit 0", "nan observation", "kill", "infinite reward", "hang"]
     kwargs = {"folder": str(tmp_path), "ways": ways}
     settings = {

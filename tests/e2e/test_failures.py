@@ -1,4 +1,6 @@
-"""Processes are killed and stopped, disks fill, ports are taken: what the failure table promises, seen from outside."""
+"""Processes are killed and stopped, disks fill, ports are taken: what the failure table promises,
+seen from outside.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from tianflow.rundir.history import NAME, read_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 CYCLES = int(os.environ.get("TIANFLOW_CYCLES", "4"))
-"""Starts and kills of one run; with four, each of the moments has its turn. 20 take two and a half minutes."""
+"""Starts and kills of one run; with four, each of the moments has its turn. 20 take two and a half
+minutes.
+"""
 KILLS = int(os.environ.get("TIANFLOW_KILLS", "3"))
 """How often each kind of process is killed in one run; more of them for a long look."""
 MANY = {
@@ -39,7 +43,9 @@ MANY = {
     "checkpoint__every_s": 1.0,
     "checkpoint__keep": 2,
 }
-"""Restarts are not counted for long, so there is neither an end of the budget nor a back-off to wait for."""
+"""Restarts are not counted for long, so there is neither an end of the budget nor a back-off to
+wait for.
+"""
 
 
 def random_moment(rng: random.Random) -> None:
@@ -100,7 +106,8 @@ def test_killed_and_stopped_hosts_come_back_and_the_ledger_stays_sound(tmp_path:
         ):  # one that dies three times before it has forked anybody ends the run
             kill_again_and_again(live, "tianflow-forks", 1, rng)
             live.until_training(more=20)
-        # Whether one that is killed holds a trajectory is chance: on until both kinds of loss were seen, and counted.
+        # Whether one that is killed holds a trajectory is chance: on until both kinds of loss were
+        # seen, and counted.
         for host, reason in {"learner": "learner_lost", "actors-0": "died"}.items():
             while not sound(live).get(("trajectories_dropped_total", reason)):
                 kill_again_and_again(live, host, 1, rng)
@@ -179,7 +186,9 @@ def test_a_coordinator_killed_before_anything_works_leaves_nothing(tmp_path: Pat
 def test_starts_and_kills_again_and_again_leave_memory_descriptors_and_files_as_they_were(
     tmp_path: Path,
 ) -> None:
-    """At one moment after the other; what a killed one left half-written is gone once the next has started."""
+    """At one moment after the other; what a killed one left half-written is gone once the next has
+    started.
+    """
     rng = random.Random(CYCLES)
     with harness.run(tmp_path, **MANY, **SLOW_TO_SAVE) as first:
         first.until_training(more=5)
@@ -253,7 +262,8 @@ def test_a_corrupt_newest_checkpoint_is_skipped_at_resume_with_a_warning(tmp_pat
         assert 130 == again.interrupt()
 
 
-# Standing still ---------------------------------------------------------------------------------------------------------
+# Standing still
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_stopped_learner_paces_the_actors_and_readiness_says_why(tmp_path: Path) -> None:
@@ -373,7 +383,8 @@ def test_actors_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
         sound(live)
 
 
-# Disk and network ---------------------------------------------------------------------------------------------------------
+# Disk and network
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
@@ -462,7 +473,8 @@ def test_run_after_run_in_one_process_costs_no_descriptor_and_no_thread(tmp_path
     assert 1 == len(set(seen)), seen
 
 
-# Looking -------------------------------------------------------------------------------------------------------------------
+# Looking
+# --------------------------------------------------------------------------------------------------
 
 
 def resident(live: LiveRun) -> int:

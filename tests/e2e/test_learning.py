@@ -1,4 +1,6 @@
-"""Runs as a user starts them learn: with data of every age that the bound allows, with memory only where there is memory."""
+"""Runs as a user starts them learn: with data of every age that the bound allows, with memory only
+where there is memory.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ MEMORY = {
 
 
 def train(folder: Path, config: str, **settings: object) -> dict[str, Any]:
-    """The summary of a run with ``settings`` (``env__id`` means ``env.id``; ``own`` is a whole table of them)."""
+    """The summary of a run with ``settings`` (``env__id`` means ``env.id``; ``own`` is a whole
+    table of them).
+    """
     own: Any = settings.pop("own", {})
     given = {**own, **{key.replace("__", "."): value for key, value in settings.items()}}
     live = LiveRun(
@@ -67,7 +71,9 @@ def test_the_shipped_config_of_ppo_solves_cartpole(tmp_path: Path) -> None:
 
 
 PART_WAY = {"evaluation.episodes": 20, "evaluation.every_s": 1.0}
-"""Who learns nothing makes 9 of CartPole's 500 points, and -1,200 on the pendulum; all the way is for the benchmark of learning."""
+"""Who learns nothing makes 9 of CartPole's 500 points, and -1,200 on the pendulum; all the way is
+for the benchmark of learning.
+"""
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,9 @@ PART_WAY = {"evaluation.episodes": 20, "evaluation.every_s": 1.0}
     ],
 )
 def test_the_shipped_config_learns(config: str, target: float, tmp_path: Path) -> None:
-    """With replay, two shards hand out what teaches; the pendulum's observations and returns are normalised."""
+    """With replay, two shards hand out what teaches; the pendulum's observations and returns are
+    normalised.
+    """
     shards = {"replay.shards": 2} if config in {"cartpole_apex", "pendulum_sac"} else {}
     result = train(tmp_path, config, own=PART_WAY | shards, run__target_return=target)
     assert (True, "target_return") == (result["target_reached"], result["reason"])
@@ -118,7 +126,8 @@ def test_without_an_lstm_it_is_not(tmp_path: Path) -> None:
     assert result["evaluation"]["mean_return"] < 0.5
 
 
-# What a short run proves about its own numbers -----------------------------------------------------------------------------
+# What a short run proves about its own numbers
+# -----------------------------------------------------------------------------
 
 KINDS: dict[str, dict[str, object]] = {
     "discrete": {"env.id": "CartPole-v1"},
@@ -175,7 +184,8 @@ ONE_STATE: dict[str, object] = {
     "algorithm.discount": DISCOUNT,
     "algorithm.learning_rate": 3e-3,
     "algorithm.max_grad_norm": 40.0,
-    "actors.rollout_steps": 12,  # whole episodes of two steps, whether or not a step is spent on the reset
+    # whole episodes of two steps, whether or not a step is spent on the reset
+    "actors.rollout_steps": 12,
     "run.max_updates": 600,
 }
 

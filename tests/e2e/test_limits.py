@@ -89,7 +89,8 @@ def opened(kind: str, folder: Path) -> Iterator[Open]:
     if kind == "train":
         config = folder / "oracle.toml"
         config.write_text(
-            "[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = 'tests.e2e.steady:SteadyOracle'\n"
+            "[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = "
+            "'tests.e2e.steady:SteadyOracle'\n"
         )
         record = str(folder / "record")
         with run(folder / "runs", str(config), algorithm__record=record, **STEADY) as live:
@@ -126,7 +127,10 @@ def opened(kind: str, folder: Path) -> Iterator[Open]:
 def test_a_hundred_megabytes_are_refused_and_not_kept(server: Open) -> None:
     small = server.resident()
     host, port = server.address.removeprefix("http://").split(":")
-    head = f"POST /api/v1/runs/{server.run}/pause HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {server.token}\r\n"
+    head = (
+        f"POST /api/v1/runs/{server.run}/pause HTTP/1.1\r\nHost: {host}\r\nAuthorization: "
+        f"Bearer {server.token}\r\n"
+    )
     for how, chunk in (
         ("Content-Length: 104857600", b" " * 2**16),
         ("Transfer-Encoding: chunked", b"10000\r\n" + b" " * 2**16 + b"\r\n"),
@@ -149,7 +153,9 @@ def test_a_hundred_megabytes_are_refused_and_not_kept(server: Open) -> None:
 
 
 async def crowd(server: Open) -> tuple[Counter[int], set[bool], int, int]:
-    """1,000 readers at once while the run trains: answers by status, whether refusals said when to come again, bytes, events read."""
+    """1,000 readers at once while the run trains: answers by status, whether refusals said when to
+    come again, bytes, events read.
+    """
     statuses: Counter[int] = Counter()
     told: set[bool] = set()
     events = 0
@@ -204,7 +210,9 @@ def test_a_thousand_streams_at_once_end_no_training_and_leave_their_places(serve
 
 
 async def places(server: Open) -> int:
-    """How many new readers are served, all at the same time, once quiet streams were noticed to have no reader."""
+    """How many new readers are served, all at the same time, once quiet streams were noticed to
+    have no reader.
+    """
     async with (
         aiohttp.ClientSession(headers=server.headers) as session,
         asyncio.timeout(PATIENCE_S),

@@ -1,4 +1,6 @@
-"""Everything that may change while a run goes on is changed by the command line, and the run goes on."""
+"""Everything that may change while a run goes on is changed by the command line, and the run goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from tianflow.rundir.history import NAME, read_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 STANDSTILL_ROWS = 10
-"""Successive lines of the history, one every 0.2 s of its writer, that show no update more: training stands still.
+"""Successive lines of the history, one every 0.2 s of its writer, that show no update more:
+training stands still.
 
 Lines are late on a busy machine, as updates are.
 """
@@ -28,7 +31,9 @@ COMPONENTS = 6
 
 @pytest.fixture(name="live", scope="module")
 def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
-    """A run of the oracle with updates of 30 ms, training already. Every test leaves it with bound 4 and four actors."""
+    """A run of the oracle with updates of 30 ms, training already. Every test leaves it with bound
+    4 and four actors.
+    """
     folder = tmp_path_factory.mktemp("live")
     settings: dict[str, object] = {
         "env__id": "tests.support.oracle:EchoEnv",
@@ -46,7 +51,8 @@ def _live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     }
     config = folder / "oracle.toml"
     config.write_text(
-        "[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = 'tests.support.oracle:Oracle'\n"
+        "[env]\nid = 'tests.support.oracle:EchoEnv'\n[algorithm]\nname = "
+        "'tests.support.oracle:Oracle'\n"
     )
     with run(
         folder / "runs",
@@ -92,7 +98,9 @@ def wait_until_in_force(live: LiveRun, components: int = COMPONENTS) -> None:
 
 
 def set_live(live: LiveRun, *assignments: str, components: int = COMPONENTS) -> None:
-    """Change settings by the command line; in force everywhere soon, and training goes on with them."""
+    """Change settings by the command line; in force everywhere soon, and training goes on with
+    them.
+    """
     before = live.metric("balance_settings_generation")
     answer = tianflow(live, "set", live.name, *assignments)
     assert 0 == answer.returncode, answer.stderr

@@ -1,4 +1,6 @@
-"""Data that prove their own age agree with the ledger, exactly, in runs of many processes, through kills and live changes."""
+"""Data that prove their own age agree with the ledger, exactly, in runs of many processes, through
+kills and live changes.
+"""
 
 from __future__ import annotations
 

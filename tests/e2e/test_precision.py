@@ -1,4 +1,6 @@
-"""A run whose learner and actors compute in bfloat16 learns as others do, and its result is like any other's."""
+"""A run whose learner and actors compute in bfloat16 learns as others do, and its result is like
+any other's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real Prometheus scrapes both servers: every panel and every rule answers with data, and alerts come and go with their causes."""
+"""A real Prometheus scrapes both servers: every panel and every rule answers with data, and alerts
+come and go with their causes.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ async def prometheus(folder: Path) -> AsyncIterator[str]:
 
 
 def prepare(folder: Path, runs_dir: Path, *more: str) -> None:
-    """The committed files, scraping twice a second the runs in ``runs_dir``, and ``more`` addresses."""
+    """The committed files, scraping twice a second the runs in ``runs_dir``, and ``more``
+    addresses.
+    """
     folder.mkdir()
     text = (FOLDER / "prometheus.yml").read_text()
     assert "scrape_interval: 5s" in text
@@ -190,9 +194,9 @@ async def wait_for_scrapes(session: aiohttp.ClientSession) -> None:
 async def wait_for_failure(session: aiohttp.ClientSession) -> None:
     """Until it was scraped that a run has failed."""
     async with asyncio.timeout(120.0):
-        while not (
+        while not (  # noqa: ASYNC110 - asked over HTTP
             await ask(session, "/api/v1/query", query='tianflow_service_runs{state="failed"} > 0')
-        )["result"]:  # noqa: ASYNC110 - asked over HTTP
+        )["result"]:
             await asyncio.sleep(0.2)
 
 

@@ -1,4 +1,6 @@
-"""A run with replay in real processes: whoever dies or stands still comes back, and draws keep to their ratio."""
+"""A run with replay in real processes: whoever dies or stands still comes back, and draws keep to
+their ratio.
+"""
 
 from __future__ import annotations
 
@@ -171,14 +173,18 @@ def test_a_killed_coordinator_leaves_nothing_and_its_run_goes_on_by_resume_with_
 
 
 def held_beyond(metrics: dict[tuple[str, ...], float], steps: int) -> float:
-    """Items in the shards but for those that can be of steps made since there were ``steps`` of them."""
+    """Items in the shards but for those that can be of steps made since there were ``steps`` of
+    them.
+    """
     return total(metrics, "replay_items") - (
         metrics.get(("env_steps_total",), float("inf")) - steps
     )
 
 
 def ratio(live: LiveRun, *, inserts: int) -> tuple[float, float]:
-    """Draws for each insert, from now on over so many inserts, and what the band may add to that or take from it."""
+    """Draws for each insert, from now on over so many inserts, and what the band may add to that or
+    take from it.
+    """
     before = sound(live)
 
     def over() -> dict[tuple[str, ...], float] | None:

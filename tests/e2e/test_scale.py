@@ -1,4 +1,6 @@
-"""128 actors in eight host processes: everyone gets its share, the bound is kept, and the coordinator's loop stays free."""
+"""128 actors in eight host processes: everyone gets its share, the bound is kept, and the
+coordinator's loop stays free.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ ACTORS, HOSTS, BATCH, BOUND = 128, 8, 32, 4
 EACH = 30
 """Trajectories of everyone that are counted."""
 TURN_S = 0.1
-"""Processor time of one callback of the coordinator's loop. They take up to some milliseconds; what copies, packs or computes over
-all actors at once takes a multiple of this. How late the loop is by the clock is for ``benchmarks/many_actors.py`` to say."""
+"""Processor time of one callback of the coordinator's loop. They take up to some milliseconds; what
+copies, packs or computes over all actors at once takes a multiple of this. How late the loop is by
+the clock is for ``benchmarks/many_actors.py`` to say.
+"""
 
 
 @contextmanager
 def turns() -> Iterator[list[float]]:
-    """Processor seconds of each callback that this thread's event loop runs meanwhile: what others do on the same cores is not in them."""
+    """Processor seconds of each callback that this thread's event loop runs meanwhile: what others
+    do on the same cores is not in them.
+    """
     handle, me = asyncio.events.Handle, threading.get_ident()
     found: list[float] = []
     plain = handle._run  # nothing public stands where every callback passes

@@ -1,4 +1,6 @@
-"""``tianflow serve`` as a user starts it: real runs in real processes, killed services, stopped learners, and nothing left behind."""
+"""``tianflow serve`` as a user starts it: real runs in real processes, killed services, stopped
+learners, and nothing left behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ctrl-C once and twice, SIGTERM, and a terminal that closes: at start-up, in the middle of a checkpoint and in the middle of training."""
+"""Ctrl-C once and twice, SIGTERM, and a terminal that closes: at start-up, in the middle of a
+checkpoint and in the middle of training.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def test_one_signal_amid_training_ends_it_with_a_checkpoint_and_one_line(
 ) -> None:
     with harness.run(tmp_path) as live:
         live.until_training(more=5)
-        # hosts live in sessions of their own: a hangup of the terminal, or Ctrl-C in it, reaches the coordinator only
+        # hosts live in sessions of their own: a hangup of the terminal, or Ctrl-C in it, reaches
+        # the coordinator only
         assert {os.getsid(pid) for pid in live.descendants()}.isdisjoint(
             {os.getsid(live.process.pid)}
         )

@@ -1,4 +1,6 @@
-"""Real runs, and their simulation from what a history tells: their own, or that of a run with other settings."""
+"""Real runs, and their simulation from what a history tells: their own, or that of a run with other
+settings.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,20 @@ SETTINGS: dict[str, object] = {
     "evaluation__episodes": 1,
     "evaluation__num_envs": 1,
 }
-"""Four actors whose environments sleep 80 ms a trajectory on average, a learner that sleeps 60 ms an update: load matters little."""
+"""Four actors whose environments sleep 80 ms a trajectory on average, a learner that sleeps 60 ms
+an update: load matters little.
+"""
 STEADY = {"seconds": 0.005, "jitter": False, "length": 1600}
-"""Environments that all take the same time, and seldom reset, which takes none: their actors fall into step."""
+"""Environments that all take the same time, and seldom reset, which takes none: their actors fall
+into step.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How a run goes on: environment steps per second, and the mean staleness of what was trained on."""
+    """How a run goes on: environment steps per second, and the mean staleness of what was trained
+    on.
+    """
 
     pace: float
     age: float
@@ -120,7 +128,9 @@ def oracle(
     ids=["trajectories vary", "updates vary, too"],
 )
 def test_a_steady_run_is_foretold_within_a_tenth(tmp_path: Path, algorithm: str) -> None:
-    """Throughput and mean staleness, from where its time went alone: nothing of either is told to the simulation."""
+    """Throughput and mean staleness, from where its time went alone: nothing of either is told to
+    the simulation.
+    """
     with oracle(tmp_path, {}, algorithm=algorithm) as live:
         seen, told = measured(live), foretold(live)
     log.info("seen %s, foretold %s", seen, told)
@@ -130,7 +140,9 @@ def test_a_steady_run_is_foretold_within_a_tenth(tmp_path: Path, algorithm: str)
 def test_the_pace_of_a_run_in_which_nothing_varies_is_foretold_within_a_tenth(
     tmp_path: Path,
 ) -> None:
-    """How its actors fall into step, which makes 1.0 or 1.5 of the mean staleness, hangs on which of them was up first."""
+    """How its actors fall into step, which makes 1.0 or 1.5 of the mean staleness, hangs on which
+    of them was up first.
+    """
     with oracle(
         tmp_path, {"env__kwargs": STEADY}, algorithm="tests.e2e.steady:SteadyOracle"
     ) as live:
@@ -154,7 +166,9 @@ def test_the_pace_of_a_run_in_which_nothing_varies_is_foretold_within_a_tenth(
 def test_a_run_foretells_another_within_a_tenth(
     tmp_path: Path, changes: dict[str, object], overrides: list[str]
 ) -> None:
-    """What happens with other counts, bounds and speeds is told by a run of two actors that never had them."""
+    """What happens with other counts, bounds and speeds is told by a run of two actors that never
+    had them.
+    """
     with oracle(tmp_path, {"actors__count": 2}, place="few") as few:
         measured(few)
         told = foretold(few, *overrides)

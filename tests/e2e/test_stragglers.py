@@ -19,12 +19,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 STEPS, SEED = 32, 1
 SLOW = "actor-3"
 WAITING = 3.0
-"""Under bound 1, actors that wait until a slow one is done make two trajectories at most while it makes one as long."""
+"""Under bound 1, actors that wait until a slow one is done make two trajectories at most while it
+makes one as long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Actors, each in a process of its own; one environment of `SLOW` is ``factor`` times slower than all others."""
+    """Actors, each in a process of its own; one environment of `SLOW` is ``factor`` times slower
+    than all others.
+    """
 
     actors: int
     num_envs: int
@@ -33,7 +37,9 @@ class Crowd:
 
     @property
     def pace(self) -> float:
-        """How many times slower the whole vector of `SLOW` is: its environments take their steps one after the other."""
+        """How many times slower the whole vector of `SLOW` is: its environments take their steps
+        one after the other.
+        """
         return (self.num_envs - 1 + self.factor) / self.num_envs
 
     def config(self, record: Path) -> dict[str, object]:

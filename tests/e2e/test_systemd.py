@@ -1,6 +1,8 @@
-"""The unit under a real systemd: started at boot, restarted, killed and rebooted with a run going on, which goes on each time.
+"""The unit under a real systemd: started at boot, restarted, killed and rebooted with a run going
+on, which goes on each time.
 
-systemd is PID 1 of a container of systemd-nspawn. Its root is this machine's ``/usr`` and little else, and neither is written to.
+systemd is PID 1 of a container of systemd-nspawn. Its root is this machine's ``/usr`` and little
+else, and neither is written to.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ pytestmark = [
 
 
 def root(folder: Path) -> Path:
-    """A root to boot: the unit, enabled, and a virtual environment at ``/opt/tianflow`` whose packages are those of this one."""
+    """A root to boot: the unit, enabled, and a virtual environment at ``/opt/tianflow`` whose
+    packages are those of this one.
+    """
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "opt" / "tianflow" / "lib" / python / "site-packages"
     units = folder / "etc" / "systemd" / "system"
@@ -68,7 +72,8 @@ def root(folder: Path) -> Path:
     (folder / "opt" / "tianflow" / "bin" / "python").symlink_to(f"/opt/python/bin/{python}")
     program = folder / "opt" / "tianflow" / "bin" / "tianflow"
     program.write_text(
-        "#!/opt/tianflow/bin/python\nimport sys\nfrom tianflow.cli.main import main\nsys.exit(main())\n"
+        "#!/opt/tianflow/bin/python\nimport sys\nfrom tianflow.cli.main import "
+        "main\nsys.exit(main())\n"
     )
     program.chmod(0o755)
     shutil.copy(UNIT, units)
@@ -106,7 +111,8 @@ class Machine:
             "systemd.unit=multi-user.target",
         ]
         with self.log.open("a") as log:
-            # the cgroups of today; with those of before, systemd in a container is not told when a unit's last process is gone
+            # the cgroups of today; with those of before, systemd in a container is not told when a
+            # unit's last process is gone
             environment = {**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"}
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment

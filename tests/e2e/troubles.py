@@ -1,4 +1,5 @@
-"""Environments and an algorithm that make trouble, for runs in processes: ``tests.e2e.troubles:Name``.
+"""Environments and an algorithm that make trouble, for runs in processes:
+``tests.e2e.troubles:Name``.
 
 A ``folder`` remembers, across processes and restarts, what has happened already.
 """
@@ -37,7 +38,9 @@ def in_a_host() -> bool:
 
 
 class HostsOnlyEnv(CounterEnv):
-    """Is well as long as it is only looked at; in a host its constructor or its first reset raises."""
+    """Is well as long as it is only looked at; in a host its constructor or its first reset
+    raises.
+    """
 
     def __init__(
         self, where: Literal["constructor", "reset"] = "constructor", **counter: Any
@@ -73,7 +76,9 @@ class NeverEnv(CounterEnv):
 
 
 class TroubleEnv(CounterEnv):
-    """Each of ``ways`` happens once in the run, each after ``every`` more steps of some environment."""
+    """Each of ``ways`` happens once in the run, each after ``every`` more steps of some
+    environment.
+    """
 
     def __init__(self, folder: str, ways: tuple[str, ...], every: int = 40, **counter: Any) -> None:
         super().__init__(**counter)

@@ -308,7 +308,10 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     with pytest.raises(ConfigError) as caught:
         probe(config(env_id))
-    told = f"env.id = {env_id!r}: {package} is not installed; accepted: pip install 'tianflow[{extra}]' first"
+    told = (
+        f"env.id = {env_id!r}: {package} is not installed; accepted: pip install "
+        f"'tianflow[{extra}]' first"
+    )
     assert told == str(caught.value)
 
 

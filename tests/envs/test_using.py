@@ -1,4 +1,6 @@
-"""What a command does with an environment: used on one thread, closed, and never waited for long."""
+"""What a command does with an environment: used on one thread, closed, and never waited for
+long.
+"""
 
 from __future__ import annotations
 

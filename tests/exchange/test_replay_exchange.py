@@ -1,4 +1,6 @@
-"""Trajectories into shards and draws out of them, among shards that answer when told to, and whatever may be lost on the way."""
+"""Trajectories into shards and draws out of them, among shards that answer when told to, and
+whatever may be lost on the way.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def kinds(shard: FakeShard) -> list[str]:
     return [type(request).__name__ for request in shard.asked]
 
 
-# Into replay ------------------------------------------------------------------------------------------------------------
+# Into replay
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_committed_trajectory_goes_to_the_shard_of_its_actor_and_credit_and_slot_return_when_it_is_stored() -> (
@@ -176,7 +179,8 @@ def test_dropped_trajectories_are_passed_over() -> None:
     world.sound()
 
 
-# Out of replay ----------------------------------------------------------------------------------------------------------
+# Out of replay
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_draw_is_split_over_the_shards_and_delivered_when_all_parts_are_there() -> None:
@@ -467,7 +471,8 @@ def test_the_time_in_which_nobody_pulls_is_not_one_in_which_drawing_is_held_back
     assert 3.0 == world.exchange.replay_statistics().blocked_s["draw"]
 
 
-# Bounds -----------------------------------------------------------------------------------------------------------------
+# Bounds
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_draw_that_is_given_back_because_the_bound_was_lowered_is_expired_and_the_next_one_is_younger() -> (
@@ -575,7 +580,8 @@ def test_a_shard_that_brings_back_what_was_kept_lets_it_go_if_it_may_be_of_an_ol
     assert [DropItems(reason)] == list(shard.asked)
 
 
-# Losses -----------------------------------------------------------------------------------------------------------------
+# Losses
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_shard_lost_while_it_stores_costs_those_trajectories_and_its_items() -> None:
@@ -775,7 +781,8 @@ def test_the_end_reaches_everyone_who_waits_and_leaves_nothing_behind() -> None:
     world.sound()
 
 
-# Live changes -----------------------------------------------------------------------------------------------------------
+# Live changes
+# --------------------------------------------------------------------------------------------------
 
 
 def test_another_ratio_is_in_force_at_once_and_lets_whoever_waits_go_on() -> None:
@@ -824,7 +831,8 @@ def test_a_learner_that_is_held_back_goes_on_with_a_wider_band() -> None:
     world.sound()
 
 
-# Keeping ----------------------------------------------------------------------------------------------------------------
+# Keeping
+# --------------------------------------------------------------------------------------------------
 
 
 async def keeping(world: World) -> asyncio.Task[dict[str, StateFile]]:
@@ -882,11 +890,14 @@ def test_the_limiter_counts_what_shards_bring_back_once_all_are_there() -> None:
     world.sound()
 
 
-# Everything at once -----------------------------------------------------------------------------------------------------
+# Everything at once
+# --------------------------------------------------------------------------------------------------
 
 
 class Chaos:
-    """Random steps of everyone, in any order; shards answer in the order in which they were asked, or draws before the rest."""
+    """Random steps of everyone, in any order; shards answer in the order in which they were asked,
+    or draws before the rest.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -983,7 +994,9 @@ class Chaos:
             world.shards[index].weight = self.random.choice([0.0, 1.0])
 
     def drain(self) -> int:
-        """With all shards and a learner there, updates go on and everything that was begun arrives. How many updates were made."""
+        """With all shards and a learner there, updates go on and everything that was begun arrives.
+        How many updates were made.
+        """
         world = self.world
         for index in range(3):
             if index not in world.shards:

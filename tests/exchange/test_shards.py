@@ -1,4 +1,6 @@
-"""Requests to shards and their answers, in memory and over a link: the same, whole, and in order."""
+"""Requests to shards and their answers, in memory and over a link: the same, whole, and in
+order.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def test_a_request_that_is_none_is_refused_by_name(name: str, values: list[int])
         decode_request(name, values)
 
 
-# Both forms -------------------------------------------------------------------------------------------------------------
+# Both forms
+# --------------------------------------------------------------------------------------------------
 
 
 class Form(Protocol):

@@ -1,4 +1,6 @@
-"""What an actor asks for ahead: as much as it makes in two milliseconds, no more than a grant allows, and nothing of it is lost."""
+"""What an actor asks for ahead: as much as it makes in two milliseconds, no more than a grant
+allows, and nothing of it is lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Exported policies act as the checkpoint's own does, on raw observations, in batches of any size, and without tianflow."""
+"""Exported policies act as the checkpoint's own does, on raw observations, in batches of any size,
+and without tianflow.
+"""
 
 from __future__ import annotations
 
@@ -346,7 +348,8 @@ def test_no_path_of_the_machine_is_written(
         assert str(folder).encode() not in data
 
 
-# what cannot be ------------------------------------------------------------------------------------------------------
+# what cannot be
+# --------------------------------------------------------------------------------------------------
 
 
 def run(*arguments: str) -> Result:

@@ -116,7 +116,9 @@ async def test_whoever_waits_for_a_host_that_goes_is_told(
 async def test_a_host_that_is_gone_says_so_to_whoever_asks(
     tmp_path: Path, make: Callable[[Run], Awaitable[Port]], asked: str
 ) -> None:
-    """A checkpoint is staged first: meanwhile the learner that was to be asked may die, and another must be asked the next time."""
+    """A checkpoint is staged first: meanwhile the learner that was to be asked may die, and another
+    must be asked the next time.
+    """
     host = await make(make_run(tmp_path))
     host.kill()
     async with asyncio.timeout(10.0):

@@ -1,4 +1,6 @@
-"""Which images are stacks of frames is seen, not guessed: one that is kept as a stack without being one leaves room for few steps."""
+"""Which images are stacks of frames is seen, not guessed: one that is kept as a stack without being
+one leaves room for few steps.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tianflow.hosts.shard_factory import make_shard, stacks_of
 
 
 class Images(gymnasium.Env[Any, Any]):
-    """Of ``shape`` uint8: frames that move on along the first axis if ``stacked``, else all new at every step."""
+    """Of ``shape`` uint8: frames that move on along the first axis if ``stacked``, else all new at
+    every step.
+    """
 
     def __init__(
         self, shape: tuple[int, int, int] = (4, 6, 6), stacked: bool = True, broken: bool = False

@@ -416,7 +416,9 @@ async def test_a_fork_server_that_dies_again_and_again_is_an_error(
 
 
 async def test_a_coordinator_that_does_not_read_stops_nobody(nursery: HostForker) -> None:
-    """More reports than the socket holds: the fork server goes on, and tells everything in the end."""
+    """More reports than the socket holds: the fork server goes on, and tells everything in
+    the end.
+    """
     assert nursery._server is not None
     loop, fd = asyncio.get_running_loop(), nursery._server.connection.fileno()
     children = [await nursery.spawn(f"host-{index}", SLEEP, b"") for index in range(5)]

@@ -22,7 +22,9 @@ slacks = st.lists(st.integers(0, 4), max_size=7).map(sorted)
 
 
 def lost(left: list[int], batch: int) -> int:
-    """How many of ``left`` cannot be used in time: one batch of ``batch`` places at each coming version, earliest deadline first."""
+    """How many of ``left`` cannot be used in time: one batch of ``batch`` places at each coming
+    version, earliest deadline first.
+    """
     waiting, late = sorted(left), 0
     for version in range(1, max(left, default=0) + 1):
         in_time = [slack for slack in waiting if slack >= version]
@@ -32,7 +34,9 @@ def lost(left: list[int], batch: int) -> int:
 
 
 def best(committed: list[int], open_: list[int], batch: int) -> tuple[int, int]:
-    """(fewest lost, fewest open tickets in the batch with which no more are lost), by trying every batch there could be."""
+    """(fewest lost, fewest open tickets in the batch with which no more are lost), by trying every
+    batch there could be.
+    """
     everyone = [(slack, False) for slack in committed] + [(slack, True) for slack in open_]
     found = []
     for chosen in combinations(range(len(everyone)), batch):
@@ -62,7 +66,8 @@ def test_nothing_is_lost_that_need_not_be_and_no_more_is_waited_for(
 def test_admission_leaves_enough_room_for_what_has_been_granted_and_not_begun(
     slacks: list[int], batch: int
 ) -> None:
-    """Tickets granted but not begun are not looked at: they begin with the newest version, so they have most slack of all.
+    """Tickets granted but not begun are not looked at: they begin with the newest version, so they
+    have most slack of all.
 
     With C <= (highest slack + 1) * B out, adding them to what is left changes nothing.
     """
@@ -89,7 +94,9 @@ def test_with_two_places_a_batch(expected: int, committed: list[int], open_: lis
 
 
 def test_it_looks_beyond_the_coming_update() -> None:
-    """Three with slack 1 and two places a batch: one of them has to go now, although none expires now."""
+    """Three with slack 1 and two places a batch: one of them has to go now, although none expires
+    now.
+    """
     assert 1 == waited_for([2, 2], [1, 1, 1], 2)
 
 
@@ -109,7 +116,9 @@ def test_a_bound_of_a_million_costs_no_more_than_a_small_one() -> None:
 
 
 def one_at_a_time(committed: list[int], open_: list[int], batch: int) -> int:
-    """The rule as it reads: while too many would be left for some version, the open ticket with the earliest deadline takes a place."""
+    """The rule as it reads: while too many would be left for some version, the open ticket with the
+    earliest deadline takes a place.
+    """
     chosen, left, open_ = committed[:batch], [*committed[batch:], *open_], list(open_)
     forced = 0
     while open_ and chosen:

@@ -1,4 +1,6 @@
-"""What the book counts is what a recount of its tickets finds, whatever the ledger does with them."""
+"""What the book counts is what a recount of its tickets finds, whatever the ledger does with
+them.
+"""
 
 from __future__ import annotations
 

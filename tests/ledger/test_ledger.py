@@ -14,7 +14,9 @@ from tianflow.ledger.tickets import Blocked, Limits, Share, State, coarse
 
 
 class Bench:
-    """A ledger with a learner at ``version``, and shorthands for what actors and learners say to it."""
+    """A ledger with a learner at ``version``, and shorthands for what actors and learners say to
+    it.
+    """
 
     def __init__(
         self,
@@ -94,7 +96,8 @@ def tickets(batch: Batch) -> tuple[int, ...]:
     return tuple(trajectory.ticket for trajectory in batch.trajectories)
 
 
-# The way of a ticket --------------------------------------------------------------------------------------------------
+# The way of a ticket
+# --------------------------------------------------------------------------------------------------
 
 
 def states(bench: Bench) -> tuple[list[State], int, int, int, int]:
@@ -178,7 +181,9 @@ def test_without_a_free_slot_nothing_is_granted_though_there_are_credits() -> No
 
 
 def test_a_ticket_has_the_version_of_its_oldest_step() -> None:
-    """Handed value: steps of versions 6 6 7 7 7 used at 10 are 4 versions old, neither 3 nor 3.4."""
+    """Handed value: steps of versions 6 6 7 7 7 used at 10 are 4 versions old, neither 3 nor
+    3.4.
+    """
     bench = Bench(batch=1, bound=4, version=10)
     grant = bench.begun(7)
     bench.commit(grant, min(6, 6, 7, 7, 7))
@@ -216,7 +221,8 @@ def test_staleness_splits_into_in_flight_and_in_queue() -> None:
     assert (0, 1, 1) == seen.recent_staleness
 
 
-# Admission ----------------------------------------------------------------------------------------------------------
+# Admission
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -233,7 +239,9 @@ def test_staleness_splits_into_in_flight_and_in_queue() -> None:
 def test_as_many_may_begin_as_the_admission_rule_of_areal_says(
     version: int, bound: int, batch: int, started: int, expected: int
 ) -> None:
-    """Handed values of arXiv 2505.24298: admit while floor((N - 1) / B) <= i + eta, N trajectories started, learner version i."""
+    """Handed values of arXiv 2505.24298: admit while floor((N - 1) / B) <= i + eta, N trajectories
+    started, learner version i.
+    """
     bench = Bench(batch=batch, bound=bound, slots=64)
     for _ in range(version):
         bench.update(bound=bound)
@@ -322,7 +330,8 @@ def test_a_hold_can_begin_before_the_first_learner() -> None:
     assert ledger.grant("actor-0") is None
 
 
-# Taking -------------------------------------------------------------------------------------------------------------
+# Taking
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_takes_the_oldest_versions_and_lists_them_in_ticket_order() -> None:
@@ -349,7 +358,9 @@ def test_too_few_committed_are_no_batch() -> None:
 
 
 def test_the_staleness_window_is_inclusive_and_one_older_is_expired() -> None:
-    """Handed values: versions 10, 9, 7, 6 at learner version 10 under bound 3; kept are those of staleness 0, 1, 3."""
+    """Handed values: versions 10, 9, 7, 6 at learner version 10 under bound 3; kept are those of
+    staleness 0, 1, 3.
+    """
     bench = Bench(batch=1, bound=3, version=10)
     kept = [bench.committed(version).ticket for version in (10, 9, 7)]
     bench.committed(6)
@@ -456,7 +467,8 @@ def test_a_skipped_optimiser_step_is_an_update_that_is_counted_apart() -> None:
     )
 
 
-# Order and stragglers -------------------------------------------------------------------------------------------------
+# Order and stragglers
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_ticket_with_time_left_is_passed_over() -> None:
@@ -467,7 +479,9 @@ def test_a_ticket_with_time_left_is_passed_over() -> None:
 
 
 def straggling(*, patience: float | None = 10.0) -> tuple[Bench, Grant]:
-    """At version 1, bound 1: one open ticket of version 0 that must be used now, and two committed ones of version 1."""
+    """At version 1, bound 1: one open ticket of version 0 that must be used now, and two committed
+    ones of version 1.
+    """
     bench = Bench(batch=2, bound=1, patience=patience)
     slow = bench.begun(0, "slow")
     bench.update()
@@ -558,7 +572,8 @@ def test_synchronous_training_waits_for_whole_fragments() -> None:
     assert (0, {}) == (bench.ledger.snapshot().cuts, bench.ledger.snapshot().dropped)
 
 
-# Giving up ------------------------------------------------------------------------------------------------------------
+# Giving up
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_ticket_aborted_before_it_began_returns_credit_and_slot_and_counts_as_returned() -> None:
@@ -662,7 +677,8 @@ def test_a_stop_drops_what_is_open_and_leaves_what_the_learner_has() -> None:
     bench.sound()
 
 
-# Learners -------------------------------------------------------------------------------------------------------------
+# Learners
+# --------------------------------------------------------------------------------------------------
 
 
 def lose_learner(bench: Bench) -> Batch:
@@ -747,7 +763,8 @@ def test_a_run_resumed_at_ten_thousand_keeps_the_bound_from_its_first_batch_on()
     assert ({0: 1}, 0) == (bench.ledger.snapshot().staleness, bench.ledger.snapshot().violations)
 
 
-# Shares -------------------------------------------------------------------------------------------------------------
+# Shares
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_steps_of_every_holder_are_followed_to_their_end() -> None:
@@ -773,7 +790,8 @@ def test_a_snapshot_does_not_change_when_the_ledger_does() -> None:
     assert (0, 0, {}) == (before.trained, before.shares["actor-0"].trained_steps, before.staleness)
 
 
-# Refusals -----------------------------------------------------------------------------------------------------------
+# Refusals
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -875,7 +893,8 @@ def test_a_version_that_the_learner_has_not_made_cannot_be_published() -> None:
         Bench().ledger.publish(Version(1, 1))
 
 
-# Replay -----------------------------------------------------------------------------------------------------------------
+# Replay
+# --------------------------------------------------------------------------------------------------
 
 
 def whole(bench: Bench) -> None:

@@ -1,4 +1,6 @@
-"""Built-in and own networks: one interface for acting and learning, memory that resets, leaves of every kind, refusals."""
+"""Built-in and own networks: one interface for acting and learning, memory that resets, leaves of
+every kind, refusals.
+"""
 
 from __future__ import annotations
 
@@ -247,7 +249,9 @@ def test_a_rectified_convolution_is_pytorchs_and_then_a_rectifier(
 def test_a_rectified_convolution_takes_pixels_together_and_rectifies_at_once_where_that_is_quicker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With gradients, on a CPU, with channels innermost; at once in float32 alone. Elsewhere it is a plain convolution."""
+    """With gradients, on a CPU, with channels innermost; at once in float32 alone. Elsewhere it is
+    a plain convolution.
+    """
     channels: list[int] = []
     convolve = functional.conv2d
 
@@ -344,7 +348,9 @@ def test_the_smaller_outer_axis_is_channels(
 
 
 class Counter(Network):
-    """Counts steps: its memory is the number of observations seen in this episode, and so is its value."""
+    """Counts steps: its memory is the number of observations seen in this episode, and so is its
+    value.
+    """
 
     def __init__(self, settings: NetworkSettings, env: EnvironmentSpec) -> None:
         super().__init__()
@@ -448,10 +454,14 @@ def test_checking_a_built_in_network_does_not_import_torch() -> None:
     code = (
         "import sys; from tianflow import network_rules; from tianflow.core.payloads import *;"
         "from tianflow.config.model import Config, EnvSettings, NetworkSettings, PPOSettings;"
-        "leaf = LeafSpec('', (5,), 'float32'); action = ActionSpec('discrete', (), 'int64', (2,), (0,));"
-        "config = Config(env=EnvSettings(id='x'), algorithm=PPOSettings(), network=NetworkSettings(lstm=3));"
-        "assert not network_rules.check_network(config, EnvironmentSpec('x', (leaf,), action, 1, 'next_step'));"
-        "assert network_rules.state_spec(config.network) == {'h': (3,), 'c': (3,)}; assert 'torch' not in sys.modules"
+        "leaf = LeafSpec('', (5,), 'float32'); action = ActionSpec('discrete', (), 'int64', (2,), "
+        "(0,));"
+        "config = Config(env=EnvSettings(id='x'), algorithm=PPOSettings(), "
+        "network=NetworkSettings(lstm=3));"
+        "assert not network_rules.check_network(config, EnvironmentSpec('x', (leaf,), action, 1, "
+        "'next_step'));"
+        "assert network_rules.state_spec(config.network) == {'h': (3,), 'c': (3,)}; assert "
+        "'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

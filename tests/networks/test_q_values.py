@@ -1,4 +1,6 @@
-"""Networks of values, critics and actors: shapes on every torso, one seed one network, and actions scaled to their range."""
+"""Networks of values, critics and actors: shapes on every torso, one seed one network, and actions
+scaled to their range.
+"""
 
 from __future__ import annotations
 

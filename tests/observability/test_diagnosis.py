@@ -43,7 +43,9 @@ def component(
     usual: float | None = 0.1,
     since: float | None = None,
 ) -> ComponentStatistics:
-    """Has spent ``states`` when the time is ``at``; the last of them is the one that is going on, since ``since``."""
+    """Has spent ``states`` when the time is ``at``; the last of them is the one that is going on,
+    since ``since``.
+    """
     role = name.partition("-")[0]
     rollouts = HistogramBuilder()
     if usual is not None:
@@ -95,7 +97,9 @@ def looks(
     replay: FakeReplay | None = None,
     **ledger: Any,
 ) -> list[RunStatistics]:
-    """Two looks, ``WINDOW_S`` apart, between which learner and actors wait for such shares; before the first they did the opposite."""
+    """Two looks, ``WINDOW_S`` apart, between which learner and actors wait for such shares; before
+    the first they did the opposite.
+    """
 
     def at(now: float, parts: list[tuple[float, float, float]]) -> RunStatistics:
         """``parts``: seconds, and shares of them for which learner and actors waited."""
@@ -128,7 +132,8 @@ def looks(
     return [at(100.0, [opposite]), at(100.0 + WINDOW_S, [opposite, (WINDOW_S, learner, actors)])]
 
 
-# Verdicts -------------------------------------------------------------------------------------------------------------
+# Verdicts
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,7 +205,8 @@ def test_pauses_and_starts_are_no_part_of_the_shares() -> None:
     assert {"learner": 0.5, "actors": 0.0} == diagnose([before, after], configured()).waits
 
 
-# Advice ---------------------------------------------------------------------------------------------------------------
+# Advice
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_sentence_says_by_how_much_in_the_numbers_of_the_shares() -> None:
@@ -237,7 +243,9 @@ def test_the_number_of_actors_follows_from_who_waits(
 
 
 def test_the_wait_for_the_first_batch_of_all_foretells_nothing() -> None:
-    """Until there is more than a moment of training: then, waiting for that batch is all that is known."""
+    """Until there is more than a moment of training: then, waiting for that batch is all that is
+    known.
+    """
     first, last = looks(0.5, 0.0)
     earlier = look(
         first.now - 5.0,
@@ -256,8 +264,8 @@ def test_more_actors_than_the_bound_lets_work_come_with_a_wider_bound() -> None:
     found = diagnose(looks(0.5, 0.0, max_staleness=1), configured())
     assert {"actors.count": 8, "balance.max_staleness": 4} == found.suggested
     assert (
-        "max_staleness = 1 would keep some idle, 4 would not, nor would batch_trajectories = 8, with data as young"
-        in found.advice
+        "max_staleness = 1 would keep some idle, 4 would not, nor would batch_trajectories = 8, "
+        "with data as young" in found.advice
     )
     assert (
         "batch_trajectories" not in diagnose(looks(0.5, 0.0, max_staleness=0), configured()).advice
@@ -328,13 +336,16 @@ def test_of_one_actor_none_is_the_slowest() -> None:
     )
 
 
-# Standing still -------------------------------------------------------------------------------------------------------
+# Standing still
+# --------------------------------------------------------------------------------------------------
 
 
 def standing(
     name: str, lasted: float, *, usual: float | None = 0.1, state: str = "busy", updates: int = 110
 ) -> Diagnosis:
-    """The diagnosis when ``name`` has been in ``state`` for ``lasted`` seconds, and there were ``updates`` of late."""
+    """The diagnosis when ``name`` has been in ``state`` for ``lasted`` seconds, and there were
+    ``updates`` of late.
+    """
     before, run = looks(0.0, 0.0)
     changed = tuple(
         component(c.name, {state: 50.0}, at=run.now, usual=usual, since=run.now - lasted)
@@ -353,8 +364,8 @@ def test_a_hung_environment_is_named_with_its_actor() -> None:
     assert ("stalled", "actor-2") == (found.verdict, found.component)
     assert pytest.approx(4.2) == found.for_s
     assert (
-        "waits for a step of its environments: it has been in one trajectory for 4 s (0.1 s are usual); the others go on"
-        in found.advice
+        "waits for a step of its environments: it has been in one trajectory for 4 s (0.1 s are "
+        "usual); the others go on" in found.advice
     )
     assert "env.step_timeout_s = 60 s" in found.advice
     assert "nothing was trained on for 10 s" in standing("actor-2", 4.2, updates=100).advice
@@ -432,7 +443,8 @@ def test_all_waiting_for_each_other_is_a_standstill() -> None:
     assert "stalled" != waiting(1.0).verdict
 
 
-# Time and the window --------------------------------------------------------------------------------------------------
+# Time and the window
+# --------------------------------------------------------------------------------------------------
 
 
 def test_states_that_have_ended_count_where_they_cover_the_time() -> None:

@@ -1,4 +1,6 @@
-"""However often hosts are lost and started again, as many series are exposed: nothing is labelled by what a restart makes anew."""
+"""However often hosts are lost and started again, as many series are exposed: nothing is labelled
+by what a restart makes anew.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,8 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-# An outlet ----------------------------------------------------------------------------------------------------------
+# An outlet
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_a_sink_gets_every_row_in_order_and_is_closed_in_a_thread_of_its_own() -> None:
@@ -196,7 +197,8 @@ def test_an_outlet_without_room_is_refused() -> None:
         outlet(Kept, capacity=0)
 
 
-# What rows become ---------------------------------------------------------------------------------------------------
+# What rows become
+# --------------------------------------------------------------------------------------------------
 
 
 def test_numbers_are_named_as_the_row_names_them_and_evaluations_come_at_their_own_time() -> None:
@@ -237,7 +239,8 @@ def test_tables_are_flattened_to_dotted_paths() -> None:
     assert {"a.b": 1, "a.c": {}, "d": [2]} == flat({"a": {"b": 1, "c": {}}, "d": [2]})
 
 
-# Settings -----------------------------------------------------------------------------------------------------------
+# Settings
+# --------------------------------------------------------------------------------------------------
 
 
 def config(*sinks: str, **kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +252,10 @@ def config(*sinks: str, **kwargs: dict[str, Any]) -> dict[str, Any]:
     [
         (
             config("tensorbord"),
-            "metrics.sinks = 'tensorbord': no such name; accepted: one of mlflow, tensorboard, wandb",
+            (
+                "metrics.sinks = 'tensorbord': no such name; accepted: one of mlflow, tensorboard, "
+                "wandb"
+            ),
         ),
         (config("tensorboard", "tensorboard"), "tensorboard is named twice"),
         (
@@ -269,7 +275,10 @@ def test_settings_that_name_no_sink_are_refused(metrics: dict[str, Any], said: s
     [
         (
             config(name_of(Needy)),
-            "no_such_package_at_all is not installed; accepted: pip install 'tianflow[needy]' first",
+            (
+                "no_such_package_at_all is not installed; accepted: pip install 'tianflow[needy]' "
+                "first"
+            ),
         ),
         (
             config(name_of(Kept), **{name_of(Kept): {"sise": 2}}),
@@ -295,7 +304,8 @@ def test_installed_sinks_say_what_they_need() -> None:
         assert ((name,), name) == (factory.packages, factory.extra)
 
 
-# Runs ---------------------------------------------------------------------------------------------------------------
+# Runs
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -356,7 +366,8 @@ def test_a_sink_gets_the_rows_of_the_history_the_config_and_the_evaluation(tmp_p
     ]
 
 
-# The real ones ------------------------------------------------------------------------------------------------------
+# The real ones
+# --------------------------------------------------------------------------------------------------
 
 
 def fed(folder: Path, make: Callable[[SinkRun], Any]) -> list[Row]:

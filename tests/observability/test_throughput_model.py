@@ -93,7 +93,9 @@ def seen(
 
 
 def test_it_is_near_what_simulations_sustain() -> None:
-    """Over combinations of actors, batches, bounds, spreads and which side is faster; what forgets that times vary is further off."""
+    """Over combinations of actors, batches, bounds, spreads and which side is faster; what forgets
+    that times vary is further off.
+    """
     off, naive = [], []
     for count, batch, bound, (of_actors, of_updates), faster in CASES:
         supply = Side(float(STEPS * count), of_actors)
@@ -120,7 +122,8 @@ def rms(errors: list[float]) -> float:
     return math.sqrt(sum(error**2 for error in errors) / len(errors))
 
 
-# A whole diagnosis --------------------------------------------------------------------------------------------------------
+# A whole diagnosis
+# --------------------------------------------------------------------------------------------------
 
 UPDATES_VARY = MeasuredRates(
     trajectory_s=0.08,
@@ -186,7 +189,9 @@ def advised(seed: int) -> Diagnosis:
 
 
 def test_with_exponential_updates_advice_on_actors_holds_in_nearly_every_run() -> None:
-    """Forty runs of 15 s, each of which misjudges its learner in its own way, and what as many actors as advised really sustain."""
+    """Forty runs of 15 s, each of which misjudges its learner in its own way, and what as many
+    actors as advised really sustain.
+    """
     told = [advised(seed) for seed in range(40)]
     counts = {int(found.suggested["actors.count"]) for found in told}
     true = {count: seen(count, 2, 4, UPDATES_VARY, updates=2000) for count in counts}

@@ -1,4 +1,6 @@
-"""Equations of Q-learning, exploration and squashed actors, against handed values and against each other."""
+"""Equations of Q-learning, exploration and squashed actors, against handed values and against each
+other.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def test_padding_has_no_part_in_a_priority() -> None:
 
 @pytest.mark.parametrize("terminated", [False, True])
 def test_an_actors_first_priority_is_the_handed_one(terminated: bool) -> None:
-    """From what is recorded: the value taken, and the greatest value n steps later, which does not count after a termination."""
+    """From what is recorded: the value taken, and the greatest value n steps later, which does not
+    count after a termination.
+    """
     inputs, expected = (
         CASES["apex_initial_priority_on_actor"][key] for key in ("inputs", "expected")
     )
@@ -174,7 +178,9 @@ def test_double_q_values_what_the_other_network_chooses() -> None:
 
 
 def test_targets_bootstrap_after_a_truncation_and_not_after_a_termination() -> None:
-    """Column 0 goes on, 1 is truncated after step 1, 2 is terminated there; n is 3, values afterwards are 10, 20, 30, 40."""
+    """Column 0 goes on, 1 is truncated after step 1, 2 is terminated there; n is 3, values
+    afterwards are 10, 20, 30, 40.
+    """
     over = torch.tensor([[False] * 3, [False, True, True], [False] * 3])
     terminated = over & torch.tensor([False, False, True])
     valid = torch.tensor([[True] * 3, [True] * 3, [True, False, False]])

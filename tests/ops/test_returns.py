@@ -1,4 +1,6 @@
-"""Returns and advantages, against handed values, against each other, and across the ends of episodes."""
+"""Returns and advantages, against handed values, against each other, and across the ends of
+episodes.
+"""
 
 from __future__ import annotations
 
@@ -263,7 +265,9 @@ def test_extreme_ratios_give_finite_float32_results(log_rho: float) -> None:
 def test_the_ratio_limit_sets_the_fixed_point_and_the_trace_limit_does_not(
     rho_bar: float, c_bar: float
 ) -> None:
-    """One state, three actions: the expected target is V where V is the value of pi_rho, proportional to min(rho_bar * mu, pi)."""
+    """One state, three actions: the expected target is V where V is the value of pi_rho,
+    proportional to min(rho_bar * mu, pi).
+    """
     gamma, steps = 0.9, 3
     mu, pi, reward = tensor([0.6, 0.3, 0.1]), tensor([0.1, 0.3, 0.6]), tensor([1.0, 0.0, 5.0])
     limited = torch.minimum(rho_bar * mu, pi) if math.isfinite(rho_bar) else pi
@@ -369,7 +373,9 @@ class TestEveryEstimator:
             estimator(given | {"v_t": given["v_t"][1:]})
 
     def test_values_of_one_state_converge_to_the_truth(self, estimator: Any) -> None:
-        """One state, reward 1: truncation does not end it, so V tends to 1 / (1 - gamma); termination after 5 steps ends it."""
+        """One state, reward 1: truncation does not end it, so V tends to 1 / (1 - gamma);
+        termination after 5 steps ends it.
+        """
         gamma, value = 0.9, torch.zeros(())
         for _ in range(200):
             v_t = value.expand(5, 1).clone()

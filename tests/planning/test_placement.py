@@ -99,7 +99,8 @@ def test_an_actor_keeps_its_host_whatever_the_count(cores, count):
     assert len(here) == count + 2
 
 
-# Replay -----------------------------------------------------------------------------------------------------------------
+# Replay
+# --------------------------------------------------------------------------------------------------
 
 
 def replaying(launcher, **sections):

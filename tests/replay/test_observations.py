@@ -35,7 +35,9 @@ def game(
     rng: np.random.Generator,
     leaf: LeafSpec = CAMERA,
 ) -> list[Fragment]:
-    """Whole fragments of stacked frames; every episode begins with its first frame in all places."""
+    """Whole fragments of stacked frames; every episode begins with its first frame in all
+    places.
+    """
     depth, frame = leaf.shape[0], leaf.shape[1:]
     obs = np.zeros((steps + 1, environments, *leaf.shape), leaf.dtype)
     start = np.zeros((steps + 1, environments), np.bool_)
@@ -79,7 +81,9 @@ def camera_of(shard: Shard) -> StackedLeaf:
 
 
 def test_every_frame_is_stored_once_also_where_one_fragment_goes_on_from_another() -> None:
-    """One frame a step, one for what follows the newest, and three more for each episode's first stack."""
+    """One frame a step, one for what follows the newest, and three more for each episode's first
+    stack.
+    """
     shard = Shard(settings=ATARI)
     fragments = game(120, 4, fragment=10, episode=50, rng=np.random.default_rng(0))
     for fragment in fragments:
@@ -90,7 +94,9 @@ def test_every_frame_is_stored_once_also_where_one_fragment_goes_on_from_another
 
 
 def test_memory_is_at_most_a_fifth_above_what_the_frames_need_and_never_grows() -> None:
-    """At a smaller scale; the overhead of a row does not depend on the size of a frame, so at full size it is less."""
+    """At a smaller scale; the overhead of a row does not depend on the size of a frame, so at full
+    size it is less.
+    """
     leaf = LeafSpec("", (4, 42, 42), "uint8")
     shard = Shard(settings=replace(ATARI, observation=(leaf,)))
     before = shard.statistics().nbytes
@@ -143,7 +149,9 @@ def test_uint8_stays_uint8() -> None:
 def test_stored_as_stacks_or_as_they_are_observations_come_back_the_same(
     seed: int, odd: float, ends: float, mode: Any
 ) -> None:
-    """Random stacks, resets, breaks and wrapping; several leaves side by side. Only memory differs."""
+    """Random stacks, resets, breaks and wrapping; several leaves side by side. Only memory
+    differs.
+    """
     kept = []
     for stacks in (frozenset[str](), STACKS):
         s = ShardSettings(
@@ -166,7 +174,9 @@ def test_stored_as_stacks_or_as_they_are_observations_come_back_the_same(
 @given(seed=st.integers(0, 2**32), depth=st.integers(2, 5), frames=st.integers(12, 30))
 @settings(max_examples=40)
 def test_no_frame_is_lost_or_freed_twice(seed: int, depth: int, frames: int) -> None:
-    """The leaf alone, against a list: rows come in chains that go on from any row that is there, and the oldest go."""
+    """The leaf alone, against a list: rows come in chains that go on from any row that is there,
+    and the oldest go.
+    """
     rng, rows = np.random.default_rng(seed), 10
     leaf = StackedLeaf(LeafSpec("", (depth, 2), "int16"), rows=rows, frames=frames)
     model: dict[int, NDArray[Any]] = {}

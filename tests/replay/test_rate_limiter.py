@@ -134,7 +134,9 @@ SIZES = list(product((0.25, 1.0, 1.5, 8.0), (1, 7, 100), (1, 16, 640), (1, 8, 32
 
 @pytest.mark.parametrize("eager", ["actors", "learner", "in turn"])
 def test_no_sizes_deadlock(eager: str) -> None:
-    """The narrowest band that is accepted, at both of its extreme places, with full inserts and draws."""
+    """The narrowest band that is accepted, at both of its extreme places, with full inserts and
+    draws.
+    """
     for spi, min_size, n, m in SIZES:
         width = max(2.0 * max(1.0, spi), spi * n + m)
         for low in (spi * min_size, spi * min_size - width / 2.0, spi * min_size - width):
@@ -159,7 +161,9 @@ def test_no_sizes_deadlock(eager: str) -> None:
 
 
 def test_a_change_of_the_ratio_after_many_inserts_shifts_nothing_but_diff_into_the_band() -> None:
-    """With ``inserts * spi - samples`` the new ratio would count for all that is past: a million draws would be due at once."""
+    """With ``inserts * spi - samples`` the new ratio would count for all that is past: a million
+    draws would be due at once.
+    """
     limiter = Limiter(limits=LIMITS)
     for _ in range(50_000):
         limiter.inserted(8)
@@ -176,7 +180,9 @@ def test_a_change_of_the_ratio_after_many_inserts_shifts_nothing_but_diff_into_t
 
 
 def test_a_change_of_neither_ratio_nor_band_leaves_diff_where_it_is() -> None:
-    """While filling up, diff is below the band and rightly so: another capacity must not lift it."""
+    """While filling up, diff is below the band and rightly so: another capacity must not
+    lift it.
+    """
     limits = replace(LIMITS, min_diff=10.0)
     limiter = Limiter(limits=limits)
     limiter.inserted(2)

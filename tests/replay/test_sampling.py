@@ -102,7 +102,9 @@ def normal_score(chi_square: float, freedom: int) -> float:
 
 
 def draws_against(filled: Filled, seed: int, draws: int) -> float:
-    """Normal score of so many draws, in batches, against ``p^alpha``; the probabilities told are checked on the way."""
+    """Normal score of so many draws, in batches, against ``p^alpha``; the probabilities told are
+    checked on the way.
+    """
     expected, generator, counts = (
         filled.expected(),
         np.random.default_rng(seed),
@@ -274,7 +276,9 @@ def test_states_and_versions_lie_beside_the_steps_of_their_shard() -> None:
 
 
 def test_what_a_shard_has_not_draws_enough_left_for_falls_to_the_others() -> None:
-    """By mass nearly all would be of the shard that has only two. A tenth of nine is refused before anything is drawn."""
+    """By mass nearly all would be of the shard that has only two. A tenth of nine is refused before
+    anything is drawn.
+    """
     s = replace(SETTINGS, max_samples=1)
     shards = [Shard(settings=s, selector=lambda n: Prioritised(n, alpha=1.0)) for _ in range(3)]
     for index, (count, priority) in enumerate(((2, 1000.0), (4, 1.0), (3, 0.0))):

@@ -1,4 +1,6 @@
-"""Selectors: handed values, one contract for all, frequencies, and a sum tree that does not drift."""
+"""Selectors: handed values, one contract for all, frequencies, and a sum tree that does not
+drift.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def test_the_found_leaf_is_the_first_whose_prefix_sum_is_above_the_mass(masses: 
 def test_after_a_million_updates_the_root_is_still_the_sum_of_the_leaves(
     capacity: int, at_once: int
 ) -> None:
-    """From 1e-6 to 1e6, with repeated leaves in a batch: what is added and taken away over time would have drifted by far more."""
+    """From 1e-6 to 1e6, with repeated leaves in a batch: what is added and taken away over time
+    would have drifted by far more.
+    """
     generator, tree, model = np.random.default_rng(1), SumTree(capacity), np.zeros(capacity)
     for _ in range(1_000_000 // at_once):
         indices = generator.integers(0, capacity, at_once)
@@ -165,7 +169,9 @@ def order_of(kind: str, present: list[int], n: int) -> list[int]:
 def test_a_selector_holds_what_was_inserted_and_not_removed(
     kind: str, seed: int, capacity: int
 ) -> None:
-    """Against a list, over many batches: enough that the log of those in order is tidied up again and again."""
+    """Against a list, over many batches: enough that the log of those in order is tidied up again
+    and again.
+    """
     generator, selector = np.random.default_rng(seed), KINDS[kind](capacity)
     present: list[int] = []
     for _ in range(40):
@@ -196,7 +202,9 @@ def test_a_selector_holds_what_was_inserted_and_not_removed(
 
 
 class _Slipped(Prioritised):
-    """Wrong on purpose: each item is drawn with the probability of its neighbour, 2 % of the time."""
+    """Wrong on purpose: each item is drawn with the probability of its neighbour, 2 % of the
+    time.
+    """
 
     def draw(self, n: int, generator: np.random.Generator) -> Any:
         indices, chances = super().draw(n, generator)
@@ -206,7 +214,9 @@ class _Slipped(Prioritised):
 def chi_square(
     selector: Selector, leaves: list[float], draws: int, seed: int
 ) -> tuple[float, float]:
-    """chi-square against the masses, and the greatest deviation of a count in standard deviations."""
+    """chi-square against the masses, and the greatest deviation of a count in standard
+    deviations.
+    """
     indices, _ = selector.draw(draws, np.random.default_rng(seed))
     expected = np.array(leaves) / sum(leaves) * draws
     counts = np.bincount(indices, minlength=len(leaves))

@@ -1,4 +1,6 @@
-"""A shard against a plain model of the same streams, and its items: how they come, change and go."""
+"""A shard against a plain model of the same streams, and its items: how they come, change
+and go.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def line(
     end: str = "",
     **more: Any,
 ) -> Fragment:
-    """Steps ``first .. first + steps - 1`` of one environment, whose observation and action are the number of the step."""
+    """Steps ``first .. first + steps - 1`` of one environment, whose observation and action are the
+    number of the step.
+    """
     arrays: dict[str, Array] = {
         name: np.zeros((steps, 1), np.bool_) for name in ("terminated", "truncated")
     }
@@ -80,7 +84,9 @@ def windows(shard: Shard) -> list[list[int]]:
 
 
 def play(world: World, shard: Shard, script: list[int]) -> None:
-    """Insert fragments: 0 stands for one that is lost, -1 for a restart, else a length. Ends with one that arrives."""
+    """Insert fragments: 0 stands for one that is lost, -1 for a restart, else a length. Ends with
+    one that arrives.
+    """
     for op in [*script, world.t]:
         world.version += int(world.rng.integers(0, 2))
         if op == 0:
@@ -241,7 +247,9 @@ def test_transitions_at_the_end_of_an_episode_have_fewer_steps(end: str) -> None
 
 
 def test_the_reset_steps_of_next_step_autoreset_are_in_no_item() -> None:
-    """The counting environment, whose observation 3 ends an episode: nothing begins there, and nothing joins 3 and 0."""
+    """The counting environment, whose observation 3 ends an episode: nothing begins there, and
+    nothing joins 3 and 0.
+    """
     obs = np.array([0, 1, 2, 3, 0, 1, 2, 3, 0])[:, None]
     valid = obs[:-1] != 3
     shard = Shard(settings=LINE, selector=Fifo)
@@ -556,7 +564,9 @@ def test_a_step_that_is_not_valid_ends_windows_wherever_it_is() -> None:
 
 
 def test_an_item_keeps_the_recurrent_state_before_its_first_observation() -> None:
-    """A toy network's states as its actor had them: burn-in from the stored one gives the handed state."""
+    """A toy network's states as its actor had them: burn-in from the stored one gives the handed
+    state.
+    """
     case = CASES["r2d2_burn_in_toy_rnn"]
     inputs, expected = case["inputs"], case["expected"]
     observations, (wh, wx) = inputs["obs"], inputs["learner_wh_wx"]

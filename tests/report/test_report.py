@@ -1,4 +1,6 @@
-"""One page of a run: right numbers in the curves, everything escaped, and nothing that needs a network."""
+"""One page of a run: right numbers in the curves, everything escaped, and nothing that needs a
+network.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,9 @@ def assert_drawn(
     x: Axis,
     y: Axis,
 ) -> None:
-    """``points`` are where the numbers belong, to the hundredth of a unit to which they are written."""
+    """``points`` are where the numbers belong, to the hundredth of a unit to which they are
+    written.
+    """
     assert len(values) == len(points)
     for (across, down), t, value in zip(points, times, values, strict=True):
         assert x.low + (across - LEFT) / (WIDTH - LEFT - RIGHT) * (x.high - x.low) == pytest.approx(
@@ -142,7 +146,8 @@ def assert_drawn(
         )
 
 
-# Scales -------------------------------------------------------------------------------------------------------------
+# Scales
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -198,7 +203,8 @@ def test_time_is_counted_in_what_suits_it(
     assert (unit, labels) == (axis.unit, axis.labels)
 
 
-# Charts -------------------------------------------------------------------------------------------------------------
+# Charts
+# --------------------------------------------------------------------------------------------------
 
 
 def chart(values: Sequence[float | None], **options: Any) -> str:
@@ -312,7 +318,8 @@ def test_text_is_escaped_wherever_it_stands() -> None:
     assert f'<p title="{safe}">{safe}<b></p>' == made
 
 
-# The page -----------------------------------------------------------------------------------------------------------
+# The page
+# --------------------------------------------------------------------------------------------------
 
 
 def test_everything_that_a_run_can_say_is_escaped() -> None:
@@ -442,7 +449,8 @@ def test_marks_that_the_history_left_out_are_counted() -> None:
     assert "more of what happened" not in page(records(row(0.0)), now=NOW)
 
 
-# The command --------------------------------------------------------------------------------------------------------
+# The command
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:

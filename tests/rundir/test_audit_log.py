@@ -1,4 +1,6 @@
-"""The audit is read a page at a time from its end, whatever its lines are like, and without ever holding much of it."""
+"""The audit is read a page at a time from its end, whatever its lines are like, and without ever
+holding much of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A checkpoint that counts is whole; whatever happens while one is written, those before it stay."""
+"""A checkpoint that counts is whole; whatever happens while one is written, those before it
+stay.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +177,8 @@ def test_a_run_without_checkpoints_has_none(store: CheckpointStore) -> None:
     assert store.newest() is None
 
 
-# Damage ---------------------------------------------------------------------------------------------------------------
+# Damage
+# --------------------------------------------------------------------------------------------------
 
 
 def _truncate(path: Path) -> None:
@@ -290,7 +293,8 @@ def test_a_staged_file_that_is_not_what_was_told_is_not_published(
     assert [] == entries(directory)
 
 
-# Keeping --------------------------------------------------------------------------------------------------------------
+# Keeping
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_keep_stay(store: CheckpointStore) -> None:
@@ -388,7 +392,8 @@ def test_a_writer_that_is_killed_again_and_again_loses_nothing_that_it_had_publi
         )  # nothing torn had to be skipped
 
 
-# A full disk ----------------------------------------------------------------------------------------------------------
+# A full disk
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -414,7 +419,9 @@ def test_a_state_that_the_system_refuses_leaves_the_old_checkpoint_and_no_litter
 def test_a_disk_that_fills_up_at_any_moment_leaves_the_old_checkpoint(
     store: CheckpointStore, directory: Path, moment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every call that writes or syncs fails once, in the order in which they come: all but the very last one undo the checkpoint."""
+    """Every call that writes or syncs fails once, in the order in which they come: all but the very
+    last one undo the checkpoint.
+    """
     old = save(store, Version(1, 1))
     calls = iter(range(100))
 
@@ -465,7 +472,8 @@ def test_an_old_one_that_cannot_be_deleted_does_not_fail_the_new_one(
     ]
 
 
-# Finding --------------------------------------------------------------------------------------------------------------
+# Finding
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_is_found_by_run_directory_and_its_own_path(
@@ -512,7 +520,8 @@ def test_an_unknown_run_lists_those_that_there_are(store: CheckpointStore, tmp_p
         resolve("young", tmp_path)
     with pytest.raises(
         CheckpointError,
-        match="no run or checkpoint 'a-rum'; runs with checkpoints in .*: a-run; did you mean 'a-run'",
+        match="no run or checkpoint 'a-rum'; runs with checkpoints in .*: a-run; did you mean "
+        "'a-run'",
     ):
         resolve("a-rum", tmp_path / "runs")
     with pytest.raises(CheckpointError, match="none"):

@@ -1,4 +1,6 @@
-"""``history.jsonl``: bounded, whole after a crash, continued by a resumed run, and never in the way of a run."""
+"""``history.jsonl``: bounded, whole after a crash, continued by a resumed run, and never in the way
+of a run.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def staleness(
     }
 
 
-# The file -----------------------------------------------------------------------------------------------------------
+# The file
+# --------------------------------------------------------------------------------------------------
 
 
 def test_there_are_never_more_lines_than_the_limit_and_they_are_evenly_spaced(
@@ -223,7 +226,8 @@ def test_no_file_is_no_lines(tmp_path: Path) -> None:
     assert None is HistoryFile(tmp_path / NAME).open()
 
 
-# Samples ------------------------------------------------------------------------------------------------------------
+# Samples
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -375,7 +379,8 @@ def test_staleness_is_that_of_what_was_trained_on_in_between_under_the_wider_bou
 async def test_a_resumed_run_goes_on_in_time(fake: FakeRun, tmp_path: Path) -> None:
     path = tmp_path / NAME
     path.write_text(json.dumps(row(500.0)) + "\n", encoding="utf-8")
-    # The run says that 100 s have passed: it goes on from a checkpoint that is older than the last line
+    # The run says that 100 s have passed: it goes on from a checkpoint that is older than the last
+    # line
     async with recorded(fake):
         while len(read_off_the_loop(path)) < 2:  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.01)
@@ -460,7 +465,8 @@ async def test_a_bug_in_recording_does_not_reach_the_run(
     assert "not whole" in caplog.text
 
 
-# A real run ---------------------------------------------------------------------------------------------------------
+# A real run
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")

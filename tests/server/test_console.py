@@ -1,4 +1,6 @@
-"""The console's files as the server gives them: to everyone, with a policy under which no text becomes script; and the past it shows."""
+"""The console's files as the server gives them: to everyone, with a policy under which no text
+becomes script; and the past it shows.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ async def client(run: FakeRun) -> AsyncIterator[Client]:
     await client.close()
 
 
-# The files ------------------------------------------------------------------------------------------------------------
+# The files
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loopback", [True, False])
@@ -141,7 +144,8 @@ def test_modules_stay_small() -> None:
     assert [] == [name for name, text in SOURCES.items() if len(text.splitlines()) > 300]
 
 
-# The past -------------------------------------------------------------------------------------------------------------
+# The past
+# --------------------------------------------------------------------------------------------------
 
 
 def record(run: FakeRun, lines: int) -> None:

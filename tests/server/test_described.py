@@ -1,4 +1,6 @@
-"""Whatever is asked of either server, its answer is one that its document describes, and no unexpected error."""
+"""Whatever is asked of either server, its answer is one that its document describes, and no
+unexpected error.
+"""
 
 from __future__ import annotations
 

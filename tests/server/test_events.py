@@ -1,4 +1,6 @@
-"""Events over HTTP: what is told together, what can be read again, who may read, and that no reader is waited for."""
+"""Events over HTTP: what is told together, what can be read again, who may read, and that no reader
+is waited for.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,8 @@ def told(feed: Feed, since: int = 0) -> list[tuple[str, dict[str, Any]]]:
     return [(event.kind, dict(event.data)) for event in feed.since(since, 100)[1]]
 
 
-# Feed -----------------------------------------------------------------------------------------------------------------
+# Feed
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,8 @@ async def test_a_feed_that_ends_tells_what_it_still_holds(feed: Feed, broadcast:
     assert dropped == broadcast.dropped, "it no longer reads"
 
 
-# Streams --------------------------------------------------------------------------------------------------------------
+# Streams
+# --------------------------------------------------------------------------------------------------
 
 
 class Door:
@@ -503,7 +507,8 @@ async def test_a_stuck_reader_does_not_keep_the_server_from_ending(
     reader.close()
 
 
-# How often ------------------------------------------------------------------------------------------------------------
+# How often
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_one_address_can_ask_only_so_often(run: FakeRun, tmp_path: Path) -> None:

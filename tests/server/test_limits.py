@@ -1,4 +1,6 @@
-"""Both servers refuse what is too large, too slow, not meant for them, or not allowed: in bounded time, and as designed."""
+"""Both servers refuse what is too large, too slow, not meant for them, or not allowed: in bounded
+time, and as designed.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,8 @@ async def door(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield door
 
 
-# Bodies ---------------------------------------------------------------------------------------------------------------
+# Bodies
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_a_body_announced_as_too_large_is_refused_unread(door: Door) -> None:
@@ -201,10 +204,10 @@ async def test_who_leaves_amid_a_body_is_no_unexpected_error(
         writer.write(door.head(Content_Length="1000") + b"{")
         await writer.drain()
     async with asyncio.timeout(WITHIN_S):
-        while (
+        while (  # noqa: ASYNC110 - asked over HTTP
             'code="400"'
             not in (await door.ask(door.head("GET", "/metrics", Content_Type="")))[2].decode()
-        ):  # noqa: ASYNC110 - asked over HTTP
+        ):
             await asyncio.sleep(0.01)
     assert [] == [record for record in caplog.records if record.exc_info]
 
@@ -213,7 +216,8 @@ async def test_who_has_no_token_is_refused_before_a_body_is_read(door: Door) -> 
     told(await door.ask(door.head(Authorization="", Content_Length="1000")), 401)
 
 
-# Heads ----------------------------------------------------------------------------------------------------------------
+# Heads
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -246,7 +250,8 @@ async def test_a_connection_that_asks_for_nothing_whole_is_closed(
                 assert b"" == await reader.read()
 
 
-# How many --------------------------------------------------------------------------------------------------------------
+# How many
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["train", "serve"])
@@ -375,7 +380,8 @@ async def said(reader: asyncio.StreamReader) -> bytes:
     return received
 
 
-# Who may --------------------------------------------------------------------------------------------------------------
+# Who may
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

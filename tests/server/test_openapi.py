@@ -1,4 +1,6 @@
-"""The OpenAPI document is one, describes every route and nothing else, and what is answered is what it says."""
+"""The OpenAPI document is one, describes every route and nothing else, and what is answered is what
+it says.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,8 @@ def body_schema(whole: Document, path: str, method: str, status: int) -> Documen
     return schema
 
 
-# The document ---------------------------------------------------------------------------------------------------------
+# The document
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_it_is_an_openapi_document(client: Client) -> None:
@@ -157,7 +160,8 @@ def test_a_token_is_asked_for_where_the_guard_asks_for_one() -> None:
             assert ("401" in item[method]["responses"]) == ((method, path) not in free)
 
 
-# Answers are as it says -----------------------------------------------------------------------------------------------
+# Answers are as it says
+# -----------------------------------------------------------------------------------------------
 
 
 PLAIN = [
@@ -260,7 +264,8 @@ def test_events_are_as_described(run: FakeRun, event: Event) -> None:
     check(whole, stream["x-events"][told.kind], dict(told.data))
 
 
-# Settings -------------------------------------------------------------------------------------------------------------
+# Settings
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", BUILT_IN_ALGORITHMS)

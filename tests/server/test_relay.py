@@ -1,4 +1,6 @@
-"""Events of a run, read through a service by any number: one stream of the run, its own numbers, and nobody's place kept in vain."""
+"""Events of a run, read through a service by any number: one stream of the run, its own numbers,
+and nobody's place kept in vain.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ world = pytest.fixture(with_a_run)
 
 @asynccontextmanager
 async def front(world: World, **http: Any) -> AsyncIterator[Door]:
-    """The same service behind a server as `tianflow serve` has it, which hears of connections that end."""
+    """The same service behind a server as `tianflow serve` has it, which hears of connections that
+    end.
+    """
     settings = HttpSettings(max_requests_per_s=10_000.0, **http)
     app = make_app(
         house=world.house,

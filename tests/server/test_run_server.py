@@ -82,7 +82,8 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-# Looking --------------------------------------------------------------------------------------------------------------
+# Looking
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_live_and_ready_need_no_token(client: Client) -> None:
@@ -259,7 +260,8 @@ async def test_a_wrong_method_says_which_are_right(client: Client) -> None:
     assert "POST" == response.headers["Allow"]
 
 
-# Acting ---------------------------------------------------------------------------------------------------------------
+# Acting
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -292,7 +294,8 @@ async def test_an_action_after_the_end_is_409(client: Client, run: FakeRun) -> N
     await problem(await patch(client, "balance", {"max_staleness": 4}), 409)
 
 
-# Settings -------------------------------------------------------------------------------------------------------------
+# Settings
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -513,7 +516,8 @@ async def test_a_large_body_of_unknown_length_is_413(client: Client) -> None:
     await problem(await client.patch(f"{RUN}/balance", data=chunks(), headers=CONTROL | MERGE), 413)
 
 
-# Who may --------------------------------------------------------------------------------------------------------------
+# Who may
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -644,7 +648,8 @@ async def test_answers_are_not_cached_nor_guessed_at(client: Client) -> None:
         )
 
 
-# The server -----------------------------------------------------------------------------------------------------------
+# The server
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_a_server_announces_itself_and_cleans_up(run: FakeRun, tmp_path: Path) -> None:
@@ -720,7 +725,8 @@ async def test_the_server_ends_within_two_seconds_whatever_is_open(
         half.write(f"GET /livez HTTP/1.1\r\nHost: localhost:{server.port}\r\n\r\n".encode())
         await reader.readline()
         half.write(
-            f"PATCH {RUN}/balance HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer control-token\r\n"
+            f"PATCH {RUN}/balance HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+            "control-token\r\n"
             "Content-Type: application/merge-patch+json\r\nContent-Length: 100\r\n\r\n{".encode()
         )
         await half.drain()
@@ -764,7 +770,8 @@ def test_a_control_file_that_cannot_be_read_is_none(tmp_path: Path, text: str) -
     assert ControlFile.read(tmp_path) is None
 
 
-# Speeds ---------------------------------------------------------------------------------------------------------------
+# Speeds
+# --------------------------------------------------------------------------------------------------
 
 
 def test_speeds_are_over_their_own_windows() -> None:

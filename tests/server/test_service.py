@@ -1,4 +1,6 @@
-"""A service with runs that are played: its queue, what it routes, what it answers for runs that do not, and what it goes on with."""
+"""A service with runs that are played: its queue, what it routes, what it answers for runs that do
+not, and what it goes on with.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +188,8 @@ def up(world: World, *names: str) -> Callable[[], bool]:
     )
 
 
-# The queue ----------------------------------------------------------------------------------------------------------------
+# The queue
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_so_many_go_on_at_once_and_the_next_begins_when_one_ends(world: World) -> None:
@@ -364,7 +367,8 @@ async def test_a_service_ends_while_its_disk_takes_nothing(
         await until(up(again, "a"))
 
 
-# Going on afterwards -----------------------------------------------------------------------------------------------------------
+# Going on afterwards
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_runs_that_were_going_go_on_with_the_next_service_and_rest_as_before(
@@ -435,7 +439,8 @@ async def test_a_process_that_a_killed_service_left_is_waited_for(
         await until(up(again, "a"))
 
 
-# Submission --------------------------------------------------------------------------------------------------------------------
+# Submission
+# --------------------------------------------------------------------------------------------------
 
 
 async def post(
@@ -601,7 +606,8 @@ async def test_a_change_names_no_module_that_a_submission_may_not(
     assert (200, "open_loop") == (accepted.status, (await accepted.json())["controller"])
 
 
-# Lists and looks ------------------------------------------------------------------------------------------------------------------
+# Lists and looks
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_a_list_goes_on_page_by_page(world: World) -> None:
@@ -839,7 +845,8 @@ async def test_the_end_of_a_log_is_shown(world: World) -> None:
     assert len(text) < 5_000
 
 
-# Streams ---------------------------------------------------------------------------------------------------------------------
+# Streams
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_events_are_passed_on_and_end_with_the_run(world: World) -> None:
@@ -871,7 +878,8 @@ async def test_more_streams_than_allowed_are_refused_and_a_place_comes_free(tmp_
         await until(free)
 
 
-# The service as a whole ---------------------------------------------------------------------------------------------------------
+# The service as a whole
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_metrics_are_those_of_every_run(world: World) -> None:

@@ -1,4 +1,6 @@
-"""What a service answers when its disk, a run or a client misbehaves: never an unexpected error, and never for the others."""
+"""What a service answers when its disk, a run or a client misbehaves: never an unexpected error,
+and never for the others.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,8 @@ async def test_a_reader_that_does_not_read_is_let_go(
         before, port = connections(world), world.client.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(
-            f"GET {RUNS}/a/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer c\r\n\r\n".encode()
+            f"GET {RUNS}/a/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer "
+            "c\r\n\r\n".encode()
         )
         assert b"200 OK" in await reader.readline()
         assert before + 1 == connections(world)
@@ -173,7 +176,10 @@ async def test_a_key_that_cannot_be_kept_is_400(world: World, key: str) -> None:
 async def test_a_key_of_other_bytes_is_400(world: World) -> None:
     port = world.client.port
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST {RUNS} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer c\r\nContent-Type: application/json\r\n".encode()
+    head = (
+        f"POST {RUNS} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer "
+        "c\r\nContent-Type: application/json\r\n"
+    ).encode()
     body = json.dumps({"config": SMALL}).encode()
     writer.write(
         head + b"Idempotency-Key: a\xff\xfe\r\nContent-Length: %d\r\n\r\n" % len(body) + body

@@ -1,4 +1,6 @@
-"""What a service is made of, each part alone: its store, what configs may name, its tokens, metrics put together."""
+"""What a service is made of, each part alone: its store, what configs may name, its tokens, metrics
+put together.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def add(store: RunStore, name: str, **more: Any) -> None:
     store.add(name, config={"env": {"id": name}}, source="test", now=1.0, **more)
 
 
-# RunStore ---------------------------------------------------------------------------------------------------------------------
+# RunStore
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_record_is_there_after_the_store_was_opened_again(
@@ -200,7 +203,8 @@ def test_a_disk_that_refuses_is_an_error_of_ours(store: RunStore) -> None:
         store.wanted(1)
 
 
-# RunFiles ---------------------------------------------------------------------------------------------------------------------
+# RunFiles
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -275,7 +279,8 @@ def test_no_name_of_a_run_is_that_of_a_file_of_the_service_or_of_another_run(
     assert not {files.config(name), files.log(name)} & (taken | others)
 
 
-# What a config may name -------------------------------------------------------------------------------------------------------
+# What a config may name
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -332,7 +337,8 @@ def test_a_module_that_only_begins_like_an_allowed_one_is_another() -> None:
         )
 
 
-# Tokens ------------------------------------------------------------------------------------------------------------------------
+# Tokens
+# --------------------------------------------------------------------------------------------------
 
 
 def test_tokens_are_made_once_and_for_the_owner_only(tmp_path: Path) -> None:
@@ -382,7 +388,8 @@ def test_tokens_for_which_there_was_no_room_are_made_at_the_next_start(tmp_path:
     assert read_or_make(tmp_path / "tokens.toml") == read_or_make(tmp_path / "tokens.toml")
 
 
-# Metrics -----------------------------------------------------------------------------------------------------------------------
+# Metrics
+# --------------------------------------------------------------------------------------------------
 
 
 def page_of(name: str, accept: str = "") -> str:

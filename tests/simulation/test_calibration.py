@@ -59,7 +59,9 @@ def history(
 
 
 def test_times_are_where_time_went_over_how_often_it_went_there() -> None:
-    """640 steps a second, resets included, are 10 trajectories: two actors, busy for 0.8 of it, take 0.16 s for each."""
+    """640 steps a second, resets included, are 10 trajectories: two actors, busy for 0.8 of it,
+    take 0.16 s for each.
+    """
     told = make_rates(rates_of(history(20), config()))
     assert 0.16 == pytest.approx(told.trajectory_s)
     assert 0.05 == pytest.approx(told.update_s)

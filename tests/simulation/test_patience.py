@@ -39,7 +39,8 @@ def config(*, count: int = 4, batch: int = 2, slowdown: float = 0.0) -> Config:
     )
 
 
-# Refused ----------------------------------------------------------------------------------------------------------------
+# Refused
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,10 @@ def test_a_rate_that_nothing_has_is_refused_by_name(given: str) -> None:
         (("--seconds", "nan"), "--seconds"),
         (
             ("learner.slowdown=1e300",),
-            "--updates = 220: would last 2.2e+302 s of virtual time: an update takes 1e+300 s (rates.update_s",
+            (
+                "--updates = 220: would last 2.2e+302 s of virtual time: an update takes 1e+300 s "
+                "(rates.update_s"
+            ),
         ),
         (
             ("rates.trajectory_s=500000", "--seconds", "1e300"),
@@ -140,7 +144,8 @@ def test_how_long_it_would_last_is_set_by_the_slower_side() -> None:
         require_an_end(held, slow, updates=updates, seconds=MOST_S)
 
 
-# Ended ------------------------------------------------------------------------------------------------------------------
+# Ended
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_clock_comes_back_though_time_stands_still() -> None:
@@ -237,7 +242,8 @@ def test_times_are_positive_however_seldom_one_is_not_next_to_nothing() -> None:
     assert 0.0 < min(drawn.draw() for _ in range(2048))
 
 
-# Told -------------------------------------------------------------------------------------------------------------------
+# Told
+# --------------------------------------------------------------------------------------------------
 
 
 def test_what_takes_a_while_says_how_far_it_is_and_how_long_it_will_take() -> None:

@@ -56,7 +56,8 @@ def equal_halves(actors: int, batch: int, bound: int, **values: float) -> Simula
     )
 
 
-# Closed forms -----------------------------------------------------------------------------------------------------------
+# Closed forms
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,8 @@ def test_a_slow_link_costs_time_and_age() -> None:
     assert outcome.shares_of_actors["waiting:weights"] == pytest.approx(2.0 / 3.1, abs=0.02)
 
 
-# Laws and ledger --------------------------------------------------------------------------------------------------------
+# Laws and ledger
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_same_seed_gives_the_same_outcome_and_another_does_not() -> None:
@@ -170,7 +172,9 @@ def test_other_laws_run_as_they_are() -> None:
 
 
 class Judged(Simulation):
-    """Remembers the age of everything that an update used, by the versions that learner and actors really had."""
+    """Remembers the age of everything that an update used, by the versions that learner and actors
+    really had.
+    """
 
     def _use(self, batch: Batch) -> None:
         super()._use(batch)
@@ -185,7 +189,9 @@ class Judged(Simulation):
 
 
 class Tightening:
-    """A law that takes the bound from 3 to 0 in the middle of an update, when the next batch lies ready and is older."""
+    """A law that takes the bound from 3 to 0 in the middle of an update, when the next batch lies
+    ready and is older.
+    """
 
     def handle(self, event: Event) -> Iterable[Directive]:
         late = isinstance(event, Observed) and event.now > 20.0
@@ -310,7 +316,9 @@ def test_the_way_to_the_compute_thread_costs_time_only_where_nothing_waits_there
 
 
 def test_ten_thousand_actors_with_stragglers_and_failures_are_kept_within_the_bound() -> None:
-    """More than a run may have. Everything that happens to a trajectory is a few events, however many others there are."""
+    """More than a run may have. Everything that happens to a trajectory is a few events, however
+    many others there are.
+    """
     hard = rates(
         update_s=0.05,
         trajectory_spread=0.3,
@@ -328,7 +336,8 @@ def test_ten_thousand_actors_with_stragglers_and_failures_are_kept_within_the_bo
     assert outcome.events < 8 * simulation.ledger.snapshot().granted
 
 
-# MeasuredRates and the command --------------------------------------------------------------------------------------------------
+# MeasuredRates and the command
+# --------------------------------------------------------------------------------------------------
 
 
 def run(*arguments: str) -> Any:
@@ -418,7 +427,8 @@ def test_rates_are_measured_from_the_config_itself() -> None:
     assert measured.weights_bytes > 0
 
 
-# Time -------------------------------------------------------------------------------------------------------------------
+# Time
+# --------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,4 +1,6 @@
-"""What every form of a channel promises, as suites that each form runs: subclass one and name the form."""
+"""What every form of a channel promises, as suites that each form runs: subclass one and name the
+form.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from tianflow.ledger.tickets import State
 
 OpenWorld = Callable[..., World]
 EVERY_AWAIT = range(12)
-"""Turns of the loop after which something is cancelled or closed: from before it began to after it ended, in either form."""
+"""Turns of the loop after which something is cancelled or closed: from before it began to after it
+ended, in either form.
+"""
 
 
 class Opens:
@@ -71,7 +75,9 @@ class GrantsConform(Opens):
     async def test_a_grant_says_how_many_more_everyone_could_hold(
         self, open_world: OpenWorld
     ) -> None:
-        """Beside the batch that is trained on; a second holder halves what there is for each, a single one takes from nobody."""
+        """Beside the batch that is trained on; a second holder halves what there is for each, a
+        single one takes from nobody.
+        """
         world = open_world(bound=4, batch=1)
         assert [3, 1, 0] == [(await world.sender(name).acquire()).ahead for name in "abc"]
 
@@ -455,7 +461,9 @@ class GrantsConform(Opens):
 
 
 class TrajectoriesConform(Opens):
-    """Trajectories wait: pulled by the learner, oldest version first, in ticket order, and their data are what was written."""
+    """Trajectories wait: pulled by the learner, oldest version first, in ticket order, and their
+    data are what was written.
+    """
 
     async def test_the_learner_reads_what_the_actor_wrote(self, open_world: OpenWorld) -> None:
         world = open_world(batch=1)
@@ -860,7 +868,8 @@ async def _learner(world: World, source: BatchSource, draw: random.Random, *, up
         source.settle(Settlement(Version(1, number + 1), tickets(batch), bound, published=True))
 
 
-# Weights ----------------------------------------------------------------------------------------------------------------
+# Weights
+# --------------------------------------------------------------------------------------------------
 
 
 def flat(value: int, nbytes: int = WEIGHTS_NBYTES) -> NDArray[np.uint8]:
@@ -988,11 +997,14 @@ class WeightsConform:
         assert ([], True) == (wrong, number > 100)
 
 
-# Events -----------------------------------------------------------------------------------------------------------------
+# Events
+# --------------------------------------------------------------------------------------------------
 
 
 class EventsConform:
-    """Events are dropped and counted: publishing never waits, and what arrives plus what was lost is what was published."""
+    """Events are dropped and counted: publishing never waits, and what arrives plus what was lost
+    is what was published.
+    """
 
     form: ClassVar[Callable[[], EventsLink]]
 

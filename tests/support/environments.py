@@ -1,7 +1,9 @@
-"""Small environments that tests name as ``tests.support.environments:Name`` or, where registered, ``tests.support.environments:Name-v0``.
+"""Small environments that tests name as ``tests.support.environments:Name`` or, where registered,
+``tests.support.environments:Name-v0``.
 
-Each shows one situation that an environment can bring about. A ``marker`` is the path of a file: an environment that is
-to fail once does so only while the file does not exist, and makes it first, so "once" holds across processes.
+Each shows one situation that an environment can bring about. A ``marker`` is the path of a file: an
+environment that is to fail once does so only while the file does not exist, and makes it first, so
+"once" holds across processes.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def _first_time(marker: str | None) -> bool:
 
 
 class CounterEnv(gymnasium.Env[Array, Any]):
-    """The observation is (episode, t). Reward 1 a step; episode k ends after ``length`` steps, or ``length[k % len]``."""
+    """The observation is (episode, t). Reward 1 a step; episode k ends after ``length`` steps, or
+    ``length[k % len]``.
+    """
 
     def __init__(
         self, length: int | tuple[int, ...] = 5, ending: Ending = "terminate", reward: float = 1.0
@@ -73,7 +77,9 @@ class CounterEnv(gymnasium.Env[Array, Any]):
 
 
 class OneStateEnv(gymnasium.Env[Array, Any]):
-    """One state, reward 1 for ever, truncated (or terminated) after ``length`` steps: V is 1 / (1 - discount) or the finite sum."""
+    """One state, reward 1 for ever, truncated (or terminated) after ``length`` steps: V is 1 / (1 -
+    discount) or the finite sum.
+    """
 
     def __init__(self, length: int = 10, ending: Ending = "truncate") -> None:
         self.observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
@@ -98,7 +104,9 @@ class OneStateEnv(gymnasium.Env[Array, Any]):
 
 
 class FaultyEnv(CounterEnv):
-    """A CounterEnv to which something happens at its ``at``-th step (counted from 1 over all its episodes)."""
+    """A CounterEnv to which something happens at its ``at``-th step (counted from 1 over all its
+    episodes).
+    """
 
     def __init__(self, at: int = 3, marker: str | None = None, **counter: Any) -> None:
         super().__init__(**counter)
@@ -137,7 +145,9 @@ class EnvironmentBrokeError(Exception):
 
 
 class RaisingEnv(FaultyEnv):
-    """Raises in its constructor, in every `reset`, or at the ``at``-th step; once, with a marker; else each time it is made anew."""
+    """Raises in its constructor, in every `reset`, or at the ``at``-th step; once, with a marker;
+    else each time it is made anew.
+    """
 
     def __init__(
         self, where: Literal["constructor", "reset", "step"] = "step", **faulty: Any
@@ -159,7 +169,9 @@ class RaisingEnv(FaultyEnv):
 
 
 class SlowEnv(CounterEnv):
-    """Takes ``seconds`` for a step; with ``share`` < 1 only that share of steps, drawn at random, is slow."""
+    """Takes ``seconds`` for a step; with ``share`` < 1 only that share of steps, drawn at random,
+    is slow.
+    """
 
     def __init__(self, seconds: float = 0.01, share: float = 1.0, **counter: Any) -> None:
         super().__init__(**counter)
@@ -222,7 +234,9 @@ class SeedEnv(CounterEnv):
 
 
 class PickyEnv(CounterEnv):
-    """Asserts that every action lies in its action space, as given: dtype, shape and bounds. The reward is the sum of the action."""
+    """Asserts that every action lies in its action space, as given: dtype, shape and bounds. The
+    reward is the sum of the action.
+    """
 
     def __init__(self, action_space: spaces.Space[Any], **counter: Any) -> None:
         super().__init__(**counter)
@@ -274,7 +288,9 @@ class UnboundedBoxActionEnv(PickyEnv):
 
 
 class MaskedEnv(CounterEnv):
-    """Four actions of which a changing two are allowed; a masked action is an error. The last observation allows none."""
+    """Four actions of which a changing two are allowed; a masked action is an error. The last
+    observation allows none.
+    """
 
     def __init__(self, **counter: Any) -> None:
         super().__init__(**counter)
@@ -296,7 +312,9 @@ class MaskedEnv(CounterEnv):
 
 
 class MaskedMultiDiscreteEnv(CounterEnv):
-    """Two choices, of 2 and 3 values; only the first value of the first and the last of the second are allowed."""
+    """Two choices, of 2 and 3 values; only the first value of the first and the last of the second
+    are allowed.
+    """
 
     def __init__(self, **counter: Any) -> None:
         super().__init__(**counter)
@@ -392,7 +410,9 @@ class SequenceEnv(_StructuredEnv):
 
 
 class VersionEchoEnv(gymnasium.Env[Array, Any]):
-    """For a policy whose action is its version: the reward is the action, the observation (last action, t); so data prove their age."""
+    """For a policy whose action is its version: the reward is the action, the observation (last
+    action, t); so data prove their age.
+    """
 
     def __init__(
         self, length: int = 7, action: Literal["discrete", "box"] = "discrete", seconds: float = 0.0

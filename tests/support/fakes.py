@@ -17,7 +17,9 @@ Tree = Mapping[str, torch.Tensor]
 
 
 class FakeSlot:
-    """A `SlotView` on memory of its own, filled with garbage that no field may keep. ``cut_at``: the progress at which a cut is wanted."""
+    """A `SlotView` on memory of its own, filled with garbage that no field may keep. ``cut_at``:
+    the progress at which a cut is wanted.
+    """
 
     def __init__(
         self,
@@ -54,7 +56,9 @@ class FakeSlot:
 
 
 class FakePolicy:
-    """Uniform over discrete actions, a standard Gaussian over continuous ones; the masked ones never. Remembers what it was shown."""
+    """Uniform over discrete actions, a standard Gaussian over continuous ones; the masked ones
+    never. Remembers what it was shown.
+    """
 
     def __init__(self, action: ActionSpec) -> None:
         self.action = action
@@ -122,7 +126,9 @@ class FakePolicy:
 
 
 class CountingPolicy(FakePolicy):
-    """Its recurrent state counts the observations since the state was last zero; ``counts`` has the state of every call."""
+    """Its recurrent state counts the observations since the state was last zero; ``counts`` has the
+    state of every call.
+    """
 
     def __init__(self, action: ActionSpec) -> None:
         super().__init__(action)
@@ -144,7 +150,9 @@ class CountingPolicy(FakePolicy):
 
 
 class VersionPolicy(FakePolicy):
-    """Its action is the version of its weights, so that the data prove their own age. ``version`` is what `load` last took."""
+    """Its action is the version of its weights, so that the data prove their own age. ``version``
+    is what `load` last took.
+    """
 
     def __init__(self, action: ActionSpec) -> None:
         super().__init__(action)
@@ -181,6 +189,8 @@ def granted(epoch: int = 0) -> Grant:
 
 
 def versions(*numbers: int) -> Callable[[], Version]:
-    """A ``load_weights`` that answers one number after the other, and then the last one for ever."""
+    """A ``load_weights`` that answers one number after the other, and then the last one for
+    ever.
+    """
     left = list(numbers)
     return lambda: Version(1, left.pop(0) if len(left) > 1 else left[0])

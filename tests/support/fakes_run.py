@@ -1,4 +1,6 @@
-"""A `RunControl` without processes: a real ledger driven by hand, and real statistics of made-up components."""
+"""A `RunControl` without processes: a real ledger driven by hand, and real statistics of made-up
+components.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +160,8 @@ class FakeRun:
         self._audit: list[Mapping[str, object]] = []
         with_changes(self.config, {})  # reads the installed entry points once, before any loop runs
 
-    # Driving ----------------------------------------------------------------------------------------------------------
+    # Driving
+    # ----------------------------------------------------------------------------------------------
 
     def commit(self, count: int = 1) -> None:
         """``count`` trajectories of 32 steps, made with the newest published version."""
@@ -197,7 +200,8 @@ class FakeRun:
         replay.train(items)
         replay.discard(items, "expired")
 
-    # RunControl -------------------------------------------------------------------------------------------------------
+    # RunControl
+    # ----------------------------------------------------------------------------------------------
 
     def statistics(self) -> RunStatistics:
         ledger = self.ledger.snapshot()

@@ -16,7 +16,9 @@ from pathlib import Path
 
 
 def echo(payload: bytes, fds: list[int]) -> int:
-    """Send back the payload with what this process sees of itself, then wait for the other end to close."""
+    """Send back the payload with what this process sees of itself, then wait for the other end to
+    close.
+    """
     with socket.socket(fileno=fds[0]) as connection:
         connection.send(payload + b"|" + str(os.getpid()).encode())
         connection.recv(1)
@@ -55,7 +57,9 @@ def _numpy_draw() -> float:
 
 
 def work_in_memory(payload: bytes, fds: list[int]) -> None:
-    """Take 48 MB in pieces and free them, twenty times over, on a thread as components do; send the page faults of the last ten."""
+    """Take 48 MB in pieces and free them, twenty times over, on a thread as components do; send the
+    page faults of the last ten.
+    """
     faults: list[int] = []
 
     def work() -> None:
@@ -114,7 +118,9 @@ def sleep(payload: bytes, fds: list[int]) -> None:
 
 
 def with_daemon(payload: bytes, fds: list[int]) -> None:
-    """Start a process in a session of its own, whose parent ends at once; report its pid, and stay."""
+    """Start a process in a session of its own, whose parent ends at once; report its pid,
+    and stay.
+    """
     command = "setsid sleep 600 >/dev/null & echo $!"
     daemon = subprocess.run(
         ["sh", "-c", command], stdout=subprocess.PIPE, check=True, text=True
@@ -125,7 +131,9 @@ def with_daemon(payload: bytes, fds: list[int]) -> None:
 
 
 def with_descendants(payload: bytes, fds: list[int]) -> int:
-    """Start descendants of several kinds, report their pids and, unless told to stay, end at once."""
+    """Start descendants of several kinds, report their pids and, unless told to stay, end at
+    once.
+    """
     ready, tell = os.pipe()
     pids = []
     for escape in (False, True):

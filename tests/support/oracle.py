@@ -1,8 +1,10 @@
-"""An algorithm that learns nothing and makes its data prove their own age: its policy's action *is* the version of its weights.
+"""An algorithm that learns nothing and makes its data prove their own age: its policy's action *is*
+the version of its weights.
 
-Named ``tests.support.oracle:Oracle``. The learner counts its updates by itself and looks only at actions, never at the labels that
-the system keeps; what it finds at each use is one line of the file ``algorithm.record``. An action also tells which
-process's learner made the weights, so that data of a lost learner cannot pass for those of its successor.
+Named ``tests.support.oracle:Oracle``. The learner counts its updates by itself and looks only at
+actions, never at the labels that the system keeps; what it finds at each use is one line of the
+file ``algorithm.record``. An action also tells which process's learner made the weights, so that
+data of a lost learner cannot pass for those of its successor.
 """
 
 from __future__ import annotations
@@ -45,10 +47,11 @@ class OracleSettings(AlgorithmSettings):
 
 
 class EchoEnv(gymnasium.Env[NDArray[Any], Any]):
-    """Takes any action and ends an episode after ``length`` steps, each of which sleeps ``seconds`` on average.
+    """Takes any action and ends an episode after ``length`` steps, each of which sleeps ``seconds``
+    on average.
 
-    Environments whose seed lies in ``slow_seeds`` sleep ``factor`` times as long, as do episodes drawn with probability
-    ``slow_share``.
+    Environments whose seed lies in ``slow_seeds`` sleep ``factor`` times as long, as do episodes
+    drawn with probability ``slow_share``.
     """
 
     def __init__(
@@ -131,7 +134,9 @@ class OracleLearner:
         return StepResult(int(batch.arrays["valid"].sum()), True, {"number": float(self._number)})
 
     def _oldest(self, batch: LearnerBatch) -> list[tuple[int, int]]:
-        """(pid, updates) of the oldest action of each trajectory. Rows that nobody acted in hold zeros."""
+        """(pid, updates) of the oldest action of each trajectory. Rows that nobody acted in hold
+        zeros.
+        """
         trajectories = batch.arrays["version"].shape[1]
         action, valid = (
             batch.arrays[name].unflatten(1, (trajectories, -1)) for name in ("action", "valid")
@@ -172,7 +177,9 @@ class Oracle:
 def oracle_config(
     record: Path, *, env: Mapping[str, object] | None = None, **sections: Mapping[str, object]
 ) -> dict[str, Any]:
-    """A run of the oracle. ``env``: arguments of `EchoEnv`; other sections are merged into the defaults here."""
+    """A run of the oracle. ``env``: arguments of `EchoEnv`; other sections are merged into the
+    defaults here.
+    """
     tables: dict[str, dict[str, Any]] = {
         "env": {"id": "tests.support.oracle:EchoEnv", "num_envs": 2, "kwargs": dict(env or {})},
         "algorithm": {
@@ -193,7 +200,9 @@ def oracle_config(
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One update as its learner saw it: its own number of updates before, when, and each trajectory's age by its actions."""
+    """One update as its learner saw it: its own number of updates before, when, and each
+    trajectory's age by its actions.
+    """
 
     pid: int
     number: int
@@ -225,7 +234,8 @@ async def until(run: Run, updates: int) -> None:
 
 
 class Witness:
-    """Notes which updates reached the ledger, so that what a killed learner did last and could not tell is known.
+    """Notes which updates reached the ledger, so that what a killed learner did last and could not
+    tell is known.
 
     Args:
         run: watched from now on.
@@ -241,7 +251,9 @@ class Witness:
         self._settled.add((self._pid(), self._run.exchange.ledger.version.number - 1))
 
     def check(self, record: Path, *, kills: int = 0) -> Counter[int]:
-        """Oracle and ledger agree exactly; the histogram. At most one update of each killed learner was never told."""
+        """Oracle and ledger agree exactly; the histogram. At most one update of each killed learner
+        was never told.
+        """
         seen = uses(record)
         assert len({(use.pid, use.number) for use in seen}) == len(seen)
         untold = [use for use in seen if (use.pid, use.number) not in self._settled]

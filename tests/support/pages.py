@@ -1,8 +1,10 @@
-"""The pages in ``docs/``, read as a person reads them: files are written, commands run, and what a page shows is what is seen.
+"""The pages in ``docs/``, read as a person reads them: files are written, commands run, and what a
+page shows is what is seen.
 
 - A fence that begins with ``# NAME.py`` or ``# NAME.toml`` is a file of that name.
-- In a ``console`` fence a line that begins with ``$`` is a command; the lines under it must be seen in its output, in that order.
-  ``...`` stands for anything. A command that ends in ``&`` goes on until the page is over: it is waited for until it trains.
+- In a ``console`` fence a line that begins with ``$`` is a command; the lines under it must be seen
+  in its output, in that order. ``...`` stands for anything. A command that ends in ``&`` goes on
+  until the page is over: it is waited for until it trains.
 - Every other ``python`` fence is a program, and ``text`` is nothing.
 """
 
@@ -95,7 +97,9 @@ def rows(text: str) -> Iterator[list[str]]:
 
 
 def unseen(expected: tuple[str, ...], output: str) -> str | None:
-    """The first of the ``expected`` lines that is not in ``output`` after those before it; None if all are."""
+    """The first of the ``expected`` lines that is not in ``output`` after those before it; None if
+    all are.
+    """
     lines = iter(output.splitlines())
     for wanted in expected:
         pattern = re.compile(".*".join(re.escape(part) for part in wanted.split("...")))
@@ -161,7 +165,9 @@ class Reader:
             raise PageError(f"not seen: {missing}\n{seen}")
 
     def _start(self, command: Command) -> subprocess.Popen[bytes]:
-        """Start a run, and wait until it has something to tell: a person would read on meanwhile."""
+        """Start a run, and wait until it has something to tell: a person would read on
+        meanwhile.
+        """
         from tests.e2e.harness import until
         from tianflow.cli import client
 
@@ -179,7 +185,8 @@ class Reader:
         def trains() -> bool:
             if process.poll() is not None:
                 raise PageError(
-                    f"{command.line} ended with {process.returncode}:\n{(self.folder / 'run.log').read_text()[-3000:]}"
+                    f"{command.line} ended with "
+                    f"{process.returncode}:\n{(self.folder / 'run.log').read_text()[-3000:]}"
                 )
             new = [
                 contact
@@ -198,7 +205,9 @@ class Reader:
 
     @contextmanager
     def _running(self) -> Iterator[list[subprocess.Popen[bytes]]]:
-        """Processes that the page started and did not wait for; by its end it has told each of them to end."""
+        """Processes that the page started and did not wait for; by its end it has told each of them
+        to end.
+        """
         running: list[subprocess.Popen[bytes]] = []
         try:
             yield running

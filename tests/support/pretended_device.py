@@ -1,7 +1,9 @@
-"""A device that is not there: which tensors would lie on it is followed through every operation, and mixing them is an error.
+"""A device that is not there: which tensors would lie on it is followed through every operation,
+and mixing them is an error.
 
-PyTorch computes on the CPU all the while. ``meta``, a name that needs no driver, stands for the device: what is made or moved there
-is marked, so is all that is computed from it, and an operation over marked and unmarked tensors raises where CUDA would.
+PyTorch computes on the CPU all the while. ``meta``, a name that needs no driver, stands for the
+device: what is made or moved there is marked, so is all that is computed from it, and an operation
+over marked and unmarked tensors raises where CUDA would.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ TAKES_INDICES_OF_THE_CPU = {
 
 @contextmanager
 def pretended_device() -> Iterator[torch.device]:
-    """A device to make learners on, as long as the context lasts. Give batches to it with ``.to(device)``."""
+    """A device to make learners on, as long as the context lasts. Give batches to it with
+    ``.to(device)``.
+    """
     marks = _Marks()
     with _Operations(marks), _Calls(marks):
         yield DEVICE
@@ -94,7 +98,9 @@ class _Operations(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """What never becomes an operation on a tensor of the CPU, but would on one of another device."""
+    """What never becomes an operation on a tensor of the CPU, but would on one of another
+    device.
+    """
 
     def __init__(self, marks: _Marks) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""A replay exchange among stand-ins: shards that answer when they are told to, actors and a learner in a line each."""
+"""A replay exchange among stand-ins: shards that answer when they are told to, actors and a learner
+in a line each.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ OPEN = RateLimits(1.0, 1, -np.inf, np.inf, 1000, STEPS * NUM_ENVS, DRAWN)
 
 
 class FakeShard:
-    """One life of a shard: a list of versions, one for each item; every item weighs 1. It answers one request when told to."""
+    """One life of a shard: a list of versions, one for each item; every item weighs 1. It answers
+    one request when told to.
+    """
 
     def __init__(self, world: World, index: int, incarnation: int, *, capacity: int = 64) -> None:
         self.world, self.index, self.incarnation, self.capacity = (
@@ -81,7 +85,9 @@ class FakeShard:
             self.reply(self.asked.popleft())
 
     def hurry(self) -> None:
-        """Answer the first draw or priorities there are before anything is to be dropped, as a real one does."""
+        """Answer the first draw or priorities there are before anything is to be dropped, as a real
+        one does.
+        """
         for request in self.asked:
             if isinstance(request, DropItems | SaveItems):
                 return
@@ -174,7 +180,8 @@ class World:
                 if not restoring:
                     self.shards[index].work()
 
-    # Shards ---------------------------------------------------------------------------------------------------------
+    # Shards
+    # ----------------------------------------------------------------------------------------------
 
     def open(self, index: int, **more: Any) -> FakeShard:
         shard = self.shards[index] = FakeShard(self, index, self.lives[index], **more)
@@ -197,7 +204,8 @@ class World:
             for shard in list(self.shards.values()):
                 shard.work(len(shard.asked))
 
-    # Actors ---------------------------------------------------------------------------------------------------------
+    # Actors
+    # ----------------------------------------------------------------------------------------------
 
     def granted(self, actor: int = 0) -> Grant | None:
         grants: list[Grant | None] = []
@@ -228,7 +236,8 @@ class World:
             self.committed(actor)
         self.work()
 
-    # The learner ----------------------------------------------------------------------------------------------------
+    # The learner
+    # ----------------------------------------------------------------------------------------------
 
     def learner(self, number: int = 0) -> None:
         """One opens a new lineage."""
@@ -269,7 +278,8 @@ class World:
     def views(self, batch: Batch) -> Mapping[str, NDArray[Any]]:
         return self.draws.views(batch.trajectories[0].slot)
 
-    # Looking --------------------------------------------------------------------------------------------------------
+    # Looking
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def dropped(self) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""Streams of fragments with known contents, and what replay must make of them, step by step in plain Python.
+"""Streams of fragments with known contents, and what replay must make of them, step by step in
+plain Python.
 
 Every step has an action of its own, by which it is known again.
 """
@@ -55,7 +56,9 @@ class Stretch:
 
 
 class World:
-    """N environments whose episodes end at random, in fragments of at most ``steps`` steps. ``odd``: share of stacks that do not go on."""
+    """N environments whose episodes end at random, in fragments of at most ``steps`` steps.
+    ``odd``: share of stacks that do not go on.
+    """
 
     def __init__(
         self,
@@ -100,7 +103,9 @@ class World:
         self.stretches += self.current
 
     def fragment(self, length: int | None = None) -> Fragment:
-        """The next ``length`` steps, in arrays of ``steps``; what lies past the length is filled with what must not be read."""
+        """The next ``length`` steps, in arrays of ``steps``; what lies past the length is filled
+        with what must not be read.
+        """
         length = self.t if length is None else length
         arrays = self._arrays()
         for k in range(length):

@@ -19,7 +19,9 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def cartpole(**sections: dict[str, Any]) -> Config:
-    """A small run of PPO on CartPole in one process; keywords are sections that overwrite single keys."""
+    """A small run of PPO on CartPole in one process; keywords are sections that overwrite single
+    keys.
+    """
     return load_config(
         {
             name: {**SMALL.get(name, {}), **sections.get(name, {})}

@@ -1,4 +1,6 @@
-"""What other processes do in tests of shared memory; each is started as ``python -m tests.support.shm_targets NAME FD NBYTES ...``."""
+"""What other processes do in tests of shared memory; each is started as ``python -m
+tests.support.shm_targets NAME FD NBYTES ...``.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def hammer(fd: int, nbytes: int) -> None:
 
 
 def act(fd: int, capacity: int, link_fd: int) -> None:
-    """An actor that writes each ticket's number into its slot, until the end of the run; it is killed in ticket 5."""
+    """An actor that writes each ticket's number into its slot, until the end of the run; it is
+    killed in ticket 5.
+    """
     asyncio.run(_act(fd, capacity, link_fd))
 
 

@@ -1,8 +1,10 @@
-"""The real ledger, the real laws and the real merging, in virtual time: actors, hosts, learner and coordinator on a heap of events.
+"""The real ledger, the real laws and the real merging, in virtual time: actors, hosts, learner and
+coordinator on a heap of events.
 
-Messages travel with random delays, in order per sender. What was trained on is judged by an oracle: every step that a
-simulated actor writes into its slot carries the lineage and version that the learner had truly published when the step
-was taken, and the learner reads that from the slot, not from a label.
+Messages travel with random delays, in order per sender. What was trained on is judged by an oracle:
+every step that a simulated actor writes into its slot carries the lineage and version that the
+learner had truly published when the step was taken, and the learner reads that from the slot, not
+from a label.
 """
 
 from __future__ import annotations
@@ -24,12 +26,16 @@ from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import Blocked, Limits, State
 
 Steps = tuple[Version, ...]
-"""For each step of a trajectory, the version whose policy truly took it (runs of equal ones are stored once)."""
+"""For each step of a trajectory, the version whose policy truly took it (runs of equal ones are
+stored once).
+"""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Times in seconds of virtual time. ``delay`` bounds the uniformly random delay of a message."""
+    """Times in seconds of virtual time. ``delay`` bounds the uniformly random delay of a
+    message.
+    """
 
     batch: int = 8
     bound: int | None = 1
@@ -46,7 +52,9 @@ class Settings:
     force_publish: bool = True
     cutting: bool = True
     label_ahead: bool = False
-    """A bug to be found: weights are loaded when the grant comes, the label is read when the first step is taken."""
+    """A bug to be found: weights are loaded when the grant comes, the label is read when the first
+    step is taken.
+    """
 
     def config(self) -> Config:
         """The part of it that the balancer reads, as a run's configuration."""
@@ -64,7 +72,9 @@ class Settings:
 
 @dataclass
 class Actor:
-    """``step_s`` seconds a step, give or take ``jitter`` of it, ``slow`` times that in one of ``slow_odds`` trajectories."""
+    """``step_s`` seconds a step, give or take ``jitter`` of it, ``slow`` times that in one of
+    ``slow_odds`` trajectories.
+    """
 
     name: str
     host: Host
@@ -90,7 +100,9 @@ class Actor:
 
 @dataclass
 class Host:
-    """Actors that take turns on one compute thread. ``life`` counts incarnations; messages of an earlier one are void."""
+    """Actors that take turns on one compute thread. ``life`` counts incarnations; messages of an
+    earlier one are void.
+    """
 
     index: int
     life: int = 0
@@ -163,14 +175,17 @@ class World:
         self.history: list[tuple[float, int, int]] = []
         self.mixups: list[str] = []
 
-    # Time and messages ----------------------------------------------------------------------------------------------
+    # Time and messages
+    # ----------------------------------------------------------------------------------------------
 
     def at(self, delay: float, act: Callable[[], None]) -> None:
         self._sequence += 1
         heapq.heappush(self._heap, (self.now + delay, self._sequence, act))
 
     def send(self, sender: object, act: Callable[[], None]) -> None:
-        """To the coordinator or from it, in order per sender; every message is followed by a look at what it made possible."""
+        """To the coordinator or from it, in order per sender; every message is followed by a look
+        at what it made possible.
+        """
         due = max(
             self._sent.get(sender, 0.0), self.now + self.random.random() * self.settings.delay
         )
@@ -199,7 +214,8 @@ class World:
             self.now = end
         return self.updates - before
 
-    # Coordinator ----------------------------------------------------------------------------------------------------
+    # Coordinator
+    # ----------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         self._take()
@@ -286,7 +302,8 @@ class World:
         self.balance()
         self.check()
 
-    # Actors ---------------------------------------------------------------------------------------------------------
+    # Actors
+    # ----------------------------------------------------------------------------------------------
 
     def park(self, actors: Sequence[Actor], parked: bool = True) -> None:
         """Parked actors end what they have begun and ask for nothing more."""
@@ -304,7 +321,9 @@ class World:
         return host
 
     def _on(self, host: Host, act: Callable[[], None]) -> Callable[[], None]:
-        """``act``, if the host still lives when its time comes; later, if the host is stopped then."""
+        """``act``, if the host still lives when its time comes; later, if the host is
+        stopped then.
+        """
         life = host.life
 
         def later() -> None:
@@ -359,7 +378,9 @@ class World:
         self._reschedule(actor)
 
     def _reschedule(self, actor: Actor) -> None:
-        """It ends after its last step; if it was told to cut, after the step that runs now, but not below the least length."""
+        """It ends after its last step; if it was told to cut, after the step that runs now, but not
+        below the least length.
+        """
         if actor.host.running is not actor or actor.grant is None:
             return
         length = self.settings.rollout_steps
@@ -392,10 +413,13 @@ class World:
         self._ask(actor)
         self._turn(host)
 
-    # Learner --------------------------------------------------------------------------------------------------------
+    # Learner
+    # ----------------------------------------------------------------------------------------------
 
     def start_learner(self, number: int = 0) -> None:
-        """A learner, fresh or restarted from the checkpoint of version ``number``: publishes first, then pulls."""
+        """A learner, fresh or restarted from the checkpoint of version ``number``: publishes first,
+        then pulls.
+        """
         self.lineages += 1
         self.learner_alive, version = True, Version(self.lineages, number)
         self.version = version
@@ -434,7 +458,9 @@ class World:
             self.ahead = batch
 
     def _use(self, batch: Batch) -> None:
-        """The check at use, then the copy, then the update; the next batch is pulled for the version that it will meet."""
+        """The check at use, then the copy, then the update; the next batch is pulled for the
+        version that it will meet.
+        """
         bound = self.bound
         stale = [
             t
@@ -462,7 +488,9 @@ class World:
         self.at(self.settings.update_s * self.random.uniform(0.9, 1.1), self._alive(self._updated))
 
     def _in_force(self, bound: int | None) -> bool:
-        """True if ``bound`` has been the bound at some moment since the longest delay of a message."""
+        """True if ``bound`` has been the bound at some moment since the longest delay of a
+        message.
+        """
         ends = [*(time for time, _ in self.bounds[1:]), float("inf")]
         return any(
             known == bound and end >= self.now - self.settings.delay
@@ -513,7 +541,9 @@ class World:
         return self.settings.force_publish and self.bound is not None and lag > self.bound
 
     def _learn_bound(self, bound: int | None) -> None:
-        """Settings are read at boundaries; a bound that the lag breaks is met by publishing at once."""
+        """Settings are read at boundaries; a bound that the lag breaks is met by publishing at
+        once.
+        """
         self.bound = bound
         if (
             self.learner_alive
@@ -524,10 +554,13 @@ class World:
             version = self.version
             self.tell("learner", lambda: self.ledger.publish(version))
 
-    # Failures -------------------------------------------------------------------------------------------------------
+    # Failures
+    # ----------------------------------------------------------------------------------------------
 
     def kill_host(self, host: Host) -> None:
-        """SIGKILL; reaped a little later, restarted a little after that. What it had sent still arrives."""
+        """SIGKILL; reaped a little later, restarted a little after that. What it had sent still
+        arrives.
+        """
         host.life += 1
         host.alive, host.frozen = False, False
         host.asleep, host.queue, host.running = [], deque(), None
@@ -562,7 +595,9 @@ class World:
             act()
 
     def kill_learner(self, checkpoint: int) -> None:
-        """SIGKILL; what it had sent arrives before or after it is reaped; a new lineage from version ``checkpoint``."""
+        """SIGKILL; what it had sent arrives before or after it is reaped; a new lineage from
+        version ``checkpoint``.
+        """
         if not self.learner_alive:
             return
         self.learner_life += 1
@@ -576,7 +611,8 @@ class World:
 
         self.at(self.random.random() * max(0.1, self.settings.delay), reaped)
 
-    # Looking --------------------------------------------------------------------------------------------------------
+    # Looking
+    # ----------------------------------------------------------------------------------------------
 
     def violations(self) -> list[Trained]:
         """What was trained on against the promise, as the data say."""

@@ -76,11 +76,14 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-# Worlds -----------------------------------------------------------------------------------------------------------------
+# Worlds
+# --------------------------------------------------------------------------------------------------
 
 
 class World(ABC):
-    """A run's trajectory and grant channels. ``now`` is its clock; ``episodes`` is what the coordinator heard."""
+    """A run's trajectory and grant channels. ``now`` is its clock; ``episodes`` is what the
+    coordinator heard.
+    """
 
     def __init__(
         self,
@@ -125,7 +128,8 @@ class World(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    # What actors and learners do -------------------------------------------------------------------------------------
+    # What actors and learners do
+    # -------------------------------------------------------------------------------------
 
     def heard(self, holder: str, episodes: Sequence[Episode]) -> None:
         self.episodes.append((holder, list(episodes)))
@@ -176,7 +180,8 @@ class World(ABC):
             )
         )
 
-    # Looking ---------------------------------------------------------------------------------------------------------
+    # Looking
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def seen(self) -> LedgerSnapshot:
@@ -214,7 +219,9 @@ class MemoryWorld(World):
 
 
 class SharedHost:
-    """A host's side and the coordinator's side of one link, both on this loop, each with a mapping of its own."""
+    """A host's side and the coordinator's side of one link, both on this loop, each with a mapping
+    of its own.
+    """
 
     def __init__(self, world: SharedWorld) -> None:
         ours, theirs = socket_pair()
@@ -237,7 +244,8 @@ class SharedHost:
         self.announced: list[Version] = []
 
     def sender(self, holder: str) -> TrajectorySender:
-        # In tests every trajectory is short: who asks for several at once is said by a test of its own.
+        # In tests every trajectory is short: who asks for several at once is said by a test of its
+        # own.
         sender = LinkTrajectorySender(
             link=self.link,
             arena=self.arena,
@@ -325,7 +333,8 @@ class SharedWorld(World):
         self.shared.memory.close()
 
 
-# Weights ----------------------------------------------------------------------------------------------------------------
+# Weights
+# --------------------------------------------------------------------------------------------------
 
 WEIGHTS_NBYTES = 64 * 1024
 
@@ -377,7 +386,8 @@ class SharedWeightsLink:
             memory.close()
 
 
-# Events -----------------------------------------------------------------------------------------------------------------
+# Events
+# --------------------------------------------------------------------------------------------------
 
 
 class EventsLink(Protocol):

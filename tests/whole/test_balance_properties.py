@@ -1,4 +1,6 @@
-"""What must always hold, over thousands of updates in virtual time with everything going wrong; and that a broken guard is found."""
+"""What must always hold, over thousands of updates in virtual time with everything going wrong; and
+that a broken guard is found.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 UPDATES = 500
 SEEDS = 20
 WINDOW_S = 90.0
-"""Longer than anything that the chaos below can make anyone wait for: without an update in it, it is a deadlock."""
+"""Longer than anything that the chaos below can make anyone wait for: without an update in it, it
+is a deadlock.
+"""
 
 FAULTS = {"settings", "law", "kill host", "stop host", "kill learner", "hold"}
 
@@ -118,7 +122,8 @@ class Chaos:
             )
 
 
-# The promise, under chaos ---------------------------------------------------------------------------------------------
+# The promise, under chaos
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -158,7 +163,8 @@ def world(
     return made
 
 
-# Guards, broken on purpose --------------------------------------------------------------------------------------------
+# Guards, broken on purpose
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("check_at_use", [True, False])
@@ -253,7 +259,8 @@ def test_without_the_sweep_the_learner_starves_when_the_bound_is_lowered(
     assert starves == (seen.run(seconds=WINDOW_S) == 0)
 
 
-# Facts ----------------------------------------------------------------------------------------------------------------
+# Facts
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("publish_every", [1, 3])
@@ -263,7 +270,9 @@ def test_without_the_sweep_the_learner_starves_when_the_bound_is_lowered(
 def test_staleness_is_at_most_what_credits_and_lag_explain(
     credits_: int, batch: int, publish_every: int
 ) -> None:
-    """In ticket order: ceil(C/B) - 1 + the lag at begin, which is publish_every - 1 at most. Nothing but credits bounds it here."""
+    """In ticket order: ceil(C/B) - 1 + the lag at begin, which is publish_every - 1 at most.
+    Nothing but credits bounds it here.
+    """
     seen = world(
         batch=batch,
         bound=None,
@@ -324,7 +333,9 @@ def test_at_bound_zero_every_trajectory_is_trained_on_by_the_version_that_made_i
 def test_nothing_is_dropped_while_no_setting_changes_however_long_granted_tickets_wait_for_their_turn(
     seed: int,
 ) -> None:
-    """Tickets granted and not begun are no deadline that order has to mind: admission covers them."""
+    """Tickets granted and not begun are no deadline that order has to mind: admission covers
+    them.
+    """
     draw = random.Random(seed)
     seen = World(
         settings=Settings(
@@ -352,7 +363,8 @@ def test_nothing_is_dropped_while_no_setting_changes_however_long_granted_ticket
     assert [] == seen.violations()
 
 
-# Stragglers: one environment slower than the others, or a few trajectories much slower ---------------------------------
+# Stragglers: one environment slower than the others, or a few trajectories much slower
+# ---------------------------------
 
 
 def with_stragglers(
@@ -363,7 +375,9 @@ def with_stragglers(
     slow: float = 1.0,
     **settings: Any,
 ) -> World:
-    """16 actors under bound 1. Without cutting, the learner waits for whole fragments of whoever stands in its way."""
+    """16 actors under bound 1. Without cutting, the learner waits for whole fragments of whoever
+    stands in its way.
+    """
     seen = World(
         settings=Settings(bound=1, update_s=0.5, cutting=cutting, **settings),
         laws=[Staleness()],

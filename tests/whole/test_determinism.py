@@ -1,4 +1,6 @@
-"""The same seed gives the same weights, bit for bit: as a plain serial loop does, and across an interruption."""
+"""The same seed gives the same weights, bit for bit: as a plain serial loop does, and across an
+interruption.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ Drive = Callable[[Run], Awaitable[None]]
 def watched(
     config: Mapping[str, Any], tmp_path: Path, drive: Drive
 ) -> tuple[Counter[int], LedgerSnapshot]:
-    """Run, let ``drive`` meddle, stop; the histogram on which oracle and ledger agree, and the ledger at the end."""
+    """Run, let ``drive`` meddle, stop; the histogram on which oracle and ledger agree, and the
+    ledger at the end.
+    """
 
     async def whole() -> tuple[Counter[int], LedgerSnapshot]:
         async with api.open_run(config, runs_dir=tmp_path) as handle:

@@ -1,4 +1,6 @@
-"""Replay where people and programs look: metrics, status, screen, summary, the verdict; by hand, and in a real run."""
+"""Replay where people and programs look: metrics, status, screen, summary, the verdict; by hand,
+and in a real run.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,8 @@ def replay(run: FakeRun) -> FakeReplay:
     return run.replay
 
 
-# Metrics --------------------------------------------------------------------------------------------------------------
+# Metrics
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_family_of_replay_has_series_in_a_run_with_replay_and_none_in_another(
@@ -180,7 +183,8 @@ def test_the_band_is_shown_and_without_one_there_is_no_target(
     json.dumps(described(run), allow_nan=False)
 
 
-# Status, screen, summary ----------------------------------------------------------------------------------------------
+# Status, screen, summary
+# ----------------------------------------------------------------------------------------------
 
 
 def test_the_status_says_what_is_in_replay(run: FakeRun, replay: FakeReplay) -> None:
@@ -284,8 +288,8 @@ def test_the_summary_says_inserted_where_there_is_replay_and_trained_where_there
     text = summary_of(run)
     assert "trajectories: 1 begun, 1 inserted, dropped: none" in text
     assert (
-        "replay: 32 items inserted, 64 drawn, 2 samples per insert of 2, held back: actors 0:00, learner 1:40"
-        in text
+        "replay: 32 items inserted, 64 drawn, 2 samples per insert of 2, held back: actors 0:00, "
+        "learner 1:40" in text
     )
     other = FakeRun()
     other.train(1)
@@ -293,7 +297,8 @@ def test_the_summary_says_inserted_where_there_is_replay_and_trained_where_there
     assert "replay" not in summary_of(other)
 
 
-# A real run -----------------------------------------------------------------------------------------------------------
+# A real run
+# --------------------------------------------------------------------------------------------------
 
 
 def apex(**sections: dict[str, object]) -> Config:
@@ -370,7 +375,9 @@ async def test_the_accounts_of_a_real_run_close_at_every_scrape(
 
 
 def test_a_resumed_run_accounts_for_its_own_draws(tmp_path: Path) -> None:
-    """The limiter goes on counting where the checkpoint stood; what was drawn then was trained on then."""
+    """The limiter goes on counting where the checkpoint stood; what was drawn then was trained on
+    then.
+    """
     config = apex(run={"max_updates": 40, "name": "one"})
     first = tianflow.train(config, runs_dir=tmp_path)
     more = tianflow.train(

@@ -1,4 +1,6 @@
-"""Mishaps that have spoilt or ended training runs elsewhere, each brought about in a whole run in one process, or where it strikes."""
+"""Mishaps that have spoilt or ended training runs elsewhere, each brought about in a whole run in
+one process, or where it strikes.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ def endless(**sections: Any) -> Config:
     )
 
 
-# What actors and learner make of the same data ------------------------------------------------------------------------
+# What actors and learner make of the same data
+# ------------------------------------------------------------------------
 
 
 class WatchedSettings(PPOSettings):
@@ -134,7 +137,8 @@ def test_stale_data_is_told_from_fresh_by_its_log_probabilities(tmp_path: Path) 
     assert max(WatchedLearner.log_ratios) > 1e-3
 
 
-# Spaces ---------------------------------------------------------------------------------------------------------------
+# Spaces
+# --------------------------------------------------------------------------------------------------
 
 SPACES = [
     "DiscreteStartEnv",
@@ -179,7 +183,8 @@ def test_every_space_is_trained_in_and_then_played_in(
             break
 
 
-# The knob is what counts ----------------------------------------------------------------------------------------------
+# The knob is what counts
+# ----------------------------------------------------------------------------------------------
 
 
 async def test_every_setting_of_balance_reaches_the_ledger_and_no_constant_stands_above_it(
@@ -215,7 +220,8 @@ async def test_what_was_changed_meanwhile_is_in_force_after_a_resume(tmp_path: P
         assert 7 == handle.control.statistics().ledger.max_staleness
 
 
-# Nobody there ---------------------------------------------------------------------------------------------------------
+# Nobody there
+# --------------------------------------------------------------------------------------------------
 
 
 async def test_without_actors_the_learner_stands_still_readiness_says_why_and_it_goes_on_when_they_return(
@@ -234,7 +240,8 @@ async def test_without_actors_the_learner_stands_still_readiness_says_why_and_it
         await until(lambda: (True, ()) == handle.control.ready())
 
 
-# Nothing that goes wrong stays unsaid ---------------------------------------------------------------------------------
+# Nothing that goes wrong stays unsaid
+# ---------------------------------------------------------------------------------
 
 
 class OnceBrokenLaw:
@@ -293,7 +300,9 @@ async def test_a_reporter_that_raises_ends_the_run_with_its_error(
 
 
 async def test_a_host_that_cannot_do_what_a_message_asks_tells_so_and_leaves() -> None:
-    """A loop only logs what a reader raises: a host must not go on as if it had been asked nothing."""
+    """A loop only logs what a reader raises: a host must not go on as if it had been asked
+    nothing.
+    """
     config = cartpole()
     spec = (await asyncio.to_thread(validation.require_valid, config)).spec
     assert spec is not None
@@ -346,7 +355,8 @@ def test_whatever_a_host_is_killed_for_is_a_known_reason_of_drops() -> None:
     assert reasons <= set(DROP_REASONS)
 
 
-# Clocks, ports --------------------------------------------------------------------------------------------------------
+# Clocks, ports
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_wall_clock_that_jumps_to_and_fro_changes_nothing(
@@ -400,11 +410,14 @@ async def test_a_pickle_sent_to_the_port_of_a_run_is_data_and_the_port_is_on_loo
     assert not (tmp_path / "marker").exists()
 
 
-# What the estimate of staleness by Little's law, and throwing away what is old, come to ---------------------------------
+# What the estimate of staleness by Little's law, and throwing away what is old, come to
+# ---------------------------------
 
 
 class Queue:
-    """A ledger whose actors need no time: ``begun`` trajectories are always begun, and wait to be trained on in their order."""
+    """A ledger whose actors need no time: ``begun`` trajectories are always begun, and wait to be
+    trained on in their order.
+    """
 
     def __init__(self, *, batch: int, begun: int) -> None:
         self.ledger = Ledger(
@@ -432,9 +445,11 @@ class Queue:
 
 
 def test_lag_is_what_waits_over_what_an_update_takes() -> None:
-    """Handed estimate: 20 workers of 12 environments and 32 steps, 2,048 steps a batch, lag 3.75 updates from beginning to end.
+    """Handed estimate: 20 workers of 12 environments and 32 steps, 2,048 steps a batch, lag 3.75
+    updates from beginning to end.
 
-    Here in parts of 128 steps. Staleness counts versions at use, so the update in which a trajectory is used is not in it.
+    Here in parts of 128 steps. Staleness counts versions at use, so the update in which a
+    trajectory is used is not in it.
     """
     queue = Queue(batch=2048 // 128, begun=20 * 12 * 32 // 128)
     for _ in range(10):
@@ -447,11 +462,15 @@ def test_lag_is_what_waits_over_what_an_update_takes() -> None:
 def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_always_by_pacing() -> (
     None
 ):
-    """Handed values: an update a second, bound 4, trajectories that take 1, 3, 5 and 10 s; discarding keeps only 1 and 3."""
+    """Handed values: an update a second, bound 4, trajectories that take 1, 3, 5 and 10 s;
+    discarding keeps only 1 and 3.
+    """
     durations = {"a": 1, "b": 3, "c": 5, "d": 10}
 
     def trained(*, paced: bool) -> set[str]:
-        """Second by second. Unpaced, an update comes every second whoever is late; paced, the learner waits for who stands in its way."""
+        """Second by second. Unpaced, an update comes every second whoever is late; paced, the
+        learner waits for who stands in its way.
+        """
         ledger = Ledger(limits=Limits(batch=1, max_staleness=4, credits=5, patience=None), slots=8)
         ledger.open_lineage(Version(1, 0))
         due: dict[str, tuple[int, Any]] = {}
@@ -491,7 +510,9 @@ def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_a
 def test_discarding_starves_no_slow_environment(
     law: str, bound: int, update_s: float, factor: float
 ) -> None:
-    """One actor of eight is slower, in virtual time: as much of its data is kept as of the others', and it has at least its share."""
+    """One actor of eight is slower, in virtual time: as much of its data is kept as of the others',
+    and it has at least its share.
+    """
     slow, others = kept_and_trained(law, bound, factor=factor, update_s=update_s)
     assert slow[0] == pytest.approx(others[0], rel=0.1)
     assert slow[1] >= 0.9 * others[1] / factor
@@ -508,7 +529,9 @@ def test_without_pacing_a_slow_environment_would_starve(bound: int, factor: floa
 def kept_and_trained(
     law: str, bound: int, *, factor: float, update_s: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(trained of all steps that were trained or dropped, steps trained) of the slow actor, and of the others in the mean."""
+    """(trained of all steps that were trained or dropped, steps trained) of the slow actor, and of
+    the others in the mean.
+    """
     config = cartpole(
         algorithm={"batch_trajectories": 4},
         actors={"count": 8, "rollout_steps": 32},

@@ -1,6 +1,8 @@
-"""A2C: A3C's n-step advantage actor-critic objective (arXiv 1602.01783), with trajectories shipped instead of gradients.
+"""A2C: A3C's n-step advantage actor-critic objective (arXiv 1602.01783), with trajectories shipped
+instead of gradients.
 
-It does not correct for the age of its data: with a bound above 0 its gradient is that of an older policy's states.
+It does not correct for the age of its data: with a bound above 0 its gradient is that of an older
+policy's states.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from tianflow.ops.returns import Advantages, actor_critic_returns
 
 
 class A2CLearner(SinglePassLearner):
-    """Policy gradient with n-step advantages (n is what the fragment has left), value error against n-step returns, entropy bonus."""
+    """Policy gradient with n-step advantages (n is what the fragment has left), value error against
+    n-step returns, entropy bonus.
+    """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         super().__init__(config, spec, device)
@@ -25,8 +29,12 @@ class A2CLearner(SinglePassLearner):
         self.normalise_advantages = settings.normalise_advantages
 
     def estimate(
-        self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor
-    ) -> Advantages:  # noqa: ARG002 - uncorrected
+        self,
+        samples: Samples,
+        log_ratio: Tensor,  # noqa: ARG002 - uncorrected
+        v_t: Tensor,
+        v_tp1: Tensor,
+    ) -> Advantages:
         return actor_critic_returns(
             r_t=samples.r_t,
             discount_t=samples.discount_t,

@@ -1,4 +1,6 @@
-"""DQN (Nature 518, 2015), by settings double, duelling and n-step, with importance weights and priorities; with Ape-X's exploration."""
+"""DQN (Nature 518, 2015), by settings double, duelling and n-step, with importance weights and
+priorities; with Ape-X's exploration.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ Settings = TypeVar("Settings", bound=QSettings)
 
 
 def make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> QModel[QNetwork]:
-    """Values of actions, with epsilon as it is before the first update. Actors of R2D2 make it, too."""
+    """Values of actions, with epsilon as it is before the first update. Actors of R2D2 make it,
+    too.
+    """
     settings = config.algorithm
     assert isinstance(settings, QSettings)
     network = seeded(
@@ -41,7 +45,9 @@ def make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> Q
 
 
 class QPolicy(OffPolicyPolicy[QNetwork]):
-    """The actor's half: epsilon-greedy, with an epsilon for each environment; ``parameters`` are the values of all actions."""
+    """The actor's half: epsilon-greedy, with an epsilon for each environment; ``parameters`` are
+    the values of all actions.
+    """
 
     def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
         super().__init__(make_model(config, spec, torch.device("cpu")))
@@ -52,7 +58,9 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
         return {name: torch.zeros(num_envs, *shape) for name, shape in self._state_shapes.items()}
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
-        """[steps, num_envs, A]: all 0 where the environment is greedy, else a random score for each action."""
+        """[steps, num_envs, A]: all 0 where the environment is greedy, else a random score for each
+        action.
+        """
         epsilons = apex_epsilons(
             self.index * num_envs,
             num_envs,
@@ -79,13 +87,17 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
         return {"q_values": parameters}
 
     def record(self, parameters: Tensor, action: Tensor) -> dict[str, Tensor]:
-        """``q_taken`` and ``q_max`` [T, N]: values of the action taken and of the best allowed one, for first priorities (Ape-X)."""
+        """``q_taken`` and ``q_max`` [T, N]: values of the action taken and of the best allowed one,
+        for first priorities (Ape-X).
+        """
         with torch.inference_mode():
             return {"q_taken": taken(parameters, action), "q_max": parameters.amax(-1)}
 
 
 class QLearner(OffPolicyLearner[QNetwork, Settings]):
-    """What the learners of action values share: one target network, which becomes the online one every so many updates."""
+    """What the learners of action values share: one target network, which becomes the online one
+    every so many updates.
+    """
 
     def __init__(
         self, config: Config, spec: EnvironmentSpec, settings: Settings, device: torch.device
@@ -103,7 +115,9 @@ class QLearner(OffPolicyLearner[QNetwork, Settings]):
 
 
 class DQNLearner(QLearner[DQNSettings]):
-    """The learner's half. A priority is the absolute n-step error of a window's first step, before the update."""
+    """The learner's half. A priority is the absolute n-step error of a window's first step, before
+    the update.
+    """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         settings = config.algorithm

@@ -14,11 +14,15 @@ from tianflow.core.payloads import EnvironmentSpec
 from tianflow.ops.returns import Advantages, vtrace
 
 ROUNDING = 1e-4
-"""An importance weight this close to its limit, relatively, differs from it by float32 rounding; it does not count as clipped."""
+"""An importance weight this close to its limit, relatively, differs from it by float32 rounding; it
+does not count as clipped.
+"""
 
 
 class ImpalaLearner(SinglePassLearner):
-    """Policy gradient with V-trace advantages, value error against V-trace targets, entropy bonus."""
+    """Policy gradient with V-trace advantages, value error against V-trace targets, entropy
+    bonus.
+    """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         super().__init__(config, spec, device)

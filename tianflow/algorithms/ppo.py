@@ -1,8 +1,9 @@
-"""PPO (arXiv 1707.06347) with GAE, and the decoupled objective (arXiv 2110.00641) for data of older policies.
+"""PPO (arXiv 1707.06347) with GAE, and the decoupled objective (arXiv 2110.00641) for data of older
+policies.
 
-The proximal policy is that of the parameters at the start of the update. The clip holds the new policy near the proximal
-one, and each sample weighs proximal over behaviour probability, at most ``max_behaviour_weight``. On fresh data every
-weight is 1, and this is ordinary PPO.
+The proximal policy is that of the parameters at the start of the update. The clip holds the new
+policy near the proximal one, and each sample weighs proximal over behaviour probability, at most
+``max_behaviour_weight``. On fresh data every weight is 1, and this is ordinary PPO.
 """
 
 from __future__ import annotations
@@ -33,15 +34,19 @@ from tianflow.ops.losses import (
 from tianflow.ops.returns import gae
 
 CHUNK_SAMPLES = 256
-"""Images are looked at and learned from so many at a time on a CPU, so that what is computed of them stays in its caches."""
+"""Images are looked at and learned from so many at a time on a CPU, so that what is computed of
+them stays in its caches.
+"""
 
 
 class MinibatchTable(NamedTuple):
-    """What minibatches are columns of, [rows, C, ...] (``state`` [C, ...]): whole fragments, or one row of all transitions.
+    """What minibatches are columns of, [rows, C, ...] (``state`` [C, ...]): whole fragments, or one
+    row of all transitions.
 
-    ``constants`` [rows, C, 5] stay the same through all epochs: the log-probability that the clip is around, the behaviour
-    weight, the advantage, the value target and the value before the update. They lie side by side to be selected at once.
-    ``valid`` is None where only valid columns are ever selected.
+    ``constants`` [rows, C, 5] stay the same through all epochs: the log-probability that the clip
+    is around, the behaviour weight, the advantage, the value target and the value before the
+    update. They lie side by side to be selected at once. ``valid`` is None where only valid columns
+    are ever selected.
     """
 
     observation: Mapping[str, Tensor]
@@ -86,8 +91,9 @@ class MinibatchTable(NamedTuple):
 class PPOLearner(ActorCriticLearner):
     """Epochs of minibatches over one batch.
 
-    A network without memory gets single transitions, drawn from all valid ones; one with memory gets whole columns, so
-    that its state is recomputed through the fragment. Advantages are normalised once, over all valid transitions.
+    A network without memory gets single transitions, drawn from all valid ones; one with memory
+    gets whole columns, so that its state is recomputed through the fragment. Advantages are
+    normalised once, over all valid transitions.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -123,8 +129,9 @@ class PPOLearner(ActorCriticLearner):
     def _look(self, samples: Samples, first: Tensor) -> tuple[Output, Sequence[Output]]:
         """All T+1 rows under the parameters before the update; images in parts, to bound memory.
 
-        ``first`` are the transitions that are learned from first, under the same parameters: where images have been looked at one by
-        one, what the network said of them is given as well, with its gradient, and saves another look.
+        ``first`` are the transitions that are learned from first, under the same parameters: where
+        images have been looked at one by one, what the network said of them is given as well, with
+        its gradient, and saves another look.
         """
         if self.images and not self.model.state_shapes:
             return self._look_and_keep(samples, first)
@@ -212,7 +219,9 @@ class PPOLearner(ActorCriticLearner):
         return table, batch_statistics(log_ratio, v_t, target_t, valid)
 
     def _minibatches(self, valid_t: Tensor) -> tuple[Tensor, ...]:
-        """All columns of the table with a valid row, in an order drawn anew, in equal parts of about ``minibatch_size`` samples."""
+        """All columns of the table with a valid row, in an order drawn anew, in equal parts of
+        about ``minibatch_size`` samples.
+        """
         whole = bool(self.model.state_shapes)
         columns = (valid_t.any(0) if whole else valid_t.flatten()).nonzero().squeeze(1)
         count = columns.numel()
@@ -226,13 +235,16 @@ class PPOLearner(ActorCriticLearner):
         drawn = columns[
             torch.randperm(count, generator=self.generator).to(columns.device)
         ].tensor_split(parts)
-        # A minibatch has no order. In that of memory, images that follow one another need not be copied together.
+        # A minibatch has no order. In that of memory, images that follow one another need not be
+        # copied together.
         return tuple(part.sort().values for part in drawn) if self.images else drawn
 
     def _learn_from(
         self, table: MinibatchTable, columns: Tensor, kept: Sequence[Output], *, only: bool
     ) -> dict[str, Tensor]:
-        """One optimiser step, perhaps the ``only`` one. Images are learned from in parts whose gradients add up; ``kept``: see `_look`."""
+        """One optimiser step, perhaps the ``only`` one. Images are learned from in parts whose
+        gradients add up; ``kept``: see `_look`.
+        """
         if kept:
             table = table._replace(observation={})  # which are the bulk of a table
         parts = self._parts(columns, table.start.shape[0]) if self.images else (columns,)
@@ -257,7 +269,9 @@ class PPOLearner(ActorCriticLearner):
         return found[0] | {"grad_norm": self.descend(found[0]["loss"] if only else None)}
 
     def _parts(self, columns: Tensor, rows: int) -> tuple[Tensor, ...]:
-        """Columns of ``rows`` images each, as equal parts as can be that `_width` allows, and one at least for everybody."""
+        """Columns of ``rows`` images each, as equal parts as can be that `_width` allows, and one
+        at least for everybody.
+        """
         count = columns.numel()
         return columns.tensor_split(max(-(-count // self._width(rows)), min(self.crew.size, count)))
 
@@ -274,7 +288,9 @@ class PPOLearner(ActorCriticLearner):
     def _add_gradient(
         self, part: MinibatchTable, output: Output, share: Tensor | float
     ) -> dict[str, Tensor]:
-        """Add ``share`` of the gradient of the mean over ``part`` to the buffer; means over ``part``."""
+        """Add ``share`` of the gradient of the mean over ``part`` to the buffer; means over
+        ``part``.
+        """
         settings, distribution = self._settings, self.model.distribution
         log_prob, entropy_t = distribution.evaluate(
             distribution.masked(output.parameters, part.mask), part.action
@@ -301,7 +317,9 @@ class PPOLearner(ActorCriticLearner):
 
 
 def _rows(x: Tensor, places: Tensor) -> Tensor:
-    """The rows of ``x`` at ``places``, which ascend; on a CPU a view where they follow one another."""
+    """The rows of ``x`` at ``places``, which ascend; on a CPU a view where they follow one
+    another.
+    """
     if places.numel() and places.device.type == "cpu":
         first, last = int(places[0]), int(places[-1])
         if last - first + 1 == places.numel():

@@ -1,4 +1,6 @@
-"""R2D2 (Kapturowski et al., ICLR 2019): recurrent Q-learning from replayed windows, with stored states, burn-in and value rescaling."""
+"""R2D2 (Kapturowski et al., ICLR 2019): recurrent Q-learning from replayed windows, with stored
+states, burn-in and value rescaling.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,17 @@ from tianflow.ops.q_values import (
 )
 
 Unroll = Callable[[Tree, Tree, Tensor], QOutput]
-"""A network on a sequence: {leaf: [T, C, ...]}, {leaf: [C, ...]}, start [T, C] -> values [T, C, A] and the states after each step."""
+"""A network on a sequence: {leaf: [T, C, ...]}, {leaf: [C, ...]}, start [T, C] -> values [T, C, A]
+and the states after each step.
+"""
 
 
 class R2D2Learner(QLearner[R2D2Settings]):
     """The learner's half.
 
-    The first ``burn_in`` steps of a window only bring its stored state up to date with the current weights: no loss, no
-    gradient. A window that begins with its episode has the right state already, zero, so all its steps are learned from.
+    The first ``burn_in`` steps of a window only bring its stored state up to date with the current
+    weights: no loss, no gradient. A window that begins with its episode has the right state
+    already, zero, so all its steps are learned from.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -82,9 +87,11 @@ class R2D2Learner(QLearner[R2D2Settings]):
 
 
 def harmless(arrays: Tree) -> dict[str, Tensor]:
-    """Observations {leaf: [L+1, n, ...]}, those that mean nothing set to 0: after a termination, and in padding.
+    """Observations {leaf: [L+1, n, ...]}, those that mean nothing set to 0: after a termination,
+    and in padding.
 
-    They have no part in any loss, but a gradient of 0 through a number too large would be no number. uint8 is left alone.
+    They have no part in any loss, but a gradient of 0 through a number too large would be no
+    number. uint8 is left alone.
     """
     goes_on = arrays["valid"] & ~arrays["terminated"]
     seen = torch.cat([torch.ones_like(goes_on[:1]), goes_on])
@@ -100,13 +107,17 @@ def harmless(arrays: Tree) -> dict[str, Tensor]:
 
 
 def learned_rows(valid: Tensor, fresh: Tensor, burn_in: int) -> Tensor:
-    """Rows that are learned from, bool [L, n]: the valid ones after burn-in, and all valid ones of windows that begin an episode."""
+    """Rows that are learned from, bool [L, n]: the valid ones after burn-in, and all valid ones of
+    windows that begin an episode.
+    """
     row = torch.arange(valid.shape[0], device=valid.device).unsqueeze(1)
     return valid & (fresh | (row >= burn_in))
 
 
 def only_first(fresh: Tensor, rows: int) -> Tensor:
-    """``start`` [rows, n] of windows, which never cross an episode: at most the first row begins one."""
+    """``start`` [rows, n] of windows, which never cross an episode: at most the first row begins
+    one.
+    """
     start = fresh.new_zeros(rows, fresh.shape[0])
     start[0] = fresh
     return start
@@ -115,10 +126,11 @@ def only_first(fresh: Tensor, rows: int) -> Tensor:
 def unrolled(
     network: Unroll, observation: Tree, state: Tree, fresh: Tensor, burn_in: int
 ) -> Tensor:
-    """Values of all rows [L+1, n, A], from ``state`` [n, ...] before the first; 0 in rows that are burn-in.
+    """Values of all rows [L+1, n, A], from ``state`` [n, ...] before the first; 0 in rows that are
+    burn-in.
 
-    Windows that are not ``fresh`` (bool [n]: they begin an episode) run through their first ``burn_in`` rows without
-    gradient, and their state goes on from there as a constant.
+    Windows that are not ``fresh`` (bool [n]: they begin an episode) run through their first
+    ``burn_in`` rows without gradient, and their state goes on from there as a constant.
     """
     rows, columns = next(iter(observation.values())).shape[0], fresh.shape[0]
     if burn_in == 0:

@@ -1,4 +1,6 @@
-"""SAC with automatic temperature (arXiv 1812.05905): an actor squashed into the range of actions, two critics, off policy."""
+"""SAC with automatic temperature (arXiv 1812.05905): an actor squashed into the range of actions,
+two critics, off policy.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def _make_model(
 
 
 class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
-    """The actor's half; ``parameters`` are means and log standard deviations before squashing, side by side."""
+    """The actor's half; ``parameters`` are means and log standard deviations before squashing, side
+    by side.
+    """
 
     def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
         super().__init__(_make_model(config, spec, torch.device("cpu")))
@@ -51,8 +55,12 @@ class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
         )
 
     def act(
-        self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None
-    ) -> ActorStep:  # noqa: ARG002 - no choice
+        self,
+        observation: Tree,
+        state: Tree,
+        noise: Tensor | None,
+        mask: Tensor | None = None,  # noqa: ARG002 - no choice
+    ) -> ActorStep:
         """Sampled actions; without noise, tanh of the mean."""
         with torch.inference_mode():
             parameters = self.acting.forward(
@@ -69,9 +77,11 @@ class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
 
 
 class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
-    """The learner's half. A priority is the mean of both critics' absolute errors, before the update.
+    """The learner's half. A priority is the mean of both critics' absolute errors, before the
+    update.
 
-    The gradients of critics, actor and temperature are all taken at the parameters before the update.
+    The gradients of critics, actor and temperature are all taken at the parameters before the
+    update.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -115,7 +125,9 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
         return UpdateParts(part.learned.sum(), norms, statistics, critics.error)
 
     def bootstrap(self, part: Transitions) -> Tensor:
-        """``min_i Q_i(after, a) - temperature log pi(a)`` for an action a drawn anew (arXiv 1812.05905, eq. 3 and 6)."""
+        """``min_i Q_i(after, a) - temperature log pi(a)`` for an action a drawn anew (arXiv
+        1812.05905, eq. 3 and 6).
+        """
         action, log_prob = self._sample(part.after)
         value: Tensor = self.forward(self.target_critics.network, part.after, action).amin(0)
         return value - self._temperature() * log_prob

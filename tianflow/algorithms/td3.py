@@ -1,4 +1,6 @@
-"""TD3 (arXiv 1802.09477): a deterministic actor with Gaussian exploration, two critics, target smoothing, delayed actor updates."""
+"""TD3 (arXiv 1802.09477): a deterministic actor with Gaussian exploration, two critics, target
+smoothing, delayed actor updates.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,12 @@ class TD3Policy(OffPolicyPolicy[Deterministic]):
         return torch.from_numpy(noise * np.float32(self.model.exploration("noise_std")))
 
     def act(
-        self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None
-    ) -> ActorStep:  # noqa: ARG002 - no choice
+        self,
+        observation: Tree,
+        state: Tree,
+        noise: Tensor | None,
+        mask: Tensor | None = None,  # noqa: ARG002 - no choice
+    ) -> ActorStep:
         """Actions with noise, clipped to their range; without noise, as they are."""
         with torch.inference_mode():
             parameters = self.acting.forward(
@@ -66,10 +72,11 @@ class TD3Policy(OffPolicyPolicy[Deterministic]):
 
 
 class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
-    """The learner's half. A priority is the mean of both critics' absolute errors, before the update.
+    """The learner's half. A priority is the mean of both critics' absolute errors, before the
+    update.
 
-    The first update, and then every ``policy_delay``-th, moves the actor and the targets, too; its gradient is taken at the
-    critics before the update.
+    The first update, and then every ``policy_delay``-th, moves the actor and the targets, too; its
+    gradient is taken at the critics before the update.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -100,7 +107,9 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
         return UpdateParts(part.learned.sum(), norms, statistics, critics.error)
 
     def bootstrap(self, part: Transitions) -> Tensor:
-        """``min_i Q_i(after, clip(pi(after) + clipped noise))``, all of the targets (arXiv 1802.09477, eq. 14)."""
+        """``min_i Q_i(after, clip(pi(after) + clipped noise))``, all of the targets (arXiv
+        1802.09477, eq. 14).
+        """
         settings = self.settings
         action = self.forward(self.target_actor.network, part.after)
         noise = (self.normal(*action.shape) * settings.target_noise).clamp(

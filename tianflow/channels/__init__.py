@@ -5,5 +5,6 @@
 3. Events are dropped and counted (`broadcast`).
 4. Grants are leased (`exchange`): a grant comes back when its holder dies.
 
-Every shape has an in-memory form (`memory`, one loop) and a shared-memory form (`shm`, one machine) behind the same ends.
+Every shape has an in-memory form (`memory`, one loop) and a shared-memory form (`shm`, one machine)
+behind the same ends.
 """

@@ -1,7 +1,8 @@
-"""Slots: equal pieces of one buffer, each the arrays of one trajectory, and two words per slot that both sides watch.
+"""Slots: equal pieces of one buffer, each the arrays of one trajectory, and two words per slot that
+both sides watch.
 
-The writer of a slot stores its progress, the coordinator asks for a cut. Each word is one aligned int64 that carries
-the ticket it is about, so a word left over from an earlier ticket means nothing.
+The writer of a slot stores its progress, the coordinator asks for a cut. Each word is one aligned
+int64 that carries the ticket it is about, so a word left over from an earlier ticket means nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Arena:
     ) -> None:
         if buffer.nbytes < arena_nbytes(layout, capacity):
             raise ValueError(
-                f"{capacity} slots need {arena_nbytes(layout, capacity)} bytes, the buffer has {buffer.nbytes}"
+                f"{capacity} slots need {arena_nbytes(layout, capacity)} bytes, the buffer has "
+                f"{buffer.nbytes}"
             )
         self.layout = layout
         self.capacity = capacity

@@ -1,4 +1,6 @@
-"""Events are dropped and counted: publishing never waits, and every reader knows how many it missed."""
+"""Events are dropped and counted: publishing never waits, and every reader knows how many it
+missed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Subscription:
         """Events this reader was too slow for."""
 
     def offer(self, event: Event) -> None:
-        """Queue ``event``, or count it as dropped; the oldest are kept, so that the first error is never lost."""
+        """Queue ``event``, or count it as dropped; the oldest are kept, so that the first error is
+        never lost.
+        """
         if len(self._queue) >= self._capacity:
             self.dropped += 1
             return
@@ -71,7 +75,9 @@ class Broadcast:
         self._lost_upstream += count
 
     def subscribe(self, capacity: int = 1024) -> Subscription:
-        """A new reader. 1,024 covers a few seconds of a busy run; a screen or stream that is slower than that should skip."""
+        """A new reader. 1,024 covers a few seconds of a busy run; a screen or stream that is slower
+        than that should skip.
+        """
         subscription = Subscription(capacity)
         self._subscriptions.append(subscription)
         return subscription

@@ -1,4 +1,6 @@
-"""Trajectories, batches, events and statistics as msgpack-able lists, and back. Nothing but plain values is ever accepted."""
+"""Trajectories, batches, events and statistics as msgpack-able lists, and back. Nothing but plain
+values is ever accepted.
+"""
 
 from __future__ import annotations
 

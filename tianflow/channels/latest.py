@@ -1,4 +1,6 @@
-"""Latest is overwritten: a cell that holds the newest value, wakes who waits, and never goes back."""
+"""Latest is overwritten: a cell that holds the newest value, wakes who waits, and never goes
+back.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ K = TypeVar("K", bound=tuple[int, ...] | int)
 
 
 class LatestCell(Generic[T, K]):
-    """The newest value and its key (a generation or a version). A slow reader skips values, and never sees an older one after a newer.
+    """The newest value and its key (a generation or a version). A slow reader skips values, and
+    never sees an older one after a newer.
 
     Unblocked by: `put` with a newer key.
     """

@@ -1,6 +1,8 @@
-"""A link: one Unix socket pair between the coordinator and a host process, carrying small msgpack messages.
+"""A link: one Unix socket pair between the coordinator and a host process, carrying small msgpack
+messages.
 
-Reliable and ordered. Messages sent in one turn of the loop go out together. Data never take this way: they lie in slots.
+Reliable and ordered. Messages sent in one turn of the loop go out together. Data never take this
+way: they lie in slots.
 """
 
 from __future__ import annotations
@@ -15,9 +17,13 @@ from typing import Any
 import msgpack
 
 PACKET = 128 * 1024
-"""Most bytes of one packet, well below what a socket's buffer takes; what is longer goes in several."""
+"""Most bytes of one packet, well below what a socket's buffer takes; what is longer goes in
+several.
+"""
 EVENT_BACKLOG = 64
-"""Packets that may wait for the other side before events are dropped; an orderly reader never lets more than a few wait."""
+"""Packets that may wait for the other side before events are dropped; an orderly reader never lets
+more than a few wait.
+"""
 _BUFFER = 4 * PACKET
 
 Message = list[Any]
@@ -34,10 +40,11 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Link:
-    """One end. ``handle`` gets every message, on the loop; ``closed`` is called once when the other end is gone.
+    """One end. ``handle`` gets every message, on the loop; ``closed`` is called once when the other
+    end is gone.
 
-    Sending never waits: what the socket does not take is kept, in order. An end that stops reading is noticed by the
-    supervisor, which kills its process; that bounds what is kept.
+    Sending never waits: what the socket does not take is kept, in order. An end that stops reading
+    is noticed by the supervisor, which kills its process; that bounds what is kept.
     """
 
     def __init__(
@@ -71,7 +78,9 @@ class Link:
         self._turn_bytes += len(packed)
 
     def push(self) -> None:
-        """Give the kernel what was sent in this turn now, for the other side waits for it, and not when the turn is over."""
+        """Give the kernel what was sent in this turn now, for the other side waits for it, and not
+        when the turn is over.
+        """
         if not self._turn:
             return
         data = b"".join(self._turn)
@@ -91,14 +100,18 @@ class Link:
         self.push()
 
     def send_threadsafe(self, *message: object) -> None:
-        """`send`, from another thread. Nothing happens once the loop is closed, as with a closed link."""
+        """`send`, from another thread. Nothing happens once the loop is closed, as with a closed
+        link.
+        """
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.send, *message)
 
     def send_event(self, name: str, fields: object) -> None:
-        """Send an event, or drop it when the other side is behind. The gap in its numbers tells the reader.
+        """Send an event, or drop it when the other side is behind. The gap in its numbers tells the
+        reader.
 
-        The last one is held until the other side has caught up: without it a gap at the end would tell nobody.
+        The last one is held until the other side has caught up: without it a gap at the end would
+        tell nobody.
         """
         event, self._sequence = ("event", self._sequence, name, fields), self._sequence + 1
         if len(self._backlog) < EVENT_BACKLOG:
@@ -117,7 +130,8 @@ class Link:
     def handle_one(self) -> bool:
         """Handle one packet that has arrived. False when there is none, or the link is lost.
 
-        The loop calls it once a look: its next look for more costs less than to be told here that there are none.
+        The loop calls it once a look: its next look for more costs less than to be told here that
+        there are none.
         """
         if self._end.fileno() < 0:
             return False
@@ -126,7 +140,9 @@ class Link:
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            self.drain()  # said once, when the other end went without reading everything; what it had sent comes next, unannounced
+            # said once, when the other end went without reading everything; what it had sent comes
+            # next, unannounced
+            self.drain()
             return False
         if not packet:
             self.close()
@@ -170,7 +186,8 @@ class Link:
             except BlockingIOError:
                 return False
             except (BrokenPipeError, ConnectionResetError):
-                # The other end is gone, but its last words may still lie here: the end of what it sent closes the link.
+                # The other end is gone, but its last words may still lie here: the end of what it
+                # sent closes the link.
                 self._stop_writing()
                 return True
             self._backlog.popleft()

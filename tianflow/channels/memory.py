@@ -1,4 +1,6 @@
-"""The in-memory form: every end lives on one loop, in one process. Used by the ``inline`` placement and by tests."""
+"""The in-memory form: every end lives on one loop, in one process. Used by the ``inline`` placement
+and by tests.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ def heap_arena(layout: TrajectoryLayout, slots: int) -> Arena:
 
 
 class MemoryTrajectorySender:
-    """An actor's end. Sends to: the exchange. ``on_episodes`` hears of finished episodes with each accepted commit.
+    """An actor's end. Sends to: the exchange. ``on_episodes`` hears of finished episodes with each
+    accepted commit.
 
-    Waits: for a credit and a slot. Unblocked by: a settled update, a dropped ticket, a freed slot, the end of the run.
+    Waits: for a credit and a slot. Unblocked by: a settled update, a dropped ticket, a freed slot,
+    the end of the run.
     """
 
     def __init__(
@@ -51,7 +55,9 @@ class MemoryTrajectorySender:
         self._waiting: asyncio.Future[Grant | None] | None = None
 
     async def acquire(self) -> Grant:
-        """Wait for a grant; EndOfChannel when the run wants no more, or this end was closed meanwhile."""
+        """Wait for a grant; EndOfChannel when the run wants no more, or this end was closed
+        meanwhile.
+        """
         if self._closed:
             raise ClosedChannelError(f"{self._holder} closed its end")
         self._waiting = asyncio.get_running_loop().create_future()
@@ -91,7 +97,9 @@ class MemoryTrajectorySender:
         self._exchange.abort(grant.ticket, grant.slot, reason)
 
     def close(self) -> None:
-        """Ask for nothing more: whoever waits gets the end. What is out may still be committed or aborted."""
+        """Ask for nothing more: whoever waits gets the end. What is out may still be committed or
+        aborted.
+        """
         self._closed = True
         self._exchange.cancel_request(self._holder)
         self._deliver(None)
@@ -100,7 +108,8 @@ class MemoryTrajectorySender:
 class MemoryBatchSource:
     """The learner's end.
 
-    Waits: for B admissible trajectories. Unblocked by: a commit, the patience of a straggler, the end of the run.
+    Waits: for B admissible trajectories. Unblocked by: a commit, the patience of a straggler, the
+    end of the run.
 
     Args:
         exchange: what it pulls from.
@@ -157,7 +166,9 @@ class MemoryBatchSource:
 
 
 class MemoryWeights:
-    """Both ends of the weights channel in one process. Label and bytes are one value, so no thread sees one without the other."""
+    """Both ends of the weights channel in one process. Label and bytes are one value, so no thread
+    sees one without the other.
+    """
 
     def __init__(self) -> None:
         self._cell: LatestCell[tuple[Version, NDArray[np.uint8]], Version] = LatestCell(

@@ -1,7 +1,8 @@
-"""Shared memory: slots and weights lie in nameless memory that all processes of a run map; small messages go over links.
+"""Shared memory: slots and weights lie in nameless memory that all processes of a run map; small
+messages go over links.
 
-Memory is made with ``memfd_create``: it has no name, so a dead run leaves nothing behind, and Docker's limit on
-``/dev/shm`` does not apply. Descriptors are handed to children.
+Memory is made with ``memfd_create``: it has no name, so a dead run leaves nothing behind, and
+Docker's limit on ``/dev/shm`` does not apply. Descriptors are handed to children.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from tianflow.core.payloads import NO_VERSION, TrajectoryLayout, Version, aligne
 from tianflow.errors import BrokenChannelError, TianflowError
 
 BUFFERS = 4
-"""Copies of the weights: a reader that copies one is overtaken only by a writer that is three publishes ahead."""
+"""Copies of the weights: a reader that copies one is overtaken only by a writer that is three
+publishes ahead.
+"""
 _HEADER = 8  # int64 words in front of the buffers, and in front of each
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -43,12 +46,16 @@ class SharedMemory:
 
     @staticmethod
     def create_unsized(label: str) -> int:
-        """A descriptor of memory whose size whoever first attaches it decides (weights: only the learner knows how many)."""
+        """A descriptor of memory whose size whoever first attaches it decides (weights: only the
+        learner knows how many).
+        """
         return os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
     @classmethod
     def create(cls, label: str, nbytes: int) -> SharedMemory:
-        """``nbytes`` that may never grow or shrink (so that no other process can pull pages away from under this one)."""
+        """``nbytes`` that may never grow or shrink (so that no other process can pull pages away
+        from under this one).
+        """
         fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
@@ -60,7 +67,8 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, fd: int, nbytes: int = 0) -> SharedMemory:
-        """Memory handed over by another process; ``fd`` becomes this object's. If it has no size yet, it gets ``nbytes``, pages and all.
+        """Memory handed over by another process; ``fd`` becomes this object's. If it has no size
+        yet, it gets ``nbytes``, pages and all.
 
         Raises:
             TianflowError: the machine has no room.
@@ -86,7 +94,9 @@ class SharedMemory:
 
 
 class SharedArena:
-    """The coordinator's slots: address space for ``capacity`` of them, memory for those added so far."""
+    """The coordinator's slots: address space for ``capacity`` of them, memory for those added so
+    far.
+    """
 
     def __init__(self, *, layout: TrajectoryLayout, capacity: int) -> None:
         self.memory = SharedMemory.create("tianflow-slots", arena_nbytes(layout, capacity))
@@ -111,7 +121,9 @@ class SharedArena:
 
 
 def weights_checksum(version: Version, flat: NDArray[np.uint8]) -> int:
-    """Sum over the words of ``flat`` (uint8, a multiple of 8 long), tied to its version. Tells a torn copy, not a malicious one."""
+    """Sum over the words of ``flat`` (uint8, a multiple of 8 long), tied to its version. Tells a
+    torn copy, not a malicious one.
+    """
     words = int(np.add.reduce(flat.view(np.uint64), dtype=np.uint64))
     return (
         words * 0x9E3779B97F4A7C15 + version.lineage * 0x85EBCA6B + version.number + 1
@@ -119,11 +131,12 @@ def weights_checksum(version: Version, flat: NDArray[np.uint8]) -> int:
 
 
 class SharedWeights:
-    """Both ends of the weights channel over one piece of shared memory: four buffers, each with version and checksum.
+    """Both ends of the weights channel over one piece of shared memory: four buffers, each with
+    version and checksum.
 
-    Readers find what is there without being told; a grant names a version, too (`announce`), and nothing older is read from
-    then on. A reader copies the newest buffer and verifies version and checksum of its copy; if a writer overtook it, it takes
-    the newest again.
+    Readers find what is there without being told; a grant names a version, too (`announce`), and
+    nothing older is read from then on. A reader copies the newest buffer and verifies version and
+    checksum of its copy; if a writer overtook it, it takes the newest again.
 
     Args:
         memory: at least `SharedWeights.nbytes_for` long.
@@ -147,7 +160,9 @@ class SharedWeights:
         ]
         self._announced: LatestCell[None, Version] = LatestCell(None, NO_VERSION)
         self._newest: tuple[int, Version] | None = None
-        """The writer's own newest buffer, and what it wrote there; another writer begins only when this one is gone."""
+        """The writer's own newest buffer, and what it wrote there; another writer begins only when
+        this one is gone.
+        """
 
     @staticmethod
     def nbytes_for(nbytes: int) -> int:
@@ -156,7 +171,9 @@ class SharedWeights:
 
     @property
     def version(self) -> Version:
-        """The newest version that lies here or was announced. A hint: a label may be read while it is written; `read_into` verifies."""
+        """The newest version that lies here or was announced. A hint: a label may be read while it
+        is written; `read_into` verifies.
+        """
         return max(
             self._announced.key, *(self._stored(index) or NO_VERSION for index in range(BUFFERS))
         )
@@ -166,7 +183,9 @@ class SharedWeights:
         self._announced.put(None, version)
 
     def publish(self, version: Version, flat: NDArray[np.uint8]) -> None:
-        """Write into the oldest buffer, which for versions that come in order is the next one. Never waits for a reader."""
+        """Write into the oldest buffer, which for versions that come in order is the next one.
+        Never waits for a reader.
+        """
         if self._newest is not None and version > self._newest[1]:
             index = (self._newest[0] + 1) % BUFFERS
         else:

@@ -1,4 +1,6 @@
-"""Waiting for an answer to what was asked already, and whoever is cancelled while it waits: nothing is lost, asked or answered."""
+"""Waiting for an answer to what was asked already, and whoever is cancelled while it waits: nothing
+is lost, asked or answered.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def uncollected(future: asyncio.Future[T | None] | None) -> T | None:
 
 
 class PendingRequest(Coroutine[Any, Any, T]):
-    """``waiting``, which is cancelled where it waits even if it has not begun to: what was asked for is always taken back."""
+    """``waiting``, which is cancelled where it waits even if it has not begun to: what was asked
+    for is always taken back.
+    """
 
     def __init__(self, waiting: Coroutine[Any, Any, T]) -> None:
         self._waiting, self._begun = waiting, False
@@ -39,7 +43,9 @@ class PendingRequest(Coroutine[Any, Any, T]):
 
 
 class ImmediateAnswer(Coroutine[Any, Any, T]):
-    """``value`` is there, and whoever waits for it does not wait. As with `PendingRequest`, who is cancelled before gets it all the same."""
+    """``value`` is there, and whoever waits for it does not wait. As with `PendingRequest`, who is
+    cancelled before gets it all the same.
+    """
 
     def __init__(self, value: T) -> None:
         self._value = value

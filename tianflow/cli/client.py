@@ -1,4 +1,6 @@
-"""A plain client of a run's control server, for the command line: finds the run, asks, and tells refusals readably."""
+"""A plain client of a run's control server, for the command line: finds the run, asks, and tells
+refusals readably.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class RunNotFoundError(TianflowError):
 
 
 class RequestError(TianflowError):
-    """The run refused, or did not answer. ``bad`` is True when the request itself was at fault; ``problems`` are its fields that were."""
+    """The run refused, or did not answer. ``bad`` is True when the request itself was at fault;
+    ``problems`` are its fields that were.
+    """
 
     def __init__(
         self, message: str, *, bad: bool = False, problems: Sequence[Problem] = ()
@@ -49,7 +53,9 @@ def running(runs_dir: Path) -> dict[str, ControlFile]:
 
 
 def broken_off(runs_dir: Path) -> list[str]:
-    """Runs under ``runs_dir`` whose process is gone though they have not ended: it was killed, or the machine was."""
+    """Runs under ``runs_dir`` whose process is gone though they have not ended: it was killed, or
+    the machine was.
+    """
     found = {
         path.parent.name: ControlFile.read(path.parent)
         for path in sorted(runs_dir.glob(f"*/{NAME}"))
@@ -64,7 +70,8 @@ def service(runs_dir: Path) -> ControlFile | None:
 
 
 def find(runs_dir: Path, run: str | None) -> ControlFile:
-    """The control file of ``run``, or of the one run that is going on. A service answers for those that wait or have ended.
+    """The control file of ``run``, or of the one run that is going on. A service answers for those
+    that wait or have ended.
 
     Raises:
         RunNotFoundError: naming the runs that are going on.
@@ -96,7 +103,8 @@ def find(runs_dir: Path, run: str | None) -> ControlFile:
 def request(
     contact: ControlFile, method: str, path: str = "", body: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """Ask for ``/api/v1/runs/{id}{path}``; the answer's JSON object. A body is sent as a merge patch.
+    """Ask for ``/api/v1/runs/{id}{path}``; the answer's JSON object. A body is sent as a merge
+    patch.
 
     The generation of settings, which comes as entity tag, is added under ``generation``.
 
@@ -155,7 +163,9 @@ def all_runs(holder: ControlFile) -> Iterator[dict[str, Any]]:
 
 
 def resource(section: str) -> str:
-    """The resource that holds the live settings of ``section``. Raises `ConfigError` when it has none."""
+    """The resource that holds the live settings of ``section``. Raises `ConfigError` when it has
+    none.
+    """
     if section in RESOURCES:
         return RESOURCES[section]
     known = tuple(RESOURCES)
@@ -183,7 +193,8 @@ def settings(contact: ControlFile, section: str) -> dict[str, Any]:
 def get(runs_dir: Path, wish: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Live settings by name, and the one of them that was asked for, or "".
 
-    ``wish`` is ``[RUN] [SECTION[.KEY]]``; without a section they are those of all sections, named ``SECTION.KEY``.
+    ``wish`` is ``[RUN] [SECTION[.KEY]]``; without a section they are those of all sections, named
+    ``SECTION.KEY``.
 
     Raises:
         TianflowError: there is no such run, section or setting, or the run does not answer.
@@ -230,7 +241,9 @@ def _knows(holder: ControlFile, run: str) -> bool:
 
 
 def _refusal(status: int, body: bytes) -> RequestError:
-    """An RFC 9457 problem document in words: one line, and one more for every field that is named."""
+    """An RFC 9457 problem document in words: one line, and one more for every field that is
+    named.
+    """
     bad = status in _BAD_REQUESTS
     try:
         document = json.loads(body)

@@ -1,6 +1,7 @@
 """What commands share: arguments that several of them take, and errors as a person sees them.
 
-Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 129, 130 and 143 interrupted.
+Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 129, 130 and
+143 interrupted.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_kept(incomplete: str) -> list[str]:
-    """Runs in ``runs`` that begin so, whether they go on or not, by name or, where a path is begun, by directory: for the shell."""
+    """Runs in ``runs`` that begin so, whether they go on or not, by name or, where a path is begun,
+    by directory: for the shell.
+    """
     begun = f"{RUNS}/" if incomplete.startswith(f"{RUNS}/") else ""
     found = (begun + path.parent.name for path in sorted(RUNS.glob("*/config.toml")))
     return [name for name in found if name.startswith(incomplete)]
@@ -89,13 +92,14 @@ REFUSALS = frozenset(
         errno.EAGAIN,
     }
 )
-"""What the system refuses without naming a file: no space, no descriptors, no memory, no processes."""
+"""What the system refuses without naming a file: no space, no descriptors, no memory, no processes.
+"""
 
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Errors that were raised on purpose, and what the system refuses, become lines on stderr and an exit code; the rest are bugs and show
-    their trace.
+    """Errors that were raised on purpose, and what the system refuses, become lines on stderr and
+    an exit code; the rest are bugs and show their trace.
     """
     try:
         yield
@@ -111,7 +115,8 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(1) from None
     except TianflowError as error:
         complain(str(error))
-        # a request that was itself at fault says so in `bad`; the client is not imported only to name its error
+        # a request that was itself at fault says so in `bad`; the client is not imported only to
+        # name its error
         raise typer.Exit(
             2 if isinstance(error, CheckpointError) or getattr(error, "bad", False) else 1
         ) from None
@@ -124,7 +129,9 @@ def exit_codes() -> Iterator[None]:
 
 
 def open_standard_streams() -> None:
-    """Open those that whoever started this has closed, on nothing: files would get their numbers, and what is printed go into these."""
+    """Open those that whoever started this has closed, on nothing: files would get their numbers,
+    and what is printed go into these.
+    """
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,4 +1,6 @@
-"""``tianflow config list`` and ``explain``: which configs there are, and what each setting means, from the model that checks them."""
+"""``tianflow config list`` and ``explain``: which configs there are, and what each setting means,
+from the model that checks them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: its dotted path, what it takes, its default as TOML ("" where it is required), whether it is live, and what it means."""
+    """One setting: its dotted path, what it takes, its default as TOML ("" where it is required),
+    whether it is live, and what it means.
+    """
 
     path: str
     takes: str
@@ -69,7 +73,9 @@ def explain(
         ),
     ] = None,
 ) -> None:
-    """Say what settings mean, what they take, and which can be changed while a run goes on (live)."""
+    """Say what settings mean, what they take, and which can be changed while a run goes on
+    (live).
+    """
     with exit_codes():
         typer.echo(
             "\n".join(_sections() if name is None else [setting.lines() for setting in find(name)])
@@ -81,13 +87,18 @@ def _sections() -> Iterator[str]:
 
     for section, field in Config.model_fields.items():
         if section == "algorithm":
-            yield f"{section:11} Which algorithm learns, and how; settings by name: {', '.join(BUILT_IN_ALGORITHMS)}."
+            yield (
+                f"{section:11} Which algorithm learns, and how; settings by name: "
+                f"{', '.join(BUILT_IN_ALGORITHMS)}."
+            )
         else:
-            yield f"{section:11} {(field.annotation.__doc__ if field.annotation else '') or ''}".rstrip()
+            meaning = (field.annotation.__doc__ if field.annotation else "") or ""
+            yield f"{section:11} {meaning}".rstrip()
 
 
 def find(name: str) -> list[Setting]:
-    """Settings of the section, algorithm or setting called ``name``. Of a setting's name alone, those of all sections that have one.
+    """Settings of the section, algorithm or setting called ``name``. Of a setting's name alone,
+    those of all sections that have one.
 
     Raises:
         ConfigError: there is none; the nearest name is in it.

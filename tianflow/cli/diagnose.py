@@ -1,4 +1,6 @@
-"""What ``tianflow diagnose`` prints: the diagnosis of a run that is going on, for a person or as JSON."""
+"""What ``tianflow diagnose`` prints: the diagnosis of a run that is going on, for a person or as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def ask(runs_dir: Path, run: str | None, *, as_json: bool = False) -> str:
 
 
 def _commands(run: str, suggested: Mapping[str, float]) -> list[str]:
-    """What is suggested, ready to be typed: a command for each section, and what only a new run can take."""
+    """What is suggested, ready to be typed: a command for each section, and what only a new run can
+    take.
+    """
     live: dict[str, list[str]] = {}
     later: list[str] = []
     for path, value in suggested.items():

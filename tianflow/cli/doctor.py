@@ -44,7 +44,9 @@ class Finding:
 
 
 def examine(runs_dir: Path, cgroup: Path = Path("/sys/fs/cgroup")) -> list[Finding]:
-    """Everything that was found. Changes nothing, and starts nothing; ``cgroup`` is where version 2 is mounted."""
+    """Everything that was found. Changes nothing, and starts nothing; ``cgroup`` is where version 2
+    is mounted.
+    """
     return [
         Finding("python", "ok", platform.python_version()),
         *(package(name) for name in REQUIRED),

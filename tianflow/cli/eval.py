@@ -15,13 +15,15 @@ from tianflow.cli.common import RUNS, AsJson, KeptArgument, RunsDir, exit_codes
 def evaluated(
     checkpoint: str, *, runs_dir: Path, episodes: int, video: Path | None, video_episodes: int
 ) -> dict[str, Any]:
-    """Returns over ``episodes`` episodes; with ``video``, a folder, also ``videos``: path, return and length of each episode filmed.
+    """Returns over ``episodes`` episodes; with ``video``, a folder, also ``videos``: path, return
+    and length of each episode filmed.
 
     Episodes are filmed apart from those that count, so the returns are the same with and without.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it is torn.
-        VideoError: nothing can be filmed; nothing was played then, unless the environment alone shows it.
+        VideoError: nothing can be filmed; nothing was played then, unless the environment alone
+            shows it.
     """
     if video is not None:
         from tianflow.cli import video as filming
@@ -41,7 +43,9 @@ def evaluated(
 
 
 def name_of(checkpoint: Path) -> str:
-    """Of a checkpoint, with that of its run, or of the folder that it was copied to: those of two runs bear the same names."""
+    """Of a checkpoint, with that of its run, or of the folder that it was copied to: those of two
+    runs bear the same names.
+    """
     *_, folder, name = (
         "",
         *(part for part in checkpoint.resolve().parts[1:] if part != "checkpoints"),

@@ -1,4 +1,6 @@
-"""``tianflow events``: what happened in a run, and what happens in it, as lines. A connection that breaks is taken up where it broke."""
+"""``tianflow events``: what happened in a run, and what happens in it, as lines. A connection that
+breaks is taken up where it broke.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,8 @@ def events(
 def listen(
     runs_dir: Path, run: str | None, *, follow: bool, pause: float = PAUSE_S
 ) -> Iterator[StreamedEvent]:
-    """Events that the run still keeps; with ``follow`` also those to come, until it has ended. Waits ``pause`` seconds before each retry.
+    """Events that the run still keeps; with ``follow`` also those to come, until it has ended.
+    Waits ``pause`` seconds before each retry.
 
     Raises:
         TianflowError: there is no such run, or it does not answer.
@@ -110,7 +113,8 @@ def listen(
         failures += 1
         if not follow or failures >= TRIES:
             raise client.RequestError(
-                f"run {asked.run!r} at {asked.address} does not tell its events: {problem or 'the stream ends'}"
+                f"run {asked.run!r} at {asked.address} does not tell its events: "
+                f"{problem or 'the stream ends'}"
             )
         time.sleep(pause)
         # a service that starts the run says so: it does not answer for itself yet
@@ -213,7 +217,8 @@ def _short(value: object) -> str:
             + (f", … {len(value)}]" if len(value) > 5 else "]")
         )
     if isinstance(value, str):
-        # An environment may say anything when it fails: it stays one line, and commands nothing to a terminal.
+        # An environment may say anything when it fails: it stays one line, and commands nothing to
+        # a terminal.
         return (
             json.dumps(value)
             if not value.isprintable()

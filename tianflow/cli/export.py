@@ -23,7 +23,8 @@ SUFFIXES = (".pt2", ".onnx")
 
 
 def write_export(checkpoint: str | Path, output: Path, *, runs_dir: Path) -> None:
-    """Write the policy of ``checkpoint`` as ``output``, whole or not at all; a file that is there is replaced.
+    """Write the policy of ``checkpoint`` as ``output``, whole or not at all; a file that is there
+    is replaced.
 
     Raises:
         ExportError: ``output`` cannot be written, or this policy not be exported.

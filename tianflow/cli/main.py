@@ -1,7 +1,8 @@
-"""The command line. Every command is thin: it reads its arguments, calls one function, and turns errors into exit codes.
+"""The command line. Every command is thin: it reads its arguments, calls one function, and turns
+errors into exit codes.
 
-Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 129, 130 and 143 interrupted.
-Nothing that computes or serves is imported before a command needs it.
+Exit codes: 0 done; 1 the run failed, refused or was not found; 2 bad usage or config; 129, 130 and
+143 interrupted. Nothing that computes or serves is imported before a command needs it.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ app.add_typer(config_app, name="config")
 
 
 def main() -> None:
-    """Entry point of the ``tianflow`` script. Configs may name modules of the folder that it is called in."""
+    """Entry point of the ``tianflow`` script. Configs may name modules of the folder that it is
+    called in.
+    """
     open_standard_streams()
     with suppress(FileNotFoundError):  # the folder may be gone
         sys.path.append(str(Path.cwd()))  # last, so that it hides nothing
@@ -83,7 +86,9 @@ def main() -> None:
 
 
 def _show_warnings() -> None:
-    """What is worth knowing before a run has a screen: that its newest checkpoint is skipped, say."""
+    """What is worth knowing before a run has a screen: that its newest checkpoint is
+    skipped, say.
+    """
     from tianflow.logs import configure
 
     configure(level="WARNING")
@@ -186,7 +191,8 @@ def _training_config(
     from tianflow.config.loading import load_config, settings_in_force
     from tianflow.rundir.checkpoints import CheckpointStore, resolve
 
-    # A run goes on with what was in force last, also when no checkpoint has seen it; a checkpoint with what was in force then.
+    # A run goes on with what was in force last, also when no checkpoint has seen it; a checkpoint
+    # with what was in force then.
     checkpoint, last = resolve(resume, runs_dir), settings_in_force(resume, runs_dir)
     return load_config(last or CheckpointStore.load(checkpoint).manifest["config"], overrides)
 
@@ -211,7 +217,8 @@ def validate(config: ConfigArgument, overrides: Overrides = None) -> None:
             for leaf in spec.observation
         )
         typer.echo(
-            f"environment: {spec.id}, {spec.num_envs} of them, {leaves}; {spec.action.kind} actions, {spec.autoreset} autoreset"
+            f"environment: {spec.id}, {spec.num_envs} of them, {leaves}; {spec.action.kind} "
+            f"actions, {spec.autoreset} autoreset"
         )
     for sentence in validation.advice:
         typer.echo(f"note: {sentence}")
@@ -388,7 +395,11 @@ def set_settings(
             raise typer.BadParameter("at least one setting", param_hint="section.key=value")
         resources = {client.resource(section) for section in changes}
         if len(resources) != 1:
-            asked = f"settings of one section at a time, not of {' and '.join(changes)}: a change is made as a whole only there"
+            asked = (
+                f"settings of one section at a time, not of {' and '.join(changes)}: a "
+                "change "
+                "is made as a whole only there"
+            )
             raise typer.BadParameter(asked, param_hint="section.key=value")
         values = {key: value for section in changes.values() for key, value in section.items()}
         contact = client.find(runs_dir, run)

@@ -1,4 +1,6 @@
-"""What a person sees while a run goes on: a live screen on a terminal, else one plain line at an interval."""
+"""What a person sees while a run goes on: a live screen on a terminal, else one plain line at an
+interval.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ STYLES = {"busy": "green", "waiting": "yellow", "paused": "blue"}
 
 
 class LastingConsole(Console):
-    """One whose reader may leave: what would be written goes nowhere from then on. (rich ends the program there.)"""
+    """One whose reader may leave: what would be written goes nowhere from then on. (rich ends the
+    program there.)
+    """
 
     def on_broken_pipe(self) -> None:
         """The stream leads nowhere from now on, so what it still holds does no harm either."""
@@ -41,7 +45,8 @@ class LastingConsole(Console):
 class Screen:
     """Draws the run anew ``1 / interval_s`` times a second, in place.
 
-    Consumes: statistics. Produces: text on ``console``. Waits: for its interval. Unblocked by: time.
+    Consumes: statistics. Produces: text on ``console``. Waits: for its interval. Unblocked by:
+    time.
     """
 
     def __init__(self, *, run: RunControl, console: Console, interval_s: float = 0.5) -> None:
@@ -67,7 +72,8 @@ class Screen:
 class PlainLines:
     """Writes one line about the run every ``interval_s`` seconds, and one at the end.
 
-    Consumes: statistics. Produces: lines for ``write``. Waits: for its interval. Unblocked by: time.
+    Consumes: statistics. Produces: lines for ``write``. Waits: for its interval. Unblocked by:
+    time.
     """
 
     def __init__(
@@ -106,7 +112,8 @@ def make_screen(*, run: RunControl, console: Console, plain: bool) -> Screen | P
     return Screen(run=run, console=console)
 
 
-# From the description of a run to text --------------------------------------------------------------------------------
+# From the description of a run to text
+# --------------------------------------------------------------------------------
 
 
 def plain_line(run: Mapping[str, Any]) -> str:
@@ -118,7 +125,10 @@ def plain_line(run: Mapping[str, Any]) -> str:
         f"steps {progress['env_steps']:,} ({number(run['throughput']['env_steps_per_s']['10'])}/s)",
         f"updates {progress['updates']:,}",
         f"return {number(returns['mean'])} over {returns['episodes']} episodes",
-        f"staleness mean {number(staleness['mean'])} max {number(staleness['max'])} bound {staleness['bound']}",
+        (
+            f"staleness mean {number(staleness['mean'])} max {number(staleness['max'])} bound "
+            f"{staleness['bound']}"
+        ),
         f"dropped {sum(run['trajectories']['dropped'].values()):,}",
         *([] if run["replay"] is None else [f"replay {_replay(run)}"]),
         run["bottleneck"],
@@ -188,7 +198,11 @@ def _rows(run: Mapping[str, Any]) -> list[tuple[str, Text]]:
 
 def _return(run: Mapping[str, Any]) -> str:
     returns, target, evaluation = run["returns"], run["target"], run["evaluation"]
-    text = f"{number(returns['mean'])} mean  {number(returns['min'])} to {number(returns['max'])} over {returns['episodes']} episodes"
+    text = (
+        f"{number(returns['mean'])} mean  {number(returns['min'])} to "
+        f"{number(returns['max'])} "
+        f"over {returns['episodes']} episodes"
+    )
     if target["return"] is not None:
         reached = (
             ""
@@ -197,7 +211,10 @@ def _return(run: Mapping[str, Any]) -> str:
         )
         text += f"   target {number(target['return'])}{reached}"
     if evaluation:
-        text += f"   evaluated {number(evaluation.get('mean_return'))} at version {number(evaluation.get('version'))}"
+        text += (
+            f"   evaluated {number(evaluation.get('mean_return'))} at version "
+            f"{number(evaluation.get('version'))}"
+        )
     return text
 
 
@@ -218,11 +235,16 @@ def _credits(run: Mapping[str, Any]) -> str:
         run["queue"],
         sum(run["trajectories"]["dropped"].values()),
     )
-    return f"{credits_['in_use']} of {credits_['limit']} in use   queue {queue['trajectories']}   dropped {dropped:,}"
+    return (
+        f"{credits_['in_use']} of {credits_['limit']} in use   queue {queue['trajectories']}   "
+        f"dropped {dropped:,}"
+    )
 
 
 def _replay(run: Mapping[str, Any]) -> str:
-    """Items, their ratio against the one to keep to, and who was held back lately; of a run that has ended the ratio is left."""
+    """Items, their ratio against the one to keep to, and who was held back lately; of a run that
+    has ended the ratio is left.
+    """
     replay = run["replay"]
     if run["state"] in ENDED:
         return _ratio(replay)
@@ -256,7 +278,9 @@ def _shares(shares: Mapping[str, float]) -> Text:
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
-    """A finished run in a few lines, from what ``summary.json`` holds; what it does not hold is left out."""
+    """A finished run in a few lines, from what ``summary.json`` holds; what it does not hold is
+    left out.
+    """
     lines = [
         f"{summary.get('run', 'run')}: {summary.get('state', 'ended')}"
         + (f" ({reason})" if (reason := summary.get("reason")) else "")
@@ -264,7 +288,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     lines += _verdict(summary)
     if "env_steps" in summary:
         lines.append(
-            f"  {_steps(summary)} in {duration(summary.get('training_s'))} ({number(summary.get('steps_per_s'))}/s), "
+            f"  {_steps(summary)} in {duration(summary.get('training_s'))} "
+            f"({number(summary.get('steps_per_s'))}/s), "
             f"{summary.get('updates', 0):,} updates, {summary.get('episodes', 0):,} episodes, "
             f"mean return of the last ones {number(summary.get('mean_return'))}"
         )
@@ -275,7 +300,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
             if key in staleness
         )
         lines.append(
-            f"  staleness {figures}, bound {staleness.get('bound')}, {staleness.get('violations', 0)} violations"
+            f"  staleness {figures}, bound {staleness.get('bound')}, "
+            f"{staleness.get('violations', 0)} violations"
         )
     if trajectories := summary.get("trajectories"):
         reasons = (
@@ -284,14 +310,16 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         )
         fate = "inserted" if summary.get("replay") else "trained"
         lines.append(
-            f"  trajectories: {trajectories['begun']:,} begun, {trajectories[fate]:,} {fate}, dropped: {reasons}"
+            f"  trajectories: {trajectories['begun']:,} begun, {trajectories[fate]:,} {fate}, "
+            f"dropped: {reasons}"
         )
     if replay := summary.get("replay"):
         held = ", ".join(
             f"{WHO[side]} {duration(seconds)}" for side, seconds in replay["blocked_s"].items()
         )
         lines.append(
-            f"  replay: {replay['inserted']:,} items inserted, {replay['drawn']:,} drawn, {_ratio(replay)}, held back: {held}"
+            f"  replay: {replay['inserted']:,} items inserted, {replay['drawn']:,} drawn, "
+            f"{_ratio(replay)}, held back: {held}"
         )
     if unsaved := lost(summary):
         lines.append(f"  {unsaved}")
@@ -320,7 +348,8 @@ def _verdict(summary: Mapping[str, Any]) -> list[str]:
     if evaluation := summary.get("evaluation"):
         episodes, version = number(evaluation.get("episodes")), number(evaluation.get("version"))
         lines.append(
-            f"  evaluation: mean return {number(evaluation.get('mean_return'))} over {episodes} episodes, version {version}"
+            f"  evaluation: mean return {number(evaluation.get('mean_return'))} over {episodes} "
+            f"episodes, version {version}"
         )
     target = summary.get("target_return")
     if target is not None:

@@ -131,7 +131,8 @@ def submit(
         from tianflow.cli import client
 
         body = {"config": _tables(config), "overrides": _paths(overrides or [])}
-        # a key of its own: a request that is sent again by something on its way starts nothing twice
+        # a key of its own: a request that is sent again by something on its way starts nothing
+        # twice
         headers = {"Idempotency-Key": secrets.token_hex(16)}
         service = _service(runs_dir, address)
         try:
@@ -149,7 +150,9 @@ def submit(
 
 
 def _as_written(error: RequestError) -> TianflowError:
-    """``error``, its settings by the paths that a person writes: the service names them by where they stand in what it was sent."""
+    """``error``, its settings by the paths that a person writes: the service names them by where
+    they stand in what it was sent.
+    """
     from tianflow.errors import ConfigError, Problem
 
     found = [
@@ -194,7 +197,9 @@ def _service(runs_dir: Path, address: str | None) -> ControlFile:
 
 
 def _tables(config: str) -> Any:
-    """The config as it stands in its file, or its name. Checked where it is to run: plug-ins may be installed only there."""
+    """The config as it stands in its file, or its name. Checked where it is to run: plug-ins may be
+    installed only there.
+    """
     from tianflow.config.loading import read_tables, shipped
 
     return config if not Path(config).is_file() and config in shipped() else read_tables(config)

@@ -32,7 +32,8 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[actors=N] [section.key=value] [rates.key=value]",
-        help="As many actors, each with a core of its own unless actors.hosts is given; settings that replace those of CONFIG; rates.",
+        help="As many actors, each with a core of its own unless actors.hosts is given; settings "
+        "that replace those of CONFIG; rates.",
     ),
 ]
 
@@ -107,7 +108,9 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class RateSources:
-    """Where rates come from, besides arguments. What comes later here replaces what comes before: measured, like a run, a file."""
+    """Where rates come from, besides arguments. What comes later here replaces what comes before:
+    measured, like a run, a file.
+    """
 
     measure: bool
     like: str | None
@@ -166,7 +169,9 @@ class PreparedSimulation:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Thousands of events wait at any time and none goes in circles: looking for circles takes a fifth of a simulation."""
+    """Thousands of events wait at any time and none goes in circles: looking for circles takes a
+    fifth of a simulation.
+    """
     was = gc.isenabled()
     gc.disable()
     try:

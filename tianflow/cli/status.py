@@ -1,4 +1,6 @@
-"""``tianflow status`` and ``tianflow top``: every run under a directory at a glance, once or again and again."""
+"""``tianflow status`` and ``tianflow top``: every run under a directory at a glance, once or again
+and again.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def status(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson
 
 
 def _not_going_on(runs_dir: Path) -> str:
-    """Runs that have ended, and those that were broken off: what a run left when it ended may be of a life before the last."""
+    """Runs that have ended, and those that were broken off: what a run left when it ended may be of
+    a life before the last.
+    """
     from tianflow.cli import client
 
     broken = client.broken_off(runs_dir)
@@ -90,7 +94,9 @@ def _with_what_it_left(runs_dir: Path, document: dict[str, Any]) -> dict[str, An
 
 
 def _left(runs_dir: Path, run: str) -> dict[str, Any] | None:
-    """A run that has ended, in the form of one that goes on, from its summary; None where it left none."""
+    """A run that has ended, in the form of one that goes on, from its summary; None where it left
+    none.
+    """
     summary = read_summary(runs_dir / run) or {}
     told = as_told(summary)
     if not told or "state" not in summary:
@@ -148,7 +154,8 @@ def console(run: RunArgument = None, *, runs_dir: RunsDir = RUNS) -> None:
 
 
 def gather(runs_dir: Path) -> list[dict[str, Any]]:
-    """What every run tells of itself, and what the service that holds them, if there is one, knows of the others.
+    """What every run tells of itself, and what the service that holds them, if there is one, knows
+    of the others.
 
     A run that ends while it is asked is left out.
 

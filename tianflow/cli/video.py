@@ -36,28 +36,33 @@ class EpisodeVideo:
 
 
 def require_possible(directory: Path) -> None:
-    """Raise VideoError if no video could be written into ``directory``, whatever the environment is."""
+    """Raise VideoError if no video could be written into ``directory``, whatever the environment
+    is.
+    """
     if directory.exists() and not directory.is_dir():
         raise VideoError(f"{str(directory)!r} is no folder")
     try:
         import moviepy  # noqa: F401 - Gymnasium writes videos with it
     except ImportError as error:
         raise VideoError(
-            f"videos are written with packages of an extra: pip install 'tianflow[video]' first ({error})"
+            "videos are written with packages of an extra: pip install 'tianflow[video]' first "
+            f"({error})"
         ) from None
 
 
 def film(
     policy: LoadedPolicy, directory: Path, *, name: str, episodes: int
 ) -> tuple[EpisodeVideo, ...]:
-    """Play ``episodes`` whole episodes in one environment, and write ``directory/NAME-episode-K.mp4``, K from 0, all or none.
+    """Play ``episodes`` whole episodes in one environment, and write
+    ``directory/NAME-episode-K.mp4``, K from 0, all or none.
 
-    The environment is seeded as the first one of an evaluation is, so where that is not a vector of its own kind these are
-    the first episodes of an evaluation that takes the most probable actions. Files of the same names are replaced.
+    The environment is seeded as the first one of an evaluation is, so where that is not a vector of
+    its own kind these are the first episodes of an evaluation that takes the most probable actions.
+    Files of the same names are replaced.
 
     Raises:
-        VideoError: the environment cannot be drawn, or not be made singly; the extra ``video`` is not installed; ``directory`` cannot
-            be written.
+        VideoError: the environment cannot be drawn, or not be made singly; the extra ``video`` is
+            not installed; ``directory`` cannot be written.
         EnvironmentFailedError: it fails while it is played.
     """
     require_possible(directory)
@@ -69,7 +74,8 @@ def film(
             paths = [scratch / f"{name}-episode-{index}.mp4" for index in range(episodes)]
             if missing := [path.name for path in paths if not path.is_file()]:
                 raise VideoError(
-                    f"{policy.config.env.id} gave no pictures, or they could not be written: {missing[0]} is not there"
+                    f"{policy.config.env.id} gave no pictures, or they could not be written: "
+                    f"{missing[0]} is not there"
                 )
             return tuple(
                 EpisodeVideo(
@@ -112,7 +118,8 @@ def _played(policy: LoadedPolicy, scratch: Path, name: str, episodes: int) -> Se
         except (ConfigError, EnvironmentFailedError) as error:
             first = (str(error).strip().splitlines() or [""])[0]
             raise VideoError(
-                f"{settings.id} cannot be filmed, no single one that draws itself (rgb_array) can be made: {first}"
+                f"{settings.id} cannot be filmed, no single one that draws itself (rgb_array) can "
+                f"be made: {first}"
             ) from error
         try:
             if (environment.spec.observation, environment.spec.action) != (
@@ -120,7 +127,8 @@ def _played(policy: LoadedPolicy, scratch: Path, name: str, episodes: int) -> Se
                 policy.spec.action,
             ):
                 raise VideoError(
-                    f"{settings.id} cannot be filmed: a single one does not look as those do that come as a whole vector"
+                    f"{settings.id} cannot be filmed: a single one does not look as those do that "
+                    "come as a whole vector"
                 )
             found = play(
                 policy.policy,

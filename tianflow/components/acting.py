@@ -1,4 +1,6 @@
-"""row -> actions in it. How a rollout asks its policy: with tensors, or with NumPy arrays where the policy offers that."""
+"""row -> actions in it. How a rollout asks its policy: with tensors, or with NumPy arrays where the
+policy offers that.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class ActionSelector(Protocol):
-    """Chooses the actions of one trajectory after the other, row by row, with noise that was drawn beforehand."""
+    """Chooses the actions of one trajectory after the other, row by row, with noise that was drawn
+    beforehand.
+    """
 
     state: Tree
     """Recurrent state after the last row."""
@@ -29,7 +33,9 @@ class ActionSelector(Protocol):
         """Write the actions of row ``t``, and the recurrent state before it where rows have one."""
 
     def record(self, action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-        """What the policy records of the rows chosen, whose actions are ``action`` [T, N, *stored]: {name: [T, N]}."""
+        """What the policy records of the rows chosen, whose actions are ``action`` [T, N, *stored]:
+        {name: [T, N]}.
+        """
 
 
 class TensorActionSelector:
@@ -63,7 +69,9 @@ class TensorActionSelector:
 
 
 class ArrayActionSelector:
-    """By the policy's `ArrayStep`, which has no memory. Nothing of PyTorch is touched while a trajectory is made."""
+    """By the policy's `ArrayStep`, which has no memory. Nothing of PyTorch is touched while a
+    trajectory is made.
+    """
 
     def __init__(self, step: ArrayStep, steps: int, num_envs: int) -> None:
         self._choose, self._record = step.__call__, step.record

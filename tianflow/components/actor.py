@@ -24,7 +24,8 @@ class Actor:
     """Steps a vector of environments with the newest policy and fills one trajectory a grant.
 
     Consumes: grants, weights, settings. Produces: trajectories, episodes.
-    Waits: for a grant; for its turn on the compute thread. Unblocked by: a credit and a slot; the end of another actor's turn.
+    Waits: for a grant; for its turn on the compute thread. Unblocked by: a credit and a slot; the
+    end of another actor's turn.
 
     Args:
         name: its place, e.g. ``"actor-3"``.
@@ -76,7 +77,9 @@ class Actor:
         await self._compute.run(rollout.close)
 
     async def _keep_filling(self, rollout: Rollout, fills: asyncio.TaskGroup) -> None:
-        """One trajectory after the other. Where credits are plenty the next one waits on the compute thread already."""
+        """One trajectory after the other. Where credits are plenty the next one waits on the
+        compute thread already.
+        """
         running: deque[asyncio.Event] = deque()
         with contextlib.suppress(EndOfChannel):
             while not self._retired:
@@ -114,7 +117,9 @@ class Actor:
             self._rollout.stop()
 
     async def _fill(self, rollout: Rollout, grant: Grant, over: asyncio.Event) -> None:
-        """One trajectory, from its turn on the compute thread to where it goes; ``over`` says that it is no longer in hand."""
+        """One trajectory, from its turn on the compute thread to where it goes; ``over`` says that
+        it is no longer in hand.
+        """
         first = ended = 0.0
 
         def begun(version: Version) -> None:
@@ -131,7 +136,9 @@ class Actor:
             try:
                 result = rollout.run(view, grant, minimum, begun)
             except (EnvironmentFailedError, PoisonedTrajectoryError):
-                self._mending = True  # here, on the thread: a trajectory already in line must not begin before the back-off
+                # here, on the thread: a trajectory already in line must not begin before the
+                # back-off
+                self._mending = True
                 raise
             ended = time.monotonic()
             return result
@@ -148,7 +155,8 @@ class Actor:
             self._mending = False
             over.set()
         else:
-            over.set()  # before the commit, so that what is asked for next leaves in one packet with it
+            # before the commit, so that what is asked for next leaves in one packet with it
+            over.set()
             self._seconds.add(time.monotonic() - began)
             if result is not None and result.length:
                 # Of one that was cut: what it would have taken whole.
@@ -174,7 +182,9 @@ class Actor:
     async def _rebuild(
         self, rollout: Rollout, error: EnvironmentFailedError | PoisonedTrajectoryError
     ) -> None:
-        """The vector is made anew, as often as that fails, too; too many failures in the window end the run."""
+        """The vector is made anew, as often as that fails, too; too many failures in the window end
+        the run.
+        """
         failure: EnvironmentFailedError | PoisonedTrajectoryError | None = error
         while failure is not None:
             self._count(failure)

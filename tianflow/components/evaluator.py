@@ -33,7 +33,8 @@ def play(
     deterministic: bool,
     should_stop: Callable[[], bool],
 ) -> tuple[Episode, ...] | None:
-    """Play ``episodes`` whole episodes, the same number in every environment (so that short ones are not favoured).
+    """Play ``episodes`` whole episodes, the same number in every environment (so that short ones
+    are not favoured).
 
     Returns None if ``should_stop`` ended it.
     """
@@ -153,9 +154,11 @@ class Evaluator:
                 answer.set_result(evaluation)
 
     def evaluate(self, at_least: Version) -> asyncio.Future[Evaluation]:
-        """Judge the newest version, once ``at_least`` can be read. EnvironmentFailedError if an environment fails meanwhile.
+        """Judge the newest version, once ``at_least`` can be read. EnvironmentFailedError if an
+        environment fails meanwhile.
 
-        Cancel it, and the compute thread, which others may need, plays no longer: episodes need not end.
+        Cancel it, and the compute thread, which others may need, plays no longer: episodes need not
+        end.
         """
         answer: asyncio.Future[Evaluation] = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((at_least, answer))
@@ -176,7 +179,9 @@ class Evaluator:
         settings = self._settings.value.config.evaluation
         policy, weights = self._make_policy()
         version = weights.refresh()
-        episodes = used(  # one that does not close must cost no evaluation, and in an inline run it would keep everybody's thread
+        # one that does not close must cost no evaluation, and in an inline run it would keep
+        # everybody's thread
+        episodes = used(
             lambda: self._make_environment(min(settings.num_envs, settings.episodes)),
             lambda environment: play(
                 policy,

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def admissible(batch: Batch, version: Version, bound: int | None) -> bool:
     """THE GUARANTEE: no trajectory with staleness above the bound is ever trained on.
 
-    Judged immediately before use, at the learner's own version, against the bound then in force; admission and sweep
-    only keep this from wasting work.
+    Judged immediately before use, at the learner's own version, against the bound then in force;
+    admission and sweep only keep this from wasting work.
     """
     return all(
         trajectory.version.lineage == version.lineage
@@ -58,7 +58,8 @@ class Learner:
     """Turns each batch into one update, which makes the next version.
 
     Consumes: batches, settings. Produces: weights, settled versions, states for checkpoints.
-    Waits: for an admissible batch; while paused or held. Unblocked by: committed trajectories; `SettingsReader` changes.
+    Waits: for an admissible batch; while paused or held. Unblocked by: committed trajectories;
+    `SettingsReader` changes.
 
     Args:
         name: its place.
@@ -144,7 +145,9 @@ class Learner:
         return future
 
     def rest(self) -> asyncio.Future[Version]:
-        """The newest version, published; taken at the next boundary, where `LiveSettings.hold_learner` keeps the learner."""
+        """The newest version, published; taken at the next boundary, where
+        `LiveSettings.hold_learner` keeps the learner.
+        """
         future: asyncio.Future[Version] = asyncio.get_running_loop().create_future()
         self._rests.append(future)
         self._bell.set()
@@ -176,12 +179,14 @@ class Learner:
             distributions=distributions,
         )
 
-    # Waiting --------------------------------------------------------------------------------------------------------
+    # Waiting
+    # ----------------------------------------------------------------------------------------------
 
     async def _next_batch(self) -> Batch:
         """The next batch that may be used now. Pulled one ahead where the bound has room for it."""
         while True:
-            self._bell.clear()  # before looking, so that what rings from here on is looked at once more
+            # before looking, so that what rings from here on is looked at once more
+            self._bell.clear()
             await self._boundary()
             if self._ahead is None and not self._ended and not self._enough():
                 self._ahead = self._pull(self._version)
@@ -221,13 +226,17 @@ class Learner:
         return limit is not None and self._version.number >= limit
 
     def _pull(self, for_version: Version) -> asyncio.Task[Batch]:
-        """Ask for the batch that is to be used at ``for_version``; the bell rings when it is there."""
+        """Ask for the batch that is to be used at ``for_version``; the bell rings when it is
+        there.
+        """
         pulled = asyncio.create_task(self._source.next_batch(for_version))
         pulled.add_done_callback(lambda _: self._bell.set())
         return pulled
 
     async def _boundary(self) -> None:
-        """Between two updates: serve whoever wants the state, and publish at once if a changed bound asks for it."""
+        """Between two updates: serve whoever wants the state, and publish at once if a changed
+        bound asks for it.
+        """
         while self._states:
             future = self._states.pop(0)
             self._clock.enter("checkpoint")
@@ -244,7 +253,8 @@ class Learner:
             if not future_version.done():
                 future_version.set_result(self._version)
 
-    # Computing ------------------------------------------------------------------------------------------------------
+    # Computing
+    # ----------------------------------------------------------------------------------------------
 
     async def _update(self, batch: Batch) -> None:
         config = self._settings.value.config
@@ -275,7 +285,9 @@ class Learner:
         )
 
     def _may_pull_ahead(self, config: Config, bound: int | None) -> bool:
-        """One batch ahead is one version older at its use, so not at bound 0; and not beyond the last update."""
+        """One batch ahead is one version older at its use, so not at bound 0; and not beyond the
+        last update.
+        """
         last = (
             config.run.max_updates is not None
             and self._version.number + 1 >= config.run.max_updates

@@ -92,7 +92,8 @@ class ReplayShard:
         while True:
             self._clock.enter("waiting:request")
             first = await self._end.receive()
-            # The priorities of one draw and the request for the next come together: one turn of the thread, and one message back.
+            # The priorities of one draw and the request for the next come together: one turn of the
+            # thread, and one message back.
             requests = (first, *self._end.receive_soon())
             self._clock.enter("busy")
             for answer in await self._compute.run(partial(self._do_all, requests)):
@@ -116,7 +117,8 @@ class ReplayShard:
             distributions={name: seconds.read() for name, seconds in self._seconds.items()},
         )
 
-    # On the compute thread; what comes back is the answer, to be given on the loop -----------------------------------
+    # On the compute thread; what comes back is the answer, to be given on the loop
+    # -----------------------------------
 
     def _do_all(self, requests: Sequence[ShardRequest]) -> list[Callable[[], None]]:
         return [self._do(request) for request in requests]
@@ -177,7 +179,9 @@ class ReplayShard:
         return lambda: self._end.drawn(request.draw, request.items, holdings)
 
     def _prioritise(self, request: Prioritise) -> Callable[[], None]:
-        """What is no priority changes nothing and is counted: NaN where the learner gave none, or what an algorithm got wrong."""
+        """What is no priority changes nothing and is counted: NaN where the learner gave none, or
+        what an algorithm got wrong.
+        """
         views, columns = (
             self._end.draw(request.slot),
             slice(request.first, request.first + request.items),
@@ -190,7 +194,9 @@ class ReplayShard:
         return lambda: self._end.prioritised(request.draw, holdings)
 
     def _drop(self) -> None:
-        """Let everything go, windows in the making included: completed later, they would bring old steps back."""
+        """Let everything go, windows in the making included: completed later, they would bring old
+        steps back.
+        """
         streams = {
             int(name.split("/")[1]) for name in self._shard.snapshot() if name.startswith("actor/")
         }

@@ -1,4 +1,6 @@
-"""grant + weights -> Rollout -> one trajectory in a slot. The actor's compute half: plain calls, made on the compute thread."""
+"""grant + weights -> Rollout -> one trajectory in a slot. The actor's compute half: plain calls,
+made on the compute thread.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """What was written into the slot: rows (0 if it was stopped), valid transitions, version of the oldest row, ended episodes."""
+    """What was written into the slot: rows (0 if it was stopped), valid transitions, version of the
+    oldest row, ended episodes.
+    """
 
     length: int
     env_steps: int
@@ -39,7 +43,9 @@ class RolloutResult:
 
 @dataclass(slots=True)
 class _Carry:
-    """What lives on between trajectories: the observation that the next action is chosen from, and all that goes with it."""
+    """What lives on between trajectories: the observation that the next action is chosen from, and
+    all that goes with it.
+    """
 
     observation: dict[str, NDArray[Any]]
     mask: NDArray[np.bool_] | None
@@ -71,16 +77,18 @@ def ignore(version: Version) -> None:
 class Rollout:
     """Steps one vector of environments with one policy and fills slots, in place.
 
-    An episode goes on from one trajectory to the next, with its recurrent state. After an `EnvironmentFailedError` or a
-    `PoisonedTrajectoryError` nothing of the slot may be used, and the environments are made anew, with other seeds, by
-    `rebuild` or by the next `run`. The same seeds and weights give the same trajectories, bit for bit.
+    An episode goes on from one trajectory to the next, with its recurrent state. After an
+    `EnvironmentFailedError` or a `PoisonedTrajectoryError` nothing of the slot may be used, and the
+    environments are made anew, with other seeds, by `rebuild` or by the next `run`. The same seeds
+    and weights give the same trajectories, bit for bit.
 
     Args:
         config: settings of the run; its live part is not read.
         spec: what `tianflow.envs.probe` found.
         policy: chooses the actions.
-        load_weights: brings the newest weights into ``policy`` and says which version they are. Called before the
-            first step of a trajectory, and before every other one if ``actors.refresh`` is "step".
+        load_weights: brings the newest weights into ``policy`` and says which version they are.
+            Called before the first step of a trajectory, and before every other one if
+            ``actors.refresh`` is "step".
         component: name for messages.
         actor_index: which actor of the run it is; its seeds are its own.
         incarnation: which of the actor's lives this is; other seeds in each.
@@ -117,7 +125,8 @@ class Rollout:
         """Make and reset the environments, unless they are there.
 
         Raises:
-            EnvironmentFailedError: if their constructor or first reset raises; the next attempt uses other seeds.
+            EnvironmentFailedError: if their constructor or first reset raises; the next attempt
+                uses other seeds.
             PoisonedTrajectoryError: if the first observation has a wrong shape.
         """
         if self._environment is None:
@@ -129,15 +138,18 @@ class Rollout:
         return self._environment
 
     def rebuild(self) -> None:
-        """Make the environments anew after a failure, with seeds not used before. Raises as `prepare` does."""
+        """Make the environments anew after a failure, with seeds not used before. Raises as
+        `prepare` does.
+        """
         self.close()
         self.prepare()
 
     def reseed(self, epoch: int) -> None:
-        """Begin as a fresh process of that run seed, actor and ``epoch`` would: environments, recurrent state and noise.
+        """Begin as a fresh process of that run seed, actor and ``epoch`` would: environments,
+        recurrent state and noise.
 
-        The environments are made anew, because what one keeps across resets would differ in a resumed run.
-        Raises as `prepare` does.
+        The environments are made anew, because what one keeps across resets would differ in a
+        resumed run. Raises as `prepare` does.
         """
         self._epoch, self._incarnation, self._failures = epoch, 0, 0
         self.rebuild()
@@ -149,7 +161,9 @@ class Rollout:
             self._environment = None
 
     def stop(self) -> None:
-        """End the trajectory in the making, and all later ones, before the next step. May be called from any thread."""
+        """End the trajectory in the making, and all later ones, before the next step. May be called
+        from any thread.
+        """
         self._stopped = True
 
     def run(
@@ -175,7 +189,8 @@ class Rollout:
             self.reseed(grant.seed_epoch)
         environment, arrays = self.prepare(), slot.arrays
         try:
-            # A number too large for float32 becomes infinite on its way into the slot and is refused below, by name.
+            # A number too large for float32 becomes infinite on its way into the slot and is
+            # refused below, by name.
             with torch.inference_mode(), np.errstate(over="ignore", invalid="ignore"):
                 self._write_carry(arrays)
                 walk = _Walk(environment, self._load_weights)
@@ -222,7 +237,9 @@ class Rollout:
             progress(walk.length)
 
     def _finish(self, walk: _Walk, arrays: Arrays) -> None:
-        """What the policy records of all rows at once, the check for what is not finite, and what the next trajectory goes on from."""
+        """What the policy records of all rows at once, the check for what is not finite, and what
+        the next trajectory goes on from.
+        """
         length, carry = walk.length, self._carry
         given = {
             name: arrays[name][:length] for name in ("reward", "terminated", "truncated", "valid")
@@ -246,7 +263,9 @@ class Rollout:
         self._written += 1
 
     def _write_carry(self, arrays: Arrays) -> None:
-        """Row 0: what the last trajectory ended with. Recurrent state is that before obs[0], zero where an episode begins."""
+        """Row 0: what the last trajectory ended with. Recurrent state is that before obs[0], zero
+        where an episode begins.
+        """
         carry = self._carry
         for name, observation in carry.observation.items():
             arrays[f"obs/{name}"][0] = observation
@@ -277,7 +296,8 @@ class Rollout:
         except EnvironmentFailedError:
             environment.close()
             raise
-        # One number more than the keys that environments are seeded from, so no stream is used twice.
+        # One number more than the keys that environments are seeded from, so no stream is used
+        # twice.
         self._noise = np.random.default_rng(
             np.random.SeedSequence(run.seed, spawn_key=(0, *era.values(), self._actor))
         )
@@ -314,7 +334,8 @@ class Rollout:
             if not finite.all():
                 step, environment, *_ = np.argwhere(~finite)[0].tolist()
                 value = array[step, environment][~finite[step, environment]].ravel()[0]
-                # Observation k and row k - 1 of everything else came out of step k; what is recorded at k was made before step k + 1.
+                # Observation k and row k - 1 of everything else came out of step k; what is
+                # recorded at k was made before step k + 1.
                 after = (
                     step if is_observation or name in self._config.algorithm.recorded else step + 1
                 )

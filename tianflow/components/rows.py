@@ -29,7 +29,9 @@ class Row:
 
 
 def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
-    """Every row's views, made beforehand, so that a step indexes nothing. ``replayed``: as in `make_layout`."""
+    """Every row's views, made beforehand, so that a step indexes nothing. ``replayed``: as in
+    `make_layout`.
+    """
     steps = len(arrays["reward"])
     observations, starts = _by_row(arrays, "obs/", steps + 1), list(arrays["start"])
     masks = list(arrays["action_mask"]) if "action_mask" in arrays else [None] * (steps + 1)
@@ -51,7 +53,9 @@ def _by_row(arrays: Arrays, prefix: str, rows: int) -> list[dict[str, NDArray[An
 
 
 def blank(arrays: Arrays, length: int) -> None:
-    """Rows past ``length`` say nothing and are finite: zeros, the last version, and masks that allow everything."""
+    """Rows past ``length`` say nothing and are finite: zeros, the last version, and masks that
+    allow everything.
+    """
     for name, array in arrays.items():
         if name.startswith("state/") or name == "stream":
             continue
@@ -64,7 +68,9 @@ def blank(arrays: Arrays, length: int) -> None:
 def accumulate(
     arrays: Arrays, length: int, discounted: NDArray[np.float64], discount: float
 ) -> None:
-    """R_t = r_t + discount * R_{t-1}, beginning at 0 in each episode; ``discounted`` [N] carries on."""
+    """R_t = r_t + discount * R_{t-1}, beginning at 0 in each episode; ``discounted`` [N] carries
+    on.
+    """
     over = arrays["terminated"] | arrays["truncated"]
     for t in range(length):
         discounted *= discount

@@ -16,7 +16,8 @@ _ONE_LONGER = ("obs/", "start", "action_mask")
 
 
 class BatchStacker:
-    """Preallocated arrays for B trajectories side by side, pinned when the learner computes on a GPU.
+    """Preallocated arrays for B trajectories side by side, pinned when the learner computes on a
+    GPU.
 
     Args:
         layout: of one trajectory: T steps of N environments.
@@ -41,7 +42,9 @@ class BatchStacker:
         }
 
     def fill(self, index: int, views: Mapping[str, NDArray[Any]], length: int) -> None:
-        """Copy one trajectory of ``length`` rows into place ``index``; rows it does not have become zero and not valid."""
+        """Copy one trajectory of ``length`` rows into place ``index``; rows it does not have become
+        zero and not valid.
+        """
         n, whole = self._layout.num_envs, length == self._layout.steps
         columns = slice(index * n, (index + 1) * n)
         for name, source in views.items():
@@ -63,7 +66,9 @@ class BatchStacker:
                     )
 
     def batch(self) -> LearnerBatch:
-        """What was filled in, on the learner's device. On a CPU these are the stacker's own arrays, until the next `fill`."""
+        """What was filled in, on the learner's device. On a CPU these are the stacker's own arrays,
+        until the next `fill`.
+        """
         return on_device(self._tensors, self._device)
 
     def _stacked_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -102,7 +107,9 @@ class DrawStacker:
             np.copyto(target, views[name])
 
     def batch(self) -> LearnerBatch:
-        """What was copied, on the learner's device. On a CPU these are the stacker's own arrays, until the next `fill`."""
+        """What was copied, on the learner's device. On a CPU these are the stacker's own arrays,
+        until the next `fill`.
+        """
         return on_device(self._tensors, self._device)
 
 

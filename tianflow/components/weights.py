@@ -1,4 +1,6 @@
-"""learner's weights -> WeightPublisher -> newest weights for every reader; and a policy's own copy of them."""
+"""learner's weights -> WeightPublisher -> newest weights for every reader; and a policy's own copy
+of them.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,18 @@ if TYPE_CHECKING:
 def publish_due(*, version: int, published: int, interval: int, bound: int | None) -> bool:
     """Whether ``version`` is to be published now.
 
-    Every ``interval`` updates; sooner when skipping it would break the invariant ceil(C/B) - 1 + lag <= bound even with
-    the fewest credits that can feed the learner (C = B): with a larger lag everything would be born too stale, nothing
-    would be trained on, and nothing would ever be published.
+    Every ``interval`` updates; sooner when skipping it would break the invariant ceil(C/B) - 1 +
+    lag <= bound even with the fewest credits that can feed the learner (C = B): with a larger lag
+    everything would be born too stale, nothing would be trained on, and nothing would ever be
+    published.
     """
     lag = version - published
     return lag >= interval or (bound is not None and lag > bound)
 
 
 class WeightPublisher:
-    """Publishes versions, or decides not to. A plain object of the learner's loop: it never waits for a reader.
+    """Publishes versions, or decides not to. A plain object of the learner's loop: it never waits
+    for a reader.
 
     Args:
         writer: the learner's end of the weights channel.
@@ -70,9 +74,11 @@ class WeightPublisher:
 
 
 class PolicyWeights:
-    """Keeps a policy at the newest published weights. Used on the compute thread, between two calls of ``act``.
+    """Keeps a policy at the newest published weights. Used on the compute thread, between two calls
+    of ``act``.
 
-    Label and tensors change together: the version it answers is that of the tensors the policy now holds.
+    Label and tensors change together: the version it answers is that of the tensors the policy now
+    holds.
     """
 
     def __init__(self, *, reader: WeightsReader, policy: Policy, nbytes: int) -> None:

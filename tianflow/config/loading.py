@@ -1,4 +1,6 @@
-"""Files, overrides and live changes become a `Config`, or a `ConfigError` that names every problem at once."""
+"""Files, overrides and live changes become a `Config`, or a `ConfigError` that names every problem
+at once.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,18 @@ Table = dict[str, Any]
 
 
 class _AnyAlgorithm(AlgorithmSettings, extra="allow"):
-    """Stands in for the settings of an algorithm that is not known, so that the other sections are still checked."""
+    """Stands in for the settings of an algorithm that is not known, so that the other sections are
+    still checked.
+    """
 
     name: str = ""
     """Its absence is reported with the names there are."""
 
 
 def shipped() -> dict[str, Path]:
-    """Configs that come with tianflow, by name: inside an installed wheel, or beside the package in a checkout."""
+    """Configs that come with tianflow, by name: inside an installed wheel, or beside the package in
+    a checkout.
+    """
     package = Path(__file__).parents[1]
     return {
         path.stem: path
@@ -61,8 +67,8 @@ def load_config(source: str | Path | Mapping[str, object], overrides: Overrides 
 
     Args:
         source: a TOML file, the name of a shipped config, or tables as Python mappings.
-        overrides: ``"section.key=value"`` with TOML values (what is no TOML is taken as a bare string, ``null`` resets to
-            the default), or a mapping from dotted paths to values.
+        overrides: ``"section.key=value"`` with TOML values (what is no TOML is taken as a bare
+            string, ``null`` resets to the default), or a mapping from dotted paths to values.
 
     Raises:
         ConfigError: with every problem found.
@@ -88,10 +94,12 @@ def load_shipped(name: str, overrides: Overrides = ()) -> Config:
 
 
 def with_changes(config: Config, changes: Changes) -> Config:
-    """``config`` with live settings changed: ``{section: {key: value}}`` as a merge patch (None resets to the default).
+    """``config`` with live settings changed: ``{section: {key: value}}`` as a merge patch (None
+    resets to the default).
 
     Whole or not at all. Raises:
-        ConfigError: a setting is unknown, needs a new run, or makes the combination impossible. Nothing has changed.
+        ConfigError: a setting is unknown, needs a new run, or makes the combination impossible.
+            Nothing has changed.
     """
     problems: list[Problem] = []
     for section, values in changes.items():
@@ -119,12 +127,16 @@ def live_settings(config: Config) -> str:
 
 
 def write_config(directory: Path, config: Config) -> None:
-    """Keep ``config`` as ``config.toml`` in a run's directory, whole or not at all. OSError when the disk refuses."""
+    """Keep ``config`` as ``config.toml`` in a run's directory, whole or not at all. OSError when
+    the disk refuses.
+    """
     write_toml(directory / CONFIG_FILE, config)
 
 
 def write_toml(path: Path, config: Config) -> None:
-    """Write ``config`` as the file ``path``, whole or not at all. OSError, which names the file, when the disk refuses."""
+    """Write ``config`` as the file ``path``, whole or not at all. OSError, which names the file,
+    when the disk refuses.
+    """
     written = path.with_name(f".{path.name}")
     try:
         written.write_text(to_toml(config), encoding="utf-8")
@@ -138,8 +150,9 @@ def write_toml(path: Path, config: Config) -> None:
 
 
 def settings_in_force(run: str, runs_dir: Path) -> Path | None:
-    """Where a run, given by name or directory, keeps what was in force last; None if ``run`` is something else, a checkpoint say, or if
-    the file is spoiled: its checkpoints tell what was in force then.
+    """Where a run, given by name or directory, keeps what was in force last; None if ``run`` is
+    something else, a checkpoint say, or if the file is spoiled: its checkpoints tell what was in
+    force then.
     """
     kept = (
         directory / CONFIG_FILE
@@ -161,7 +174,8 @@ def settings_in_force(run: str, runs_dir: Path) -> Path | None:
 
 
 def to_toml(config: Config, *, only_changed: bool = False) -> str:
-    """The config as TOML that `load_config` reads back to an equal one. TOML has no null: what is None is a comment.
+    """The config as TOML that `load_config` reads back to an equal one. TOML has no null: what is
+    None is a comment.
 
     ``only_changed``: without what equals its default.
     """
@@ -177,7 +191,9 @@ def to_toml(config: Config, *, only_changed: bool = False) -> str:
 
 
 def read_tables(source: str | Path) -> Table:
-    """The tables of a TOML file or shipped config, unchecked. Raises ConfigError: there is none, or it is no TOML."""
+    """The tables of a TOML file or shipped config, unchecked. Raises ConfigError: there is none, or
+    it is no TOML.
+    """
     path = Path(source)
     if not path.is_file():
         known = shipped()
@@ -218,7 +234,8 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, object]:
 
 
 def nested(overrides: Mapping[str, object]) -> dict[str, Table]:
-    """{dotted path: value} as {section: {key: value}}, a merge patch in which None stands for the default.
+    """{dotted path: value} as {section: {key: value}}, a merge patch in which None stands for the
+    default.
 
     Raises:
         ConfigError: naming every path that has no section, or one that leads through a value.
@@ -284,7 +301,9 @@ def _merged(into: object, patch: Mapping[str, object]) -> Table:
 
 
 def _plain(value: object, path: str, problems: list[Problem]) -> Any:
-    """Lists, tables, strings and numbers only: what another process, a file and an HTTP body can hold."""
+    """Lists, tables, strings and numbers only: what another process, a file and an HTTP body can
+    hold.
+    """
     if isinstance(value, Mapping):
         return {
             str(key): _plain(inner, f"{path}.{key}".strip("."), problems)
@@ -318,14 +337,17 @@ def _no_object(path: str, value: object) -> Problem:
 
 @cache
 def _model(algorithm: type[AlgorithmSettings]) -> type[Config]:
-    """`Config` with its algorithm section read by ``algorithm``, so that one validation finds every problem."""
+    """`Config` with its algorithm section read by ``algorithm``, so that one validation finds every
+    problem.
+    """
     return create_model("Config", __base__=Config, algorithm=(algorithm, ...))
 
 
 def _checked(tables: Table) -> Config:
     """The config that ``tables`` describe.
 
-    Strict JSON rules: ``"4"`` and ``true`` are no numbers, whole numbers do for floats, lists for tuples.
+    Strict JSON rules: ``"4"`` and ``true`` are no numbers, whole numbers do for floats, lists for
+    tuples.
     """
     _refuse_too_large(tables)
     problems: list[Problem] = []
@@ -365,7 +387,8 @@ def _checked(tables: Table) -> Config:
 
 
 def _refuse_too_large(tables: Table) -> None:
-    # Not the arguments of environments: they are the user's own, never change live, and need not leave the process if it is the only one.
+    # Not the arguments of environments: they are the user's own, never change live, and need not
+    # leave the process if it is the only one.
     if too_large := list(
         _too_large("", {name: table for name, table in tables.items() if name != "env"})
     ):
@@ -373,7 +396,9 @@ def _refuse_too_large(tables: Table) -> None:
 
 
 def _too_large(path: str, value: object) -> Iterator[Problem]:
-    """Whole numbers that no message to another process holds: in force here, they would break every one that they are sent to."""
+    """Whole numbers that no message to another process holds: in force here, they would break every
+    one that they are sent to.
+    """
     if isinstance(value, int) and abs(value) > LARGEST:
         yield Problem(
             path,
@@ -390,7 +415,9 @@ def _too_large(path: str, value: object) -> Iterator[Problem]:
 
 
 def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
-    """Lower the two defaults that would not fit short rollouts, and lift those that would empty replay; what was written down stays."""
+    """Lower the two defaults that would not fit short rollouts, and lift those that would empty
+    replay; what was written down stays.
+    """
     fitted = {
         key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()
     }

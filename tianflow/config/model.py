@@ -1,6 +1,8 @@
-"""The one model that checks files, overrides and HTTP bodies. Importing it is quick: no PyTorch, no Gymnasium.
+"""The one model that checks files, overrides and HTTP bodies. Importing it is quick: no PyTorch, no
+Gymnasium.
 
-Sections are frozen; a change makes a new `Config`. What may change while a run goes on is marked in `LIVE`.
+Sections are frozen; a change makes a new `Config`. What may change while a run goes on is marked in
+`LIVE`.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def parse_bytes(value: object) -> object:
 
 
 def parse_count(value: object) -> object:
-    """``2e6`` → 2000000: a large whole number may be written like one; everything else passes through."""
+    """``2e6`` → 2000000: a large whole number may be written like one; everything else passes
+    through.
+    """
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -71,7 +75,9 @@ class NormalisationSettings(Section):
     observations: bool = False
     """Leaves of floats."""
     images: bool = False
-    """uint8 images, each pixel by itself: what never moves disappears, what is small and moves does not."""
+    """uint8 images, each pixel by itself: what never moves disappears, what is small and moves does
+    not.
+    """
     returns: bool = False
     """Rewards are divided by the standard deviation of the discounted return."""
     clip: PositiveFloat = 10.0
@@ -82,11 +88,14 @@ class EnvSettings(Section):
     """Which environment, how many of it in one actor, and how it is watched."""
 
     id: str
-    """A registered id of Gymnasium, or module:attribute of an environment, a vector environment, or a function that makes one."""
+    """A registered id of Gymnasium, or module:attribute of an environment, a vector environment, or
+    a function that makes one.
+    """
     num_envs: PositiveInt = 8
     """Copies in each actor, stepped together."""
     vectorization: Literal["auto", "native", "sync", "envpool"] = "auto"
-    """auto: the environment's own vector form where it has one, else copies that take turns (sync); native: its own form, or an error;
+    """auto: the environment's own vector form where it has one, else copies that take turns (sync);
+    native: its own form, or an error;
     envpool: ``id`` is one of envpool's."""
     kwargs: dict[str, Any] = {}
     """Arguments of the environment."""
@@ -97,7 +106,8 @@ class EnvSettings(Section):
     start_timeout_s: PositiveFloat = 120.0
     """How long making the environments may take before the host is killed."""
     max_failures: Annotated[int, Field(ge=0)] = 10
-    """Environments of an actor may fail so often in ``failure_window_s``; once more ends the run."""
+    """Environments of an actor may fail so often in ``failure_window_s``; once more ends the run.
+    """
     failure_window_s: PositiveFloat = 60.0
     """Seconds over which failures are counted."""
     normalisation: NormalisationSettings = NormalisationSettings()
@@ -117,7 +127,8 @@ BUILT_IN_ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
 
 
 def algorithm_settings(name: str) -> type[AlgorithmSettings]:
-    """The settings model of the algorithm called ``name``: built in, an installed entry point, or ``module:attribute``.
+    """The settings model of the algorithm called ``name``: built in, an installed entry point, or
+    ``module:attribute``.
 
     Raises:
         ConfigError: there is no such algorithm, or it has no settings model.
@@ -128,20 +139,27 @@ def algorithm_settings(name: str) -> type[AlgorithmSettings]:
         plugins.load("tianflow.algorithms", name, path="algorithm.name"), "settings", None
     )
     if not (isinstance(settings, type) and issubclass(settings, AlgorithmSettings)):
-        message = "is not an algorithm: its `settings` must be a model derived from tianflow.config.model.AlgorithmSettings"
+        message = (
+            "is not an algorithm: its `settings` must be a model derived from "
+            "tianflow.config.model.AlgorithmSettings"
+        )
         raise ConfigError([Problem("algorithm.name", name, message)])
     return settings
 
 
 def read_algorithm(value: object) -> object:
-    """Read a table by the model of the algorithm that it names, so that what was dumped can be read back."""
+    """Read a table by the model of the algorithm that it names, so that what was dumped can be read
+    back.
+    """
     if isinstance(value, dict) and isinstance(value.get("name"), str):
         return algorithm_settings(value["name"]).model_validate(value)
     return value
 
 
 class NetworkSettings(Section):
-    """``name`` is an installed network or ``module:attribute``; the rest is what the built-in ones read."""
+    """``name`` is an installed network or ``module:attribute``; the rest is what the built-in ones
+    read.
+    """
 
     name: str = "mlp"
     """mlp, nature_cnn, impala_resnet, another installed one, or module:attribute."""
@@ -161,7 +179,9 @@ class ActorSettings(Section):
     """How many actors, in how many host processes, and how long a trajectory is."""
 
     count: Annotated[int, Field(ge=0, le=4096)] = 1
-    """How many act. With more than 4096 a coordinator would be so busy that it is late to answer, and to stop when it is told to."""
+    """How many act. With more than 4096 a coordinator would be so busy that it is late to answer,
+    and to stop when it is told to.
+    """
     rollout_steps: PositiveInt = 32
     """T: steps of each environment in one trajectory."""
     hosts: PositiveInt | None = None
@@ -169,8 +189,10 @@ class ActorSettings(Section):
     inference: Literal["local"] = "local"
     """Where actions are computed: in the actor itself."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: actors compute the policy in bfloat16, with weights rounded to it; actions, and the log-probabilities recorded of them, are of
-    that policy, in float32. Evaluation stays in fp32. It pays with convolutions, where the hardware has bfloat16."""
+    """bf16: actors compute the policy in bfloat16, with weights rounded to it; actions, and the
+    log-probabilities recorded of them, are of that policy, in float32. Evaluation stays in fp32. It
+    pays with convolutions, where the hardware has bfloat16.
+    """
     refresh: Literal["trajectory", "step"] = "trajectory"
     """When newer weights are taken: at the start of a trajectory, or before any step."""
 
@@ -179,12 +201,14 @@ class BalanceSettings(Section):
     """The rules of balance. See DESIGN.md, "Balance"."""
 
     controller: str | tuple[str, ...] = "staleness"
-    """Laws that set credits: staleness, freshest, lockstep, open_loop, consume_only, sample_ratio, another installed one, or
-    module:attribute; of several, the strictest wins."""
+    """Laws that set credits: staleness, freshest, lockstep, open_loop, consume_only, sample_ratio,
+    another installed one, or module:attribute; of several, the strictest wins."""
     parameters: dict[str, float] = {}
     """What the laws read, by name."""
     max_staleness: Staleness = 1
-    """The bound: how many updates older than the learner the policy may be that made what is trained on."""
+    """The bound: how many updates older than the learner the policy may be that made what is
+    trained on.
+    """
     credits: PositiveInt | None = None
     """An upper limit on credits; None leaves it to the law."""
     straggler_patience: Annotated[float, Field(ge=0.0)] = 10.0
@@ -224,18 +248,24 @@ class LearnerSettings(Section):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     """auto: a GPU where there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: matrix products and convolutions of the learner's networks, and their gradients, in bfloat16; parameters, losses, targets and
-    optimiser stay float32. It pays with convolutions, where the hardware has bfloat16 (nature_cnn: 1.5
-    times as fast on such a CPU, impala_resnet about twice); small MLPs gain nothing, and lose a quarter of their speed to casting. An
-    algorithm of your own has to heed it itself."""
+    """bf16: matrix products and convolutions of the learner's networks, and their gradients, in
+    bfloat16; parameters, losses, targets and optimiser stay float32. It pays with convolutions,
+    where the hardware has bfloat16 (nature_cnn: 1.5 times as fast on such a CPU, impala_resnet
+    about twice); small MLPs gain nothing, and lose a quarter of their speed to casting. An
+    algorithm of your own has to heed it itself.
+    """
     ranks: Annotated[int, Field(ge=1, le=1)] = 1
     """Processes that learn together; more than one is not there yet."""
     threads: PositiveInt = 1
-    """Where images are learned from on a CPU, parts of a minibatch are, on so many threads, each with a gradient of its own; elsewhere it
-    is the threads of PyTorch's operations. More than one pays where actors wait for the learner, as with several epochs."""
+    """Where images are learned from on a CPU, parts of a minibatch are, on so many threads, each
+    with a gradient of its own; elsewhere it is the threads of PyTorch's operations. More than one
+    pays where actors wait for the learner, as with several epochs.
+    """
     prefetch: Annotated[int, Field(ge=0, le=1)] = 1
-    """1: the next batch is pulled while an update runs, where the bound has room for it; and without a bound replay draws the one after
-    that meanwhile, by the priorities of two updates before its own."""
+    """1: the next batch is pulled while an update runs, where the bound has room for it; and
+    without a bound replay draws the one after that meanwhile, by the priorities of two updates
+    before its own.
+    """
     max_nonfinite_updates: Annotated[int, Field(ge=0)] = 10
     """More skipped updates than this in a row end the run."""
     slowdown: Annotated[float, Field(ge=0.0)] = 0.0
@@ -253,9 +283,13 @@ class PlacementSettings(Section):
     """Which launcher, and which cores its processes may use."""
 
     launcher: str = "processes"
-    """processes: coordinator, learner and actors apart (Linux); inline: one process; or another installed one."""
+    """processes: coordinator, learner and actors apart (Linux); inline: one process; or another
+    installed one.
+    """
     affinity: Literal["auto", "none"] = "auto"
-    """auto: the learner gets cores of its own when there are at least two; none: the system decides."""
+    """auto: the learner gets cores of its own when there are at least two; none: the system
+    decides.
+    """
 
 
 class RunSettings(Section):
@@ -266,21 +300,27 @@ class RunSettings(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")] | None = None
     """Of the run and its directory; None: made from algorithm and time."""
     target_return: float | None = None
-    """The run ends when an evaluation of the newest version has this mean return; None: no target."""
+    """The run ends when an evaluation of the newest version has this mean return; None: no target.
+    """
     max_env_steps: Count | None = None
     """The run ends after so many environment steps."""
     max_updates: Count | None = None
     """The run ends after so many updates."""
     max_seconds: PositiveFloat | None = None
-    """The run ends after so many seconds of training; making environments and the last evaluation are not among them."""
+    """The run ends after so many seconds of training; making environments and the last evaluation
+    are not among them.
+    """
     deterministic: bool = False
     """The same seed gives the same run, bit for bit: one actor, bound 0."""
     barrier_updates: PositiveInt = 50
-    """Deterministic mode: every so many updates is a barrier that drains, checkpoints and re-seeds."""
+    """Deterministic mode: every so many updates is a barrier that drains, checkpoints and re-seeds.
+    """
     grace_s: PositiveFloat = 10.0
     """Seconds between asking a process to end and killing it."""
     max_restarts: Annotated[int, Field(ge=0)] = 20
-    """Processes that die are started anew, so often in ``restart_window_s``; once more ends the run."""
+    """Processes that die are started anew, so often in ``restart_window_s``; once more ends the
+    run.
+    """
     restart_window_s: PositiveFloat = 300.0
     """Seconds over which restarts are counted."""
 
@@ -293,8 +333,10 @@ class EvaluationSettings(Section):
     num_envs: PositiveInt = 16
     """Environments that it is played in."""
     every_s: PositiveFloat | None = None
-    """Seconds between evaluations; None: only when the returns of training reach the target, and at the end. One that reaches the
-    target is confirmed by another of the newest version, and ends the run."""
+    """Seconds between evaluations; None: only when the returns of training reach the target, and at
+    the end. One that reaches the target is confirmed by another of the newest version, and ends the
+    run.
+    """
     deterministic: bool = True
     """Take the most probable action instead of a sampled one."""
     timeout_s: PositiveFloat = 600.0
@@ -337,9 +379,13 @@ class MetricsSettings(Section):
     interval_s: PositiveFloat = 1.0
     """Seconds between two reports of a host, and between two plain lines' samples."""
     sinks: tuple[str, ...] = ()
-    """Where rows of the run's history go besides its file: tensorboard, wandb, mlflow, another installed one, or module:attribute."""
+    """Where rows of the run's history go besides its file: tensorboard, wandb, mlflow, another
+    installed one, or module:attribute.
+    """
     kwargs: dict[str, dict[str, Any]] = {}
-    """Arguments of sinks, by name. They are written with the config, so secrets belong into the environment."""
+    """Arguments of sinks, by name. They are written with the config, so secrets belong into the
+    environment.
+    """
 
 
 class Config(Section):
@@ -382,7 +428,9 @@ LIVE: dict[str, tuple[str, ...]] = {
     "weights": ("publish_interval_updates",),
     "actors": ("count",),
 }
-"""Settings that may change while a run goes on, by section. Everything else needs a new run. `live_of` knows those of the algorithm."""
+"""Settings that may change while a run goes on, by section. Everything else needs a new run.
+`live_of` knows those of the algorithm.
+"""
 
 
 def live_of(config: Config) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,6 @@
-"""What can be said about a network without PyTorch: the shape of its memory, which leaves are images, what it refuses."""
+"""What can be said about a network without PyTorch: the shape of its memory, which leaves are
+images, what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ KEYWORDS = {
 UNITS = {"nature_cnn": 512, "impala_resnet": 256}
 """Of the layer after the convolutions, unless ``kwargs`` say otherwise."""
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Channels, kernel and stride of the convolutions of "Human-level control through deep reinforcement learning" (Nature 518, 2015)."""
+"""Channels, kernel and stride of the convolutions of "Human-level control through deep
+reinforcement learning" (Nature 518, 2015).
+"""
 RESNET = (16, 32, 32)
 """Channels of IMPALA's large network (arXiv 1802.01561, figure 3)."""
 SMALLEST_IMAGE = {"nature_cnn": 36, "impala_resnet": 1}
-"""Pixels on a side below which a convolution would have no output: 36 -> 8 -> 3 -> 1 by strides 4, 2, 1."""
+"""Pixels on a side below which a convolution would have no output: 36 -> 8 -> 3 -> 1 by strides 4,
+2, 1.
+"""
 
 
 def load_network(settings: NetworkSettings) -> object:
@@ -46,7 +52,8 @@ def load_network(settings: NetworkSettings) -> object:
 def state_spec(settings: NetworkSettings) -> dict[str, tuple[int, ...]]:
     """{leaf: shape for one environment} of the recurrent state, float32; empty without memory.
 
-    A network of the user's says it by a static method ``state_spec(settings)``; without one it has no memory.
+    A network of the user's says it by a static method ``state_spec(settings)``; without one it has
+    no memory.
 
     Raises:
         ConfigError: there is no network of that name, or its import failed.
@@ -66,7 +73,9 @@ def is_image(leaf: LeafSpec) -> bool:
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether an image is [channels, height, width] rather than [height, width, channels]: the smaller outer axis is channels."""
+    """Whether an image is [channels, height, width] rather than [height, width, channels]: the
+    smaller outer axis is channels.
+    """
     return shape[0] <= shape[-1]
 
 
@@ -78,7 +87,9 @@ def image_size(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def check_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
-    """Why the network cannot be built for these observations; empty when it can. A built-in network is checked without PyTorch."""
+    """Why the network cannot be built for these observations; empty when it can. A built-in network
+    is checked without PyTorch.
+    """
     name = config.network.name
     if name not in BUILT_IN:
         return _check_own(config.network)
@@ -108,7 +119,8 @@ def resnet_channels(settings: NetworkSettings) -> tuple[int, ...]:
 
 
 def torso_parameters(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> int:
-    """Parameters of one torso of a built-in network over ``leaves``, with the LSTM after it: what every algorithm has at least of them.
+    """Parameters of one torso of a built-in network over ``leaves``, with the LSTM after it: what
+    every algorithm has at least of them.
 
     0 for a network of the user's.
     """
@@ -133,7 +145,9 @@ def torso_parameters(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> i
 
 
 def _trunk(settings: NetworkSettings, image: tuple[int, int, int]) -> tuple[int, int]:
-    """Parameters of the convolutions over an image of so many channels, rows and columns, and how many numbers they give."""
+    """Parameters of the convolutions over an image of so many channels, rows and columns, and how
+    many numbers they give.
+    """
     channels, *sides = image
     count = 0
     if settings.name == "nature_cnn":
@@ -208,7 +222,8 @@ def _check_images(name: str, spec: EnvironmentSpec) -> list[Problem]:
         Problem(
             "network.name",
             name,
-            f"image {leaf.name or 'observation'} of {spec.id} is {list(leaf.shape)}: its convolutions would have no output",
+            f"image {leaf.name or 'observation'} of {spec.id} is {list(leaf.shape)}: its "
+            "convolutions would have no output",
             f"images of at least {least} x {least} pixels, impala_resnet (any size), or mlp",
         )
         for leaf in images

@@ -1,6 +1,8 @@
-"""Settings of the algorithms that learn from replay, and what is wrong with them for an environment. No PyTorch.
+"""Settings of the algorithms that learn from replay, and what is wrong with them for an
+environment. No PyTorch.
 
-Items. Replay hands out windows of an episode; `OffPolicySettings.window` says how long one is and how far apart they begin.
+Items. Replay hands out windows of an episode; `OffPolicySettings.window` says how long one is and
+how far apart they begin.
 """
 
 from __future__ import annotations
@@ -24,14 +26,17 @@ Updates = Annotated[int, Field(ge=0)]
 
 
 def between(start: float, end: float, updates: int, span: int) -> float:
-    """A straight line from ``start`` at update 0 to ``end`` at update ``span``, and ``end`` from there on; span 0 is ``end`` at once."""
+    """A straight line from ``start`` at update 0 to ``end`` at update ``span``, and ``end`` from
+    there on; span 0 is ``end`` at once.
+    """
     return end if updates >= span else start + (end - start) * updates / span
 
 
 class OffPolicySettings(AlgorithmSettings):
     """What every algorithm that learns from replay has.
 
-    ``entropy_cost`` and ``value_cost`` of the base have no meaning here and are refused when they are set.
+    ``entropy_cost`` and ``value_cost`` of the base have no meaning here and are refused when they
+    are set.
     """
 
     live: ClassVar[tuple[str, ...]] = ("learning_rate",)
@@ -45,19 +50,24 @@ class OffPolicySettings(AlgorithmSettings):
 
     @property
     def window(self) -> tuple[int, int]:
-        """(length, period) of items, in steps: how long a window is, and how far apart two of them begin."""
+        """(length, period) of items, in steps: how long a window is, and how far apart two of them
+        begin.
+        """
         return self.n_step, 1
 
     @property
     def recorded(self) -> tuple[str, ...]:
-        """Arrays [T, N] float32 that an actor writes besides the standard ones; `Policy.record` makes them."""
+        """Arrays [T, N] float32 that an actor writes besides the standard ones; `Policy.record`
+        makes them.
+        """
         return ()
 
     @model_validator(mode="after")
     def _no_schedule_by_samples(self) -> OffPolicySettings:
         if self.learning_rate_schedule == "linear":
             raise ValueError(
-                "learning_rate_schedule = 'linear' falls with the samples learned from, and replay makes many of each step: "
+                "learning_rate_schedule = 'linear' falls with the samples learned from, and "
+                "replay makes many of each step: "
                 "the rate would be 0 long before the end of the run; leave it constant"
             )
         return self
@@ -68,17 +78,19 @@ class OffPolicySettings(AlgorithmSettings):
             value = getattr(self, field)
             if value != AlgorithmSettings.model_fields[field].default:
                 raise ValueError(
-                    f"{field} = {value}: the loss of {self.name} has no such term, so nothing would follow; leave it out"
+                    f"{field} = {value}: the loss of {self.name} has no such term, so nothing "
+                    "would follow; leave it out"
                 )
         return self
 
 
 class QSettings(OffPolicySettings):
-    """What algorithms that learn the values of discrete actions share: exploration by epsilon-greedy, one target network.
+    """What algorithms that learn the values of discrete actions share: exploration by
+    epsilon-greedy, one target network.
 
-    With ``epsilon_base`` every environment has an epsilon of its own (Ape-X, arXiv 1803.00933, section 4.1):
-    ``epsilon_base ** (1 + epsilon_alpha * i / (M - 1))`` for environment i of M = actors * num_envs, and the schedule is
-    not used.
+    With ``epsilon_base`` every environment has an epsilon of its own (Ape-X, arXiv 1803.00933,
+    section 4.1): ``epsilon_base ** (1 + epsilon_alpha * i / (M - 1))`` for environment i of M =
+    actors * num_envs, and the schedule is not used.
     """
 
     live: ClassVar[tuple[str, ...]] = (
@@ -92,7 +104,9 @@ class QSettings(OffPolicySettings):
     )
 
     double: bool = True
-    """Double Q-learning (arXiv 1509.06461): the online network chooses the action that the target network values."""
+    """Double Q-learning (arXiv 1509.06461): the online network chooses the action that the target
+    network values.
+    """
     duelling: bool = True
     """Value and advantages apart (arXiv 1511.06581)."""
     huber_delta: PositiveFloat | None = 1.0
@@ -106,7 +120,9 @@ class QSettings(OffPolicySettings):
     epsilon_updates: Updates = 10_000
     """Epsilon falls on a straight line from start to end over so many updates."""
     epsilon_base: Fraction | None = None
-    """An epsilon for each environment (Ape-X), as above, instead of the schedule; None: the schedule."""
+    """An epsilon for each environment (Ape-X), as above, instead of the schedule; None: the
+    schedule.
+    """
     epsilon_alpha: Annotated[float, Field(ge=0.0)] = 7.0
     """How far those epsilons are spread."""
 
@@ -115,7 +131,9 @@ class QSettings(OffPolicySettings):
         return "q_taken", "q_max"
 
     def exploration(self, updates: int) -> dict[str, float]:
-        """``epsilon`` and ``alpha`` of epsilon ** (1 + alpha * i / (M - 1)) after ``updates`` updates; with the schedule alpha is 0."""
+        """``epsilon`` and ``alpha`` of epsilon ** (1 + alpha * i / (M - 1)) after ``updates``
+        updates; with the schedule alpha is 0.
+        """
         if self.epsilon_base is not None:
             return {"epsilon": self.epsilon_base, "alpha": self.epsilon_alpha}
         return {
@@ -125,7 +143,9 @@ class QSettings(OffPolicySettings):
 
 
 class DQNSettings(QSettings):
-    """DQN (Nature 518, 2015) with the parts of Rainbow that matter most (arXiv 1710.02298): double, duelling, n-step, priorities."""
+    """DQN (Nature 518, 2015) with the parts of Rainbow that matter most (arXiv 1710.02298): double,
+    duelling, n-step, priorities.
+    """
 
     name: Literal["dqn"] = "dqn"
     n_step: PositiveInt = 3
@@ -134,9 +154,9 @@ class DQNSettings(QSettings):
 class R2D2Settings(QSettings):
     """R2D2 (Kapturowski et al., ICLR 2019): recurrent Q-learning from stored states, with burn-in.
 
-    An item is ``burn_in`` steps that only bring the stored state up to date, and then ``unroll`` steps that are learned from.
-    A window that begins with its episode needs no burn-in, so all of its steps are learned from, and no step of an episode
-    is left out.
+    An item is ``burn_in`` steps that only bring the stored state up to date, and then ``unroll``
+    steps that are learned from. A window that begins with its episode needs no burn-in, so all of
+    its steps are learned from, and no step of an episode is left out.
     """
 
     name: Literal["r2d2"] = "r2d2"
@@ -151,9 +171,13 @@ class R2D2Settings(QSettings):
     unroll: PositiveInt = 40
     """Steps of an item that are learned from."""
     overlap: Annotated[int, Field(ge=0)] = 0
-    """Learned steps that two adjacent items share; 0: every step of an episode is learned from in exactly one item."""
+    """Learned steps that two adjacent items share; 0: every step of an episode is learned from in
+    exactly one item.
+    """
     value_rescaling: PositiveFloat | None = 1e-3
-    """epsilon of h(x) = sign(x)(sqrt(|x| + 1) - 1) + epsilon x (arXiv 1805.11593); None: returns as they are."""
+    """epsilon of h(x) = sign(x)(sqrt(|x| + 1) - 1) + epsilon x (arXiv 1805.11593); None: returns as
+    they are.
+    """
     priority_eta: Fraction = 0.9
     """Share of the largest error in the priority of an item; the rest is their mean."""
 
@@ -165,7 +189,8 @@ class R2D2Settings(QSettings):
     def _windows_move_on(self) -> R2D2Settings:
         if self.overlap >= self.unroll:
             raise ValueError(
-                f"overlap = {self.overlap} is not below unroll = {self.unroll}: the next item would never begin later"
+                f"overlap = {self.overlap} is not below unroll = {self.unroll}: the next item "
+                "would never begin later"
             )
         return self
 
@@ -179,17 +204,22 @@ class ContinuousSettings(OffPolicySettings):
     """Of actor and critics, and of SAC's temperature."""
     adam_epsilon: PositiveFloat = 1e-8
     target_smoothing: Annotated[float, Field(gt=0.0, le=1.0)] = 0.005
-    """Share of the way that the target networks go towards the online ones at every step of theirs."""
+    """Share of the way that the target networks go towards the online ones at every step of theirs.
+    """
 
 
 class SACSettings(ContinuousSettings):
-    """SAC with automatic temperature (arXiv 1812.05905). With ``n_step`` above 1 the entropy of steps in between is not counted."""
+    """SAC with automatic temperature (arXiv 1812.05905). With ``n_step`` above 1 the entropy of
+    steps in between is not counted.
+    """
 
     name: Literal["sac"] = "sac"
     initial_temperature: PositiveFloat = 1.0
     """Weight of the entropy at first."""
     target_entropy: float | Literal["auto"] | None = "auto"
-    """In nats, of actions scaled to -1..1; auto: minus their number of components; None: the temperature stays as it is."""
+    """In nats, of actions scaled to -1..1; auto: minus their number of components; None: the
+    temperature stays as it is.
+    """
 
 
 class TD3Settings(ContinuousSettings):
@@ -222,7 +252,9 @@ class TD3Settings(ContinuousSettings):
 
 
 def check(config: Config, spec: EnvironmentSpec) -> list[Problem]:
-    """Why the algorithm cannot learn this environment with this network from replay; empty when it can, or is of another kind."""
+    """Why the algorithm cannot learn this environment with this network from replay; empty when it
+    can, or is of another kind.
+    """
     if not isinstance(config.algorithm, OffPolicySettings):
         return []
     name = config.algorithm.name
@@ -244,7 +276,10 @@ def _check_values(name: str, spec: EnvironmentSpec) -> list[Problem]:
         if kind == "box"
         else f"{math.prod(spec.action.categories)} combinations of"
     )
-    message = f"learns one value for each action, and {spec.id} has {why} actions ({kind} {list(spec.action.shape)})"
+    message = (
+        f"learns one value for each action, and {spec.id} has {why} actions ({kind} "
+        f"{list(spec.action.shape)})"
+    )
     return [
         Problem(
             "algorithm.name",
@@ -259,7 +294,10 @@ def _check_bounds(name: str, spec: EnvironmentSpec) -> list[Problem]:
     """A squashed action needs a range to be squashed into."""
     action = spec.action
     if action.kind != "box":
-        message = f"moves continuous actions along a gradient, and the actions of {spec.id} are {action.kind}"
+        message = (
+            f"moves continuous actions along a gradient, and the actions of {spec.id} are "
+            f"{action.kind}"
+        )
         return [
             Problem(
                 "algorithm.name",
@@ -273,7 +311,10 @@ def _check_bounds(name: str, spec: EnvironmentSpec) -> list[Problem]:
         for low, high in zip(action.low, action.high, strict=True)
     ):
         return []
-    message = f"squashes actions into their range, and an action of {spec.id} has no bounds with room between them"
+    message = (
+        f"squashes actions into their range, and an action of {spec.id} has no bounds with "
+        "room between them"
+    )
     return [
         Problem(
             "algorithm.name", name, message, "ppo, impala or a2c, or a wrapper that bounds actions"
@@ -285,7 +326,10 @@ def _check_network(config: Config) -> list[Problem]:
     network, name = config.network, config.algorithm.name
     problems = []
     if network.name not in NETWORKS:
-        message = f"{name} builds value networks on a built-in torso, and cannot take a network that gives a policy and a value"
+        message = (
+            f"{name} builds value networks on a built-in torso, and cannot take a network "
+            "that gives a policy and a value"
+        )
         problems.append(Problem("network.name", network.name, message, ", ".join(NETWORKS)))
     if name == "r2d2" and not network.lstm:
         problems.append(
@@ -321,7 +365,10 @@ def _check_network(config: Config) -> list[Problem]:
 def _check_normalisation(config: Config) -> list[Problem]:
     if not config.env.normalisation.returns:
         return []
-    message = "what is replayed was rewarded under an older scale, so one value would be learned in several units"
+    message = (
+        "what is replayed was rewarded under an older scale, so one value would be learned "
+        "in several units"
+    )
     accepted = "false" + (
         "; value_rescaling tames large returns"
         if isinstance(config.algorithm, R2D2Settings)

@@ -1,4 +1,5 @@
-"""Settings of the algorithms that use each trajectory once, and what all settings share. No PyTorch.
+"""Settings of the algorithms that use each trajectory once, and what all settings share. No
+PyTorch.
 
 Those that learn from replay are in `tianflow.config.off_policy`.
 """
@@ -47,17 +48,23 @@ class AlgorithmSettings(Section):
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """(length, period) in steps of what replay draws; None for an algorithm that uses each trajectory once."""
+        """(length, period) in steps of what replay draws; None for an algorithm that uses each
+        trajectory once.
+        """
         return None
 
     @property
     def items(self) -> int:
-        """Windows that replay draws for one update: ``batch_size``; 0 for an algorithm that uses each trajectory once."""
+        """Windows that replay draws for one update: ``batch_size``; 0 for an algorithm that uses
+        each trajectory once.
+        """
         return int(getattr(self, "batch_size", 0))
 
     @property
     def recorded(self) -> tuple[str, ...]:
-        """Fields [T, N] float32 that the policy adds to a trajectory; see `tianflow.interfaces.Policy.record`."""
+        """Fields [T, N] float32 that the policy adds to a trajectory; see
+        `tianflow.interfaces.Policy.record`.
+        """
         return ("log_prob",)
 
 
@@ -66,7 +73,8 @@ class PPOSettings(AlgorithmSettings):
 
     name: Literal["ppo"] = "ppo"
     gae_lambda: Fraction = 0.95
-    """Of generalised advantage estimation (arXiv 1506.02438); 1: returns as they were, 0: one step."""
+    """Of generalised advantage estimation (arXiv 1506.02438); 1: returns as they were, 0: one step.
+    """
     clip: PositiveFloat = 0.2
     """The ratio to the old policy counts between 1 - clip and 1 + clip."""
     value_clip: PositiveFloat | None = None
@@ -105,13 +113,16 @@ class ImpalaSettings(AlgorithmSettings):
     def _limits_converge(self) -> ImpalaSettings:
         if self.c_bar > self.rho_bar:
             raise ValueError(
-                f"c_bar = {self.c_bar} is above rho_bar = {self.rho_bar}: V-trace need not converge then; lower c_bar"
+                f"c_bar = {self.c_bar} is above rho_bar = {self.rho_bar}: V-trace need not "
+                "converge then; lower c_bar"
             )
         return self
 
 
 class A2CSettings(AlgorithmSettings):
-    """A3C's n-step advantage actor-critic objective (arXiv 1602.01783), trajectories shipped instead of gradients."""
+    """A3C's n-step advantage actor-critic objective (arXiv 1602.01783), trajectories shipped
+    instead of gradients.
+    """
 
     name: Literal["a2c"] = "a2c"
     learning_rate: Annotated[float, Field(ge=0.0)] = 7e-4

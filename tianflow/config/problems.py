@@ -1,4 +1,6 @@
-"""pydantic's errors, told as `Problem`: dotted path, the value, what would be accepted, the nearest known key."""
+"""pydantic's errors, told as `Problem`: dotted path, the value, what would be accepted, the nearest
+known key.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _KINDS = {
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """One `Problem` for every setting that ``error`` complains of; alternatives of one setting become one."""
+    """One `Problem` for every setting that ``error`` complains of; alternatives of one setting
+    become one.
+    """
     found: dict[str, Problem] = {}
     for details in error.errors(include_url=False):
         keys = _keys(details["loc"], model)
@@ -70,7 +74,8 @@ def unknown_key(
     value: object,
     live: Mapping[str, Sequence[str]] | None = None,
 ) -> Problem:
-    """There is no setting at ``keys``. Names the nearest one: in the same section, else the same key in another.
+    """There is no setting at ``keys``. Names the nearest one: in the same section, else the same
+    key in another.
 
     ``live``: only these settings, by section, would be accepted.
     """
@@ -100,7 +105,9 @@ def unknown_key(
 
 
 def _of_whom(section: type[BaseModel] | None, parents: Sequence[str]) -> str:
-    """Whose settings those of `algorithm` are: who takes another algorithm than that of the config finds settings of the old one there."""
+    """Whose settings those of `algorithm` are: who takes another algorithm than that of the config
+    finds settings of the old one there.
+    """
     name = (
         section.model_fields["name"].default
         if section is not None and list(parents) == ["algorithm"]
@@ -163,7 +170,9 @@ def _with_null(problem: Problem, model: type[BaseModel]) -> Problem:
 
 
 def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
-    """The settings along ``location``: names of union members, which pydantic puts between, are left out."""
+    """The settings along ``location``: names of union members, which pydantic puts between, are
+    left out.
+    """
     keys: list[str] = []
     current: Any = model
     for position, part in enumerate(location):
@@ -179,7 +188,9 @@ def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
 
 
 def _bare(annotation: Any) -> Any:
-    """The annotation without `Annotated` and without alternatives: the first one that is not None."""
+    """The annotation without `Annotated` and without alternatives: the first one that is not
+    None.
+    """
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) in {Union, types.UnionType}:

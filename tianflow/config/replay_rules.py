@@ -1,4 +1,6 @@
-"""What the settings of replay come to: the limits of the one limiter, and what cannot work. Pure functions of a `Config`."""
+"""What the settings of replay come to: the limits of the one limiter, and what cannot work. Pure
+functions of a `Config`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from tianflow.replay.rate_limiter import RateLimits
 
 
 def insert_size(config: Config) -> int:
-    """The most items that one trajectory is expected to bring: a window begins every ``period`` steps of each environment, and one
-    that began in the trajectory before may end in this one.
+    """The most items that one trajectory is expected to bring: a window begins every ``period``
+    steps of each environment, and one that began in the trajectory before may end in this one.
     """
     assert config.algorithm.window is not None
     length, period = config.algorithm.window
@@ -24,10 +26,12 @@ def shard_capacity(config: Config) -> int:
 
 
 def most_items(config: Config) -> int:
-    """Items that are sure to be there once all shards are full, if episodes are long and end by themselves.
+    """Items that are sure to be there once all shards are full, if episodes are long and end by
+    themselves.
 
-    A shard holds observations. Of each environment the last ``length`` ones belong to windows in the making, and ``period`` of the
-    oldest to one whose beginning has gone. Fewer actors than shards visit them all.
+    A shard holds observations. Of each environment the last ``length`` ones belong to windows in
+    the making, and ``period`` of the oldest to one whose beginning has gone. Fewer actors than
+    shards visit them all.
     """
     assert config.algorithm.window is not None
     length, period = config.algorithm.window
@@ -98,7 +102,10 @@ def check(config: Config) -> list[Problem]:
 def _check_deterministic(config: Config) -> list[Problem]:
     if not config.run.deterministic:
         return []
-    message = "which items are there when the learner draws is chance, so a run with replay does not repeat bit for bit"
+    message = (
+        "which items are there when the learner draws is chance, so a run with replay does "
+        "not repeat bit for bit"
+    )
     return [Problem("run.deterministic", True, message, "false")]
 
 
@@ -114,7 +121,10 @@ def _check_capacity(config: Config) -> list[Problem]:
             if trajectory >= length
             else f"the {length} steps of one item"
         )
-        message = f"each of {replay.shards} shards would hold {shard_capacity(config)} observations, fewer than {what}"
+        message = (
+            f"each of {replay.shards} shards would hold {shard_capacity(config)} "
+            f"observations, fewer than {what}"
+        )
         return [
             Problem(
                 "replay.capacity",
@@ -125,8 +135,10 @@ def _check_capacity(config: Config) -> list[Problem]:
         ]
     if most_items(config) < replay.min_size:
         message = (
-            f"with {replay.capacity} observations in {replay.shards} shards, windows of {length} steps that begin every {period} and "
-            f"{envs} environments an actor, {most_items(config)} items are sure to be there at once, so the learner might wait for ever"
+            f"with {replay.capacity} observations in {replay.shards} shards, windows of {length} "
+            f"steps that begin every {period} and "
+            f"{envs} environments an actor, {most_items(config)} items are sure to be there at "
+            "once, so the learner might wait for ever"
         )
         return [
             Problem(

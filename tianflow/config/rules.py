@@ -1,4 +1,6 @@
-"""What no single setting can say: combinations that cannot work, and combinations that cost something. Pure functions of a `Config`."""
+"""What no single setting can say: combinations that cannot work, and combinations that cost
+something. Pure functions of a `Config`.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,25 @@ def laws(config: Config) -> tuple[str, ...]:
 
 
 def bound_in_force(config: Config) -> int | None:
-    """The staleness bound that the laws leave: 0 under ``lockstep``, none under ``open_loop`` alone."""
+    """The staleness bound that the laws leave: 0 under ``lockstep``, none under ``open_loop``
+    alone.
+    """
     if "lockstep" in laws(config):
         return 0
     return None if laws(config) == ("open_loop",) else config.bound
 
 
 def is_paced(config: Config) -> bool:
-    """False where no law holds actors back for the bound's sake: they begin whatever memory has room for."""
+    """False where no law holds actors back for the bound's sake: they begin whatever memory has
+    room for.
+    """
     return not set(laws(config)) <= {"open_loop", "consume_only"}
 
 
 def credits_ceiling(config: Config) -> int | None:
-    """C at publish lag 0: the smaller of (max_staleness + 1) * B and ``balance.credits``; None when nothing limits it."""
+    """C at publish lag 0: the smaller of (max_staleness + 1) * B and ``balance.credits``; None when
+    nothing limits it.
+    """
     batch, bound = (
         config.algorithm.batch_trajectories,
         bound_in_force(config) if is_paced(config) else None,
@@ -46,7 +54,9 @@ def credits_ceiling(config: Config) -> int | None:
 
 
 def check(config: Config) -> list[Problem]:
-    """Everything that is wrong with the combination of settings, each with its consequence. Needs no environment."""
+    """Everything that is wrong with the combination of settings, each with its consequence. Needs
+    no environment.
+    """
     return [
         *_check_names(config),
         *_check_balance(config),
@@ -159,7 +169,10 @@ def _check_balance(config: Config) -> list[Problem]:
     problems = []
     batch, balance = config.algorithm.batch_trajectories, config.balance
     if balance.credits is not None and balance.credits < batch:
-        message = f"{balance.credits} credits can never feed the learner, which takes {batch} trajectories for one update"
+        message = (
+            f"{balance.credits} credits can never feed the learner, which takes {batch} "
+            "trajectories for one update"
+        )
         problems.append(
             Problem(
                 "balance.credits",
@@ -169,7 +182,11 @@ def _check_balance(config: Config) -> list[Problem]:
             )
         )
     if balance.min_fragment_steps > config.actors.rollout_steps:
-        message = f"a trajectory has {config.actors.rollout_steps} steps at most, so no straggler could ever be cut"
+        message = (
+            f"a trajectory has {config.actors.rollout_steps} steps at most, so no "
+            "straggler "
+            "could ever be cut"
+        )
         accepted = f"1 to actors.rollout_steps = {config.actors.rollout_steps}"
         problems.append(
             Problem("balance.min_fragment_steps", balance.min_fragment_steps, message, accepted)
@@ -186,7 +203,11 @@ def _check_minibatch(config: Config) -> list[Problem]:
     size, samples = getattr(config.algorithm, "minibatch_size", 0), samples_per_update(config)
     if not isinstance(config.algorithm, PPOSettings) or size <= samples:
         return []
-    message = f"one update has rollout_steps * num_envs * batch_trajectories = {samples} samples, so no minibatch would ever be full"
+    message = (
+        f"one update has rollout_steps * num_envs * batch_trajectories = {samples} "
+        "samples, "
+        "so no minibatch would ever be full"
+    )
     return [Problem("algorithm.minibatch_size", size, message, f"1 to {samples}")]
 
 
@@ -195,10 +216,17 @@ def _check_deterministic(config: Config) -> list[Problem]:
         return []
     problems = []
     if config.actors.count != 1:
-        message = "run.deterministic = true repeats bit for bit only with one actor: the order in which several finish is chance"
+        message = (
+            "run.deterministic = true repeats bit for bit only with one actor: the order "
+            "in "
+            "which several finish is chance"
+        )
         problems.append(Problem("actors.count", config.actors.count, message, "1"))
     if bound_in_force(config) != 0:
-        message = "run.deterministic = true repeats bit for bit only when the learner and the actor take turns"
+        message = (
+            "run.deterministic = true repeats bit for bit only when the learner and the "
+            "actor take turns"
+        )
         problems.append(
             Problem(
                 "balance.max_staleness",
@@ -221,7 +249,8 @@ def advice(config: Config) -> list[str]:
         and run.max_seconds is None
     ):
         sentences.append(
-            "nothing ends this run but a stop: it has no run.target_return, max_env_steps, max_updates or max_seconds"
+            "nothing ends this run but a stop: it has no run.target_return, max_env_steps, "
+            "max_updates or max_seconds"
         )
     if config.actors.count == 0:
         sentences.append("with actors.count = 0 nothing is sampled until actors are added")
@@ -229,7 +258,9 @@ def advice(config: Config) -> list[str]:
 
 
 def used_up(config: Config, manifest: Mapping[str, Any]) -> list[str]:
-    """Limits that a run has reached before it goes on from the checkpoint of ``manifest``, in sentences: it would end at once."""
+    """Limits that a run has reached before it goes on from the checkpoint of ``manifest``, in
+    sentences: it would end at once.
+    """
     run = config.run
     seconds = manifest.get("trained_s", manifest["elapsed_s"])
     reached = {
@@ -239,7 +270,8 @@ def used_up(config: Config, manifest: Mapping[str, Any]) -> list[str]:
     }
     limits = {name: getattr(run, name) for name in reached}
     return [
-        f"run.{name} = {number(limit)} is used up ({number(reached[name])} before), so nothing will be trained: give it more, or null"
+        f"run.{name} = {number(limit)} is used up ({number(reached[name])} before), so nothing "
+        "will be trained: give it more, or null"
         for name, limit in limits.items()
         if limit is not None and reached[name] >= limit
     ]
@@ -255,9 +287,12 @@ def _idle_actors(config: Config) -> list[str]:
         return []
     rolling, bound = ceiling - batch, bound_in_force(config)
     sentence = (
-        f"with A = {actors} actors, B = {batch} trajectories an update and max_staleness = {'unbounded' if bound is None else bound}, "
-        f"C = {ceiling} credits: B of them sit in the update, so at most C - B = {rolling} trajectories roll out meanwhile and "
-        f"{actors - rolling} of {actors} actors are idle by law; when both halves are equally fast, throughput is at most "
+        f"with A = {actors} actors, B = {batch} trajectories an update and max_staleness = "
+        f"{'unbounded' if bound is None else bound}, "
+        f"C = {ceiling} credits: B of them sit in the update, so at most C - B = {rolling} "
+        "trajectories roll out meanwhile and "
+        f"{actors - rolling} of {actors} actors are idle by law; when both halves are equally "
+        "fast, throughput is at most "
         f"C/(A + B) = {min(1.0, ceiling / (actors + batch)):.2f} of open loop; "
     )
     if bound == 0:
@@ -283,5 +318,8 @@ def _forced_publishing(config: Config) -> list[str]:
     interval, bound = config.weights.publish_interval_updates, bound_in_force(config)
     if bound is None or interval <= bound + 1:
         return []
-    setting = f"weights.publish_interval_updates = {interval} is more than max_staleness + 1 = {bound + 1}"
+    setting = (
+        f"weights.publish_interval_updates = {interval} is more than max_staleness + 1 = "
+        f"{bound + 1}"
+    )
     return [f"{setting}: versions are published sooner, whenever the bound needs it"]

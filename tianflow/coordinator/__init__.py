@@ -1,8 +1,10 @@
-"""A run: the one process that supervises, balances, keeps the ledger and the slots, checkpoints, and answers.
+"""A run: the one process that supervises, balances, keeps the ledger and the slots, checkpoints,
+and answers.
 
-`Run` makes the parts and lives. Each part owns its state: `Life` how the run goes, `Control` the settings in force and
-who changed them, `Staff` the hosts, `Reception` what they tell, `Goal` whether the target is reached, `Rounds` what is
-due now and then, `Ending` the last things, `Readings` what can be seen.
+`Run` makes the parts and lives. Each part owns its state: `Life` how the run goes, `Control` the
+settings in force and who changed them, `Staff` the hosts, `Reception` what they tell, `Goal`
+whether the target is reached, `Rounds` what is due now and then, `Ending` the last things,
+`Readings` what can be seen.
 """
 
 from __future__ import annotations

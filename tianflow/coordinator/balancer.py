@@ -73,10 +73,11 @@ class ControllerRequests:
 def merge(
     wishes: Mapping[str, ControllerRequests], config: Config, *, slots: int
 ) -> tuple[Limits, str]:
-    """One set of limits from the config and all laws: the strictest wins. Also which law set the credits ("" for none).
+    """One set of limits from the config and all laws: the strictest wins. Also which law set the
+    credits ("" for none).
 
-    A law may loosen the configured bound only when no other law and no credit setting is stricter: ``open_loop`` does. Admission
-    is open only where every law says so: ``consume_only``.
+    A law may loosen the configured bound only when no other law and no credit setting is stricter:
+    ``open_loop`` does. Admission is open only where every law says so: ``consume_only``.
     """
     bounds = [wish.bound.max_staleness for wish in wishes.values() if wish.bound is not None]
     finite = [bound for bound in bounds if bound is not None]
@@ -108,9 +109,9 @@ def merge(
 class Balancer:
     """Shows laws what is, and puts in force what they ask for.
 
-    Consumes: the ledger, settings, ticks. Produces: limits. Waits: never for long; it looks after every settled update,
-    every change of settings and every tick. The ledger itself keeps C <= (bound + 1 - lag) * B at every moment between,
-    unless admission is open.
+    Consumes: the ledger, settings, ticks. Produces: limits. Waits: never for long; it looks after
+    every settled update, every change of settings and every tick. The ledger itself keeps C <=
+    (bound + 1 - lag) * B at every moment between, unless admission is open.
 
     Args:
         exchange: whose limits it sets.
@@ -168,7 +169,9 @@ class Balancer:
         self._set_bound(limits.max_staleness)
 
     def bound_with(self, config: Config) -> int | None:
-        """The bound in force with ``config``, as far as the laws now running say; `look` then asks the laws that it names."""
+        """The bound in force with ``config``, as far as the laws now running say; `look` then asks
+        the laws that it names.
+        """
         if self._named != (config.balance.controller, config.balance.parameters):
             return config.bound
         return merge(self._wishes, config, slots=self._exchange.ledger.slots)[0].max_staleness

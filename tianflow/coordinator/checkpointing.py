@@ -67,7 +67,8 @@ class CheckpointManager:
         resumed: the checkpoint that the run goes on from.
         learner: the way to a learner that works, or None.
         manifest: what goes into the manifest beside a saved state.
-        keep_replay: writes what is in replay into a directory, and says which files that took; None: it is not kept.
+        keep_replay: writes what is in replay into a directory, and says which files that took;
+            None: it is not kept.
     """
 
     def __init__(
@@ -104,7 +105,9 @@ class CheckpointManager:
 
     @property
     def kept(self) -> int | None:
-        """Updates in the newest checkpoint on disk, as of the last one written; None: there is none."""
+        """Updates in the newest checkpoint on disk, as of the last one written; None: there is
+        none.
+        """
         return None if not self.listing else cast("tuple[int, int]", self.listing[0]["version"])[1]
 
     async def open(self) -> None:
@@ -114,7 +117,8 @@ class CheckpointManager:
         self.listing = await loop.run_in_executor(self._disk, self._store.list)
 
     async def next_start(self) -> tuple[Version, int, Path | None]:
-        """Where a learner that starts now begins: version of a new lineage, samples trained, and the checkpoint, if any.
+        """Where a learner that starts now begins: version of a new lineage, samples trained, and
+        the checkpoint, if any.
 
         The newest checkpoint that this process made, else the one it was resumed from.
         """
@@ -136,7 +140,8 @@ class CheckpointManager:
         )
 
     def ask(self) -> Coroutine[None, None, object] | None:
-        """What writes one that somebody asked for; None while another that was asked for has not begun, for that one will do.
+        """What writes one that somebody asked for; None while another that was asked for has not
+        begun, for that one will do.
 
         However often people and programs ask, the last checkpoint of a run waits for two at most.
         """
@@ -151,7 +156,9 @@ class CheckpointManager:
             await self._save()
 
     async def save(self) -> bool:
-        """Write a checkpoint. A failure is counted and logged, and leaves the checkpoints before it alone; False then."""
+        """Write a checkpoint. A failure is counted and logged, and leaves the checkpoints before it
+        alone; False then.
+        """
         async with self._writing:
             return await self._save()
 
@@ -200,6 +207,8 @@ class CheckpointManager:
             raise
 
     def _forget(self, staging: Future[Path]) -> None:
-        """Remove what was staged, also where nobody waited for it any more; on the thread that staged it, so afterwards."""
+        """Remove what was staged, also where nobody waited for it any more; on the thread that
+        staged it, so afterwards.
+        """
         if not staging.cancelled() and staging.exception() is None:
             self._store.discard(staging.result())

@@ -30,7 +30,8 @@ log = logger("coordinator")
 
 
 class LiveConfig:
-    """The live settings: one cell that every host follows, with a generation that grows with each change.
+    """The live settings: one cell that every host follows, with a generation that grows with each
+    change.
 
     Args:
         config: settings at the start.
@@ -203,7 +204,9 @@ class Control:
         return self._life.state
 
     def hold_learner(self, hold: bool) -> None:
-        """The learner rests at its next boundary, or goes on; while the run stops it is never let go."""
+        """The learner rests at its next boundary, or goes on; while the run stops it is never let
+        go.
+        """
         self._in_force.hold_learner(hold or self._life.state == "stopping")
 
     @property

@@ -1,4 +1,6 @@
-"""The small accounts a coordinator keeps beside the ledger: episodes, paused time, who waits for what, the audit."""
+"""The small accounts a coordinator keeps beside the ledger: episodes, paused time, who waits for
+what, the audit.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ from tianflow.rundir.audit_log import AuditPage, read_page
 log = logger("tallies")
 
 RECENT_EPISODES = 100
-"""The customary window: CartPole and its like are solved when the mean over 100 episodes reaches the threshold."""
+"""The customary window: CartPole and its like are solved when the mean over 100 episodes reaches
+the threshold.
+"""
 
 KEPT_RECORDS = 1000
 """Entries of the audit in memory: a program may turn a knob again and again for weeks."""
 
 
 class ActiveClock:
-    """Monotonic seconds, less those for which the run was paused: what patience is measured with."""
+    """Monotonic seconds, less those for which the run was paused: what patience is measured
+    with.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -75,7 +81,9 @@ class EpisodeTally:
 
 
 class AuditLog:
-    """The audit: every change and action, appended to a file by ``executor``; the newest are kept in memory, too."""
+    """The audit: every change and action, appended to a file by ``executor``; the newest are kept
+    in memory, too.
+    """
 
     def __init__(self, *, path: Path, executor: Executor) -> None:
         self._path, self._executor = path, executor
@@ -93,7 +101,9 @@ class AuditLog:
         self._newest = self._executor.submit(self._append, json.dumps(record) + "\n")
 
     async def read(self, *, before: int | None, limit: int) -> AuditPage:
-        """A page of the file, with everything that was recorded before this was asked. Where it cannot be read, what is in memory."""
+        """A page of the file, with everything that was recorded before this was asked. Where it
+        cannot be read, what is in memory.
+        """
         if self._newest is not None:
             await asyncio.shield(
                 asyncio.wrap_future(self._newest)

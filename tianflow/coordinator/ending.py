@@ -70,10 +70,12 @@ class Shutdown:
             self._control.hold_learner(
                 True
             )  # what it has pulled ahead would be an update more than the last checkpoint holds
-            # by itself: it is judged at the version it ended with; one that was at its limit before a learner began has none to judge
+            # by itself: it is judged at the version it ended with; one that was at its limit before
+            # a learner began has none to judge
             if life.end_state == "done" and exchange.ledger.version != NO_VERSION:
                 await self._while_the_learner_answers(self._goal.evaluate_last(), EVALUATION)
-            # apart: an evaluation that takes all its time, of episodes that never end, say, must not cost the checkpoint
+            # apart: an evaluation that takes all its time, of episodes that never end, say, must
+            # not cost the checkpoint
             await self._while_the_learner_answers(self._keeper.save(), "checkpoint")
         await supervisor.stop()
         exchange.drop_open("stopped")
@@ -82,7 +84,8 @@ class Shutdown:
     async def _while_the_learner_answers(
         self, work: Coroutine[None, None, object], what: str
     ) -> None:
-        """Do ``work``, which waits for the learner, but let a learner that has been stopped not keep the run from ending.
+        """Do ``work``, which waits for the learner, but let a learner that has been stopped not
+        keep the run from ending.
 
         An evaluation is given up, too, when somebody wants the run to end at last.
         """

@@ -1,4 +1,6 @@
-"""finished episodes, evaluations -> TargetTracker -> whether the target is reached, and since when."""
+"""finished episodes, evaluations -> TargetTracker -> whether the target is reached, and
+since when.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from tianflow.core.payloads import Episode
 class TargetTracker:
     """Finds out whether a run has reached its target return, and ends it then.
 
-    Episodes of training, and evaluations, only say that it seems so: `confirm` has exactly the newest version judged.
+    Episodes of training, and evaluations, only say that it seems so: `confirm` has exactly the
+    newest version judged.
 
     Args:
         life: of the run.
@@ -57,7 +60,9 @@ class TargetTracker:
             self._life.go_on_with(self._confirm(target))
 
     async def evaluate(self) -> None:
-        """A good one is confirmed at once: where actors explore, the returns of training never show that the target is reached."""
+        """A good one is confirmed at once: where actors explore, the returns of training never show
+        that the target is reached.
+        """
         target = self._target()
         if (
             await self._judge.judge(target=target)
@@ -67,17 +72,23 @@ class TargetTracker:
             await self._confirm(target)
 
     async def evaluate_last(self) -> None:
-        """EvaluationScheduler the version that the run ends with, unless it was confirmed already."""
+        """EvaluationScheduler the version that the run ends with, unless it was confirmed
+        already.
+        """
         if not self.reached:
             await self._judged_to_reach(self._target())
 
     async def _confirm(self, target: float) -> None:
-        """Training seems to have reached the target: judge exactly the newest version, and end if it has."""
+        """Training seems to have reached the target: judge exactly the newest version, and end if
+        it has.
+        """
         if await self._judged_to_reach(target):
             self._life.end("done", "target_return")
 
     async def _judged_to_reach(self, target: float | None) -> bool:
-        """EvaluationScheduler the newest version; True, and noted, if its mean return reached ``target``."""
+        """EvaluationScheduler the newest version; True, and noted, if its mean return reached
+        ``target``.
+        """
         reached = await self._judge.judge(target=target, hold=True)
         if reached:
             self.reached = True

@@ -1,4 +1,6 @@
-"""The hosts of a run, as the one who employs them sees them: there are none before the run has begun."""
+"""The hosts of a run, as the one who employs them sees them: there are none before the run has
+begun.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class HostGroup:
         lost: Callable[[HostSpec, str], None],
         failed: Callable[[RunError], None],
     ) -> Supervisor:
-        """The supervisor of a run that begins with ``config``. For the other arguments see `Supervisor`."""
+        """The supervisor of a run that begins with ``config``. For the other arguments see
+        `Supervisor`.
+        """
         self._supervisor = Supervisor(
             start=start,
             lost=lost,

@@ -49,7 +49,9 @@ class EvaluationScheduler:
         self.failures = 0
         """Evaluations that came to nothing."""
         self.newest: dict[str, float] = {}
-        """``version``, ``mean_return`` and ``episodes`` of the newest evaluation; empty before the first."""
+        """``version``, ``mean_return`` and ``episodes`` of the newest evaluation; empty before the
+        first.
+        """
 
     @property
     def busy(self) -> bool:
@@ -57,10 +59,11 @@ class EvaluationScheduler:
         return self._judging.locked()
 
     async def judge(self, *, target: float | None = None, hold: bool = False) -> bool:
-        """Evaluate; True if the mean return reached ``target``. A failure is logged and counted, and is no success.
+        """Evaluate; True if the mean return reached ``target``. A failure is logged and counted,
+        and is no success.
 
-        With ``hold`` it is exactly the learner's newest version, which rests meanwhile; it goes on resting after a
-        success, so that what is saved then is what was judged.
+        With ``hold`` it is exactly the learner's newest version, which rests meanwhile; it goes on
+        resting after a success, so that what is saved then is what was judged.
         """
         async with self._judging:
             reached = False

@@ -1,4 +1,6 @@
-"""How a run goes, from "starting" to its end, and the work in the background whose failure is the run's."""
+"""How a run goes, from "starting" to its end, and the work in the background whose failure is the
+run's.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Lifecycle:
         self.hurried = False
         """Somebody wants it to end who came when it was ending already."""
         self.evaluates_until: float | None = None
-        """`time.monotonic` when the last evaluation of the run is given up; None while there is none."""
+        """`time.monotonic` when the last evaluation of the run is given up; None while there is
+        none.
+        """
         self.first_error: RunError | None = None
         self.background: set[asyncio.Task[object]] = set()
         """Work that goes on beside the run."""
@@ -44,7 +48,8 @@ class Lifecycle:
         self._training_began: float | None = None
         self._training_ended: float | None = None
 
-    # Going on -------------------------------------------------------------------------------------------------------
+    # Going on
+    # ----------------------------------------------------------------------------------------------
 
     def training_begins(self, state: str) -> None:
         """Learner and actors are first at work: the run is in ``state``, running or paused."""
@@ -70,10 +75,13 @@ class Lifecycle:
             details = "".join(traceback.format_exception(error))
             self.fail(RunError("coordinator", f"{type(error).__name__}: {error}", details))
 
-    # Ending ---------------------------------------------------------------------------------------------------------
+    # Ending
+    # ----------------------------------------------------------------------------------------------
 
     def end(self, state: str, reason: str) -> None:
-        """The run is to end in ``state`` because of ``reason``; the first reason stays. Whoever stops one that is ending hurries it."""
+        """The run is to end in ``state`` because of ``reason``; the first reason stays. Whoever
+        stops one that is ending hurries it.
+        """
         if not self.ending.is_set():
             self.end_state, self.end_reason = state, reason
             self.ending.set()
@@ -100,7 +108,9 @@ class Lifecycle:
         return self.end_state in ("failed", "stopped")
 
     def training_ends(self) -> None:
-        """Nothing is begun or trained on any more; the last things follow, and their time does not count as training."""
+        """Nothing is begun or trained on any more; the last things follow, and their time does not
+        count as training.
+        """
         self.state = "stopping"
         self._training_ended = time.monotonic()
 
@@ -113,14 +123,17 @@ class Lifecycle:
         if self._training_ended is None:
             self._training_ended = time.monotonic()
 
-    # Time -----------------------------------------------------------------------------------------------------------
+    # Time
+    # ----------------------------------------------------------------------------------------------
 
     def elapsed_s(self, now: float) -> float:
         """Seconds of life up to ``now``, those before a resume included."""
         return self._before_s + now - self._began
 
     def trained_s(self, now: float) -> float:
-        """Seconds that count towards the limit: while learner and actors were at work, before a resume, too."""
+        """Seconds that count towards the limit: while learner and actors were at work, before a
+        resume, too.
+        """
         if self._training_began is None:
             return self._trained_before_s
         return (
@@ -131,6 +144,8 @@ class Lifecycle:
 
     @property
     def training_s(self) -> float | None:
-        """Seconds since learner and actors were first at work, up to the end of training; None before."""
+        """Seconds since learner and actors were first at work, up to the end of training; None
+        before.
+        """
         now = time.monotonic() if self._training_ended is None else self._training_ended
         return None if self._training_began is None else now - self._training_began

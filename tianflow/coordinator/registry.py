@@ -1,4 +1,6 @@
-"""Who works in a run, what each component said of itself last, and for how long all together have waited."""
+"""Who works in a run, what each component said of itself last, and for how long all together have
+waited.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class ComponentRegistry:
         self._reports[statistics.name] = statistics
 
     def forget(self, name: str) -> None:
-        """A component reports no more; what it waited before still counts, so that sums never go down."""
+        """A component reports no more; what it waited before still counts, so that sums never go
+        down.
+        """
         gone = self._reports.pop(name, None)
         if gone is not None:
             learner, actors = waiting_seconds([gone], time.monotonic())

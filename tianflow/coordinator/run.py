@@ -71,7 +71,9 @@ class Run:
         )
         self.draws = room.draws
         self.era = resumed.version.lineage if resumed and not config.run.deterministic else 0
-        """The lineage that the run goes on from: its actors meet other seeds than before. A deterministic run seeds from the version."""
+        """The lineage that the run goes on from: its actors meet other seeds than before. A
+        deterministic run seeds from the version.
+        """
         self.life = life = Lifecycle(before_s=base.elapsed_s, trained_before_s=base.trained_s)
         self._in_force = in_force = LiveConfig(config)
         self.settings = in_force.cell
@@ -105,7 +107,8 @@ class Run:
         self._readings = self._make_readings(base)
         self._ending = self._make_ending()
 
-    # Parts ----------------------------------------------------------------------------------------------------------
+    # Parts
+    # ----------------------------------------------------------------------------------------------
 
     def _make_balancer(self) -> Balancer:
         return Balancer(
@@ -196,10 +199,13 @@ class Run:
             has_learner=lambda: self.reception.learner_port is not None,
         )
 
-    # Lifecycle -----------------------------------------------------------------------------------------------------------
+    # Lifecycle
+    # ----------------------------------------------------------------------------------------------
 
     async def run(self, start_host: Callable[[HostSpec, int], Awaitable[HostHandle]]) -> None:
-        """From the first host to the last, until the run has ended. ``start_host`` is the launcher's."""
+        """From the first host to the last, until the run has ended. ``start_host`` is the
+        launcher's.
+        """
         config, life = self.config, self.life
         supervisor = self.staff.open(
             config, start=start_host, lost=self.reception.host_lost, failed=life.fail
@@ -270,7 +276,9 @@ class Run:
             self.life.go_on_with(self._barrier(number))
 
     async def _barrier(self, number: int) -> None:
-        """Deterministic mode: everything is drained already (bound 0, nothing granted); save, re-seed, go on."""
+        """Deterministic mode: everything is drained already (bound 0, nothing granted); save,
+        re-seed, go on.
+        """
         await self.keeper.save()
         self.exchange.seed_epoch = number
         self.exchange.release_grants("barrier")
@@ -286,7 +294,8 @@ class Run:
             )
         )
 
-    # Control --------------------------------------------------------------------------------------------------------
+    # Control
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def config(self) -> Config:
@@ -322,7 +331,8 @@ class Run:
         """Write one as soon as the learner is at a boundary."""
         return self._control.request_checkpoint(source=source)
 
-    # Looking --------------------------------------------------------------------------------------------------------
+    # Looking
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> str:

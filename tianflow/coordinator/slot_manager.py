@@ -1,4 +1,6 @@
-"""Slots, and the exchange over them: what a run makes of its config at the start, and how far a live change may stretch it."""
+"""Slots, and the exchange over them: what a run makes of its config at the start, and how far a
+live change may stretch it.
+"""
 
 from __future__ import annotations
 
@@ -88,16 +90,24 @@ class SlotManager:
         )
 
     def check(self, config: Config) -> None:
-        """Raise ConfigError if ``config`` cannot be put in force: a law refuses it, or memory has too few slots for batch and actors."""
+        """Raise ConfigError if ``config`` cannot be put in force: a law refuses it, or memory has
+        too few slots for batch and actors.
+        """
         make_laws(config)
         capacity, batch = slots_capacity(config, self._layout), config.algorithm.batch_trajectories
         if capacity < batch:
-            message = f"the memory limit holds {capacity} trajectories: fewer than a batch can never feed the learner"
+            message = (
+                f"the memory limit holds {capacity} trajectories: fewer than a batch can "
+                "never feed the learner"
+            )
             raise ConfigError(
                 [Problem("algorithm.batch_trajectories", batch, message, f"at most {capacity}")]
             )
         if capacity < batch + config.actors.count:
-            message = f"the memory limit holds {capacity} trajectories, and a batch of {batch} and a slot for every actor are more"
+            message = (
+                f"the memory limit holds {capacity} trajectories, and a batch of {batch} "
+                "and a slot for every actor are more"
+            )
             raise ConfigError(
                 [
                     Problem(
@@ -107,7 +117,9 @@ class SlotManager:
             )
 
     def grow(self, config: Config, exchange: Exchange) -> None:
-        """Make the slots that ``config`` wants exist. Raises ConfigError, and nothing changes, when the machine has no room."""
+        """Make the slots that ``config`` wants exist. Raises ConfigError, and nothing changes, when
+        the machine has no room.
+        """
         room = min(slots_capacity(config, self._layout), exchange.arena.capacity)
         more = min(slots_wanted(config), room) - exchange.ledger.slots
         if more <= 0:

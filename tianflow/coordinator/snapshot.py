@@ -1,4 +1,6 @@
-"""What can be seen of a run at one moment: its statistics, whether it is ready, its manifest and its summary."""
+"""What can be seen of a run at one moment: its statistics, whether it is ready, its manifest and
+its summary.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,9 @@ class RunSnapshot:
         return self._watch.look(statistics, config)
 
     def _ledger(self) -> LedgerSnapshot:
-        """As it is; until a first learner works, a resumed run stands at the version of its checkpoint."""
+        """As it is; until a first learner works, a resumed run stands at the version of its
+        checkpoint.
+        """
         found = self._exchange.ledger.snapshot()
         return (
             found

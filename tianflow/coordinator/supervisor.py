@@ -1,4 +1,6 @@
-"""host exits, silence, progress words -> Supervisor -> restarts, returned tickets, or the end of the run."""
+"""host exits, silence, progress words -> Supervisor -> restarts, returned tickets, or the end of
+the run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from tianflow.logs import logger
 TICK_S = 0.5
 """Between two looks at progress."""
 START_ATTEMPTS = 3
-"""A host that could not be started so often in a row will not be: the run ends instead of idling."""
+"""A host that could not be started so often in a row will not be: the run ends instead of idling.
+"""
 BACKOFF_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Waited before a restart, by how many restarts of this host lie in the window."""
 
@@ -61,9 +64,10 @@ class HostTimeouts:
 class _Life:
     """One life of a host, from its start to its end.
 
-    ``components``: all that it ever had, because one that was retired may still hold a ticket. ``leaving``: it was asked
-    to. ``unstarted_since``: on the watch's clock, while a component of it does not work yet. ``looked`` (by the
-    machine's clock) and ``heard`` (by the watch's): when it was last looked at, and found to have been heard of.
+    ``components``: all that it ever had, because one that was retired may still hold a ticket.
+    ``leaving``: it was asked to. ``unstarted_since``: on the watch's clock, while a component of it
+    does not work yet. ``looked`` (by the machine's clock) and ``heard`` (by the watch's): when it
+    was last looked at, and found to have been heard of.
     """
 
     handle: HostHandle
@@ -76,7 +80,9 @@ class _Life:
     heard: float = 0.0
 
     def silent_for(self, now: float) -> float:
-        """Seconds of silence by the watch's clock: a gap in the coordinator's own time makes nobody silent."""
+        """Seconds of silence by the watch's clock: a gap in the coordinator's own time makes nobody
+        silent.
+        """
         looked, self.looked = self.looked, time.monotonic()
         if self.handle.silent_for <= self.looked - looked:
             self.heard = now
@@ -86,12 +92,14 @@ class _Life:
 class Supervisor:
     """Keeps the hosts of a run alive.
 
-    Consumes: exits, progress words in slots, silence. Produces: restarts, lost holders, the first error.
+    Consumes: exits, progress words in slots, silence. Produces: restarts, lost holders, the first
+    error.
     Waits: never for one host while another needs it. Unblocked by: a host's exit; ticks.
 
     Args:
         start: starts a host; its second argument counts how often this host was started before.
-        lost: told of every host that is gone, after it was reaped, with all components that it ever had, and the reason.
+        lost: told of every host that is gone, after it was reaped, with all components that it ever
+            had, and the reason.
         failed: told when the budget of restarts is used up, or a host cannot be started.
         open_tickets: (ticket, slot, holder) of those that were begun and are not committed.
         progress: steps so far of a ticket in a slot.
@@ -143,7 +151,8 @@ class Supervisor:
         while True:
             await asyncio.sleep(TICK_S)
             now = loop.time()
-            # If this process itself was stopped, everyone looks silent: count no more of a gap than two ticks.
+            # If this process itself was stopped, everyone looks silent: count no more of a gap than
+            # two ticks.
             self._watched_s += min(now - last, 2 * TICK_S)
             last = now
             self._watch(self._watched_s)
@@ -175,7 +184,9 @@ class Supervisor:
             self._lives[host].handle.kill()
 
     async def stop(self) -> None:
-        """Ask all hosts to leave, wait for the grace time, kill the rest, and wait as long again until every one is reaped."""
+        """Ask all hosts to leave, wait for the grace time, kill the rest, and wait as long again
+        until every one is reaped.
+        """
         for name in self._end_all():
             self._dismiss(name)
         await self._reaped()
@@ -199,7 +210,9 @@ class Supervisor:
             await asyncio.wait(keepers, timeout=self._grace_s)
 
     async def _last_reaped(self) -> None:
-        """As `_reaped`. Whoever is left then, because who would kill it is stopped itself, is left to the launcher."""
+        """As `_reaped`. Whoever is left then, because who would kill it is stopped itself, is left
+        to the launcher.
+        """
         await self._reaped()
         for name, life in self._lives.items():
             log.error(
@@ -222,7 +235,9 @@ class Supervisor:
             self._lives[name].handle.ask_to_stop()
 
     def _tell(self, name: str) -> None:
-        """Tell a living host which components it should run; one that leaves learns it in its next life."""
+        """Tell a living host which components it should run; one that leaves learns it in its next
+        life.
+        """
         life = self._lives.get(name)
         if life is not None and not life.leaving:
             life.components |= {
@@ -231,7 +246,9 @@ class Supervisor:
             life.handle.reconcile(self._specs[name])
 
     async def _keep(self, name: str) -> None:
-        """Keep a host alive. Nothing that goes wrong here may stay unsaid: the run would wait for the host for ever."""
+        """Keep a host alive. Nothing that goes wrong here may stay unsaid: the run would wait for
+        the host for ever.
+        """
         try:
             await self._live_again_and_again(name)
         except RunError as error:
@@ -264,7 +281,8 @@ class Supervisor:
                 continue
             reason = life.killed_for or "died"
             able = able or life.ever_started or life.handle.started
-            # One that has worked in this run and dies while it starts was ended from outside; the budget counts that.
+            # One that has worked in this run and dies while it starts was ended from outside; the
+            # budget counts that.
             failed_starts = failed_starts + 1 if not able or reason == "start_timeout" else 0
             self._bury(gone, reason, ended, failed_starts)
             recent = sum(1 for _, host in self._restarts if host == name)
@@ -289,7 +307,10 @@ class Supervisor:
         while self._restarts[0][0] < now - self._window_s:
             self._restarts.popleft()
         if len(self._restarts) > self._max_restarts:
-            summary = f"{len(self._restarts)} hosts ended within {self._window_s:g} s, the last one by {reason} ({ended})"
+            summary = (
+                f"{len(self._restarts)} hosts ended within {self._window_s:g} s, the last "
+                f"one by {reason} ({ended})"
+            )
             raise RunError(name, summary)
 
     def _watch(self, now: float) -> None:
@@ -310,9 +331,12 @@ class Supervisor:
                 self._hung(component, after_s=self._patience.start_s)
 
     def _patience_with(self, life: _Life, now: float) -> tuple[float, str, float]:
-        """(limit, reason, seconds) for the host: it may show nothing for so long, and has for so many seconds."""
+        """(limit, reason, seconds) for the host: it may show nothing for so long, and has for so
+        many seconds.
+        """
         if life.unstarted_since is not None:
-            # Whether it talks says nothing: a constructor that hangs leaves the host's loop free to report.
+            # Whether it talks says nothing: a constructor that hangs leaves the host's loop free to
+            # report.
             return self._patience.start_s, "start_timeout", now - life.unstarted_since
         silent = life.silent_for(now)
         match next((component.role for component in life.components.values()), "actor"):

@@ -13,27 +13,35 @@ class Directive:
 
 @dataclass(frozen=True, slots=True)
 class SetCredits(Directive):
-    """Let at most ``limit`` tickets be out at once. Where admission is paced, the ledger's ceiling still applies."""
+    """Let at most ``limit`` tickets be out at once. Where admission is paced, the ledger's ceiling
+    still applies.
+    """
 
     limit: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetBound(Directive):
-    """Hold the staleness bound at ``max_staleness`` (None: unbounded, which any stricter law overrides)."""
+    """Hold the staleness bound at ``max_staleness`` (None: unbounded, which any stricter law
+    overrides).
+    """
 
     max_staleness: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class SetAdmission(Directive):
-    """Who may begin: ``paced`` (never more tickets than the bound can use, the default) or ``open`` (whoever has a credit)."""
+    """Who may begin: ``paced`` (never more tickets than the bound can use, the default) or ``open``
+    (whoever has a credit).
+    """
 
     admission: Literal["paced", "open"]
 
 
 @dataclass(frozen=True, slots=True)
 class SetOrder(Directive):
-    """How a batch is chosen: ``version`` (the promise holds without waste) or ``arrival`` (what other systems do)."""
+    """How a batch is chosen: ``version`` (the promise holds without waste) or ``arrival`` (what
+    other systems do).
+    """
 
     order: Literal["version", "arrival"]

@@ -1,4 +1,6 @@
-"""Where the arrays of one trajectory lie in a slot, and both descriptions as plain data for other processes."""
+"""Where the arrays of one trajectory lie in a slot, and both descriptions as plain data for other
+processes.
+"""
 
 from __future__ import annotations
 
@@ -72,11 +74,13 @@ def make_layout(
     recorded: Sequence[str] = ("log_prob",),
     replayed: bool = False,
 ) -> TrajectoryLayout:
-    """The layout of `TrajectoryLayout`'s table for ``steps`` rows, each field on a cache line of its own.
+    """The layout of `TrajectoryLayout`'s table for ``steps`` rows, each field on a cache line of
+    its own.
 
-    ``state_spec``: {leaf: shape for one environment} of the policy's recurrent state, empty without memory.
-    ``return_accumulator``: whether returns are normalised. ``recorded``: what the policy adds to each step.
-    ``replayed``: it goes into replay, where windows begin at any step and span trajectories.
+    ``state_spec``: {leaf: shape for one environment} of the policy's recurrent state, empty without
+    memory. ``return_accumulator``: whether returns are normalised. ``recorded``: what the policy
+    adds to each step. ``replayed``: it goes into replay, where windows begin at any step and span
+    trajectories.
     """
     shapes = _shapes(
         spec,
@@ -92,11 +96,13 @@ def make_layout(
 def make_draw_layout(
     spec: EnvironmentSpec, *, length: int, items: int, state_spec: Mapping[str, tuple[int, ...]]
 ) -> TrajectoryLayout:
-    """What replay draws for one update: ``items`` windows of ``length`` steps side by side, in the fields of a trajectory.
+    """What replay draws for one update: ``items`` windows of ``length`` steps side by side, in the
+    fields of a trajectory.
 
-    Beside those there are, for each item: ``version`` [M] int64 (of its oldest step), ``key`` [M] int64 (in its shard),
-    ``probability`` [M] float64 (of being drawn, given the shard), ``weight`` [M] float32 (its importance weight) and
-    ``priority`` [M] float32 (the new one, from the learner).
+    Beside those there are, for each item: ``version`` [M] int64 (of its oldest step), ``key`` [M]
+    int64 (in its shard), ``probability`` [M] float64 (of being drawn, given the shard), ``weight``
+    [M] float32 (its importance weight) and ``priority`` [M] float32 (the new one, from the
+    learner).
     """
     windows = replace(spec, num_envs=items, autoreset="next_step")
     shapes = _shapes(windows, length, state_spec)
@@ -118,7 +124,9 @@ def _laid_out(spec: EnvironmentSpec, steps: int, shapes: Shapes) -> TrajectoryLa
 def views(
     layout: TrajectoryLayout, buffer: memoryview | NDArray[np.uint8]
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of a trajectory as views of ``buffer`` (at least ``layout.nbytes`` long); nothing is copied."""
+    """The arrays of a trajectory as views of ``buffer`` (at least ``layout.nbytes`` long); nothing
+    is copied.
+    """
     return {
         field.name: np.ndarray(field.shape, field.dtype, buffer, field.offset)
         for field in layout.fields

@@ -49,7 +49,9 @@ class Moments:
         )
 
     def since(self, before: Moments) -> Moments:
-        """What came after ``before``; all of it where there was more before: who counts was restarted."""
+        """What came after ``before``; all of it where there was more before: who counts was
+        restarted.
+        """
         if before.count > self.count:
             return self
         return Moments(
@@ -76,7 +78,9 @@ class Moments:
 
     @property
     def skew(self) -> float:
-        """Third central moment over the cube of the standard deviation; 0 where all are equal but for rounding."""
+        """Third central moment over the cube of the standard deviation; 0 where all are equal but
+        for rounding.
+        """
         if self.spread < 1e-3:
             return 0.0
         third = self.cubes / self.count - 3 * self.mean * self.variance - self.mean**3
@@ -88,7 +92,9 @@ class Moments:
 
 
 def spread_between(parts: Iterable[Moments]) -> float:
-    """Standard deviation of the own means of ``parts`` over the mean of all, less what their own spread makes of it by chance."""
+    """Standard deviation of the own means of ``parts`` over the mean of all, less what their own
+    spread makes of it by chance.
+    """
     own = [part for part in parts if part.count > 1]
     if len(own) < 2:
         return 0.0
@@ -101,7 +107,8 @@ def spread_between(parts: Iterable[Moments]) -> float:
 def durations(
     before: Iterable[ComponentStatistics], now: Iterable[ComponentStatistics]
 ) -> dict[str, dict[str, float]]:
-    """By role, how long trajectories (`Moments.told`, and ``apart``: `spread_between` the actors) and updates took between two looks.
+    """By role, how long trajectories (`Moments.told`, and ``apart``: `spread_between` the actors)
+    and updates took between two looks.
 
     A role of which nothing ended in the meantime is left out.
     """
@@ -122,6 +129,8 @@ def durations(
 
 
 def moments(component: ComponentStatistics) -> Moments | None:
-    """Of what ``component`` does again and again, since it began; None: its role has no such thing."""
+    """Of what ``component`` does again and again, since it began; None: its role has no such
+    thing.
+    """
     found = component.distributions.get(TIMED.get(component.role, ""))
     return None if found is None else Moments.of(found)

@@ -1,6 +1,7 @@
 """Nouns: what moves between components. Plain data, no behaviour that waits, no PyTorch.
 
-What is made for every trajectory or update is a tuple, which takes half as long as a frozen dataclass.
+What is made for every trajectory or update is a tuple, which takes half as long as a frozen
+dataclass.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ ALIGNMENT = 64
 
 
 class Version(NamedTuple):
-    """(lineage, number of completed updates). Readers order by the pair; staleness exists inside a lineage only."""
+    """(lineage, number of completed updates). Readers order by the pair; staleness exists inside a
+    lineage only.
+    """
 
     lineage: int
     number: int
@@ -26,11 +29,12 @@ NO_VERSION = Version(0, -1)
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """One leaf of an observation: ``name`` is its path ("" for a plain space, "camera", "arm/joints" inside Dict or Tuple).
+    """One leaf of an observation: ``name`` is its path ("" for a plain space, "camera",
+    "arm/joints" inside Dict or Tuple).
 
-    ``shape`` and ``dtype`` are those of the stored array for one environment. ``categories`` is the number of
-    values of each element when the leaf is categorical (Discrete, MultiDiscrete: one-hot on the way into a network;
-    Discrete values are stored zero-based), else empty.
+    ``shape`` and ``dtype`` are those of the stored array for one environment. ``categories`` is the
+    number of values of each element when the leaf is categorical (Discrete, MultiDiscrete: one-hot
+    on the way into a network; Discrete values are stored zero-based), else empty.
     """
 
     name: str
@@ -44,8 +48,10 @@ class ActionSpec:
     """What a policy may do.
 
     discrete: stored int64 [], zero-based; the environment gets ``value + start[0]``.
-    multi_discrete: stored int64 [K], zero-based; the environment gets ``value + start``, in ``shape``.
-    box: stored float32 ``shape``, the sampled value, unclipped; the environment gets it clipped to low..high.
+    multi_discrete: stored int64 [K], zero-based; the environment gets ``value + start``, in
+    ``shape``.
+    box: stored float32 ``shape``, the sampled value, unclipped; the environment gets it clipped to
+    low..high.
     """
 
     kind: ActionKind
@@ -104,32 +110,48 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryLayout:
-    """Where the arrays of one trajectory lie in a slot. Made once per run, by `tianflow.core.layout`.
+    """Where the arrays of one trajectory lie in a slot. Made once per run, by
+    `tianflow.core.layout`.
 
     With T steps, N environments, the fields are (time first):
 
-    ======================  ==================  =========  ==========================================================
+    ======================  ==================  =========
+    ==========================================================
     name                    shape               dtype      meaning
-    ======================  ==================  =========  ==========================================================
-    ``obs/<leaf>``          [T+1, N, *leaf]     as is      obs[t] is what action[t] was chosen from; obs[length] bootstraps
+    ======================  ==================  =========
+    ==========================================================
+    ``obs/<leaf>``          [T+1, N, *leaf]     as is      obs[t] is what action[t] was chosen from;
+    obs[length] bootstraps
     ``action``              [T, N, *stored]     see spec   the sampled action, before any clipping
-    ``log_prob``            [T, N]              float32    of the sampled action under the acting policy; other algorithms record
-                                                           other fields instead (`AlgorithmSettings.recorded`)
+    ``log_prob``            [T, N]              float32    of the sampled action under the acting
+    policy; other algorithms record
+                                                           other fields instead
+                                                           (`AlgorithmSettings.recorded`)
     ``reward``              [T, N]              float32
     ``terminated``          [T, N]              bool
     ``truncated``           [T, N]              bool
-    ``valid``               [T, N]              bool       False on a reset step (NEXT_STEP autoreset) and past ``length``
-    ``start``               [T+1, N]            bool       obs[t] is the first of an episode (recurrent state is zero before it)
-    ``version``             [T]                 int64      number of the policy version that chose action[t]
-    ``state/<leaf>``        [N, *leaf]          float32    recurrent state before obs[0]; only for recurrent networks. With
+    ``valid``               [T, N]              bool       False on a reset step (NEXT_STEP
+    autoreset) and past ``length``
+    ``start``               [T+1, N]            bool       obs[t] is the first of an episode
+    (recurrent state is zero before it)
+    ``version``             [T]                 int64      number of the policy version that chose
+    action[t]
+    ``state/<leaf>``        [N, *leaf]          float32    recurrent state before obs[0]; only for
+    recurrent networks. With
                                                            replay [T, N, *leaf], before every step
     ``action_mask``         [T+1, N, mask]      bool       only if the environment gives one
-    ``final_obs/<leaf>``    [T, N, *leaf]       as is      the true last observation where terminated or truncated; only when
-                                                           autoreset is not next_step (there obs[t+1] is the true one)
-    ``return_so_far``       [T, N]              float64    discounted return accumulator; only with return normalisation
-    ``stream``              [4]                 int64      only with replay: actor, its incarnation, how often its environments were
-                                                           made, number of the trajectory since; the next one continues this one
-    ======================  ==================  =========  ==========================================================
+    ``final_obs/<leaf>``    [T, N, *leaf]       as is      the true last observation where
+    terminated or truncated; only when
+                                                           autoreset is not next_step (there
+                                                           obs[t+1] is the true one)
+    ``return_so_far``       [T, N]              float64    discounted return accumulator; only with
+    return normalisation
+    ``stream``              [4]                 int64      only with replay: actor, its incarnation,
+    how often its environments were
+                                                           made, number of the trajectory since; the
+                                                           next one continues this one
+    ======================  ==================  =========
+    ==========================================================
     """
 
     steps: int
@@ -146,15 +168,21 @@ class TrajectoryLayout:
 
 
 class Grant(NamedTuple):
-    """Permission to begin one trajectory, and the memory for it. Begin nothing with weights older than ``version``."""
+    """Permission to begin one trajectory, and the memory for it. Begin nothing with weights older
+    than ``version``.
+    """
 
     ticket: int
     slot: int
     version: Version
     seed_epoch: int = 0
-    """Deterministic mode: when it differs from the last one seen, the actor re-seeds environments and noise from it."""
+    """Deterministic mode: when it differs from the last one seen, the actor re-seeds environments
+    and noise from it.
+    """
     ahead: int = 0
-    """So many more each actor could hold, beside the batch that is trained on: they may be asked for before this trajectory is done."""
+    """So many more each actor could hold, beside the batch that is trained on: they may be asked
+    for before this trajectory is done.
+    """
 
 
 class Episode(NamedTuple):
@@ -195,7 +223,9 @@ class StoreTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class DrawPart:
-    """To a replay shard: draw ``items`` items into columns ``first`` and on of the draw in ``slot``, none older than ``oldest``."""
+    """To a replay shard: draw ``items`` items into columns ``first`` and on of the draw in
+    ``slot``, none older than ``oldest``.
+    """
 
     draw: int
     slot: int
@@ -217,7 +247,9 @@ class Prioritise:
 
 @dataclass(frozen=True, slots=True)
 class DropItems:
-    """To a replay shard: let everything go, if there is a ``reason``; say what is left in any case."""
+    """To a replay shard: let everything go, if there is a ``reason``; say what is left in
+    any case.
+    """
 
     reason: str
 
@@ -233,7 +265,9 @@ ShardRequest = StoreTrajectory | DrawPart | Prioritise | DropItems | SaveItems
 
 
 class Holdings(NamedTuple):
-    """What a replay shard holds. ``mass``: sum of its items' sampling weights, p^alpha or 1 each."""
+    """What a replay shard holds. ``mass``: sum of its items' sampling weights, p^alpha or 1
+    each.
+    """
 
     items: int = 0
     mass: float = 0.0
@@ -244,14 +278,18 @@ class Holdings(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """What became of one update: the version it made, from which tickets, under which bound, published or not."""
+    """What became of one update: the version it made, from which tickets, under which bound,
+    published or not.
+    """
 
     version: Version
     tickets: tuple[int, ...]
     bound: int | None
     published: bool
     skipped: bool = False
-    """The optimiser step was skipped (not finite); the version moved on, its weights are those before it."""
+    """The optimiser step was skipped (not finite); the version moved on, its weights are those
+    before it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +331,9 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True)
 class WeightsTable:
-    """Names, shapes, dtypes and offsets of all published tensors (parameters, then normaliser state)."""
+    """Names, shapes, dtypes and offsets of all published tensors (parameters, then normaliser
+    state).
+    """
 
     entries: tuple[TableEntry, ...]
     nbytes: int

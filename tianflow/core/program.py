@@ -1,4 +1,6 @@
-"""A program: which components there are and how they are joined. Data only; placement decides where each runs."""
+"""A program: which components there are and how they are joined. Data only; placement decides where
+each runs.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What `tianflow.planning.placement.build` makes from a config: components, and where they go."""
+    """What `tianflow.planning.placement.build` makes from a config: components, and where
+    they go.
+    """
 
     components: tuple[ComponentSpec, ...]
     placement: Placement

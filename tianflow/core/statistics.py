@@ -1,4 +1,5 @@
-"""Numbers that components give when asked: frozen dataclasses, and the small accumulators behind them.
+"""Numbers that components give when asked: frozen dataclasses, and the small accumulators behind
+them.
 
 Exporters, screens and laws read these; no component knows who reads.
 """
@@ -37,7 +38,8 @@ SECONDS_BUCKETS = (
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A histogram: ``counts[i]`` values were <= ``edges[i]`` and above the edge before; the last count is the rest.
+    """A histogram: ``counts[i]`` values were <= ``edges[i]`` and above the edge before; the last
+    count is the rest.
 
     ``total``, ``squares`` and ``cubes`` are sums of the values and of their powers.
     """
@@ -75,7 +77,9 @@ class HistogramBuilder:
 
 
 def quantile(counts: Mapping[int, int], part: float) -> int | None:
-    """The least value that ``part`` of all do not exceed (nearest rank); ``counts`` say how often each came. None of nothing."""
+    """The least value that ``part`` of all do not exceed (nearest rank); ``counts`` say how often
+    each came. None of nothing.
+    """
     seen, total = 0, sum(counts.values())
     for value in sorted(counts):
         seen += counts[value]
@@ -86,21 +90,27 @@ def quantile(counts: Mapping[int, int], part: float) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """Seconds spent in each state. ``current`` has been going on since ``since`` (monotonic), not yet in ``seconds``."""
+    """Seconds spent in each state. ``current`` has been going on since ``since`` (monotonic), not
+    yet in ``seconds``.
+    """
 
     seconds: Mapping[str, float]
     current: str
     since: float
 
     def at(self, now: float) -> dict[str, float]:
-        """Seconds in each state, the running one counted up to ``now``; they sum to the time since the clock began."""
+        """Seconds in each state, the running one counted up to ``now``; they sum to the time since
+        the clock began.
+        """
         shares = dict(self.seconds)
         shares[self.current] = shares.get(self.current, 0.0) + max(0.0, now - self.since)
         return shares
 
 
 class StateClock:
-    """Where a component's time goes: always in exactly one state ("busy", "waiting:grant", "paused", …)."""
+    """Where a component's time goes: always in exactly one state ("busy", "waiting:grant",
+    "paused", …).
+    """
 
     def __init__(
         self, state: str = "starting", clock: Callable[[], float] = time.monotonic
@@ -127,7 +137,9 @@ class StateClock:
 
 @dataclass(frozen=True, slots=True)
 class ComponentStatistics:
-    """What one component says of itself. ``name`` is its place ("actor-3"), so restarts add no series."""
+    """What one component says of itself. ``name`` is its place ("actor-3"), so restarts add no
+    series.
+    """
 
     name: str
     role: str
@@ -142,7 +154,9 @@ class ComponentStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStatistics:
-    """Replay at one moment. Counts are of items; ``drawn = trained + discarded + held`` at every look, since this process began."""
+    """Replay at one moment. Counts are of items; ``drawn = trained + discarded + held`` at every
+    look, since this process began.
+    """
 
     shards: Mapping[int, Holdings]
     """Of every shard that is up."""
@@ -162,7 +176,9 @@ class ReplayStatistics:
     samples_per_insert: float
     """Since the run began, so also before anything could be drawn."""
     blocked_s: Mapping[str, float]
-    """Seconds for which ``insert`` and ``draw`` were wanted and held back, pauses left out: by the limiter, or for want of a shard."""
+    """Seconds for which ``insert`` and ``draw`` were wanted and held back, pauses left out: by the
+    limiter, or for want of a shard.
+    """
 
     @property
     def items(self) -> int:
@@ -187,7 +203,9 @@ class ControllerStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatistics:
-    """Attempts, failures and times of checkpoints. ``last_success`` is a Unix time, 0 before the first."""
+    """Attempts, failures and times of checkpoints. ``last_success`` is a Unix time, 0 before the
+    first.
+    """
 
     attempts: int = 0
     failures: int = 0
@@ -197,7 +215,9 @@ class CheckpointStatistics:
 
 @dataclass(frozen=True, slots=True)
 class SinkStatistics:
-    """Rows of history that were for a sink, and how many of them it did not get: it was too slow for them, or it had failed."""
+    """Rows of history that were for a sink, and how many of them it did not get: it was too slow
+    for them, or it had failed.
+    """
 
     rows: int = 0
     dropped: int = 0
@@ -208,8 +228,8 @@ class Diagnosis:
     """What holds a run back. `tianflow.observability.diagnosis` makes it."""
 
     verdict: str
-    """sampling-bound, learning-bound, transport-bound, balance-bound, stalled, balanced or starting; or the state of a run that does
-    not train."""
+    """sampling-bound, learning-bound, transport-bound, balance-bound, stalled, balanced or
+    starting; or the state of a run that does not train."""
     advice: str
     """Why, by how much, and what would help, in a sentence."""
     component: str | None = None
@@ -219,7 +239,9 @@ class Diagnosis:
     window_s: float = 0.0
     """Seconds that the shares are of."""
     waits: Mapping[str, float] = field(default_factory=dict)
-    """Shares of the time for which the ``learner`` waited for a batch, and ``actors`` on average for a credit."""
+    """Shares of the time for which the ``learner`` waited for a batch, and ``actors`` on average
+    for a credit.
+    """
     shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Mean share of each state by role; pauses and starts left out."""
     suggested: Mapping[str, float] = field(default_factory=dict)
@@ -228,15 +250,18 @@ class Diagnosis:
     foretold_steps_per_s: float | None = None
     """What they would bring, where that can be said."""
     foretold_range: tuple[float, float] | None = None
-    """Between which it will lie, where times vary: of two standard errors of what was seen, and of what the model may be off by."""
+    """Between which it will lie, where times vary: of two standard errors of what was seen, and of
+    what the model may be off by.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
     """Everything about a run at one moment; what metrics, screen and API read.
 
-    ``state`` is one of starting, running, paused, draining, stopping, done, failed, stopped. ``now`` is monotonic.
-    ``restarts`` counts by (host, reason), ``starts`` by host. ``generation`` is that of the newest settings.
+    ``state`` is one of starting, running, paused, draining, stopping, done, failed, stopped.
+    ``now`` is monotonic. ``restarts`` counts by (host, reason), ``starts`` by host. ``generation``
+    is that of the newest settings.
     """
 
     run: str
@@ -255,7 +280,8 @@ class RunStatistics:
     """Of the last 100 episodes of training, oldest first."""
     recent_lengths: tuple[int, ...]
     evaluation: Mapping[str, float]
-    """``version``, ``mean_return``, ``episodes`` of the newest evaluation; empty before the first."""
+    """``version``, ``mean_return``, ``episodes`` of the newest evaluation; empty before the first.
+    """
     evaluation_failures: int
     """Evaluations that came to nothing."""
     restarts: Mapping[tuple[str, str], int]
@@ -275,7 +301,9 @@ class RunStatistics:
     """None for an algorithm that uses each trajectory once."""
     target_return: float | None
     time_to_target_s: float | None
-    """Seconds of training until the mean of the last 100 training episodes first reached the target."""
+    """Seconds of training until the mean of the last 100 training episodes first reached the
+    target.
+    """
     sinks: Mapping[str, SinkStatistics] = field(default_factory=dict)
     """By name."""
     trained_s: float = 0.0
@@ -283,4 +311,6 @@ class RunStatistics:
     evaluating: bool = False
     """True while an evaluation goes on."""
     evaluation_left_s: float | None = None
-    """Seconds after which the last evaluation of a run that is stopping is given up; None while there is none."""
+    """Seconds after which the last evaluation of a run that is stopping is given up; None while
+    there is none.
+    """

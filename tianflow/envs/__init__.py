@@ -1,4 +1,6 @@
-"""Gymnasium seen from the system: spaces as named arrays, vector environments that all reset alike, slots and their layout."""
+"""Gymnasium seen from the system: spaces as named arrays, vector environments that all reset alike,
+slots and their layout.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whether an environment can be trained in: made as a run makes it, checked by Gymnasium, and stepped at random."""
+"""Whether an environment can be trained in: made as a run makes it, checked by Gymnasium, and
+stepped at random.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Report:
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     deterministic: bool | None = None
-    """Whether two resets with one seed gave the same observation; None when it could not be reset."""
+    """Whether two resets with one seed gave the same observation; None when it could not be reset.
+    """
     steps: int = 0
     episodes: int = 0
     """Episodes that ended among the random steps."""
@@ -65,7 +68,9 @@ class Report:
 
 
 def check(settings: EnvSettings, *, steps: int = 300, seed: int = 0) -> Report:
-    """Make one environment as ``settings`` say, and try it for ``steps`` random steps. Whatever it raises is in the report."""
+    """Make one environment as ``settings`` say, and try it for ``steps`` random steps. Whatever it
+    raises is in the report.
+    """
     report = Report(settings.id)
     try:
         stuck: list[str] = []
@@ -111,7 +116,8 @@ def _describe(environment: VectorEnvironment, report: Report) -> None:
 
 
 def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int) -> bool:
-    """Random steps on the vector itself: stored observations are cast, and would hide what lies outside the space.
+    """Random steps on the vector itself: stored observations are cast, and would hide what lies
+    outside the space.
 
     True if it gives action masks, which are heeded.
     """
@@ -146,7 +152,8 @@ def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int)
     report.steps = len(times)
     if not report.episodes and not _limited(vector):
         report.warnings.append(
-            f"no episode ended in {steps} steps, and no limit is known: evaluation plays whole episodes, so each has to end or be truncated"
+            f"no episode ended in {steps} steps, and no limit is known: evaluation plays whole "
+            "episodes, so each has to end or be truncated"
         )
     report.step_mean_us, report.step_p99_us = (
         float(np.mean(times)) * 1e6,
@@ -213,7 +220,9 @@ def _once(sentences: list[str], sentence: str) -> None:
 
 
 def _gymnasium(environment: VectorEnvironment, report: Report) -> None:
-    """Gymnasium's own `check_env`, on an environment of its own; a whole vector has none to look at."""
+    """Gymnasium's own `check_env`, on an environment of its own; a whole vector has none to look
+    at.
+    """
     from gymnasium.utils.env_checker import check_env
 
     singles = getattr(environment._vector, "envs", None)  # noqa: SLF001 - as above
@@ -226,7 +235,8 @@ def _gymnasium(environment: VectorEnvironment, report: Report) -> None:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code and Gymnasium's assertions may raise anything
             _once(
                 report.warnings,
-                f"Gymnasium's check_env: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+                f"Gymnasium's check_env: {type(error).__name__}: "
+                f"{(str(error).splitlines() or [''])[0]}",
             )
     for warning in caught:
         _once(report.warnings, COLOURS.sub("", (str(warning.message).splitlines() or [""])[0]))

@@ -1,4 +1,6 @@
-"""From ``env.*`` settings to a vector environment, and to what the rest of the system needs to know of it."""
+"""From ``env.*`` settings to a vector environment, and to what the rest of the system needs to know
+of it.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,9 @@ def environment_seed(
 ) -> int:
     """The seed of an actor's first environment; the others follow by one each.
 
-    Between actors and inside a vector all seeds differ by construction; those of another incarnation, epoch, failure
-    count or ``stream`` (0: training, 1: evaluation) begin somewhere else. In 0..2^31, which every environment can take.
+    Between actors and inside a vector all seeds differ by construction; those of another
+    incarnation, epoch, failure count or ``stream`` (0: training, 1: evaluation) begin somewhere
+    else. In 0..2^31, which every environment can take.
     """
     base = np.random.SeedSequence(
         run_seed, spawn_key=(stream, epoch, incarnation, failures)
@@ -55,11 +58,12 @@ def make(
 ) -> VectorEnvironment:
     """Make ``num_envs`` (default: as set) environments, not yet reset.
 
-    A registered id uses its own vector environment when it has one (``vectorization`` auto or native), else a
-    synchronous vector with NEXT_STEP autoreset. ``module:Name`` is an id registered by that module, or an attribute of
-    it: a class or function that makes one environment, or (with a ``num_envs`` parameter) a whole vector. With
-    ``vectorization`` envpool it is an id of envpool. ``around`` goes around each single environment, outside of the wrappers
-    that are set; a whole vector has none.
+    A registered id uses its own vector environment when it has one (``vectorization`` auto or
+    native), else a synchronous vector with NEXT_STEP autoreset. ``module:Name`` is an id registered
+    by that module, or an attribute of
+    it: a class or function that makes one environment, or (with a ``num_envs`` parameter) a whole
+    vector. With ``vectorization`` envpool it is an id of envpool. ``around`` goes around each
+    single environment, outside of the wrappers that are set; a whole vector has none.
 
     Raises:
         ConfigError: if the settings cannot be meant, or a package that an extra brings is missing.
@@ -87,7 +91,10 @@ def make(
 
 def _as_ours(vector: Any, env_id: str, num_envs: int, frames: int) -> VectorEnvironment:
     if getattr(vector, "num_envs", None) != num_envs:
-        message = f"made {type(vector).__name__}, which is not a gymnasium.vector.VectorEnv of {num_envs} environments"
+        message = (
+            f"made {type(vector).__name__}, which is not a gymnasium.vector.VectorEnv of "
+            f"{num_envs} environments"
+        )
         raise ConfigError([Problem("env.id", env_id, message)])
     try:
         return VectorEnvironment(vector, env_id, frames)
@@ -102,10 +109,12 @@ def _close(vector: Any) -> None:
 
 
 def probe(config: Config) -> EnvironmentSpec:
-    """Make one environment here, reset it, and tell what it is; ``num_envs`` is that of the settings.
+    """Make one environment here, reset it, and tell what it is; ``num_envs`` is that of the
+    settings.
 
     Raises:
-        ConfigError: naming ``env.id`` or ``env.kwargs``, with the first line of whatever went wrong.
+        ConfigError: naming ``env.id`` or ``env.kwargs``, with the first line of whatever went
+            wrong.
     """
     try:
         return used(lambda: make(config.env, 1), lambda environment: _examine(environment, config))
@@ -135,7 +144,9 @@ def _examine(environment: VectorEnvironment, config: Config) -> EnvironmentSpec:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Gymnasium's own advice (newer versions, missing metadata) is not for the person who trains."""
+    """Gymnasium's own advice (newer versions, missing metadata) is not for the person who
+    trains.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"gymnasium\.")
         yield
@@ -194,7 +205,9 @@ def _register_atari(given: str) -> None:
 
 @contextlib.contextmanager
 def _extras_named(given: str) -> Iterator[None]:
-    """An environment that fails because a package is missing which an extra brings becomes a `ConfigError` that names the extra."""
+    """An environment that fails because a package is missing which an extra brings becomes a
+    `ConfigError` that names the extra.
+    """
     try:
         yield
     except EnvironmentFailedError as error:

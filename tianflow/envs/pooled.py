@@ -16,13 +16,17 @@ from tianflow.errors import ConfigError, Problem
 ATARI = "ALE/"
 """Before the name of a game in Gymnasium's ids; envpool's own ids have it not."""
 OURS = ("batch_size", "env_seed", "env_type", "gym_reset_return_info", "seed")
-"""Arguments of `envpool.make` that follow from what a vector is: it steps all of its environments at once, seeded by its reset."""
+"""Arguments of `envpool.make` that follow from what a vector is: it steps all of its environments
+at once, seeded by its reset.
+"""
 
 
 class PooledVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """``num_envs`` environments ``name`` of envpool with NEXT_STEP autoreset, on one thread unless ``num_threads`` says otherwise.
+    """``num_envs`` environments ``name`` of envpool with NEXT_STEP autoreset, on one thread unless
+    ``num_threads`` says otherwise.
 
-    envpool seeds environments when it makes them, so a `reset` with a seed makes them anew: environment i with ``seed + i``.
+    envpool seeds environments when it makes them, so a `reset` with a seed makes them anew:
+    environment i with ``seed + i``.
 
     Raises:
         TypeError: an argument that envpool's environment does not have.
@@ -82,7 +86,8 @@ def name_of(env_id: str, kwargs: Mapping[str, Any]) -> str:
     """What envpool calls ``env_id``, an id of its own or ``ALE/`` and one.
 
     Raises:
-        ConfigError: it has no such environment, or an argument in ``kwargs`` is not the user's to choose.
+        ConfigError: it has no such environment, or an argument in ``kwargs`` is not the user's to
+            choose.
     """
     for name in OURS:
         if name in kwargs:

@@ -1,4 +1,6 @@
-"""The smallest task that needs memory, for configs that show it: ``env.id = "tianflow.envs.recall:Recall"``."""
+"""The smallest task that needs memory, for configs that show it: ``env.id =
+"tianflow.envs.recall:Recall"``.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ Info = dict[str, Any]
 class Recall(gymnasium.Env[Array, Any]):
     """Say at the end what was shown at the beginning, ``gap`` blank steps before.
 
-    The observation [3] float32 is (cue is 0, cue is 1, time to answer). The only reward comes with the last step: 1 for the
-    cue, -1 for the other. Without memory the mean return is 0 whatever is done; with it, 1.
+    The observation [3] float32 is (cue is 0, cue is 1, time to answer). The only reward comes with
+    the last step: 1 for the cue, -1 for the other. Without memory the mean return is 0 whatever is
+    done; with it, 1.
     """
 
     def __init__(self, gap: int = 10) -> None:

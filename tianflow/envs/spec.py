@@ -1,4 +1,6 @@
-"""Gymnasium spaces seen from the system: observations become named leaves, actions one array, and back again."""
+"""Gymnasium spaces seen from the system: observations become named leaves, actions one array, and
+back again.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def _refusal(space: object, name: str, what: str, accepted: str) -> ConfigError:
 def _leaves(
     space: Any, name: str, path: tuple[Any, ...]
 ) -> Iterator[tuple[LeafSpec, tuple[Any, ...], Array | None, str]]:
-    """Every leaf of ``space``, in the order of its keys, with the keys that lead to it, what is taken off its values, and its own dtype."""
+    """Every leaf of ``space``, in the order of its keys, with the keys that lead to it, what is
+    taken off its values, and its own dtype.
+    """
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -78,7 +82,9 @@ def _leaves(
 
 
 def _getter(path: tuple[Any, ...]) -> Callable[[Any], Any] | None:
-    """A function that follows ``path`` into a nested observation; None where the observation is the leaf itself."""
+    """A function that follows ``path`` into a nested observation; None where the observation is the
+    leaf itself.
+    """
     if not path:
         return None
     if len(path) == 1:
@@ -93,7 +99,9 @@ def _getter(path: tuple[Any, ...]) -> Callable[[Any], Any] | None:
 
 
 class RawLeaf(NamedTuple):
-    """How an environment gives a leaf: of which dtype, and what `ObservationCodec` takes off its values (None: nothing)."""
+    """How an environment gives a leaf: of which dtype, and what `ObservationCodec` takes off its
+    values (None: nothing).
+    """
 
     dtype: str
     start: Array | None
@@ -102,12 +110,14 @@ class RawLeaf(NamedTuple):
 class ObservationCodec:
     """Copies observations of one space into arrays, leaf by leaf.
 
-    Shapes and dtypes are kept (uint8 stays uint8), with one exception: float64 is stored as float32, which is what
-    networks compute in, at half the memory. Discrete and MultiDiscrete are stored zero-based as int64. Leaves are named
-    by their path ("camera", "arm/joints", "0"; "" for a plain space) and come in the order of the space.
+    Shapes and dtypes are kept (uint8 stays uint8), with one exception: float64 is stored as
+    float32, which is what networks compute in, at half the memory. Discrete and MultiDiscrete are
+    stored zero-based as int64. Leaves are named by their path ("camera", "arm/joints", "0"; "" for
+    a plain space) and come in the order of the space.
 
     Raises:
-        ConfigError: naming the sub-space that has no fixed shape (Sequence, Text, Graph, OneOf, ...).
+        ConfigError: naming the sub-space that has no fixed shape (Sequence, Text, Graph, OneOf,
+            ...).
     """
 
     def __init__(self, space: Any) -> None:
@@ -123,7 +133,8 @@ class ObservationCodec:
         self._steps = tuple((leaf.name, _getter(path), start) for leaf, path, start, _ in found)
 
     def encode(self, observation: Any, destinations: Arrays) -> None:
-        """Copy a batched observation ({or tuples of} [N, *leaf]) into ``destinations`` {leaf: [N, *leaf]}.
+        """Copy a batched observation ({or tuples of} [N, *leaf]) into ``destinations`` {leaf: [N,
+        *leaf]}.
 
         Raises:
             UnexpectedShapeError: if a part of it is not [N, *leaf].
@@ -147,8 +158,8 @@ class ObservationCodec:
     ) -> None:
         """Copy only the environments in ``where`` [N] bool; the others keep what they have.
 
-        ``observation`` is batched, as in `encode`, or an object array [N] of single observations, of which those
-        outside ``where`` may be None.
+        ``observation`` is batched, as in `encode`, or an object array [N] of single observations,
+        of which those outside ``where`` may be None.
         """
         if isinstance(observation, np.ndarray) and observation.dtype == object:
             for index in np.flatnonzero(where):
@@ -168,7 +179,8 @@ class ObservationCodec:
             )
             if source.shape != destination.shape[1:]:
                 raise UnexpectedShapeError(
-                    f"observation {name!r} has shape {source.shape} instead of {destination.shape[1:]}"
+                    f"observation {name!r} has shape {source.shape} instead of "
+                    f"{destination.shape[1:]}"
                 )
             destination[index] = source if start is None else source - start
 
@@ -177,7 +189,8 @@ def action_spec(space: Any) -> ActionSpec:
     """What a policy may do in ``space``. MultiBinary counts as MultiDiscrete of twos.
 
     Raises:
-        ConfigError: for Dict, Tuple and every other space that is not one array, and for a Box of integers.
+        ConfigError: for Dict, Tuple and every other space that is not one array, and for a Box of
+            integers.
     """
     from gymnasium import spaces
 
@@ -210,7 +223,9 @@ def action_spec(space: Any) -> ActionSpec:
 def allowed_at_random(
     spec: ActionSpec, mask: NDArray[np.bool_], generator: np.random.Generator
 ) -> Array:
-    """Stored actions [N, *stored], every choice one of those that ``mask`` [N, mask_size] allows; the first where it allows none."""
+    """Stored actions [N, *stored], every choice one of those that ``mask`` [N, mask_size] allows;
+    the first where it allows none.
+    """
     chances = np.where(mask, generator.random(mask.shape), -1.0)
     choices = np.split(chances, np.cumsum(spec.categories)[:-1], axis=1)
     return np.stack([choice.argmax(axis=1) for choice in choices], axis=1).reshape(
@@ -233,9 +248,11 @@ class ActionCodec:
             self._high = np.array(spec.high, self._dtype).reshape(spec.shape)
 
     def decode(self, stored: Array) -> Array:
-        """A new array [N, *space shape] of the space's dtype: start added, or a Box clipped to its bounds.
+        """A new array [N, *space shape] of the space's dtype: start added, or a Box clipped to its
+        bounds.
 
-        Always a copy, because an environment may keep or change what it is given, and ``stored`` lies in a slot.
+        Always a copy, because an environment may keep or change what it is given, and ``stored``
+        lies in a slot.
         """
         if self._as_stored:
             return stored.copy()

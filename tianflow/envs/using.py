@@ -1,4 +1,6 @@
-"""Making an environment, using it and closing it again, as the commands do that look at one before or after a run."""
+"""Making an environment, using it and closing it again, as the commands do that look at one before
+or after a run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from tianflow.logs import logger
 
 T = TypeVar("T")
 CLOSE_S = 10.0
-"""A simulator of its own may take seconds to end; in a run, `run.grace_s` is what a host has for it."""
+"""A simulator of its own may take seconds to end; in a run, `run.grace_s` is what a host has for
+it.
+"""
 log = logger("envs")
 
 
@@ -22,10 +26,12 @@ def used(
     close_s: float = CLOSE_S,
     warn: Callable[[str], None] = log.warning,
 ) -> T:
-    """What ``use`` makes of the environment that ``make`` makes. It is closed, but nobody waits for that longer than ``close_s``.
+    """What ``use`` makes of the environment that ``make`` makes. It is closed, but nobody waits for
+    that longer than ``close_s``.
 
-    All of it happens on one thread that is not the main one, as in a run: what a library has on the thread of the constructor it finds in
-    ``close``, too. What does not close is told to ``warn``, and ends with the process. Raises what ``make`` and ``use`` raise.
+    All of it happens on one thread that is not the main one, as in a run: what a library has on the
+    thread of the constructor it finds in ``close``, too. What does not close is told to ``warn``,
+    and ends with the process. Raises what ``make`` and ``use`` raise.
     """
     answers: list[T] = []
     errors: list[BaseException] = []
@@ -50,7 +56,8 @@ def used(
     answered.wait()
     if not closed.wait(close_s):
         warn(
-            f"the environment does not come back from close() within {close_s:g} s: a run will have to kill the processes that hold one"
+            f"the environment does not come back from close() within {close_s:g} s: a run will "
+            "have to kill the processes that hold one"
         )
     if errors:
         raise errors[0]

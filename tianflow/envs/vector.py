@@ -1,4 +1,6 @@
-"""A vector environment of which every autoreset mode looks alike: rows in, rows out, and exact episodes."""
+"""A vector environment of which every autoreset mode looks alike: rows in, rows out, and exact
+episodes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tianflow.envs.spec import (
 from tianflow.errors import EnvironmentFailedError
 
 _MEMORY = 32
-"""Steps for which there is memory before the first time that more are taken between two calls of `VectorEnvironment.settle`."""
+"""Steps for which there is memory before the first time that more are taken between two calls of
+`VectorEnvironment.settle`.
+"""
 MODES: dict[str, Autoreset] = {
     "nextstep": "next_step",
     "samestep": "same_step",
@@ -32,7 +36,9 @@ MODES: dict[str, Autoreset] = {
 
 
 def failed(doing: str, error: BaseException) -> EnvironmentFailedError:
-    """What the environment raised, with its traceback as text that can be sent: it may hold lone surrogates, or have no text."""
+    """What the environment raised, with its traceback as text that can be sent: it may hold lone
+    surrogates, or have no text.
+    """
     try:
         said = str(error)
     except Exception:  # noqa: BLE001 - whatever the error of a user does when it is asked for its text
@@ -48,7 +54,9 @@ def failed(doing: str, error: BaseException) -> EnvironmentFailedError:
 
 @contextlib.contextmanager
 def failures_named(doing: str) -> Iterator[None]:
-    """Whatever the user's environment raises, `SystemExit` included, becomes an `EnvironmentFailedError`."""
+    """Whatever the user's environment raises, `SystemExit` included, becomes an
+    `EnvironmentFailedError`.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -56,7 +64,8 @@ def failures_named(doing: str) -> Iterator[None]:
 
 
 def autoreset_of(metadata: dict[str, Any]) -> Autoreset:
-    """The autoreset mode in a vector environment's ``metadata``; without one it is NEXT_STEP, Gymnasium's default.
+    """The autoreset mode in a vector environment's ``metadata``; without one it is NEXT_STEP,
+    Gymnasium's default.
 
     Raises:
         ValueError: if there is one that Gymnasium does not know.
@@ -74,24 +83,32 @@ def autoreset_of(metadata: dict[str, Any]) -> Autoreset:
     slots=True
 )  # not frozen: thousands a second are made, and a frozen one costs three times as much
 class StepRow:
-    """Where what one step leads to is written. N environments; t is the step, u = t + 1 what comes after it."""
+    """Where what one step leads to is written. N environments; t is the step, u = t + 1 what comes
+    after it.
+    """
 
     observation: Arrays
     """{leaf: [N, *leaf]}, of u."""
     start: Array
-    """[N] bool, of u; True where that observation is the first of an episode. Perhaps not before it is settled: `starts_at_once`."""
+    """[N] bool, of u; True where that observation is the first of an episode. Perhaps not before it
+    is settled: `starts_at_once`.
+    """
     mask: Array | None
     """[N, mask_size] bool, of u; None when the environment gives no action masks."""
     final: Arrays
-    """{leaf: [N, *leaf]}, of t: what really followed, before any reset. Empty with NEXT_STEP, where that is ``observation``."""
+    """{leaf: [N, *leaf]}, of t: what really followed, before any reset. Empty with NEXT_STEP, where
+    that is ``observation``.
+    """
 
 
 class VectorEnvironment:
-    """Steps a `gymnasium.vector.VectorEnv` and writes what happened into rows, which `settle` completes, any number at once.
+    """Steps a `gymnasium.vector.VectorEnv` and writes what happened into rows, which `settle`
+    completes, any number at once.
 
-    NEXT_STEP: the step after the last one of an episode only resets, and is not valid. SAME_STEP and DISABLED look alike
-    to the caller: every step is valid, and ``final`` holds the true next observation of *every* environment.
-    Every failure of the environment itself is an `EnvironmentFailedError`; afterwards the vector is not to be used again.
+    NEXT_STEP: the step after the last one of an episode only resets, and is not valid. SAME_STEP
+    and DISABLED look alike to the caller: every step is valid, and ``final`` holds the true next
+    observation of *every* environment. Every failure of the environment itself is an
+    `EnvironmentFailedError`; afterwards the vector is not to be used again.
     """
 
     def __init__(self, vector: Any, env_id: str, frames_per_step: int = 1) -> None:
@@ -119,22 +136,31 @@ class VectorEnvironment:
             "disabled": self._arrive_disabled,
         }[self.spec.autoreset]
         self.starts_at_once = True
-        """False: with NEXT_STEP and without masks, rows say which episodes begin in them only once they are settled, which is quicker."""
+        """False: with NEXT_STEP and without masks, rows say which episodes begin in them only once
+        they are settled, which is quicker.
+        """
         self._over: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
-        """Whose next step only resets; after a step that did not say so at once, as of the last call of `settle`."""
+        """Whose next step only resets; after a step that did not say so at once, as of the last
+        call of `settle`.
+        """
         self._rewards = np.zeros((1, self.num_envs), np.float64)
-        """Returns so far as of the last `settle`, then ``_unsettled`` rows: rewards of the steps since, as the environment gave them."""
+        """Returns so far as of the last `settle`, then ``_unsettled`` rows: rewards of the steps
+        since, as the environment gave them.
+        """
         self._terminated: NDArray[np.bool_] = np.zeros((0, self.num_envs), np.bool_)
         self._truncated: NDArray[np.bool_] = np.zeros((0, self.num_envs), np.bool_)
         self._unsettled = 0
         self._make_room(_MEMORY)
         self._born = np.zeros(self.num_envs, np.int64)
-        """The clock when each environment's episode began, so that its length need not be counted at every step."""
+        """The clock when each environment's episode began, so that its length need not be counted
+        at every step.
+        """
         self._clock = 0
         self._finished: tuple[list[int], list[Episode]] = [], []
 
     def reset(self, seed: int, observation: Arrays, mask: Array | None) -> None:
-        """Begin anew: environment i is seeded with ``seed + i``. Writes first observations and masks.
+        """Begin anew: environment i is seeded with ``seed + i``. Writes first observations and
+        masks.
 
         Raises:
             EnvironmentFailedError: if an environment raises.
@@ -152,7 +178,8 @@ class VectorEnvironment:
         self.take_finished()
 
     def step(self, stored: Array, row: StepRow) -> None:
-        """Take the actions ``stored`` [N, *stored] and write what they lead to into ``row``; the rest is kept until `settle` asks for it.
+        """Take the actions ``stored`` [N, *stored] and write what they lead to into ``row``; the
+        rest is kept until `settle` asks for it.
 
         Raises:
             EnvironmentFailedError: if an environment raises.
@@ -187,13 +214,15 @@ class VectorEnvironment:
     def settle(
         self, *, reward: Array, terminated: Array, truncated: Array, valid: Array, start: Array
     ) -> None:
-        """Complete the rows of all steps since the last call, time first: what is the same for many rows as for one is done once.
+        """Complete the rows of all steps since the last call, time first: what is the same for many
+        rows as for one is done once.
 
         Args:
             reward: [T, N] float32; becomes what the steps gave, and 0 on reset steps.
             terminated: [T, N] bool; becomes what the steps gave, and False on reset steps.
             truncated: [T, N] bool; becomes what the steps gave, and False on reset steps.
-            valid: [T, N] bool; becomes False where the step only reset an environment, and else True.
+            valid: [T, N] bool; becomes False where the step only reset an environment, and else
+                True.
             start: [T, N] bool, `StepRow.start` of the same steps.
         """
         count, self._unsettled = len(reward), 0
@@ -215,7 +244,9 @@ class VectorEnvironment:
         self._tally(over)
 
     def take_finished(self) -> tuple[list[int], list[Episode]]:
-        """Of the episodes that ended in settled rows since the last call: the indices of their environments, and they themselves."""
+        """Of the episodes that ended in settled rows since the last call: the indices of their
+        environments, and they themselves.
+        """
         finished, self._finished = self._finished, ([], [])
         return finished
 
@@ -225,7 +256,9 @@ class VectorEnvironment:
             self._vector.close()
 
     def _make_room(self, steps: int) -> None:
-        """Memory for the rewards and flags of so many more steps, with views of its rows, so that a step makes none."""
+        """Memory for the rewards and flags of so many more steps, with views of its rows, so that a
+        step makes none.
+        """
         more = np.zeros((steps, self.num_envs), np.bool_)
         self._rewards = np.concatenate((self._rewards, more))
         self._terminated, self._truncated = (
@@ -243,7 +276,9 @@ class VectorEnvironment:
         self._write_mask(info, row.mask)
 
     def _write_starts(self, over: Array, start: Array) -> None:
-        """What `_arrive_next_step` would have written, for all steps [T, N] of which ``over`` says whether they end an episode."""
+        """What `_arrive_next_step` would have written, for all steps [T, N] of which ``over`` says
+        whether they end an episode.
+        """
         start[0], start[1:] = self._over, over[:-1]
         if (start & over).any():  # what was only reset has not ended again
             for t in range(1, len(over)):
@@ -281,9 +316,12 @@ class VectorEnvironment:
             self._write_mask(first_info, row.mask, over)
 
     def _tally(self, over: Array) -> None:
-        """Add the rewards of the steps to the returns so far, and note the episodes that are ``over`` [T, N]."""
+        """Add the rewards of the steps to the returns so far, and note the episodes that are
+        ``over`` [T, N].
+        """
         count, environments = over.shape
-        # Which episode each row of `_rewards` belongs to, and what comes after them: its environment, and how many ended there before.
+        # Which episode each row of `_rewards` belongs to, and what comes after them: its
+        # environment, and how many ended there before.
         episode = np.zeros((count + 2, environments), np.int64)
         episode[0] = np.arange(environments)
         np.multiply(over, environments, out=episode[2:])
@@ -314,9 +352,11 @@ class VectorEnvironment:
     def _write_mask(
         self, info: dict[str, Any], mask: Array | None, where: Array | None = None
     ) -> None:
-        """Copy the masks in ``info``, of the environments ``where`` [N] (None: all). Where an episode is over everything is allowed.
+        """Copy the masks in ``info``, of the environments ``where`` [N] (None: all). Where an
+        episode is over everything is allowed.
 
-        What is not there must not be what another step left in the same memory: only where an episode is over it may be missing.
+        What is not there must not be what another step left in the same memory: only where an
+        episode is over it may be missing.
         """
         if mask is None:
             return
@@ -328,13 +368,15 @@ class VectorEnvironment:
         missing = np.flatnonzero(wanted & ~present & ~self._over)
         if len(missing):
             raise UnexpectedShapeError(
-                f"info['action_mask'] of environment {missing[0]} was there at the first reset and is missing now"
+                f"info['action_mask'] of environment {missing[0]} was there at the first reset "
+                "and is missing now"
             )
         for index in np.flatnonzero(present).tolist():
             flat = flat_mask(given[index])
             if flat.shape != mask.shape[1:]:
                 raise UnexpectedShapeError(
-                    f"info['action_mask'] of environment {index} has shape {flat.shape} instead of {mask.shape[1:]}"
+                    f"info['action_mask'] of environment {index} has shape {flat.shape} instead "
+                    f"of {mask.shape[1:]}"
                 )
             mask[index] = flat
         mask[self._over] = True

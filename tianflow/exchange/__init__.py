@@ -1,1 +1,3 @@
-"""The broker between actors, replay shards and the learner: grants out, trajectories and draws in."""
+"""The broker between actors, replay shards and the learner: grants out, trajectories and
+draws in.
+"""

@@ -1,4 +1,6 @@
-"""The draws of a `tianflow.exchange.replay_exchange.ReplayExchange`, from when they begin until their slots are free again."""
+"""The draws of a `tianflow.exchange.replay_exchange.ReplayExchange`, from when they begin until
+their slots are free again.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ class Draws(Mapping[int, DrawRecord]):
         return self._arena.views(self[number].slot)
 
     def begin(self, for_version: Version, shares: dict[int, float], *, oldest: int) -> None:
-        """Ask the shards for their parts, as chance will have it by their ``shares``; of no version older than ``oldest``."""
+        """Ask the shards for their parts, as chance will have it by their ``shares``; of no version
+        older than ``oldest``.
+        """
         counts = dict(
             zip(
                 shares,
@@ -122,7 +126,9 @@ class Draws(Mapping[int, DrawRecord]):
             shard.port.ask(DrawPart(number, slot, start, count, oldest))
 
     def written(self, number: int, index: int, *, void: str = "") -> bool:
-        """A shard has written its part, or, where it is ``void``, cannot. True if the whole draw is there now."""
+        """A shard has written its part, or, where it is ``void``, cannot. True if the whole draw is
+        there now.
+        """
         draw = self.get(number)
         if draw is None or draw.state != "drawing" or index not in draw.waiting_for:
             return False
@@ -144,7 +150,9 @@ class Draws(Mapping[int, DrawRecord]):
                 self._part_done(number, index)
 
     def hand_over(self, number: int) -> Batch:
-        """A draw that is whole, as the learner gets it: a batch of one trajectory whose columns are the items."""
+        """A draw that is whole, as the learner gets it: a batch of one trajectory whose columns are
+        the items.
+        """
         draw, views = self[number], self.views(number)
         probability = views["probability"].copy()
         for index, (_, first, count) in draw.parts.items():
@@ -159,7 +167,9 @@ class Draws(Mapping[int, DrawRecord]):
         )
 
     def settle(self, number: int, *, skipped: bool) -> None:
-        """The learner has trained on a draw, or skipped the update; its priorities lie in the slot, and go to the lives that drew."""
+        """The learner has trained on a draw, or skipped the update; its priorities lie in the slot,
+        and go to the lives that drew.
+        """
         self.trained += 1
         draw = self[number]
         parts = {
@@ -173,7 +183,9 @@ class Draws(Mapping[int, DrawRecord]):
             shard.port.ask(Prioritise(number, draw.slot, first, count))
 
     def discard(self, number: int, reason: str) -> None:
-        """Nobody will train on a draw: its slot is free, or will be once no shard writes into it."""
+        """Nobody will train on a draw: its slot is free, or will be once no shard writes
+        into it.
+        """
         draw = self[number]
         if draw.waiting_for:
             draw.void = draw.void or reason

@@ -1,7 +1,8 @@
-"""Where tickets change hands: grants -> actors -> trajectories -> learner. The waiting around the ledger, which decides.
+"""Where tickets change hands: grants -> actors -> trajectories -> learner. The waiting around the
+ledger, which decides.
 
-Every form of the trajectory and grant channels ends here: in-memory ends call it, links of host processes call it for
-theirs. It runs on the coordinator's loop.
+Every form of the trajectory and grant channels ends here: in-memory ends call it, links of host
+processes call it for theirs. It runs on the coordinator's loop.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ DeliverBatch = Callable[[Batch | None], None]
 class Exchange:
     """Queues of who waits for a grant or a batch; `Ledger` holds all state of tickets.
 
-    Waits: nobody inside; callers give a callback. Unblocked by: any change of the ledger, which `_pump` follows.
+    Waits: nobody inside; callers give a callback. Unblocked by: any change of the ledger, which
+    `_pump` follows.
 
     Args:
         ledger: decides.
@@ -50,10 +52,13 @@ class Exchange:
         self.seed_epoch = 0
         """Goes out with every grant; see `Grant.seed_epoch`."""
 
-    # Actors ---------------------------------------------------------------------------------------------------------
+    # Actors
+    # ----------------------------------------------------------------------------------------------
 
     def request_grant(self, holder: str, deliver: DeliverGrant) -> None:
-        """Call ``deliver`` with a grant as soon as there is one, first come first served; with None at the end."""
+        """Call ``deliver`` with a grant as soon as there is one, first come first served; with None
+        at the end.
+        """
         if self._ended:
             deliver(None)
             return
@@ -88,7 +93,8 @@ class Exchange:
         self._pump()
         return lost
 
-    # Learner --------------------------------------------------------------------------------------------------------
+    # Learner
+    # ----------------------------------------------------------------------------------------------
 
     def open_lineage(self, version: Version) -> None:
         """A learner published its first version."""
@@ -96,7 +102,9 @@ class Exchange:
         self._pump()
 
     def request_batch(self, for_version: Version, deliver: DeliverBatch) -> None:
-        """Call ``deliver`` with a batch for ``for_version`` as soon as there is one; with None at the end."""
+        """Call ``deliver`` with a batch for ``for_version`` as soon as there is one; with None at
+        the end.
+        """
         if self._pulling is not None:
             raise TianflowError("the learner pulls one batch at a time")
         if self._ended:
@@ -131,7 +139,8 @@ class Exchange:
         self._pulling = None
         return self.ledger.learner_lost(reason)
 
-    # Balance --------------------------------------------------------------------------------------------------------
+    # Balance
+    # ----------------------------------------------------------------------------------------------
 
     def set_limits(self, limits: Limits) -> None:
         """Put limits in force."""
@@ -185,7 +194,8 @@ class Exchange:
         """True while the learner waits for a batch."""
         return self._pulling is not None
 
-    # Inside ---------------------------------------------------------------------------------------------------------
+    # Inside
+    # ----------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         self._take()

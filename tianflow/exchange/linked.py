@@ -1,4 +1,6 @@
-"""A host's side of the trajectory and grant channels: what `channels.served` answers is asked here, and the data lie in shared slots."""
+"""A host's side of the trajectory and grant channels: what `channels.served` answers is asked here,
+and the data lie in shared slots.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tianflow.core.payloads import Batch, Episode, Grant, Settlement, Trajectory
 from tianflow.errors import ClosedChannelError, EndOfChannel
 
 IN_HAND_S = 0.002
-"""Seconds of work that an actor asks for ahead: more than an answer of the coordinator takes, too little to be noticed at a pause."""
+"""Seconds of work that an actor asks for ahead: more than an answer of the coordinator takes, too
+little to be noticed at a pause.
+"""
 
 
 class LinkTrajectorySender:
@@ -26,8 +30,9 @@ class LinkTrajectorySender:
 
     Waits: for a credit and a slot. Unblocked by: the coordinator's grant, or the end.
 
-    It asks for several at once where trajectories are so short that an actor would wait for the coordinator after each: for as
-    many as were lately made in ``in_hand_s``, and never for more than a grant allows (`Grant.ahead`).
+    It asks for several at once where trajectories are so short that an actor would wait for the
+    coordinator after each: for as many as were lately made in ``in_hand_s``, and never for more
+    than a grant allows (`Grant.ahead`).
 
     Args:
         link: to the coordinator.
@@ -63,7 +68,9 @@ class LinkTrajectorySender:
         self._closed = False
 
     def acquire(self) -> Coroutine[Any, Any, Grant]:
-        """Ask, and wait for the answer; EndOfChannel when the run wants no more. PendingRequest at the call, as `LinkBatchSource.next_batch` is."""
+        """Ask, and wait for the answer; EndOfChannel when the run wants no more. PendingRequest at
+        the call, as `LinkBatchSource.next_batch` is.
+        """
         if self._closed:
             raise ClosedChannelError(f"{self._holder} closed its end")
         self._acquired += 1
@@ -75,7 +82,9 @@ class LinkTrajectorySender:
         return PendingRequest(self._granted(self._waiting))
 
     def _ask(self) -> None:
-        """For the one that is acquired, and for what is to lie in stock: half of it has been used."""
+        """For the one that is acquired, and for what is to lie in stock: half of it has been
+        used.
+        """
         now = time.monotonic()
         self._between_s += ((now - self._since) / self._acquired - self._between_s) / 8
         self._since, self._acquired = now, 0
@@ -134,7 +143,9 @@ class LinkTrajectorySender:
         self._link.send("abort", grant.ticket, grant.slot, reason)
 
     def close(self) -> None:
-        """Ask for nothing more: whoever waits gets the end. What is out may still be committed or aborted."""
+        """Ask for nothing more: whoever waits gets the end. What is out may still be committed or
+        aborted.
+        """
         if not self._closed:
             self._closed = True
             self._link.send("unwant", self._holder)
@@ -159,11 +170,15 @@ class LinkBatchSource:
         self._pull = 0
 
     def next_batch(self, for_version: Version) -> Coroutine[Any, Any, Batch]:
-        """Pull; EndOfChannel at the end. PendingRequest at the call, together with whatever else was sent in this turn of the loop."""
+        """Pull; EndOfChannel at the end. PendingRequest at the call, together with whatever else
+        was sent in this turn of the loop.
+        """
         self._waiting = asyncio.get_running_loop().create_future()
         self._pull += 1
         self._link.send("pull", self._pull, *for_version)
-        self._link.push()  # actors may wait for the credits of the settlement before it, and this loop has an update to begin
+        # actors may wait for the credits of the settlement before it, and this loop has an update
+        # to begin
+        self._link.push()
         return PendingRequest(self._pulled(self._waiting))
 
     async def _pulled(self, waiting: asyncio.Future[Batch | None]) -> Batch:
@@ -180,7 +195,9 @@ class LinkBatchSource:
         return batch
 
     def batch(self, fields: Sequence[Any] | None) -> None:
-        """The coordinator's answer: the number of the pull and the batch. One to a pull that was cancelled goes back."""
+        """The coordinator's answer: the number of the pull and the batch. One to a pull that was
+        cancelled goes back.
+        """
         pull, batch = (
             (self._pull, None) if fields is None else (fields[0], decode_batch(fields[1:]))
         )

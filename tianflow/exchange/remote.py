@@ -1,4 +1,6 @@
-"""The coordinator's side of a link's trajectory and grant channels: what the ends in a host say, and what they are answered."""
+"""The coordinator's side of a link's trajectory and grant channels: what the ends in a host say,
+and what they are answered.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class ServedExchange:
     Args:
         exchange: decides.
         send: sends one message to the host; messages arrive in the order in which they were sent.
-        push: lets them leave now: a learner waits for its batch, while what else this turn of the loop brings can wait.
+        push: lets them leave now: a learner waits for its batch, while what else this turn of the
+            loop brings can wait.
         on_episodes: hears of the episodes that finished in each accepted trajectory.
     """
 

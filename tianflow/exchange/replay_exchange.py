@@ -1,8 +1,11 @@
-"""Where trajectories go into replay and draws come out: an exchange whose learner is served by shards.
+"""Where trajectories go into replay and draws come out: an exchange whose learner is served by
+shards.
 
-    committed trajectory -> shard (copies it, frees the slot) ... shards -> draw slot -> learner -> priorities -> shards
+    committed trajectory -> shard (copies it, frees the slot) ... shards -> draw slot -> learner ->
+    priorities -> shards
 
-Data lie in slots that all sides map; what moves here are small messages. It runs on the coordinator's loop.
+Data lie in slots that all sides map; what moves here are small messages. It runs on the
+coordinator's loop.
 """
 
 from __future__ import annotations
@@ -43,10 +46,12 @@ NO_BOUND = -(2**62)
 
 
 class ReplayExchange(Exchange):
-    """`Exchange` for algorithms with replay. The learner's end stays the same: a batch is one trajectory, the draw.
+    """`Exchange` for algorithms with replay. The learner's end stays the same: a batch is one
+    trajectory, the draw.
 
-    Waits: nobody inside. Unblocked by: commits, shards' answers, settled updates, changed limits; `_pump` follows all of them.
-    One draw is in the making at a time. What a message costs does not depend on how many tickets or items there are.
+    Waits: nobody inside. Unblocked by: commits, shards' answers, settled updates, changed limits;
+    `_pump` follows all of them. One draw is in the making at a time. What a message costs does not
+    depend on how many tickets or items there are.
 
     Args:
         ledger: of the actors' tickets.
@@ -60,7 +65,8 @@ class ReplayExchange(Exchange):
         beta: exponent of the importance weights now in force.
         seed: of the choice of shards.
         shards: how many there are to be.
-        ahead: make the next draw before the learner asks, unless there is a bound: a draw for a later version lets go of more.
+        ahead: make the next draw before the learner asks, unless there is a bound: a draw for a
+            later version lets go of more.
     """
 
     def __init__(
@@ -91,24 +97,30 @@ class ReplayExchange(Exchange):
             seed=seed,
         )
         self._committed: deque[int] = deque()
-        """Tickets for which no shard was there or no room, in order of arrival. Some may have been dropped since."""
+        """Tickets for which no shard was there or no room, in order of arrival. Some may have been
+        dropped since.
+        """
         self._ahead, self._delivered = (
             ahead,
             NO_VERSION,
         )  # what the last draw that the learner was given is for
         self._blocked = {"insert": Stopwatch(clock), "draw": Stopwatch(clock)}
 
-    # Actors ---------------------------------------------------------------------------------------------------------
+    # Actors
+    # ----------------------------------------------------------------------------------------------
 
     def commit(self, trajectory: Trajectory) -> bool:
         """A trajectory is whole; False when it came too late."""
         self._committed.append(trajectory.ticket)
         return super().commit(trajectory)
 
-    # Shards ---------------------------------------------------------------------------------------------------------
+    # Shards
+    # ----------------------------------------------------------------------------------------------
 
     def shard_opened(self, index: int, incarnation: int, port: ShardPort) -> None:
-        """A shard works. It holds nothing, or at the start of a resumed run what was kept of it; its first `dropped` says what."""
+        """A shard works. It holds nothing, or at the start of a resumed run what was kept of it;
+        its first `dropped` says what.
+        """
         self.shard_lost(index)
         self._shards.open(index, incarnation, port)
         port.ask(DropItems("lineage" if self._others_too_old() else ""))
@@ -135,7 +147,9 @@ class ReplayExchange(Exchange):
     def drawn(
         self, index: int, incarnation: int, number: int, count: int, holdings: Holdings
     ) -> None:
-        """A shard has written its part of a draw; ``count`` 0: it holds nothing that may be drawn, or has too few draws left."""
+        """A shard has written its part of a draw; ``count`` 0: it holds nothing that may be drawn,
+        or has too few draws left.
+        """
         shard = self._shards.answering(index, incarnation)
         if shard is None:
             return
@@ -177,19 +191,26 @@ class ReplayExchange(Exchange):
         return len(self._shards)
 
     async def keep(self, directory: Path) -> dict[str, StateFile]:
-        """Have every shard write what it holds into ``directory``: the files, by name. A shard that is lost meanwhile leaves none."""
+        """Have every shard write what it holds into ``directory``: the files, by name. A shard that
+        is lost meanwhile leaves none.
+        """
         return await self._shards.keep(directory)
 
-    # The learner ----------------------------------------------------------------------------------------------------
+    # The learner
+    # ----------------------------------------------------------------------------------------------
 
     def open_lineage(self, version: Version) -> None:
-        """A learner published its first version. Under a bound what an older lineage made is too old, whatever its number."""
+        """A learner published its first version. Under a bound what an older lineage made is too
+        old, whatever its number.
+        """
         if version.lineage > 1 and self.ledger.limits.max_staleness is not None:
             self._drop_all()
         super().open_lineage(version)
 
     def set_limits(self, limits: Limits) -> None:
-        """Put limits in force. No shard knows what an older lineage made, so with the first bound everything goes if there was one."""
+        """Put limits in force. No shard knows what an older lineage made, so with the first bound
+        everything goes if there was one.
+        """
         unbounded = self.ledger.limits.max_staleness is None
         super().set_limits(limits)
         if unbounded and self._others_too_old():
@@ -230,7 +251,9 @@ class ReplayExchange(Exchange):
         super().settle(settlement._replace(tickets=()))
 
     def learner_lost(self, reason: str = "learner_lost") -> int:
-        """The learner was reaped. What it held or waited for is discarded; what is in replay, or on its way there, stays good."""
+        """The learner was reaped. What it held or waited for is discarded; what is in replay, or on
+        its way there, stays good.
+        """
         self._pulling, self._delivered = None, NO_VERSION
         self._blocked["draw"].set(False)
         self.ledger.learner_left()
@@ -241,7 +264,8 @@ class ReplayExchange(Exchange):
         self.limiter.change(limits)
         self._pump()
 
-    # Inside ---------------------------------------------------------------------------------------------------------
+    # Inside
+    # ----------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
         self._store_committed()
@@ -278,11 +302,14 @@ class ReplayExchange(Exchange):
     def _room_for(self, items: int) -> bool:
         """Whether the limiter would let so many in on top of those that are on their way."""
         ahead = self._shards.ahead
-        # If of what is there nothing can be drawn any more, waiting for draws would be waiting for ever.
+        # If of what is there nothing can be drawn any more, waiting for draws would be waiting for
+        # ever.
         return self.limiter.may_insert(items, ahead=ahead) or (not ahead and self._shards.drained)
 
     def _serve(self) -> None:
-        """Give the learner the draw that it waits for, or begin it; or begin the next one. If both limiter and shards have it."""
+        """Give the learner the draw that it waits for, or begin it; or begin the next one. If both
+        limiter and shards have it.
+        """
         for number in [
             number
             for number, draw in self._draws.items()
@@ -329,7 +356,8 @@ class ReplayExchange(Exchange):
         (self._delivered, deliver), self._pulling = self._pulling, None
         deliver(self._draws.hand_over(number))
 
-    # Looking --------------------------------------------------------------------------------------------------------
+    # Looking
+    # ----------------------------------------------------------------------------------------------
 
     def replay_statistics(self) -> ReplayStatistics:
         """What is in replay, what went in and out, and who was held back how long."""

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from tianflow.replay.rate_limiter import Limiter
 
 STAY = 64
-"""Trajectories that an actor sends to one shard before it goes on to the next, where there are more shards than actors."""
+"""Trajectories that an actor sends to one shard before it goes on to the next, where there are more
+shards than actors.
+"""
 
 
 class ShardPort(Protocol):
-    """The way to a shard, wherever it lives. Requests arrive in the order in which they were sent."""
+    """The way to a shard, wherever it lives. Requests arrive in the order in which they were
+    sent.
+    """
 
     def ask(self, request: ShardRequest) -> None: ...
 
@@ -36,7 +40,9 @@ class ShardRecord:
     storing: dict[int, int] = field(default_factory=dict)
     """Tickets it reads, each with the items that were expected of it."""
     spent: bool = False
-    """It holds items, but had fewer draws left than were asked of it; nothing more is asked before something new is in it."""
+    """It holds items, but had fewer draws left than were asked of it; nothing more is asked before
+    something new is in it.
+    """
     keeping: deque[asyncio.Future[StateFile | None]] = field(default_factory=deque)
     """Who waits for it to have written what it holds, in order."""
 
@@ -82,17 +88,22 @@ class Shards(Mapping[int, ShardRecord]):
         return shard
 
     def answering(self, index: int, incarnation: int) -> ShardRecord | None:
-        """The shard, if it is this life of it that speaks: what a reaped one had said may still be read."""
+        """The shard, if it is this life of it that speaks: what a reaped one had said may still be
+        read.
+        """
         shard = self._up.get(index)
         return shard if shard is not None and shard.incarnation == incarnation else None
 
-    # What comes and goes ----------------------------------------------------------------------------------------------
+    # What comes and goes
+    # ----------------------------------------------------------------------------------------------
 
     def send(self, holder: str, ticket: int, *, items: int, actors: int) -> ShardRecord:
-        """The shard that is to store a trajectory of ``holder``, of which so many items are expected. One is up.
+        """The shard that is to store a trajectory of ``holder``, of which so many items are
+        expected. One is up.
 
-        An actor's trajectories go to one shard, so that windows may span them; to another while that one is down. Fewer actors
-        than shards go round, or some shards would stay empty; a window ends there.
+        An actor's trajectories go to one shard, so that windows may span them; to another while
+        that one is down. Fewer actors than shards go round, or some shards would stay empty; a
+        window ends there.
         """
         place = int(holder.rpartition("-")[2])
         if actors < self._count:
@@ -122,7 +133,9 @@ class Shards(Mapping[int, ShardRecord]):
         shard.holdings = holdings
 
     def begins_with(self, index: int, shard: ShardRecord, holdings: Holdings) -> None:
-        """`holds`; or, at the start of a run, what is left of what was kept. Once all have said it, the limiter counts what is there."""
+        """`holds`; or, at the start of a run, what is left of what was kept. Once all have said it,
+        the limiter counts what is there.
+        """
         if index not in self._restoring:
             self.holds(shard, holdings)
             return
@@ -134,12 +147,15 @@ class Shards(Mapping[int, ShardRecord]):
             self._limiter.inserted(max(0, held - size))
 
     def _removed(self, items: int) -> None:
-        """Until all shards have said what they bring back, the limiter may know of fewer than they hold."""
+        """Until all shards have said what they bring back, the limiter may know of fewer than they
+        hold.
+        """
         self._limiter.deleted(
             min(items, self._limiter.statistics().size) if self._restoring else items
         )
 
-    # Drawing ----------------------------------------------------------------------------------------------------------
+    # Drawing
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
@@ -152,7 +168,9 @@ class Shards(Mapping[int, ShardRecord]):
         return all(shard.spent or not shard.holdings.items for shard in self._up.values())
 
     def shares(self) -> dict[int, float]:
-        """Each shard's probability of being drawn from: in proportion to mass; by number of items if nothing has mass. None is 0."""
+        """Each shard's probability of being drawn from: in proportion to mass; by number of items
+        if nothing has mass. None is 0.
+        """
         drawable = {
             index: shard.holdings
             for index, shard in self._up.items()
@@ -167,10 +185,13 @@ class Shards(Mapping[int, ShardRecord]):
             if chance > 0.0
         }
 
-    # Keeping ----------------------------------------------------------------------------------------------------------
+    # Keeping
+    # ----------------------------------------------------------------------------------------------
 
     async def keep(self, directory: Path) -> dict[str, StateFile]:
-        """Have every shard write what it holds into ``directory``: the files, by name. A shard that is lost meanwhile leaves none."""
+        """Have every shard write what it holds into ``directory``: the files, by name. A shard that
+        is lost meanwhile leaves none.
+        """
         waiting: dict[str, asyncio.Future[StateFile | None]] = {}
         for index, shard in self._up.items():
             waiting[shard_file(index)] = future = asyncio.get_running_loop().create_future()

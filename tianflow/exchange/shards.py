@@ -1,4 +1,6 @@
-"""A replay shard's end: requests wait, answers go out. The same object in memory and at the end of a link."""
+"""A replay shard's end: requests wait, answers go out. The same object in memory and at the end of
+a link.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,24 @@ _NAMES = {cls: name for name, cls in _REQUESTS.items()}
 class ShardEnd:
     """One shard's end: whoever waits for a draw does not wait for what is to be stored.
 
-    Draws and priorities go before trajectories, which stay in order, as do draws and priorities; but nothing goes before what
-    is about everything that is there, `DropItems` and `SaveItems`. `ask` is called by whoever brings requests; it is
-    `tianflow.exchange.shard_records.ShardPort` in memory.
+    Draws and priorities go before trajectories, which stay in order, as do draws and priorities;
+    but nothing goes before what is about everything that is there, `DropItems` and `SaveItems`.
+    `ask` is called by whoever brings requests; it is `tianflow.exchange.shard_records.ShardPort` in
+    memory.
 
     Waits: for a request. Unblocked by: `ask`.
 
     Args:
         slots: of trajectories.
         draws: of draws.
-        answer: takes ``stored``, ``drawn``, ``prioritised``, ``dropped`` or ``kept`` and what belongs to it, in order.
+        answer: takes ``stored``, ``drawn``, ``prioritised``, ``dropped`` or ``kept`` and what
+            belongs to it, in order.
     """
 
     def __init__(self, *, slots: Arena, draws: Arena, answer: Callable[..., None]) -> None:
         self._slots, self._draws, self._answer = slots, draws, answer
-        # Bounded by slots but for a few: almost every request is about one, and none is asked about twice at a time.
+        # Bounded by slots but for a few: almost every request is about one, and none is asked about
+        # twice at a time.
         self._soon: deque[DrawPart | Prioritise] = deque()
         self._in_order: deque[ShardRequest] = deque()
         self._barriers = 0
@@ -126,7 +131,9 @@ class ShardEnd:
 
 
 class LinkShardPort:
-    """The coordinator's way to a shard at the other end of a link. ``send`` sends one message, in order."""
+    """The coordinator's way to a shard at the other end of a link. ``send`` sends one message, in
+    order.
+    """
 
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
@@ -142,7 +149,9 @@ def encode_request(request: ShardRequest) -> list[Any]:
 
 
 def decode_request(name: str, values: Sequence[Any]) -> ShardRequest:
-    """The inverse of `encode_request`. BrokenChannelError if there is no such request, or its fields do not fit."""
+    """The inverse of `encode_request`. BrokenChannelError if there is no such request, or its
+    fields do not fit.
+    """
     cls = _REQUESTS.get(name)
     if cls is None or len(values) != len(fields(cls)):
         raise BrokenChannelError(
@@ -152,7 +161,9 @@ def decode_request(name: str, values: Sequence[Any]) -> ShardRequest:
 
 
 def answers(exchange: ReplayExchange, index: int, incarnation: int) -> Callable[..., None]:
-    """What takes the answers of shard ``index`` in this life of it: the name, then the arguments, `Holdings` last as a list."""
+    """What takes the answers of shard ``index`` in this life of it: the name, then the arguments,
+    `Holdings` last as a list.
+    """
     handlers: dict[str, Callable[..., None]] = {
         "stored": exchange.stored,
         "drawn": exchange.drawn,

@@ -1,4 +1,6 @@
-"""A trained policy as one file that runs without tianflow: a PyTorch program (.pt2) or ONNX. See `command`."""
+"""A trained policy as one file that runs without tianflow: a PyTorch program (.pt2) or ONNX. See
+`command`.
+"""
 
 from __future__ import annotations
 

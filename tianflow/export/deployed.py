@@ -1,4 +1,6 @@
-"""A policy as a deployer runs it: raw observations in, parameters of the distribution and the greedy action out."""
+"""A policy as a deployer runs it: raw observations in, parameters of the distribution and the
+greedy action out.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ Tree = Mapping[str, Tensor]
 
 
 class Deployed(nn.Module):
-    """Everything between an environment and the network, and back, as one function of a batch of any size.
+    """Everything between an environment and the network, and back, as one function of a batch of
+    any size.
 
-    The network's weights are no parameters of it: what a program does not need, such as the value, is then not traced into it.
+    The network's weights are no parameters of it: what a program does not need, such as the value,
+    is then not traced into it.
     """
 
     def __init__(self, loaded: LoadedPolicy) -> None:
@@ -48,12 +52,15 @@ class Deployed(nn.Module):
         """One step of N environments, with the most probable actions.
 
         Args:
-            observation: {leaf: [N, *leaf shape]} as the environment gives them, dtypes and all; a tensor where there is but one.
-            state: {leaf: [N, ...]} float32, all 0 at the first step of an episode, else what the last step gave; None without memory.
+            observation: {leaf: [N, *leaf shape]} as the environment gives them, dtypes and all; a
+                tensor where there is but one.
+            state: {leaf: [N, ...]} float32, all 0 at the first step of an episode, else what the
+                last step gave; None without memory.
             action_mask: bool [N, mask size], of environments that give one.
 
         Returns:
-            ``action`` [N, *action shape] as the environment takes it, the parameters under their names, and ``state`` if there is one.
+            ``action`` [N, *action shape] as the environment takes it, the parameters under their
+            names, and ``state`` if there is one.
         """
         leaves: Any = {"": observation} if self._single else observation
         stored = {
@@ -72,7 +79,9 @@ class Deployed(nn.Module):
         }
 
     def inputs(self, batch: int, generator: np.random.Generator) -> dict[str, Any]:
-        """Arguments of `forward` that may be met; floats are standard normal, and every action is allowed."""
+        """Arguments of `forward` that may be met; floats are standard normal, and every action is
+        allowed.
+        """
         leaves = {leaf.name: self._drawn(leaf, batch, generator) for leaf in self._spec.observation}
         found: dict[str, Any] = {"observation": leaves[""] if self._single else leaves}
         state = self._policy.initial_state(batch)

@@ -1,4 +1,6 @@
-"""The two formats of an exported policy: a PyTorch program, and ONNX. Each is made whole in memory, and asked before it is let out."""
+"""The two formats of an exported policy: a PyTorch program, and ONNX. Each is made whole in memory,
+and asked before it is let out.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ from tianflow.export.deployed import Deployed
 METADATA = "tianflow.json"
 """Name of the metadata inside a .pt2; in ONNX they are the property ``tianflow``."""
 Run = Callable[[Mapping[str, Any]], list[Tensor]]
-"""Runs what was written: arguments of `Deployed.forward` in, its outputs as flat as `flat` makes them."""
+"""Runs what was written: arguments of `Deployed.forward` in, its outputs as flat as `flat` makes
+them.
+"""
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Inputs or outputs of `Deployed.forward` by names that say where they lie: {"observation", "state/h", "action", ...}."""
+    """Inputs or outputs of `Deployed.forward` by names that say where they lie: {"observation",
+    "state/h", "action", ...}.
+    """
     found: dict[str, Tensor] = {}
     for key, value in tree.items():
         name = f"{prefix}/{key}" if prefix else key
@@ -50,7 +56,8 @@ def to_pt2(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
 
 
 def to_onnx(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
-    """An ONNX model whose inputs and outputs are named as `flat` names them; the state that comes out is ``next_state/...``.
+    """An ONNX model whose inputs and outputs are named as `flat` names them; the state that comes
+    out is ``next_state/...``.
 
     Raises:
         ExportError: as `to_pt2`, or the extra ``onnx`` is not installed.
@@ -61,7 +68,8 @@ def to_onnx(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
         import onnxscript  # noqa: F401 - PyTorch writes ONNX with it
     except ImportError as error:
         raise ExportError(
-            f"ONNX is written with packages of an extra: pip install 'tianflow[onnx]' first ({error})",
+            "ONNX is written with packages of an extra: pip install 'tianflow[onnx]' first "
+            f"({error})",
             bad=True,
         ) from None
     complete = _complete(metadata, deployed, after="next_")
@@ -97,7 +105,9 @@ def to_onnx(deployed: Deployed, metadata: Mapping[str, Any]) -> bytes:
 def _complete(
     metadata: Mapping[str, Any], deployed: Deployed, *, after: str = ""
 ) -> dict[str, Any]:
-    """``metadata`` with dtype and shape of everything that goes in and comes out; ``after`` goes before the names of new state."""
+    """``metadata`` with dtype and shape of everything that goes in and comes out; ``after`` goes
+    before the names of new state.
+    """
 
     def described(tree: Mapping[str, Tensor]) -> dict[str, Any]:
         return {
@@ -148,13 +158,16 @@ def _example(deployed: Deployed, batch: int) -> dict[str, Any]:
 
 
 def _require_alike(deployed: Deployed, run: Run) -> None:
-    """A network that looks at the size of its batch may be traced into a program that holds for one size alone."""
+    """A network that looks at the size of its batch may be traced into a program that holds for one
+    size alone.
+    """
     for batch in (1, 3):
         inputs = _example(deployed, batch)
         with _as_export_errors(f"run on {batch} observations at once"):
             found, expected = run(inputs), flat(deployed(**inputs))
         for (name, wanted), value in zip(expected.items(), found, strict=True):
-            # two values that are equal to rounding may change places, so actions of a choice are not compared
+            # two values that are equal to rounding may change places, so actions of a choice are
+            # not compared
             alike = wanted.shape == value.shape and wanted.dtype == value.dtype
             if alike and wanted.is_floating_point():
                 alike = bool(
@@ -162,7 +175,8 @@ def _require_alike(deployed: Deployed, run: Run) -> None:
                 )  # large numbers may cancel to small ones
             if not alike:
                 raise ExportError(
-                    f"the exported program computes another {name} than the policy, for {batch} observations at once"
+                    f"the exported program computes another {name} than the policy, for {batch} "
+                    "observations at once"
                 )
 
 

@@ -1,7 +1,9 @@
-"""The one compute thread of a host process. Work that computes takes turns on it; the loop stays free for messages.
+"""The one compute thread of a host process. Work that computes takes turns on it; the loop stays
+free for messages.
 
-Two computing threads in one process are forbidden, except where operations are long (`tianflow.algorithms.common.data_parallel`): an operation
-that releases the interpreter lock waits up to the switch interval to get it back. The thread is a daemon: a host ends by flushing and
+Two computing threads in one process are forbidden, except where operations are long
+(`tianflow.algorithms.common.data_parallel`): an operation that releases the interpreter lock waits
+up to the switch interval to get it back. The thread is a daemon: a host ends by flushing and
 leaving, never by joining it.
 """
 
@@ -21,12 +23,14 @@ class Compute:
 
     Args:
         name: of the thread.
-        on_orphan: gets the exception of a function whose caller no longer waits, so that none is ever lost.
+        on_orphan: gets the exception of a function whose caller no longer waits, so that none is
+            ever lost.
     """
 
     def __init__(self, *, name: str, on_orphan: Callable[[BaseException], None]) -> None:
         self._on_orphan = on_orphan
-        # Bounded by the number of components of the host: each waits for its own turn before it asks for another.
+        # Bounded by the number of components of the host: each waits for its own turn before it
+        # asks for another.
         self._jobs: queue.SimpleQueue[
             tuple[Callable[[], Any], Callable[[object, BaseException | None], None]] | None
         ] = queue.SimpleQueue()

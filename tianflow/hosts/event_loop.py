@@ -10,7 +10,9 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, on uvloop where it is installed: a message between two processes costs a third less there."""
+    """`asyncio.run`, on uvloop where it is installed: a message between two processes costs a third
+    less there.
+    """
     try:
         from uvloop import new_event_loop
     except ImportError:
@@ -20,11 +22,14 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def require_none(name: str, *, instead: str) -> None:
-    """Raise RuntimeError if a loop is running here already, as in a notebook: ``name``, which blocks, would stop it for as long."""
+    """Raise RuntimeError if a loop is running here already, as in a notebook: ``name``, which
+    blocks, would stop it for as long.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     raise RuntimeError(
-        f"{name} blocks, and an event loop is running here already, as in a notebook; there: {instead}"
+        f"{name} blocks, and an event loop is running here already, as in a notebook; there: "
+        f"{instead}"
     )

@@ -1,4 +1,6 @@
-"""How a host makes its components: from a description and the ends of its channels. The same for every placement."""
+"""How a host makes its components: from a description and the ends of its channels. The same for
+every placement.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class Ends(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """Everything that making components needs besides ends. ``start`` is the learner's version and samples trained so far."""
+    """Everything that making components needs besides ends. ``start`` is the learner's version and
+    samples trained so far.
+    """
 
     host: str
     spec: EnvironmentSpec
@@ -169,7 +173,8 @@ class Builder:
             seed=make.environment_seed(config.run.seed, 0, config.evaluation.num_envs, stream=1),
         )
 
-    # On the compute thread, where PyTorch is imported -----------------------------------------------------------------
+    # On the compute thread, where PyTorch is imported
+    # -----------------------------------------------------------------
 
     def _policy(self) -> tuple[Policy, PolicyWeights]:
         from tianflow.components.weights import PolicyWeights
@@ -244,8 +249,9 @@ class Builder:
 
 
 def life_of(era: int, incarnation: int, times: int) -> int:
-    """One number, of 31 bits, for every life of an actor, so that none meets the seeds of another: in which ``era`` of the run, in which
-    life of its host, and how many ``times`` it was there before, for actors come and go. After a thousand they begin again.
+    """One number, of 31 bits, for every life of an actor, so that none meets the seeds of another:
+    in which ``era`` of the run, in which life of its host, and how many ``times`` it was there
+    before, for actors come and go. After a thousand they begin again.
     """
     return era % 2**10 << 21 | incarnation % 2**11 << 10 | times % 2**10
 

@@ -1,4 +1,6 @@
-"""A host process: one event loop, one compute thread, and the components that share them. `main` is what a child runs."""
+"""A host process: one event loop, one compute thread, and the components that share them. `main` is
+what a child runs.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def describe(name: str, error: BaseException) -> tuple[str, str, str]:
 async def save(
     taken: Awaitable[LearnerState], staged: Path, executor: ThreadPoolExecutor
 ) -> SavedState:
-    """Write a learner's state, once it was ``taken`` at a boundary, into ``staged``, while training goes on.
+    """Write a learner's state, once it was ``taken`` at a boundary, into ``staged``, while training
+    goes on.
 
     Raises:
         CheckpointError: it could not be written, or is not finite.
@@ -83,7 +86,9 @@ class _LinkEvents:
 
 
 class HostProcess:
-    """Joins the components of one child process to the coordinator's link. `tianflow.hosts.factory.Ends` in shared memory."""
+    """Joins the components of one child process to the coordinator's link.
+    `tianflow.hosts.factory.Ends` in shared memory.
+    """
 
     def __init__(
         self,
@@ -174,7 +179,8 @@ class HostProcess:
         self._tasks[component.name] = task
         task.add_done_callback(self._component_ended)
 
-    # Ends -----------------------------------------------------------------------------------------------------------
+    # Ends
+    # ----------------------------------------------------------------------------------------------
 
     def sender(self, holder: str) -> LinkTrajectorySender:
         """An actor's end."""
@@ -212,7 +218,8 @@ class HostProcess:
             if nbytes and memory.nbytes != SharedWeights.nbytes_for(nbytes):
                 raise RunError(
                     self.name,
-                    f"this process has {nbytes} bytes of weights, the run has others: was the code changed meanwhile?",
+                    f"this process has {nbytes} bytes of weights, the run has others: was the "
+                    "code changed meanwhile?",
                 )
             self._weights = SharedWeights(memory=memory, nbytes=nbytes)
             self._weights.announce(self._announced)
@@ -223,7 +230,8 @@ class HostProcess:
         if self._weights is not None:
             self._weights.announce(version)
 
-    # Messages -------------------------------------------------------------------------------------------------------
+    # Messages
+    # ----------------------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
         try:
@@ -302,7 +310,8 @@ class HostProcess:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(self.name, error)
 
-    # Ending ---------------------------------------------------------------------------------------------------------
+    # Ending
+    # ----------------------------------------------------------------------------------------------
 
     def _component_ended(self, task: asyncio.Task[None]) -> None:
         name = task.get_name()
@@ -364,7 +373,9 @@ def _blueprint(
 
 
 def main(payload: bytes, fds: list[int]) -> int:
-    """Run a host: ``payload`` is what the launcher ordered, ``fds`` are the link, the slots, the weights and, with replay, the draws."""
+    """Run a host: ``payload`` is what the launcher ordered, ``fds`` are the link, the slots, the
+    weights and, with replay, the draws.
+    """
     order = msgpack.unpackb(payload)
     if order["cores"]:
         os.sched_setaffinity(0, order["cores"])

@@ -60,9 +60,11 @@ def make_shard(config: Config, spec: EnvironmentSpec) -> Shard:
 
 
 def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
-    """Names of the image leaves that are stacks of frames, as a few steps of the environments show: a space does not tell.
+    """Names of the image leaves that are stacks of frames, as a few steps of the environments show:
+    a space does not tell.
 
-    An image that is none (RGB, say) must not be kept as one: all its frames are new at every step, so few steps would fit.
+    An image that is none (RGB, say) must not be kept as one: all its frames are new at every step,
+    so few steps would fit.
     """
     if not any(is_image(leaf) for leaf in spec.observation):
         return frozenset()
@@ -98,7 +100,9 @@ def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
 def restored_shard(
     config: Config, spec: EnvironmentSpec, checkpoint: Path | None, index: int
 ) -> Shard:
-    """Shard ``index`` as it was kept in ``checkpoint``; empty if it was not, or if what was kept is of no use any more."""
+    """Shard ``index`` as it was kept in ``checkpoint``; empty if it was not, or if what was kept is
+    of no use any more.
+    """
     shard = make_shard(config, spec)
     if checkpoint is None:
         return shard
@@ -120,7 +124,9 @@ def _selector(config: Config) -> Callable[[int], Selector]:
 
 
 def _initial_priority(config: Config) -> InitialPriority | None:
-    """What the actors' own values say, where they are recorded; else the greatest priority so far."""
+    """What the actors' own values say, where they are recorded; else the greatest priority
+    so far.
+    """
     algorithm = config.algorithm
     if config.replay.selector != "prioritised" or "q_taken" not in algorithm.recorded:
         return None

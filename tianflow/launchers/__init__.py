@@ -1,1 +1,3 @@
-"""Launchers: where the components of a program run. One file each; the parts do not know which one placed them."""
+"""Launchers: where the components of a program run. One file each; the parts do not know which one
+placed them.
+"""

@@ -1,13 +1,16 @@
-"""The process that forks a run's hosts, and their warden: requests + descriptors -> hosts -> exit reports.
+"""The process that forks a run's hosts, and their warden: requests + descriptors -> hosts -> exit
+reports.
 
-It is the hosts' parent, so it reaps them exactly and never signals a number that was given to somebody else; it notices
-the coordinator's death by the end of their socket. It imports what hosts need once, and stays single-threaded, because a
-fork copies the locks of other threads but not the threads. No asyncio: hosts start with no trace of a loop.
+It is the hosts' parent, so it reaps them exactly and never signals a number that was given to
+somebody else; it notices the coordinator's death by the end of their socket. It imports what hosts
+need once, and stays single-threaded, because a fork copies the locks of other threads but not the
+threads. No asyncio: hosts start with no trace of a loop.
 
-Requests (JSON, one datagram each): ``{"preload": [module, ...]}`` first, then ``{"spawn": id, "name": ..., "target":
-"module:function"}`` with descriptors (the first holds the payload), ``{"kill": id}``, ``{"terminate": id}``.
-Reports: ``{"ready": {module: why it failed}}``, ``{"spawned": id, "pid": ...}``, ``{"refused": id, "reason": ...}``,
-``{"exited": id, "status": ...}``.
+Requests (JSON, one datagram each): ``{"preload": [module, ...]}`` first, then ``{"spawn": id,
+"name": ..., "target": "module:function"}`` with descriptors (the first holds the payload),
+``{"kill": id}``, ``{"terminate": id}``.
+Reports: ``{"ready": {module: why it failed}}``, ``{"spawned": id, "pid": ...}``, ``{"refused": id,
+"reason": ...}``, ``{"exited": id, "status": ...}``.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ MAX_DESCRIPTORS = 253
 """Linux passes no more with one message."""
 MESSAGE_BYTES = 64 * 1024
 BURIAL_POLL_S = 0.002
-"""Processes that a host leaves behind die soon after their SIGKILL; not all of them tell us by SIGCHLD."""
+"""Processes that a host leaves behind die soon after their SIGKILL; not all of them tell us by
+SIGCHLD.
+"""
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -94,18 +99,21 @@ class _Host:
     name: str
     pid: int
     status: int | None = None
-    """Set once it is dead; it stays a zombie, so that its number is not reused, until nothing of it is left."""
+    """Set once it is dead; it stays a zombie, so that its number is not reused, until nothing of it
+    is left.
+    """
 
 
 class ForkServer:
     """Forks hosts on request, reports their ends, and leaves nobody behind.
 
-    An exit is reported only when nobody of the host's process group is left, so nobody of it can write to shared memory
-    any more. Its descendants that changed their session become children of this process (it is their subreaper) and are
-    killed too, unless another living host is known, by session or environment, to have started them.
+    An exit is reported only when nobody of the host's process group is left, so nobody of it can
+    write to shared memory any more. Its descendants that changed their session become children of
+    this process (it is their subreaper) and are killed too, unless another living host is known, by
+    session or environment, to have started them.
 
-    Waits: for requests and for signals, never for a full socket. Unblocked by: the coordinator, whose end of the socket
-    ends this process, after everybody else.
+    Waits: for requests and for signals, never for a full socket. Unblocked by: the coordinator,
+    whose end of the socket ends this process, after everybody else.
     """
 
     def __init__(self, *, connection: socket.socket) -> None:
@@ -122,7 +130,9 @@ class ForkServer:
         self._selector.register(self._woken, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Serve until the coordinator's end of the socket is gone and every descendant is dead and reaped."""
+        """Serve until the coordinator's end of the socket is gone and every descendant is dead and
+        reaped.
+        """
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _wake_up)
@@ -182,13 +192,17 @@ class ForkServer:
     def _spawn(self, number: int, name: str, target: str, fds: Sequence[int]) -> None:
         threads = max(threading.active_count(), len(os.listdir("/proc/self/task")))  # noqa: PTH208 - a count is wanted
         if threads != 1:
-            reason = f"{threads} threads run in the fork server, and a fork would copy their locks for ever; preload nothing that starts threads"
+            reason = (
+                f"{threads} threads run in the fork server, and a fork would copy their "
+                "locks for ever; preload nothing that starts threads"
+            )
             self._report({"refused": number, "reason": f"{reason}, and unset OPENBLAS_NUM_THREADS"})
             return
         sys.stdout.flush()
         sys.stderr.flush()
         server = os.getpid()
-        # Blocked, a signal waits until the child has handlers of its own; this process ignores it, and the child would too.
+        # Blocked, a signal waits until the child has handlers of its own; this process ignores it,
+        # and the child would too.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
             pid = os.fork()
@@ -241,10 +255,13 @@ class ForkServer:
         ):  # else every host would draw the same numbers from its global generator
             sys.modules["numpy.random"].seed()
 
-    # Burial: exact, because only this process reaps what it forked or adopted ------------------------------------------
+    # Burial: exact, because only this process reaps what it forked or adopted
+    # ------------------------------------------
 
     def _tend(self) -> bool:
-        """Notice who died, kill what is left of them, report whom nothing is left of. True while a descendant is left."""
+        """Notice who died, kill what is left of them, report whom nothing is left of. True while a
+        descendant is left.
+        """
         for host in self._hosts.values():
             if self._ending:
                 _kill_group(host.pid)
@@ -262,7 +279,8 @@ class ForkServer:
         for entry in adopted:
             os.waitid(os.P_PID, entry.pid, os.WEXITED | os.WNOHANG)
         for host in dead:
-            # Whoever was reaped just now still counts: the table may be older than the adoption of its children.
+            # Whoever was reaped just now still counts: the table may be older than the adoption of
+            # its children.
             if stray or any(entry.group == host.pid and entry.pid != host.pid for entry in table):
                 _kill_group(host.pid)
                 continue
@@ -325,7 +343,8 @@ def _wake_up(_number: int, _frame: object) -> None:
 
 def _preload(modules: Sequence[str]) -> dict[str, str]:
     failures = {}
-    # While an import takes its time nobody watches the socket, and there is no host yet that would need its warden.
+    # While an import takes its time nobody watches the socket, and there is no host yet that would
+    # need its warden.
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for module in modules:
         try:

@@ -1,4 +1,6 @@
-"""Host processes as the coordinator sees them: spawn, kill, wait. The forking is done by `tianflow.launchers.fork_server`."""
+"""Host processes as the coordinator sees them: spawn, kill, wait. The forking is done by
+`tianflow.launchers.fork_server`.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +26,27 @@ from tianflow.errors import RunError
 from tianflow.launchers.fork_server import MAX_DESCRIPTORS, MESSAGE_BYTES, carries, processes
 from tianflow.logs import logger
 
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from tianflow.launchers.fork_server import main; main(int(sys.argv[1]))"
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from "
+    "tianflow.launchers.fork_server import main; main(int(sys.argv[1]))"
+)
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _KEPT_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
 }
-"""To glibc: what an update or a step frees, up to 256 MB, stays with the process. The next one wants it again, and would else pay for
-every page anew. One arena, because those of other threads give back at once what is larger than their 64 MB."""
+"""To glibc: what an update or a step frees, up to 256 MB, stays with the process. The next one
+wants it again, and would else pay for every page anew. One arena, because those of other threads
+give back at once what is larger than their 64 MB.
+"""
 _HUGE_PAGE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
 def _huge_pages() -> dict[str, str]:
-    """To glibc: ask for huge pages, where the kernel gives them to who asks. An update goes through thousands of small ones, and of few
-    a core remembers where they lie. Not where one is larger than 2 MiB: a heap grows by as much at once.
+    """To glibc: ask for huge pages, where the kernel gives them to who asks. An update goes through
+    thousands of small ones, and of few a core remembers where they lie. Not where one is larger
+    than 2 MiB: a heap grows by as much at once.
     """
     try:
         size = int(_HUGE_PAGE.read_text())
@@ -61,12 +69,16 @@ class ForkedHost:
     def __init__(self, *, nursery: HostForker, number: int, name: str, pid: int) -> None:
         self.name, self.pid = name, pid
         self.returncode: int | None = None
-        """Its exit status, or minus the signal that ended it; None while it, or anybody of its process group, is left."""
+        """Its exit status, or minus the signal that ended it; None while it, or anybody of its
+        process group, is left.
+        """
         self._nursery, self._number = nursery, number
         self._exited = asyncio.Event()
 
     async def wait(self) -> int:
-        """Wait until nobody of its process group is left; its exit status, or minus the signal. Any number may wait."""
+        """Wait until nobody of its process group is left; its exit status, or minus the signal. Any
+        number may wait.
+        """
         await self._exited.wait()
         assert self.returncode is not None
         return self.returncode
@@ -94,7 +106,9 @@ class _LostError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Server:
-    """One incarnation of the fork server. ``token`` stands in the environment of all that descends from it."""
+    """One incarnation of the fork server. ``token`` stands in the environment of all that descends
+    from it.
+    """
 
     process: Process
     connection: socket.socket
@@ -109,17 +123,20 @@ class _Server:
 class HostForker:
     """Starts host processes by forking one that has ``preload`` imported, and leaves nobody behind.
 
-    Consumes: spawn requests. Produces: children and their exit statuses. Waits: `spawn` for the fork server's answer
-    (the first time for its imports, too); leaving the context for the end of every child. Unblocked by: the fork server;
-    when that dies every child is killed and counts as exited with -9, and the next `spawn` starts a new one.
+    Consumes: spawn requests. Produces: children and their exit statuses. Waits: `spawn` for the
+    fork server's answer (the first time for its imports, too); leaving the context for the end of
+    every child. Unblocked by: the fork server; when that dies every child is killed and counts as
+    exited with -9, and the next `spawn` starts a new one.
 
     Should the coordinator vanish, the fork server kills everything that came from it, and ends.
 
     Args:
         run_id: what every process of the run carries as ``TIANFLOW_RUN`` in its environment.
-        preload: modules that are imported before any fork, so that hosts share their pages. One that fails is logged and
-            stands in `preload_failures`. One that starts a thread makes `spawn` fail: a fork would copy its locks for ever.
-        end_timeout_s: how long the end of all children may take on leaving, before the fork server is killed as well.
+        preload: modules that are imported before any fork, so that hosts share their pages. One
+            that fails is logged and stands in `preload_failures`. One that starts a thread makes
+            `spawn` fail: a fork would copy its locks for ever.
+        end_timeout_s: how long the end of all children may take on leaving, before the fork server
+            is killed as well.
     """
 
     def __init__(
@@ -130,7 +147,8 @@ class HostForker:
         self._numbers = itertools.count(1)
         self._children: dict[int, ForkedHost] = {}
         self._pending: dict[int, tuple[str, asyncio.Future[ForkedHost]]] = {}
-        # What a full socket refuses. A coordinator asks for a few things per child, and the number of children bounds it.
+        # What a full socket refuses. A coordinator asks for a few things per child, and the number
+        # of children bounds it.
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._starting = asyncio.Lock()
         self._server: _Server | None = None
@@ -177,7 +195,8 @@ class HostForker:
     async def spawn(
         self, name: str, target: str, payload: bytes, fds: Sequence[int] = ()
     ) -> ForkedHost:
-        """Fork a host that calls ``target(payload, fds)`` and ends with what it returns (an int, else 0).
+        """Fork a host that calls ``target(payload, fds)`` and ends with what it returns (an int,
+        else 0).
 
         Args:
             name: its place; no other living child may have it.
@@ -196,7 +215,10 @@ class HostForker:
                 return await self._ask_for(name, target, payload, fds)
             except _LostError:
                 continue
-        summary = f"the fork server died {_SPAWN_ATTEMPTS} times in a row while starting {name!r}; its last words are on stderr"
+        summary = (
+            f"the fork server died {_SPAWN_ATTEMPTS} times in a row while starting "
+            f"{name!r}; its last words are on stderr"
+        )
         raise RunError("nursery", f"{summary}; preloaded: {', '.join(self._preload) or 'nothing'}")
 
     def _check(self, name: str, target: str, fds: Sequence[int]) -> None:
@@ -206,11 +228,13 @@ class HostForker:
             )
         if not all(target.partition(":")):
             raise ValueError(
-                f"target {target!r} cannot be imported by another process; accepted: 'module:function'"
+                f"target {target!r} cannot be imported by another process; accepted: "
+                "'module:function'"
             )
         if len(fds) > MAX_DESCRIPTORS - 1:
             raise ValueError(
-                f"{len(fds)} descriptors for {name!r}: the system passes at most {MAX_DESCRIPTORS - 1}"
+                f"{len(fds)} descriptors for {name!r}: the system passes at most "
+                f"{MAX_DESCRIPTORS - 1}"
             )
         if name in {child.name for child in self._children.values()} | {
             pending for pending, _ in self._pending.values()
@@ -235,7 +259,8 @@ class HostForker:
             os.close(memory)
         return await answer
 
-    # The fork server --------------------------------------------------------------------------------------------------
+    # The fork server
+    # ----------------------------------------------------------------------------------------------
 
     async def _ensure_server(self) -> None:
         async with self._starting:
@@ -275,7 +300,9 @@ class HostForker:
         return server
 
     def _post(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        """Send now, or as soon as the socket takes it. Without a fork server there is nobody left to be told anything."""
+        """Send now, or as soon as the socket takes it. Without a fork server there is nobody left
+        to be told anything.
+        """
         if self._server is None:
             return
         # Duplicates, because a caller that is cancelled meanwhile closes its own.
@@ -353,7 +380,9 @@ class HostForker:
                 self._children.pop(number)._exit(status)  # noqa: SLF001 - the two are one thing
 
     async def _bury(self, server: _Server) -> None:
-        """After the fork server's end: nobody of the run may be left, then its children count as killed."""
+        """After the fork server's end: nobody of the run may be left, then its children count as
+        killed.
+        """
         await server.process.wait()
         children, self._children = self._children, {}
         pending, self._pending = self._pending, {}
@@ -377,7 +406,9 @@ class HostForker:
 
 
 def _in_memory(payload: bytes) -> int:
-    """A descriptor of anonymous memory that holds ``payload``: messages have a size limit, this has none."""
+    """A descriptor of anonymous memory that holds ``payload``: messages have a size limit, this has
+    none.
+    """
     memory = os.memfd_create("payload")
     if payload:
         os.ftruncate(memory, len(payload))
@@ -387,9 +418,11 @@ def _in_memory(payload: bytes) -> int:
 
 
 def _hunt(token: str, groups: set[int], timeout_s: float) -> set[int]:
-    """Kill whoever carries ``token`` or belongs to one of ``groups``, until nobody does; who is left after ``timeout_s``.
+    """Kill whoever carries ``token`` or belongs to one of ``groups``, until nobody does; who is
+    left after ``timeout_s``.
 
-    Blocks. For orphans of a fork server that died: they have other parents now, so nobody reports their end.
+    Blocks. For orphans of a fork server that died: they have other parents now, so nobody reports
+    their end.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -408,7 +441,9 @@ def _hunt(token: str, groups: set[int], timeout_s: float) -> set[int]:
 
 
 def _is_dead(pid: int) -> bool:
-    """True for a zombie without threads, and nobody. Reaps it where this process adopted it, as the first of a container does."""
+    """True for a zombie without threads, and nobody. Reaps it where this process adopted it, as the
+    first of a container does.
+    """
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     try:

@@ -50,7 +50,8 @@ class HeapSlots:
         self, *, config: Config, layout: TrajectoryLayout, draws: TrajectoryLayout | None = None
     ) -> None:
         self.draws: Arena | None = None if draws is None else heap_arena(draws, DRAW_SLOTS)
-        # A live change may ask for more than the start did: room for a bound eight times as wide, within the limit.
+        # A live change may ask for more than the start did: room for a bound eight times as wide,
+        # within the limit.
         self.arena: Arena = heap_arena(
             layout, min(slots_capacity(config, layout), max(256, 8 * slots_wanted(config)))
         )
@@ -68,7 +69,9 @@ class InlineLauncher:
     slots = HeapSlots
 
     def prepare(self) -> None:
-        """Import what components import, PyTorch first: it takes a second, which is not for the loop."""
+        """Import what components import, PyTorch first: it takes a second, which is not for the
+        loop.
+        """
         for module in COMPUTES:
             importlib.import_module(module)
 
@@ -84,7 +87,9 @@ class InlineLauncher:
 
 
 class InlineHost:
-    """A host without a process. It is `HostHandle`, the ends of its components, and the ports to learner and evaluator."""
+    """A host without a process. It is `HostHandle`, the ends of its components, and the ports to
+    learner and evaluator.
+    """
 
     def __init__(
         self, *, run: Run, host: HostSpec, incarnation: int, start: tuple[Version, int, Path | None]
@@ -118,7 +123,8 @@ class InlineHost:
         self._reporter = asyncio.get_running_loop().create_task(self._report())
         self._reporter.add_done_callback(self._reporter_ended)
 
-    # Handle ---------------------------------------------------------------------------------------------------------
+    # Handle
+    # ----------------------------------------------------------------------------------------------
 
     async def wait(self) -> str:
         """Wait until every component has ended."""
@@ -191,7 +197,8 @@ class InlineHost:
 
         await made.run(started)
 
-    # Ends -----------------------------------------------------------------------------------------------------------
+    # Ends
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def settings(self) -> SettingsReader:
@@ -241,7 +248,8 @@ class InlineHost:
         if self._weights.version < version:
             await self._weights.wait_newer_than(Version(version.lineage, version.number - 1))
 
-    # Ports ----------------------------------------------------------------------------------------------------------
+    # Ports
+    # ----------------------------------------------------------------------------------------------
 
     async def save(self, staged: Path) -> SavedState:
         """Write the learner's state into ``staged``."""
@@ -270,7 +278,8 @@ class InlineHost:
             raise BrokenChannelError("there is no learner")
         return learner
 
-    # Ending ---------------------------------------------------------------------------------------------------------
+    # Ending
+    # ----------------------------------------------------------------------------------------------
 
     def _component_ended(self, task: asyncio.Task[None]) -> None:
         name = task.get_name()

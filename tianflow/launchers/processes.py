@@ -1,4 +1,6 @@
-"""Many processes on one machine: the coordinator here, every host a child of a fork server, data in shared memory."""
+"""Many processes on one machine: the coordinator here, every host a child of a fork server, data in
+shared memory.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ class ProcessLauncher:
 
 
 class ProcessHost:
-    """One child process: its `HostHandle`, and what its messages mean. Also the port to the learner or evaluator in it."""
+    """One child process: its `HostHandle`, and what its messages mean. Also the port to the learner
+    or evaluator in it.
+    """
 
     def __init__(
         self, *, run: Run, host: HostSpec, incarnation: int, learner_up: asyncio.Event
@@ -194,7 +198,8 @@ class ProcessHost:
         self._forget_settings = self._run.settings.on_change(self._send_settings)
         self._send_settings()  # whatever changed while the child was being forked
 
-    # Handle ---------------------------------------------------------------------------------------------------------
+    # Handle
+    # ----------------------------------------------------------------------------------------------
 
     async def wait(self) -> str:
         """Wait until it is gone, with everyone of its process group; say how it ended."""
@@ -240,7 +245,8 @@ class ProcessHost:
         self._pending = self._pending & set(self._roles) | set(self._roles) - before
         self._link.send("components", [[c.name, c.role, c.index] for c in host.components])
 
-    # Ports ----------------------------------------------------------------------------------------------------------
+    # Ports
+    # ----------------------------------------------------------------------------------------------
 
     async def save(self, staged: Path) -> SavedState:
         """Write the learner's state into ``staged``."""
@@ -280,7 +286,8 @@ class ProcessHost:
         else:
             future.set_result(answer)
 
-    # Messages -------------------------------------------------------------------------------------------------------
+    # Messages
+    # ----------------------------------------------------------------------------------------------
 
     async def _order(self, capacity: int) -> dict[str, Any]:
         run, live = self._run, self._run.settings.value

@@ -1,8 +1,11 @@
-"""Which trajectories a batch takes, and which open ones it has to wait for. Pure functions over counts.
+"""Which trajectories a batch takes, and which open ones it has to wait for. Pure functions over
+counts.
 
-A batch takes the oldest versions. It may pass over an open ticket only if every ticket left behind can still be used in
-time: with ``slack`` = last admissible use minus the version of this batch, for every j >= 0 at most j*B of the tickets
-left behind may have slack <= j (earliest deadline first, with B places at each coming version).
+A batch takes the oldest versions. It may pass over an open ticket only if every ticket left behind
+can still be used in
+time: with ``slack`` = last admissible use minus the version of this batch, for every j >= 0 at most
+j*B of the tickets left behind may have slack <= j (earliest deadline first, with B places at each
+coming version).
 """
 
 from __future__ import annotations
@@ -11,19 +14,23 @@ from collections.abc import Mapping, Sequence
 
 
 def must_wait_for(committed: Mapping[int, int], open_: Mapping[int, int], batch: int) -> int:
-    """How many open tickets, earliest deadline first, belong into this batch although they are not committed yet.
+    """How many open tickets, earliest deadline first, belong into this batch although they are not
+    committed yet.
 
     Args:
-        committed: how many committed tickets there are of each slack; a batch takes the ``batch`` with the least.
+        committed: how many committed tickets there are of each slack; a batch takes the ``batch``
+            with the least.
         open_: how many open tickets there are of each slack.
         batch: B.
 
     Returns:
-        0 when the batch may go ahead without any of them; otherwise the fewest with which nothing is lost. Tickets that
-        could not be used in time even if everything were committed are not waited for: nothing is gained by it.
+        0 when the batch may go ahead without any of them; otherwise the fewest with which nothing
+        is lost. Tickets that could not be used in time even if everything were committed are not
+        waited for: nothing is gained by it.
     """
-    # All that is left fits into the batches up to the horizon, so more slack than that is no different from it. Without it
-    # the work would grow with the bound, which may be a million, instead of with the number of tickets.
+    # All that is left fits into the batches up to the horizon, so more slack than that is no
+    # different from it. Without it the work would grow with the bound, which may be a million,
+    # instead of with the number of tickets.
     horizon = (sum(committed.values()) + sum(open_.values())) // batch + 1
     left = [0] * (horizon + 1)
     chosen, room = [], batch
@@ -58,7 +65,9 @@ def _place(slack: int, horizon: int) -> int:
 
 
 def _first_violation(left: Sequence[int], batch: int) -> tuple[int, int] | None:
-    """The smallest j for which more than j*B of the tickets left behind have slack <= j, and by how many."""
+    """The smallest j for which more than j*B of the tickets left behind have slack <= j, and by how
+    many.
+    """
     total = 0
     for slack, count in enumerate(left):
         total += count

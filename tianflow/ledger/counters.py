@@ -1,4 +1,6 @@
-"""What the ledger has counted since the run began: tickets, steps, updates, staleness, and the share of every holder."""
+"""What the ledger has counted since the run began: tickets, steps, updates, staleness, and the
+share of every holder.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ RECENT = 1000
 
 @dataclass(slots=True)
 class LedgerCounters:
-    """Counters, named as in `LedgerSnapshot`. They only grow; ``recent`` and ``shares`` are the newest and the sum."""
+    """Counters, named as in `LedgerSnapshot`. They only grow; ``recent`` and ``shares`` are the
+    newest and the sum.
+    """
 
     granted: int = 0
     begun: int = 0
@@ -98,7 +102,9 @@ class LedgerCounters:
         tickets: TicketIndex,
         slots: Slots,
     ) -> LedgerSnapshot:
-        """The counters as they are now, and what ``tickets`` and ``slots`` hold, beside what is in force."""
+        """The counters as they are now, and what ``tickets`` and ``slots`` hold, beside what is in
+        force.
+        """
         return LedgerSnapshot(
             version=version,
             published=published,

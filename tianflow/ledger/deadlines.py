@@ -1,4 +1,6 @@
-"""Which tickets are too old for a batch, and which open ones a batch must not pass over. Functions over the book; they change nothing."""
+"""Which tickets are too old for a batch, and which open ones a batch must not pass over. Functions
+over the book; they change nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from tianflow.ledger.tickets import Limits, State, Ticket
 
 
 def expired(tickets: TicketIndex, *, bound: int | None, at: Version) -> list[tuple[int, str]]:
-    """Number and reason of begun and committed tickets that cannot be used at version ``at`` or later, in ticket order.
+    """Number and reason of begun and committed tickets that cannot be used at version ``at`` or
+    later, in ticket order.
 
     Args:
         tickets: the live ones.
@@ -28,7 +31,8 @@ def expired(tickets: TicketIndex, *, bound: int | None, at: Version) -> list[tup
 def blocking_tickets(tickets: TicketIndex, *, limits: Limits, at: int) -> list[Ticket]:
     """Open tickets that a batch at version number ``at`` must not pass over, oldest first.
 
-    None when the batch may go ahead, and none when even with them it could not: no more are waited for than could make room.
+    None when the batch may go ahead, and none when even with them it could not: no more are waited
+    for than could make room.
     """
     committed = tickets.count(State.COMMITTED)
     if (

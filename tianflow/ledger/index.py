@@ -1,4 +1,6 @@
-"""Live tickets, kept so that what `Ledger.take` asks costs as much as there are versions, not as there are tickets."""
+"""Live tickets, kept so that what `Ledger.take` asks costs as much as there are versions, not as
+there are tickets.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,20 @@ LISTED = (State.BEGUN, State.COMMITTED)
 
 
 class TicketIndex:
-    """Tickets by number and, once begun, by state and version. `move` is the one way to change a ticket's state or version.
+    """Tickets by number and, once begun, by state and version. `move` is the one way to change a
+    ticket's state or version.
 
-    A listed ticket costs a search in one sorted list when it comes and when it goes. Of the order of arrival only what is out of it is
-    sorted, when somebody asks.
+    A listed ticket costs a search in one sorted list when it comes and when it goes. Of the order
+    of arrival only what is out of it is sorted, when somebody asks.
     """
 
     def __init__(self) -> None:
         self._tickets: dict[int, Ticket] = {}
         self._counts = dict.fromkeys(State, 0)
         self.listed: Mapping[State, dict[Version, list[int]]] = {state: {} for state in LISTED}
-        """Numbers of the tickets in each of these states by version, in ticket order; only to be read."""
+        """Numbers of the tickets in each of these states by version, in ticket order; only to be
+        read.
+        """
         self._held: dict[str, list[int]] = {}
         """Numbers of the live tickets of each holder, in ticket order."""
         self._arrived: dict[int, tuple[float, int]] = {}
@@ -73,7 +78,9 @@ class TicketIndex:
         return ticket
 
     def move(self, ticket: Ticket, state: State, *, version: Version | None = None) -> None:
-        """``ticket`` is in ``state`` now, and of ``version``, if that is named. When it is committed, ``committed_at`` is known before."""
+        """``ticket`` is in ``state`` now, and of ``version``, if that is named. When it is
+        committed, ``committed_at`` is known before.
+        """
         counts = self._counts
         counts[ticket.state] -= 1
         counts[state] += 1
@@ -85,14 +92,17 @@ class TicketIndex:
         if state in LISTED:
             self._list(ticket)
 
-    # Asking ---------------------------------------------------------------------------------------------------------
+    # Asking
+    # ----------------------------------------------------------------------------------------------
 
     def count(self, state: State) -> int:
         """Tickets in ``state``."""
         return self._counts[state]
 
     def versions(self, state: State) -> dict[Version, int]:
-        """How many tickets in ``state``, one of `LISTED`, there are of each version, oldest first."""
+        """How many tickets in ``state``, one of `LISTED`, there are of each version, oldest
+        first.
+        """
         return {version: len(numbers) for version, numbers in sorted(self.listed[state].items())}
 
     def of_version(self, state: State, version: Version) -> tuple[int, ...]:
@@ -117,7 +127,8 @@ class TicketIndex:
         """When the committed ticket that has waited longest was committed."""
         return next(iter(self._by_arrival().values()))[0] if self._arrived else None
 
-    # Inside ---------------------------------------------------------------------------------------------------------
+    # Inside
+    # ----------------------------------------------------------------------------------------------
 
     def _list(self, ticket: Ticket) -> None:
         state, number = ticket.state, ticket.number

@@ -3,7 +3,8 @@ r"""The ledger: the one writer of ticket states. A plain object; time comes in a
     granted -> begun -> committed -> taken -> trained, or inserted into replay
                   \________\___________\____-> dropped(reason)
 
-Every ticket metric is one snapshot of it, so ``begun = trained + inserted + dropped + open`` holds at every look.
+Every ticket metric is one snapshot of it, so ``begun = trained + inserted + dropped + open`` holds
+at every look.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Ledger:
         self._next_ticket = 0
         self._reckon()
 
-    # Limits ---------------------------------------------------------------------------------------------------------
+    # Limits
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def limits(self) -> Limits:
@@ -88,10 +90,11 @@ class Ledger:
 
     @property
     def credits_ceiling(self) -> int:
-        """C_max = (max_staleness + 1 - publish lag) * B: with more credits a trajectory could be born too stale to be used.
+        """C_max = (max_staleness + 1 - publish lag) * B: with more credits a trajectory could be
+        born too stale to be used.
 
-        With replay, too: actors that run further ahead keep shards busy with what is too old by the time it could be drawn.
-        Where admission is open there is none but the slots.
+        With replay, too: actors that run further ahead keep shards busy with what is too old by the
+        time it could be drawn. Where admission is open there is none but the slots.
         """
         bound = self._limits.max_staleness
         return (
@@ -102,7 +105,9 @@ class Ledger:
 
     @property
     def credits_limit(self) -> int:
-        """Credits in force: the law's target, never above the ceiling, never more than there are slots."""
+        """Credits in force: the law's target, never above the ceiling, never more than there are
+        slots.
+        """
         return self._credits_limit
 
     @property
@@ -115,7 +120,8 @@ class Ledger:
         """Tickets that hold a credit: granted, begun, committed or taken."""
         return len(self._tickets)
 
-    # Actors ---------------------------------------------------------------------------------------------------------
+    # Actors
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def grantable(self) -> bool:
@@ -140,9 +146,11 @@ class Ledger:
         return Grant(ticket.number, ticket.slot, self._published, seed_epoch, ahead)
 
     def ahead(self, holders: int) -> int:
-        """How many tickets each of ``holders`` can have asked for beside the one it uses, and take nothing from anybody.
+        """How many tickets each of ``holders`` can have asked for beside the one it uses, and take
+        nothing from anybody.
 
-        As many as each could have beside the batch that is trained on; a single one takes from nobody, so it always has one.
+        As many as each could have beside the batch that is trained on; a single one takes from
+        nobody, so it always has one.
         """
         share = (self._credits_limit - self._limits.batch) // holders - 1
         return max(share, 1 if holders == 1 else 0)
@@ -159,7 +167,9 @@ class Ledger:
         return True
 
     def commit(self, number: int, trajectory: Trajectory, now: float) -> bool:
-        """The trajectory is whole. False when it came too late: the ticket was given up, and its slot is free only now."""
+        """The trajectory is whole. False when it came too late: the ticket was given up, and its
+        slot is free only now.
+        """
         ticket = self._live.get(number)
         if ticket is None:
             self._accounts.late_commits += 1
@@ -190,7 +200,9 @@ class Ledger:
         self._slots.leave_quarantine(slot, number)
 
     def holder_lost(self, holder: str, reason: str) -> int:
-        """``holder`` was reaped: its open tickets are dropped, its slots are free. Committed ones stay good. Returns how many."""
+        """``holder`` was reaped: its open tickets are dropped, its slots are free. Committed ones
+        stay good. Returns how many.
+        """
         lost = [
             t.number
             for t in self._tickets.of_holder(holder)
@@ -208,7 +220,8 @@ class Ledger:
             self._drop(number, reason)
         return len(numbers)
 
-    # Learner --------------------------------------------------------------------------------------------------------
+    # Learner
+    # ----------------------------------------------------------------------------------------------
 
     def open_lineage(self, version: Version) -> None:
         """A learner has published ``version``, its first. Grants may go out."""
@@ -222,11 +235,15 @@ class Ledger:
         self._accounts.publishes += 1
 
     def learner_left(self) -> None:
-        """The learner was reaped. Nothing is granted before the next lineage; what goes into replay stays good."""
+        """The learner was reaped. Nothing is granted before the next lineage; what goes into replay
+        stays good.
+        """
         self._learning = False
 
     def learner_lost(self, reason: str = "learner_lost") -> int:
-        """The learner was reaped: everything made for it is dropped, and nothing is granted before the next lineage."""
+        """The learner was reaped: everything made for it is dropped, and nothing is granted before
+        the next lineage.
+        """
         self._learning = False
         numbers = [t.number for t in self._tickets]
         for number in numbers:
@@ -241,15 +258,18 @@ class Ledger:
     def take(self, for_version: Version, now: float) -> Batch | Blocked:
         """B trajectories to be used at ``for_version``, or what stands in the way.
 
-        Sweeps first: what could only be used beyond the bound is dropped(expired) and its slot freed.
+        Sweeps first: what could only be used beyond the bound is dropped(expired) and its slot
+        freed.
         """
         if for_version.lineage != self._version.lineage:
             raise LedgerError(
-                f"a batch for lineage {for_version.lineage} while {self._version.lineage} is learning"
+                f"a batch for lineage {for_version.lineage} while {self._version.lineage} is "
+                "learning"
             )
         if for_version.number < self._version.number:
             raise LedgerError(
-                f"a batch for version {for_version.number}, which is past: the learner is at {self._version.number}"
+                f"a batch for version {for_version.number}, which is past: the learner is at "
+                f"{self._version.number}"
             )
         self._sweep(for_version.number)
         batch, by_arrival = self._limits.batch, self._limits.order == "arrival"
@@ -279,10 +299,12 @@ class Ledger:
             self._tickets.move(ticket, State.COMMITTED)
 
     def settle(self, settlement: Settlement) -> None:
-        """An update is over. Its tickets are trained, credits and slots return, and the version it made is the learner's.
+        """An update is over. Its tickets are trained, credits and slots return, and the version it
+        made is the learner's.
 
-        Slots return no earlier, although they were copied out: no slot without its credit lets anybody begin.
-        What a learner had said before it was reaped may be read after; like a late commit, it changes nothing.
+        Slots return no earlier, although they were copied out: no slot without its credit lets
+        anybody begin. What a learner had said before it was reaped may be read after; like a late
+        commit, it changes nothing.
         """
         if self._of_lost_learner(settlement.version):
             return
@@ -310,14 +332,16 @@ class Ledger:
             return
         if version > self._version:
             raise LedgerError(
-                f"version {version} was published before it was settled; the learner is at {self._version}"
+                f"version {version} was published before it was settled; the learner is at "
+                f"{self._version}"
             )
         if version > self._published:
             self._published = version
             self._reckon()
             self._accounts.publishes += 1
 
-    # Replay ---------------------------------------------------------------------------------------------------------
+    # Replay
+    # ----------------------------------------------------------------------------------------------
 
     def take_one(self, number: int) -> Trajectory:
         """A committed trajectory goes to a replay shard, which reads its slot until `inserted`."""
@@ -340,7 +364,9 @@ class Ledger:
         self._drop(number, reason)
 
     def inserted(self, number: int) -> None:
-        """A shard has copied the trajectory: credit and slot return. What was dropped meanwhile only frees its slot."""
+        """A shard has copied the trajectory: credit and slot return. What was dropped meanwhile
+        only frees its slot.
+        """
         self._slots.copied(number)
         if self._live.get(number) is not None:
             self._tickets.pop(number)
@@ -354,14 +380,17 @@ class Ledger:
                 self._drop(number, reason)
 
     def hears(self, version: Version) -> bool:
-        """Whether it is the learner of this lineage that learns; what another one had said changes nothing."""
+        """Whether it is the learner of this lineage that learns; what another one had said changes
+        nothing.
+        """
         return not self._of_lost_learner(version)
 
     def replayed(self, ages: Mapping[int, int], bound: int | None) -> None:
         """An update used ``ages[s]`` items of staleness s, under ``bound``."""
         self._accounts.count_replayed(ages, bound)
 
-    # Looking --------------------------------------------------------------------------------------------------------
+    # Looking
+    # ----------------------------------------------------------------------------------------------
 
     def slot_of(self, number: int) -> int | None:
         """The slot of a live ticket; None: it lives no more."""
@@ -369,7 +398,9 @@ class Ledger:
         return None if ticket is None else ticket.slot
 
     def live(self, *states: State) -> list[Ticket]:
-        """Live tickets in one of ``states`` (all, if none is named), in ticket order. For those who watch; do not write to them."""
+        """Live tickets in one of ``states`` (all, if none is named), in ticket order. For those who
+        watch; do not write to them.
+        """
         return [t for t in self._tickets if not states or t.state in states]
 
     def snapshot(self) -> LedgerSnapshot:
@@ -385,10 +416,13 @@ class Ledger:
             slots=self._slots,
         )
 
-    # Inside ---------------------------------------------------------------------------------------------------------
+    # Inside
+    # ----------------------------------------------------------------------------------------------
 
     def _reckon(self) -> None:
-        """`credits_limit` anew, after limits, slots or a version changed: every grant asks for it, and it changes a few times an update."""
+        """`credits_limit` anew, after limits, slots or a version changed: every grant asks for it,
+        and it changes a few times an update.
+        """
         self._credits_limit = min(self._limits.credits, self.credits_ceiling, self.slots)
 
     def _of_lost_learner(self, version: Version) -> bool:
@@ -400,9 +434,11 @@ class Ledger:
             self._drop(number, reason)
 
     def _stragglers(self, for_version: int, now: float) -> Blocked | None:
-        """Open tickets that this batch must not pass over: cut them, and drop those that do not answer in time.
+        """Open tickets that this batch must not pass over: cut them, and drop those that do not
+        answer in time.
 
-        At bound 0 all have the same deadline, so none is ever cut: synchronous training waits for whole fragments.
+        At bound 0 all have the same deadline, so none is ever cut: synchronous training waits for
+        whole fragments.
         """
         limits = self._limits
         while wanted := blocking_tickets(self._tickets, limits=limits, at=for_version):
@@ -428,7 +464,9 @@ class Ledger:
         return ticket.cut_at
 
     def _drop(self, number: int, reason: str) -> None:
-        """The credit returns at once; the slot when nobody can write to it or read from it any more."""
+        """The credit returns at once; the slot when nobody can write to it or read from it any
+        more.
+        """
         ticket = self._tickets.pop(number)
         self._accounts.count_drop(ticket, reason)
         if ticket.state in (State.GRANTED, State.BEGUN):

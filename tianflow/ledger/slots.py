@@ -4,10 +4,11 @@ from __future__ import annotations
 
 
 class Slots:
-    """Slots by number. One that is in none of the three places belongs to a live ticket that is granted, begun or committed.
+    """Slots by number. One that is in none of the three places belongs to a live ticket that is
+    granted, begun or committed.
 
-    A slot goes into quarantine when its ticket is given up while the holder may still write to it, and comes out when the
-    holder says that it will not, or was reaped.
+    A slot goes into quarantine when its ticket is given up while the holder may still write to it,
+    and comes out when the holder says that it will not, or was reaped.
 
     Args:
         count: slots that exist at first, all free.
@@ -40,7 +41,9 @@ class Slots:
         return [*self._free, *self._quarantine, *self._lent.values()]
 
     def take(self) -> int:
-        """The one that became free last: it is the likeliest to be in a cache. Raises IndexError if there is none."""
+        """The one that became free last: it is the likeliest to be in a cache. Raises IndexError if
+        there is none.
+        """
         return self._free.pop()
 
     def release(self, slot: int) -> None:
@@ -52,7 +55,9 @@ class Slots:
         self._quarantine[slot] = (holder, number)
 
     def leave_quarantine(self, slot: int, number: int) -> None:
-        """The holder of ticket ``number`` no longer touches ``slot``, which is free if it was kept for that ticket."""
+        """The holder of ticket ``number`` no longer touches ``slot``, which is free if it was kept
+        for that ticket.
+        """
         if self._quarantine.get(slot, ("", -1))[1] == number:
             del self._quarantine[slot]
             self._free.append(slot)
@@ -72,7 +77,9 @@ class Slots:
         del self._lent[number]
 
     def copied(self, number: int) -> None:
-        """What ticket ``number`` was lent for has been copied out: the slot is free. Repeating it changes nothing."""
+        """What ticket ``number`` was lent for has been copied out: the slot is free. Repeating it
+        changes nothing.
+        """
         slot = self._lent.pop(number, None)
         if slot is not None:
             self._free.append(slot)

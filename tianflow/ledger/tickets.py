@@ -1,4 +1,6 @@
-"""What the ledger keeps: tickets and where they are, the settings it obeys, and what one look at it shows."""
+"""What the ledger keeps: tickets and where they are, the settings it obeys, and what one look at it
+shows.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class State(enum.Enum):
     COMMITTED = "committed"
     TAKEN = "taken"
 
-    __hash__ = object.__hash__  # members are single; the enum's own hashes their names, in Python, at every look into a table
+    # members are single; the enum's own hashes their names, in Python, at every look into a table
+    __hash__ = object.__hash__
 
 
 @dataclass(slots=True)
@@ -40,7 +43,9 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The settings that the ledger obeys. ``credits`` is the law's target; `Ledger.credits_limit` is what is in force."""
+    """The settings that the ledger obeys. ``credits`` is the law's target; `Ledger.credits_limit`
+    is what is in force.
+    """
 
     batch: int
     max_staleness: int | None
@@ -49,24 +54,29 @@ class Limits:
     """Seconds a ticket that stands in the way is waited for; None: without limit."""
     order: Order = "version"
     admission: Admission = "paced"
-    """open: credits are not held below what the bound can use, so what was begun in vain expires."""
+    """open: credits are not held below what the bound can use, so what was begun in vain expires.
+    """
 
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ValueError(f"batch = {self.batch}: an update needs at least one trajectory")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ValueError(
-                f"max_staleness = {self.max_staleness}: no sample can be younger than the policy that trains on it"
+                f"max_staleness = {self.max_staleness}: no sample can be younger than the policy "
+                "that trains on it"
             )
         if self.credits < self.batch:
             raise ValueError(
-                f"credits = {self.credits} with {self.batch} trajectories per update: fewer credits than a batch can never feed the learner"
+                f"credits = {self.credits} with {self.batch} trajectories per update: fewer "
+                "credits than a batch can never feed the learner"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """No batch yet. ``cut``: tickets whose actors should commit what they have. ``until``: when to look again at the latest."""
+    """No batch yet. ``cut``: tickets whose actors should commit what they have. ``until``: when to
+    look again at the latest.
+    """
 
     cut: tuple[int, ...] = ()
     until: float | None = None
@@ -82,7 +92,9 @@ class Share:
     trajectories: int = 0
 
     def copy(self) -> Share:
-        """As it is now. Every look copies that of every actor, and `dataclasses.replace` takes eight times as long."""
+        """As it is now. Every look copies that of every actor, and `dataclasses.replace` takes
+        eight times as long.
+        """
         return Share(
             self.committed_steps, self.trained_steps, self.dropped_steps, self.trajectories
         )
@@ -90,7 +102,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """One consistent look. Counters count since the run began; ``open`` tickets have begun and are neither trained nor dropped."""
+    """One consistent look. Counters count since the run began; ``open`` tickets have begun and are
+    neither trained nor dropped.
+    """
 
     version: Version
     published: Version
@@ -129,6 +143,8 @@ class LedgerSnapshot:
 
 
 def coarse(age: int) -> int:
-    """``age`` to three binary digits, so that a histogram of ages in replay stays small: 0..15 exactly, then 16, 18, 20, …, 32, 36, …"""
+    """``age`` to three binary digits, so that a histogram of ages in replay stays small: 0..15
+    exactly, then 16, 18, 20, …, 32, 36, …
+    """
     shift = max(0, age.bit_length() - 4)
     return age >> shift << shift

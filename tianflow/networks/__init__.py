@@ -1,4 +1,6 @@
-"""Networks: an observation in, action parameters and a value out, for acting and for learning alike. See `Network`."""
+"""Networks: an observation in, action parameters and a value out, for acting and for learning
+alike. See `Network`.
+"""
 
 from __future__ import annotations
 

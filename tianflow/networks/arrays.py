@@ -1,6 +1,7 @@
 """The forward pass of a small network on NumPy arrays, for acting.
 
-A call into PyTorch costs more than the arithmetic of a layer this small, and most where other code runs between two steps.
+A call into PyTorch costs more than the arithmetic of a layer this small, and most where other code
+runs between two steps.
 """
 
 from __future__ import annotations
@@ -45,12 +46,16 @@ class ArrayMlp:
         """Multiplications for one observation."""
 
     def refresh(self) -> None:
-        """Take over weights that were overwritten. They are kept with the inputs first, which BLAS multiplies with quicker."""
+        """Take over weights that were overwritten. They are kept with the inputs first, which BLAS
+        multiplies with quicker.
+        """
         for (ours, _), (weight, _) in zip(self._weights, self._layers, strict=True):
             np.copyto(ours, weight.T)
 
     def __call__(self, observation: Mapping[str, Array], out: Array) -> None:
-        """Parameters of the action distribution of {leaf: [N, size]}, into ``out`` float32 [N, P]."""
+        """Parameters of the action distribution of {leaf: [N, size]}, into ``out`` float32
+        [N, P].
+        """
         x = observation[self._leaf]
         if len(x) != len(self._scratch[0]):
             self._scratch = [np.empty((len(x), len(bias)), np.float32) for _, bias in self._layers]

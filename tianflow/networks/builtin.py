@@ -1,4 +1,6 @@
-"""The networks that come with tianflow: `Mlp`, `NatureCnn`, `ImpalaResnet`, each with an optional LSTM after the torso."""
+"""The networks that come with tianflow: `Mlp`, `NatureCnn`, `ImpalaResnet`, each with an optional
+LSTM after the torso.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ Torso = MlpTorso | ImageTorso
 class TorsoNetwork(Network):
     """Torso, perhaps an LSTM, then a policy head and a value head.
 
-    The value has a torso of its own where ``value_torso`` is given; with an LSTM there is one torso, because there is one
-    memory. The policy head starts with gain 0.01, so that the first policy is nearly uniform; the value head with gain 1.
-    A Gaussian policy's log standard deviations do not depend on the observation; they start at ``kwargs["log_std"]`` (0).
+    The value has a torso of its own where ``value_torso`` is given; with an LSTM there is one
+    torso, because there is one memory. The policy head starts with gain 0.01, so that the first
+    policy is nearly uniform; the value head with gain 1. A Gaussian policy's log standard
+    deviations do not depend on the observation; they start at ``kwargs["log_std"]`` (0).
     """
 
     def __init__(
@@ -89,7 +92,9 @@ class TorsoNetwork(Network):
 
 
 class Mlp(TorsoNetwork):
-    """Fully connected layers ``hidden`` with ``activation``; policy and value apart unless ``share_torso`` or ``lstm``."""
+    """Fully connected layers ``hidden`` with ``activation``; policy and value apart unless
+    ``share_torso`` or ``lstm``.
+    """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
         shared = settings.share_torso or settings.lstm > 0
@@ -119,14 +124,18 @@ class Mlp(TorsoNetwork):
 
 
 class NatureCnn(TorsoNetwork):
-    """Three convolutions over each uint8 image and one layer of ``kwargs["units"]`` (512); policy and value share them."""
+    """Three convolutions over each uint8 image and one layer of ``kwargs["units"]`` (512); policy
+    and value share them.
+    """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
         super().__init__(settings, spec, _image_torso(spec, nature_trunk, units(settings)))
 
 
 class ImpalaResnet(TorsoNetwork):
-    """Residual convolutions with ``kwargs["channels"]`` (16, 32, 32) and one layer of ``kwargs["units"]`` (256)."""
+    """Residual convolutions with ``kwargs["channels"]`` (16, 32, 32) and one layer of
+    ``kwargs["units"]`` (256).
+    """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
         sizes = resnet_channels(settings)

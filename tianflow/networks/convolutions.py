@@ -12,20 +12,23 @@ from torch.nn import functional
 
 _at_once = (
     getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
-    if torch.backends.mkldnn.is_available()
+    if torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     else None
-)  # type: ignore[no-untyped-call]
-"""The convolution with an activation that PyTorch's own compiler makes use of; None in builds without it."""
+)
+"""The convolution with an activation that PyTorch's own compiler makes use of; None in builds
+without it.
+"""
 
 
 class RectifiedConv2d(nn.Conv2d):
     """A convolution without padding and the rectifier after it.
 
-    Where gradients are wanted of images whose channels lie innermost, on a CPU and in full precision, two things are done otherwise. Pixels
-    of a row are taken together, ``g`` of them, which kernel and stride are multiples of: g pixels of C channels that lie side by side are
-    one of g C channels, without a copy, and kernel and stride are g times narrower. The sums of products are the same, and take less time
-    with more channels, most of all for gradients. And the rectifier is applied to sums before they are written, where PyTorch was built
-    with that.
+    Where gradients are wanted of images whose channels lie innermost, on a CPU and in full
+    precision, two things are done otherwise. Pixels of a row are taken together, ``g`` of them,
+    which kernel and stride are multiples of: g pixels of C channels that lie side by side are one
+    of g C channels, without a copy, and kernel and stride are g times narrower. The sums of
+    products are the same, and take less time with more channels, most of all for gradients. And the
+    rectifier is applied to sums before they are written, where PyTorch was built with that.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
@@ -55,7 +58,9 @@ class RectifiedConv2d(nn.Conv2d):
 
 
 def _together(x: Tensor, group: int) -> Tensor:
-    """[M, C, H, W] -> [M, g C, H, W/g], a view: of each ``group`` of pixels the channels of the first come first."""
+    """[M, C, H, W] -> [M, g C, H, W/g], a view: of each ``group`` of pixels the channels of the
+    first come first.
+    """
     count, channels, height, width = x.shape
     return x.movedim(1, -1).reshape(count, height, width // group, group * channels).movedim(-1, 1)
 
@@ -68,7 +73,9 @@ def _weights_together(weight: Tensor, group: int) -> Tensor:
 
 
 class _Rectified(torch.autograd.Function):
-    """``relu(conv2d(x, weight, bias, stride))`` whose sums are rectified before they are written."""
+    """``relu(conv2d(x, weight, bias, stride))`` whose sums are rectified before they are
+    written.
+    """
 
     @staticmethod
     def forward(

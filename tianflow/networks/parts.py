@@ -1,4 +1,6 @@
-"""What the built-in networks are made of: observation encoders, torsos and an LSTM that resets inside a sequence."""
+"""What the built-in networks are made of: observation encoders, torsos and an LSTM that resets
+inside a sequence.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
 
 
 class Vector(nn.Module):
-    """Leaves as one float32 vector: categorical ones one-hot, uint8 scaled to 0..1, all flattened, side by side.
+    """Leaves as one float32 vector: categorical ones one-hot, uint8 scaled to 0..1, all flattened,
+    side by side.
 
     {leaf: [M, *leaf]} -> [M, size]. It has no parameters.
     """
@@ -72,7 +75,8 @@ class MlpTorso(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.size = sizes[-1]
         self._weights = tuple((layer.weight, layer.bias) for layer in layers)
-        # In place: the result alone is needed for the gradient, and fresh memory costs more than the arithmetic.
+        # In place: the result alone is needed for the gradient, and fresh memory costs more than
+        # the arithmetic.
         self._activation = torch.tanh_ if activation == "tanh" else torch.relu_
 
     def forward(self, observation: Tree) -> Tensor:
@@ -83,10 +87,11 @@ class MlpTorso(nn.Module):
 
 
 class ImageTorso(nn.Module):
-    """Convolutions over every image leaf, then one layer of ``units`` over their outputs and all other leaves.
+    """Convolutions over every image leaf, then one layer of ``units`` over their outputs and all
+    other leaves.
 
-    {leaf: [M, *leaf]} -> [M, units]. ``trunks`` hold the convolutions of each image leaf, [M, C, H, W] -> [M, F]. An image is
-    uint8, which is scaled to 0..1, or float32, which was normalised.
+    {leaf: [M, *leaf]} -> [M, units]. ``trunks`` hold the convolutions of each image leaf, [M, C, H,
+    W] -> [M, F]. An image is uint8, which is scaled to 0..1, or float32, which was normalised.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], trunks: Sequence[nn.Module], units: int) -> None:
@@ -113,7 +118,9 @@ class ImageTorso(nn.Module):
         return torch.relu_(self._headed(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
 
     def _headed(self, x: Tensor) -> Tensor:
-        """The last layer. The other way round, weights first, BLAS takes two thirds of the time for as few rows as an actor has."""
+        """The last layer. The other way round, weights first, BLAS takes two thirds of the time for
+        as few rows as an actor has.
+        """
         if torch.is_grad_enabled():
             return cast("Tensor", self.head(x))
         return torch.addmm(self.head.bias.unsqueeze(1), self.head.weight, x.t()).t()
@@ -125,7 +132,9 @@ def _output_size(trunk: nn.Module, shape: tuple[int, int, int]) -> int:
 
 
 def nature_trunk(channels: int) -> nn.Module:
-    """The convolutions of "Human-level control through deep reinforcement learning" (Nature 518, 2015)."""
+    """The convolutions of "Human-level control through deep reinforcement learning" (Nature 518,
+    2015).
+    """
     layers: dict[str, nn.Module] = {}
     for k, (size, kernel, stride) in enumerate(NATURE):
         convolution = RectifiedConv2d(channels, size, kernel, stride)
@@ -164,9 +173,11 @@ def impala_trunk(channels: int, sizes: Sequence[int]) -> nn.Module:
 
 
 class ResettingLstm(nn.Module):
-    """An LSTM (Hochreiter and Schmidhuber, 1997) whose state is zeroed inside a sequence wherever an episode starts.
+    """An LSTM (Hochreiter and Schmidhuber, 1997) whose state is zeroed inside a sequence wherever
+    an episode starts.
 
-    Gates lie in the order input, forget, cell, output. The forget bias is 1 at first, so that it remembers by default.
+    Gates lie in the order input, forget, cell, output. The forget bias is 1 at first, so that it
+    remembers by default.
     """
 
     def __init__(self, inputs: int, units: int) -> None:
@@ -180,7 +191,9 @@ class ResettingLstm(nn.Module):
             self.bias[units : 2 * units] = 1.0
 
     def forward(self, x: Tensor, state: Tree, start: Tensor) -> tuple[Tensor, Tree]:
-        """[T, B, inputs], {"h", "c": [B, units]}, bool [T, B] -> hidden [T, B, units], and the state after each step."""
+        """[T, B, inputs], {"h", "c": [B, units]}, bool [T, B] -> hidden [T, B, units], and the
+        state after each step.
+        """
         gates = functional.linear(x, self.weight_input, self.bias)
         keep = (~start).to(x.dtype).unsqueeze(-1)
         h, c = state["h"], state["c"]

@@ -1,7 +1,8 @@
-"""Networks of algorithms that learn from replay: values of actions, critics of states and actions, and actors within bounds.
+"""Networks of algorithms that learn from replay: values of actions, critics of states and actions,
+and actors within bounds.
 
-All are built on the torsos of the built-in networks, chosen by ``network.name``. Actions of critics and actors are scaled to
--1..1, whatever the environment's are; see `ActionRange`.
+All are built on the torsos of the built-in networks, chosen by ``network.name``. Actions of critics
+and actors are scaled to -1..1, whatever the environment's are; see `ActionRange`.
 """
 
 from __future__ import annotations
@@ -30,20 +31,28 @@ from tianflow.networks.parts import (
 Torso = MlpTorso | ImageTorso
 Made = TypeVar("Made", bound=nn.Module)
 ACTION = "action of the critic"
-"""The leaf under which a critic sees an action; no environment's leaf has spaces in its name by chance."""
+"""The leaf under which a critic sees an action; no environment's leaf has spaces in its name by
+chance.
+"""
 LOG_STD_RANGE = (-20.0, 2.0)
-"""Bounds of an actor's log standard deviations before squashing, as in the code of arXiv 1801.01290."""
+"""Bounds of an actor's log standard deviations before squashing, as in the code of arXiv
+1801.01290.
+"""
 
 
 class QOutput(NamedTuple):
-    """Values of all actions, float32 [T, B, A], and the recurrent state after each step, {leaf: [T, B, ...]}."""
+    """Values of all actions, float32 [T, B, A], and the recurrent state after each step, {leaf: [T,
+    B, ...]}.
+    """
 
     values: Tensor
     state: Tree
 
 
 def seeded(seed: int, make: Callable[[], Made]) -> Made:
-    """What ``make`` gives, its weights drawn from ``seed`` alone; the global generator is left as it was."""
+    """What ``make`` gives, its weights drawn from ``seed`` alone; the global generator is left as
+    it was.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
@@ -92,7 +101,8 @@ class ValueStream(nn.Module):
 
 
 class QNetwork(nn.Module):
-    """Values of a choice's actions: torso, perhaps an LSTM, then one head, or with ``duelling`` two streams.
+    """Values of a choice's actions: torso, perhaps an LSTM, then one head, or with ``duelling`` two
+    streams.
 
     Duelling (arXiv 1511.06581, eq. 9): ``Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)``.
     """
@@ -120,7 +130,9 @@ class QNetwork(nn.Module):
         return QOutput(self._values(features).view(steps, columns, -1), states)
 
     def act(self, observation: Tree, state: Tree) -> tuple[Tensor, Tree]:
-        """One step: {leaf: [N, ...]} and the state before it -> values [N, A] and the state after it."""
+        """One step: {leaf: [N, ...]} and the state before it -> values [N, A] and the state after
+        it.
+        """
         features: Tensor = self.torso(observation)
         if self.lstm is not None:
             features, state = self.lstm.step(features, state)
@@ -135,7 +147,9 @@ class QNetwork(nn.Module):
 
 
 class Critics(nn.Module):
-    """Two independent values of states and actions (arXiv 1802.09477): {leaf: [M, ...]}, [M, D] in -1..1 -> [2, M]."""
+    """Two independent values of states and actions (arXiv 1802.09477): {leaf: [M, ...]}, [M, D] in
+    -1..1 -> [2, M].
+    """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
         super().__init__()
@@ -154,7 +168,9 @@ class Critics(nn.Module):
 
 
 class SquashedGaussian(nn.Module):
-    """An actor that gives means and log standard deviations before squashing: {leaf: [M, ...]} -> [M, 2 D], side by side."""
+    """An actor that gives means and log standard deviations before squashing: {leaf: [M, ...]} ->
+    [M, 2 D], side by side.
+    """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
         super().__init__()
@@ -180,7 +196,9 @@ class Deterministic(nn.Module):
 
 
 class ActionRange:
-    """Actions of a bounded Box, stored as the environment takes them [..., *shape], and scaled to -1..1, flat [..., D]."""
+    """Actions of a bounded Box, stored as the environment takes them [..., *shape], and scaled to
+    -1..1, flat [..., D].
+    """
 
     def __init__(self, action: ActionSpec, device: torch.device) -> None:
         low, high = (

@@ -1,4 +1,6 @@
-"""What holds a run back, by how much, and what would change it: from where the time of its components went lately."""
+"""What holds a run back, by how much, and what would change it: from where the time of its
+components went lately.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ SPACING_S = 0.5
 LEAST_S = 0.5
 """Less time than this says nothing yet."""
 MEMORY_S = 60.0
-"""For how long it is remembered how much times vary. They may also change by themselves, so not for ever."""
+"""For how long it is remembered how much times vary. They may also change by themselves, so not for
+ever.
+"""
 SETTLED_S = 2.0
 """What components report so soon after a change may be of before."""
 
 
 class DiagnosisMemory:
-    """What components said at times of one stretch of training under the same settings, up to `MEMORY_S` ago."""
+    """What components said at times of one stretch of training under the same settings, up to
+    `MEMORY_S` ago.
+    """
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, tuple[ComponentStatistics, ...]]] = deque()
@@ -45,7 +51,9 @@ class DiagnosisMemory:
 
 
 class DiagnosisWindow:
-    """Keeps what a diagnosis looks back at: statistics of the last seconds of an unbroken stretch of training."""
+    """Keeps what a diagnosis looks back at: statistics of the last seconds of an unbroken stretch
+    of training.
+    """
 
     def __init__(self) -> None:
         self._kept: deque[RunStatistics] = deque()
@@ -72,13 +80,15 @@ def diagnose(
 ) -> Diagnosis:
     """The verdict on the time from the first to the last of ``looks``, oldest first.
 
-    The shares are of that time alone. What lies between the two ends only says how many trajectories were on their way. How
-    much times vary is known since ``earlier`` (`Window.earlier`).
+    The shares are of that time alone. What lies between the two ends only says how many
+    trajectories were on their way. How much times vary is known since ``earlier``
+    (`Window.earlier`).
     """
     run = looks[-1]
     if run.state != "running":
         evaluation = (
-            f", and evaluates the policy: {config.evaluation.episodes} episodes; a stop ends it without"
+            f", and evaluates the policy: {config.evaluation.episodes} episodes; a stop ends it "
+            "without"
             if run.evaluating and run.state == "stopping"
             else ""
         )
@@ -107,7 +117,9 @@ def diagnose(
 
 
 def _since_the_first_update(looks: Sequence[RunStatistics]) -> Sequence[RunStatistics]:
-    """Those of ``looks`` that say how the run goes on: nothing follows for later from how long the first batch of all was waited for."""
+    """Those of ``looks`` that say how the run goes on: nothing follows for later from how long the
+    first batch of all was waited for.
+    """
     going = [look for look in looks if look.ledger.updates]
     return going if going and going[-1].now - going[0].now >= LEAST_S else looks
 
@@ -115,8 +127,9 @@ def _since_the_first_update(looks: Sequence[RunStatistics]) -> Sequence[RunStati
 def _verdict(window: Window) -> str:
     """Who waits names what holds the run back.
 
-    With replay: a learner asks ahead, and actors go on while there are slots, so a side that is held back without waiting loses
-    nothing; whoever waits though nobody holds it back waits for the shards.
+    With replay: a learner asks ahead, and actors go on while there are slots, so a side that is
+    held back without waiting loses nothing; whoever waits though nobody holds it back waits for the
+    shards.
     """
     learner, actors = window.learner_waits > NOTICEABLE, window.actors_wait > NOTICEABLE
     if not learner and not actors:
@@ -132,7 +145,8 @@ def _verdict(window: Window) -> str:
     return "sampling-bound" if learner else "learning-bound"
 
 
-# Advice: a sentence, settings that would help, and steps per second that they would bring ---------------------------------
+# Advice: a sentence, settings that would help, and steps per second that they would bring
+# ---------------------------------
 
 Advice = tuple[str, dict[str, float], Forecast | None]
 
@@ -144,7 +158,9 @@ def _waiting(window: Window) -> str:
 
 
 def _sampling(window: Window) -> Advice:
-    """Where both sides are equally fast they wait for each other now and then, the more the more their times vary."""
+    """Where both sides are equally fast they wait for each other now and then, the more the more
+    their times vary.
+    """
     count, enough, works = window.actors, window.enough, window.learner_works
     suggested: dict[str, float] = {} if enough <= count else {"actors.count": enough}
     if enough > window.hosts:
@@ -159,18 +175,26 @@ def _sampling(window: Window) -> Advice:
         supply, window.pace / works, actors=enough, bound=None if wide is None else int(wide)
     )
     sentence = (
-        f"{_waiting(window)}; about {1.0 / works:.1f}x the actors that step at once ({enough} instead of {window.stepping:.1f}) "
-        f"would saturate it, at about {_told(foretold, window.pace)}, where there are cores for them"
+        f"{_waiting(window)}; about {1.0 / works:.1f}x the actors that step at once ({enough} "
+        f"instead of {window.stepping:.1f}) "
+        f"would saturate it, at about {_told(foretold, window.pace)}, where there are cores for "
+        "them"
     )
     if "actors.hosts" in suggested:
         sentence += (
             f"; actors of one host take turns, so they need actors.hosts = {enough}, in a new run"
         )
     if "balance.max_staleness" in suggested:
-        sentence += f"; max_staleness = {bound} would keep some idle, {suggested['balance.max_staleness']:.0f} would not"
+        sentence += (
+            f"; max_staleness = {bound} would keep some idle, "
+            f"{suggested['balance.max_staleness']:.0f} would not"
+        )
         if bound:
             larger = -(-enough // bound)
-            sentence += f", nor would batch_trajectories = {larger}, with data as young as now and fewer, larger updates"
+            sentence += (
+                f", nor would batch_trajectories = {larger}, with data as young as now "
+                "and fewer, larger updates"
+            )
     return sentence, suggested, foretold
 
 
@@ -196,7 +220,8 @@ def _learning(window: Window) -> Advice:
             supply, window.pace * (1.0 + slowdown), actors=window.actors, bound=bound
         )
         sentence = (
-            f"{_waiting(window)}; learner.slowdown = {slowdown:g} makes each update {1.0 + slowdown:g}x as long: "
+            f"{_waiting(window)}; learner.slowdown = {slowdown:g} makes each update "
+            f"{1.0 + slowdown:g}x as long: "
             f"without it about {_told(foretold, window.pace)}"
         )
         return sentence, {"learner.slowdown": 0.0}, foretold
@@ -222,8 +247,10 @@ def _transport(window: Window) -> Advice:
         )
     ledger = window.run.ledger
     sentence = (
-        f"{_waiting(window)}, both while trajectories or grants are on their way ({ledger.in_use} of {ledger.credits_limit} credits out, "
-        f"{ledger.queue} queued, {window.stepping:.1f} actors stepping): longer trajectories (actors.rollout_steps) cross less often"
+        f"{_waiting(window)}, both while trajectories or grants are on their way ({ledger.in_use} "
+        f"of {ledger.credits_limit} credits out, "
+        f"{ledger.queue} queued, {window.stepping:.1f} actors stepping): longer trajectories "
+        "(actors.rollout_steps) cross less often"
     )
     return sentence, {}, None
 
@@ -244,10 +271,16 @@ def _balance(window: Window) -> Advice:
     )
     if bound is not None and bound * batch < actors:
         wide = -(-actors // batch)
-        cause = f"{actors} actors are more than max_staleness * B = {bound} * {batch} lets work during an update"
+        cause = (
+            f"{actors} actors are more than max_staleness * B = {bound} * {batch} lets work "
+            "during an update"
+        )
         fewer = f"; with actors.count = {bound * batch} none would be idle by law" if bound else ""
         return (
-            f"{waits}: {cause}; {gain} with max_staleness = {wide}, for the price of older data{fewer}",
+            (
+                f"{waits}: {cause}; {gain} with max_staleness = {wide}, for the price of older "
+                f"data{fewer}"
+            ),
             {"balance.max_staleness": wide},
             _about(foretold),
         )
@@ -272,7 +305,11 @@ def _slowest(window: Window) -> str:
     if not means:
         return "some actor"
     name = max(means, key=lambda name: means[name])
-    return f"{name} with {means[name]:.2g} s a trajectory ({sum(means.values()) / len(means):.2g} s on average)"
+    return (
+        f"{name} with {means[name]:.2g} s a trajectory "
+        f"({sum(means.values()) / len(means):.2g} "
+        "s on average)"
+    )
 
 
 def _balanced(window: Window) -> Advice:

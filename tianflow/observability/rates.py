@@ -1,4 +1,6 @@
-"""How fast a run goes, and where its time goes: a small ring of samples, read over the last 10, 60 and 300 seconds."""
+"""How fast a run goes, and where its time goes: a small ring of samples, read over the last 10, 60
+and 300 seconds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SPACING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Where a run stood at ``now`` (monotonic seconds). ``mean_return`` is of the last 100 episodes, None before the first."""
+    """Where a run stood at ``now`` (monotonic seconds). ``mean_return`` is of the last 100
+    episodes, None before the first.
+    """
 
     now: float
     env_steps: int
@@ -64,14 +68,17 @@ class RunRates:
             _times(statistics),
             *_of_replay(statistics),
         )
-        # The newest sample is always kept; the one before it goes when it is too close to its predecessor.
+        # The newest sample is always kept; the one before it goes when it is too close to its
+        # predecessor.
         if len(self._samples) >= 2 and self._samples[-1].now - self._samples[-2].now < SPACING:
             self._samples.pop()
         self._samples.append(sample)
         return statistics
 
     def steps_per_s(self, window: float) -> float | None:
-        """Environment steps per second over the last ``window`` seconds; None before there are two samples."""
+        """Environment steps per second over the last ``window`` seconds; None before there are two
+        samples.
+        """
         ends = self._ends(window)
         return (
             None
@@ -80,7 +87,9 @@ class RunRates:
         )
 
     def updates_per_s(self, window: float) -> float | None:
-        """Updates per second over the last ``window`` seconds; None before there are two samples."""
+        """Updates per second over the last ``window`` seconds; None before there are two
+        samples.
+        """
         ends = self._ends(window)
         return (
             None
@@ -96,7 +105,9 @@ class RunRates:
         return (ends[1].mean_return - ends[0].mean_return) / (ends[1].now - ends[0].now)
 
     def shares(self, window: float) -> dict[str, dict[str, float]]:
-        """Fractions of the last ``window`` seconds in each state, by role; empty before there are two samples."""
+        """Fractions of the last ``window`` seconds in each state, by role; empty before there are
+        two samples.
+        """
         ends = self._ends(window)
         if ends is None:
             return {}
@@ -115,19 +126,24 @@ class RunRates:
         return shares
 
     def samples_per_insert(self, window: float) -> float | None:
-        """Items drawn for each one inserted over the last ``window`` seconds; None without replay, or if none was inserted."""
+        """Items drawn for each one inserted over the last ``window`` seconds; None without replay,
+        or if none was inserted.
+        """
         ends = self._ends(window)
         if ends is None or ends[1].inserted <= ends[0].inserted:
             return None
         return (ends[1].drawn - ends[0].drawn) / (ends[1].inserted - ends[0].inserted)
 
     def held_back(self, window: float) -> dict[str, float]:
-        """Share of the last ``window`` seconds for which each side of replay was held back; empty before there are two samples."""
+        """Share of the last ``window`` seconds for which each side of replay was held back; empty
+        before there are two samples.
+        """
         ends = self._ends(window)
         if ends is None:
             return {}
         before, passed = ends[0].held_back, ends[1].now - ends[0].now
-        # These seconds are told a moment after the time of the sample: a share is not let past the whole.
+        # These seconds are told a moment after the time of the sample: a share is not let past the
+        # whole.
         return {
             side: min(1.0, (seconds - before.get(side, 0.0)) / passed)
             for side, seconds in ends[1].held_back.items()

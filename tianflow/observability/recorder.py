@@ -26,7 +26,9 @@ CLOSE_S = 5.0
 """A disk that does not answer for longer must not keep a run from ending."""
 
 SHARES_S = 5.0
-"""Components report about once a second, and what they do since is guessed: over a shorter time the guesses are what would be seen."""
+"""Components report about once a second, and what they do since is guessed: over a shorter time the
+guesses are what would be seen.
+"""
 
 log = logger("history")
 
@@ -34,8 +36,9 @@ log = logger("history")
 class Recorder:
     """Samples a run once a second, and hands a line to the disk's thread whenever one is due.
 
-    Consumes: statistics. Produces: lines of ``file``, and the same rows for ``outlets``. Waits: for time and the disk. Unblocked by:
-    both; while the disk does not answer nothing is sampled, and what could not be written is merged into the next line.
+    Consumes: statistics. Produces: lines of ``file``, and the same rows for ``outlets``. Waits: for
+    time and the disk. Unblocked by: both; while the disk does not answer nothing is sampled, and
+    what could not be written is merged into the next line.
     """
 
     def __init__(
@@ -68,7 +71,8 @@ class Recorder:
             log.warning("the history of the run cannot be read", error=str(error))
         if last is not None:
             self._resumed = True
-            # What came after the checkpoint that the run goes on from happened, too: time never goes back.
+            # What came after the checkpoint that the run goes on from happened, too: time never
+            # goes back.
             self._offset = max(0.0, last - self._run.statistics().elapsed_s)
         while True:
             row = self.sample()
@@ -78,7 +82,9 @@ class Recorder:
             await asyncio.sleep(self._spacing_s)
 
     async def close(self) -> None:
-        """Write where the run stands now, and what is left; waits for the disk, but not for long."""
+        """Write where the run stands now, and what is left; waits for the disk, but not for
+        long.
+        """
         self.sample()
         try:
             await asyncio.wait_for(self._write(), CLOSE_S)
@@ -101,7 +107,8 @@ class Recorder:
     async def _write(self) -> None:
         row, self._pending = self._pending, None
         assert row is not None
-        # Whoever records may be cancelled meanwhile; the line is then on its way all the same, and its row is nobody else's.
+        # Whoever records may be cancelled meanwhile; the line is then on its way all the same, and
+        # its row is nobody else's.
         self._writing = asyncio.ensure_future(self._append(row))
         await asyncio.shield(self._writing)
 
@@ -183,7 +190,9 @@ class Recorder:
 
 
 def staleness_between(before: RunStatistics | None, now: RunStatistics) -> Row:
-    """Staleness of exactly what was trained on between two looks (all of it so far without the first), and the wider of the two bounds."""
+    """Staleness of exactly what was trained on between two looks (all of it so far without the
+    first), and the wider of the two bounds.
+    """
     old = {} if before is None else before.ledger.staleness
     counts = {age: count - old.get(age, 0) for age, count in sorted(now.ledger.staleness.items())}
     counts = {age: count for age, count in counts.items() if count > 0}
@@ -222,7 +231,9 @@ def _replay(replay: ReplayStatistics) -> Row:
 
 @contextlib.asynccontextmanager
 async def recorded(run: RunControl) -> AsyncIterator[None]:
-    """Record ``run`` in its directory while the context is open, its end included. Nothing that goes wrong here reaches the run."""
+    """Record ``run`` in its directory while the context is open, its end included. Nothing that
+    goes wrong here reaches the run.
+    """
     feeding = sinks.outlets(
         run.config, SinkRun(run.id, run.directory, json_ready(run.config.model_dump(mode="json")))
     )

@@ -1,4 +1,5 @@
-"""A run in words and numbers for people and programs: what the HTTP API answers, the screen shows and the summary keeps.
+"""A run in words and numbers for people and programs: what the HTTP API answers, the screen shows
+and the summary keeps.
 
 Pure functions of `RunStatistics`; JSON-ready: no NaN, no infinity, plain types only.
 """
@@ -40,7 +41,9 @@ TRAJECTORIES = (
 
 @dataclass(frozen=True, slots=True)
 class StalenessSummary:
-    """Staleness of the last 1,000 trained trajectories against the bound (None: unbounded); None before the first."""
+    """Staleness of the last 1,000 trained trajectories against the bound (None: unbounded); None
+    before the first.
+    """
 
     lowest: int | None
     mean: float | None
@@ -61,7 +64,9 @@ def staleness_summary(ledger: LedgerSnapshot) -> StalenessSummary:
 
 
 def by_age(counts: Mapping[int, int]) -> dict[str, int]:
-    """``counts`` by staleness, which from 16 on is told to three binary digits: however old data gets, there are few keys."""
+    """``counts`` by staleness, which from 16 on is told to three binary digits: however old data
+    gets, there are few keys.
+    """
     found: dict[str, int] = {}
     for age, count in sorted(counts.items()):
         key = str(coarse(max(0, age)))
@@ -76,7 +81,9 @@ def credits_target(run: RunStatistics) -> int:
 
 
 def time_shares(component: ComponentStatistics, now: float) -> dict[str, float]:
-    """Fractions of the component's time in each state since its clock began, the one now running included."""
+    """Fractions of the component's time in each state since its clock began, the one now running
+    included.
+    """
     seconds = component.time.at(now)
     total = sum(seconds.values())
     return (
@@ -87,10 +94,12 @@ def time_shares(component: ComponentStatistics, now: float) -> dict[str, float]:
 
 
 def time_left(run: RunStatistics, config: Config, rates: RunRates) -> dict[str, float]:
-    """Seconds until each limit of the run, at the pace of the last minute; limits that it does not approach are absent.
+    """Seconds until each limit of the run, at the pace of the last minute; limits that it does not
+    approach are absent.
 
-    Of a run that is stopping and evaluates it is the time after which that is given up, ``evaluation.timeout_s``.
-    ``target`` continues the mean return's slope in a straight line, which no learning curve is: an order of magnitude.
+    Of a run that is stopping and evaluates it is the time after which that is given up,
+    ``evaluation.timeout_s``. ``target`` continues the mean return's slope in a straight line, which
+    no learning curve is: an order of magnitude.
     """
     limits = config.run
     left: dict[str, float] = {}
@@ -192,7 +201,9 @@ def describe_diagnosis(run: RunStatistics) -> dict[str, Any]:
 
 
 def describe_components(run: RunStatistics) -> list[dict[str, Any]]:
-    """Every component in full: time, counters, gauges, and distributions by count and mean; JSON-ready."""
+    """Every component in full: time, counters, gauges, and distributions by count and mean;
+    JSON-ready.
+    """
     return [
         json_ready(
             _component(component, run.now)
@@ -253,7 +264,9 @@ def _staleness(ledger: LedgerSnapshot) -> dict[str, object]:
 
 
 def _replay(replay: ReplayStatistics, rates: RunRates) -> dict[str, object]:
-    """``samples_per_insert`` is that of the last minute where there is one; ``held_back`` are shares of the last ten seconds."""
+    """``samples_per_insert`` is that of the last minute where there is one; ``held_back`` are
+    shares of the last ten seconds.
+    """
     lately = rates.samples_per_insert(60.0)
     return {
         "shards": len(replay.shards),

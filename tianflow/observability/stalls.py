@@ -18,7 +18,9 @@ FIRST_UPDATE_S = 30.0
 
 
 def stalled(looks: Sequence[RunStatistics], config: Config) -> Diagnosis | None:
-    """What stands still in the last of ``looks``; None if nothing does. One that stands still is told of though others go on."""
+    """What stands still in the last of ``looks``; None if nothing does. One that stands still is
+    told of though others go on.
+    """
     run = looks[-1]
     still = _seconds_without_update(looks)
     for found in (
@@ -82,7 +84,9 @@ def _learner(run: RunStatistics, config: Config, still: float) -> Diagnosis | No
 
 
 def _actor(run: RunStatistics, config: Config, still: float) -> Diagnosis | None:
-    """The actor that has been in one trajectory, or making its environments anew, for longest beyond what is usual."""
+    """The actor that has been in one trajectory, or making its environments anew, for longest
+    beyond what is usual.
+    """
     actors = [component for component in run.components if component.role == "actor"]
     stuck = []
     for component in actors:
@@ -104,8 +108,10 @@ def _actor(run: RunStatistics, config: Config, still: float) -> Diagnosis | None
         )
     else:
         text = (
-            f"{component.name} waits for a step of its environments: it has been in one trajectory for {lasted:.0f} s{_rather(usual)}; "
-            f"{others}; its host is replaced once a step has taken env.step_timeout_s = {config.env.step_timeout_s:g} s"
+            f"{component.name} waits for a step of its environments: it has been in one "
+            f"trajectory for {lasted:.0f} s{_rather(usual)}; "
+            f"{others}; its host is replaced once a step has taken env.step_timeout_s = "
+            f"{config.env.step_timeout_s:g} s"
         )
     return Diagnosis("stalled", text, component.name, lasted)
 
@@ -128,8 +134,10 @@ def _each_other(run: RunStatistics, still: float) -> Diagnosis | None:
         return None
     ledger = run.ledger
     text = (
-        f"the learner waits for a batch and every actor for a credit, for {lasted:.0f} s: {ledger.in_use} of {ledger.credits_limit} "
-        f"credits are out, {ledger.queue} trajectories queued, {ledger.free_slots} of {ledger.slots} slots free"
+        f"the learner waits for a batch and every actor for a credit, for {lasted:.0f} s: "
+        f"{ledger.in_use} of {ledger.credits_limit} "
+        f"credits are out, {ledger.queue} trajectories queued, {ledger.free_slots} of "
+        f"{ledger.slots} slots free"
     )
     return Diagnosis("stalled", text, component="learner", for_s=lasted)
 

@@ -1,4 +1,6 @@
-"""What two sides that wait for each other sustain together, when how long they take varies. Pure functions."""
+"""What two sides that wait for each other sustain together, when how long they take varies. Pure
+functions.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ DEVIATIONS = 2.0
 class Side:
     """Actors or learner: environment steps per second that it makes or takes without ever waiting.
 
-    ``spread``: standard deviation of one trajectory's or update's time over its mean. ``error``: standard error of ``pace``
-    over it, from how few were seen.
+    ``spread``: standard deviation of one trajectory's or update's time over its mean. ``error``:
+    standard error of ``pace`` over it, from how few were seen.
     """
 
     pace: float
@@ -30,7 +32,9 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Environment steps per second: about ``pace``, and hardly less than ``low`` or more than ``high``."""
+    """Environment steps per second: about ``pace``, and hardly less than ``low`` or more than
+    ``high``.
+    """
 
     pace: float
     low: float
@@ -40,10 +44,11 @@ class Forecast:
 def sustained(supply: Side, demand: Side, room: float) -> float:
     """Steps per second that both sustain, with room for ``room`` batches between them.
 
-    What lies between them is a Brownian motion with drift kept between 0 and ``room`` (Harrison, Brownian Motion and Stochastic Flow
-    Systems, 1985, section 5.6): what the upper barrier holds back is ``d / (1 - exp(-2 d room / v))``, with the drift
-    ``d`` of supply over demand and the variance ``v`` in batches per second. A batch waits for certain trajectories, the oldest,
-    so it varies like one of them and not like the mean of all in it.
+    What lies between them is a Brownian motion with drift kept between 0 and ``room`` (Harrison,
+    Brownian Motion and Stochastic Flow Systems, 1985, section 5.6): what the upper barrier holds
+    back is ``d / (1 - exp(-2 d room / v))``, with the drift ``d`` of supply over demand and the
+    variance ``v`` in batches per second. A batch waits for certain trajectories, the oldest, so it
+    varies like one of them and not like the mean of all in it.
     """
     pace = min(supply.pace, demand.pace)
     drift = supply.pace - demand.pace
@@ -58,7 +63,8 @@ def sustained(supply: Side, demand: Side, room: float) -> float:
 
 
 def foretell(supply: Side, demand: Side, room: float) -> Forecast:
-    """`sustained`, and how far off that may be, both sides misjudged by two standard errors; ``high`` is what neither could exceed.
+    """`sustained`, and how far off that may be, both sides misjudged by two standard errors;
+    ``high`` is what neither could exceed.
 
     Where nothing varies, or nobody knows, the slower side alone decides.
     """

@@ -1,4 +1,6 @@
-"""What happened in a run lately: where the time of its components went, and what that says of how fast each side could go."""
+"""What happened in a run lately: where the time of its components went, and what that says of how
+fast each side could go.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ NOTICEABLE = 0.15
 IDLE = ("starting", "paused", "ended")
 """States in which a component neither works nor waits for another."""
 MOST = 0.97
-"""A learner that waits for more than this is told to have more actors as if it waited for so much: 33 times as many are a guess already."""
+"""A learner that waits for more than this is told to have more actors as if it waited for so much:
+33 times as many are a guess already.
+"""
 ENDLESS = 1e9
 """Room between two sides of which neither is ever held back, in batches."""
 LEAST_COUNT = 8
@@ -32,7 +36,9 @@ class Window:
     looks: Sequence[RunStatistics]
     config: Config
     earlier: Sequence[ComponentStatistics] = ()
-    """As they were at a time since which the settings are the same: the longer ago, the better is known how much times vary."""
+    """As they were at a time since which the settings are the same: the longer ago, the better is
+    known how much times vary.
+    """
 
     @property
     def run(self) -> RunStatistics:
@@ -95,15 +101,19 @@ class Window:
 
     @property
     def enough(self) -> int:
-        """Actors whose environments step without a break and make what the learner would take without a break.
+        """Actors whose environments step without a break and make what the learner would take
+        without a break.
 
-        The learner is busy for ``w`` of the time with what ``stepping`` actors make, so it takes what ``stepping / w`` make.
+        The learner is busy for ``w`` of the time with what ``stepping`` actors make, so it takes
+        what ``stepping / w`` make.
         """
         return max(1, math.ceil(self.stepping / self.learner_works - 0.1))
 
     @property
     def learner_works(self) -> float:
-        """Share of its time, had its updates lately taken as long as they do on average: a few seconds hold few of them."""
+        """Share of its time, had its updates lately taken as long as they do on average: a few
+        seconds hold few of them.
+        """
         lately, long = self._durations(self.looks[0].components)["learner"], self.varied["learner"]
         usual = (
             long.mean / lately.mean
@@ -133,9 +143,11 @@ class Window:
         return Side(pace, varied.spread, varied.spread / math.sqrt(varied.count))
 
     def foretell(self, supply: float, demand: float, *, actors: int, bound: int | None) -> Forecast:
-        """What ``actors`` that make ``supply`` and a learner that takes ``demand`` sustain under ``bound``, in steps per second.
+        """What ``actors`` that make ``supply`` and a learner that takes ``demand`` sustain under
+        ``bound``, in steps per second.
 
-        Every credit beyond one an actor is room between them, and a batch more is in the learner's hands.
+        Every credit beyond one an actor is room between them, and a batch more is in the learner's
+        hands.
         """
         sides = self.side("actor", supply), self.side("learner", demand)
         batch, limit = self.config.algorithm.batch_trajectories, self.config.balance.credits
@@ -155,8 +167,8 @@ class Window:
 
     @property
     def actors_work(self) -> float:
-        """Share of what they could make without waiting for grants that they make: those of one host take turns, so they cannot make more
-        than one of them does.
+        """Share of what they could make without waiting for grants that they make: those of one
+        host take turns, so they cannot make more than one of them does.
         """
         return max(1e-9, 1.0 - self.actors_wait, min(1.0, self.stepping / self.hosts))
 
@@ -171,7 +183,8 @@ class Window:
 
     @property
     def credits_spent(self) -> bool:
-        """Whether the bound was what kept actors: mostly every credit was out, and with trajectories in the making, queued or in use.
+        """Whether the bound was what kept actors: mostly every credit was out, and with
+        trajectories in the making, queued or in use.
 
         Credits that are out beyond those are on trajectories and grants on their way.
         """
@@ -188,8 +201,9 @@ def time_between(
 ) -> dict[str, float]:
     """Seconds in each state between two looks at one component.
 
-    Reports are up to a second old, and the state in which one was made need not have lasted until now. So only states that
-    have ended count where they cover about the time; where one state lasts and lasts, it does.
+    Reports are up to a second old, and the state in which one was made need not have lasted until
+    now. So only states that have ended count where they cover about the time; where one state lasts
+    and lasts, it does.
     """
     old = {} if before is None else dict(before.seconds)
     if sum(after.at(now).values()) < sum(old.values()):  # a restarted component counts from 0 again

@@ -1,7 +1,9 @@
-"""Action distributions, as functions of a parameter tensor ``[..., P]``; no object per step, sampling from noise drawn beforehand.
+"""Action distributions, as functions of a parameter tensor ``[..., P]``; no object per step,
+sampling from noise drawn beforehand.
 
-The actor draws the noise of a whole trajectory at once and adds it step by step; the learner recomputes log-probabilities from
-parameters with the same code, so that on equal weights both agree to float32 rounding.
+The actor draws the noise of a whole trajectory at once and adds it step by step; the learner
+recomputes log-probabilities from parameters with the same code, so that on equal weights both agree
+to float32 rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from torch import Tensor
 from tianflow.core.payloads import ActionSpec
 
 MASKED_LOGIT = -1e9
-"""Logit of a forbidden action: probability exactly 0 in float32, and still finite, so that no gradient or KL becomes NaN."""
+"""Logit of a forbidden action: probability exactly 0 in float32, and still finite, so that no
+gradient or KL becomes NaN.
+"""
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -36,7 +40,9 @@ class ActionDistribution(Protocol):
         """Noise for ``sample``: float32 [*shape, K]."""
 
     def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
-        """Parameters under which actions whose ``mask`` ([..., sum of categories], bool) is False have probability 0."""
+        """Parameters under which actions whose ``mask`` ([..., sum of categories], bool) is False
+        have probability 0.
+        """
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
         """What ``parameters`` consist of, each under its name."""
@@ -168,8 +174,8 @@ class Categorical:
 class DiagonalGaussian:
     """Independent normal components; parameters are means and log standard deviations side by side.
 
-    Actions are float32 [..., *shape], as sampled: clipping to the space is the environment side's matter, since the
-    log-probability of a clipped action would be another number.
+    Actions are float32 [..., *shape], as sampled: clipping to the space is the environment side's
+    matter, since the log-probability of a clipped action would be another number.
     """
 
     shape: tuple[int, ...]
@@ -246,7 +252,9 @@ def distribution_for(action: ActionSpec) -> ActionDistribution:
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """[..., choices] -> [choices, ...]: PyTorch is several times as quick over a first axis as over a last one of few choices."""
+    """[..., choices] -> [choices, ...]: PyTorch is several times as quick over a first axis as over
+    a last one of few choices.
+    """
     return logits.movedim(-1, 0).contiguous().log_softmax(0)
 
 

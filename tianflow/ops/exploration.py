@@ -11,9 +11,11 @@ from torch import Tensor
 def apex_epsilons(
     first: int, count: int, total: int, *, epsilon: float, alpha: float
 ) -> NDArray[np.float64]:
-    """``epsilon ** (1 + alpha i / (total - 1))`` for environments i = first .. first + count - 1 of ``total``.
+    """``epsilon ** (1 + alpha i / (total - 1))`` for environments i = first .. first + count - 1 of
+    ``total``.
 
-    float64 [count] (Ape-X, arXiv 1803.00933, section 4.1). A single environment has ``epsilon`` itself; alpha 0 gives all the same.
+    float64 [count] (Ape-X, arXiv 1803.00933, section 4.1). A single environment has ``epsilon``
+    itself; alpha 0 gives all the same.
     """
     place = np.arange(first, first + count) / max(total - 1, 1)
     return np.asarray(epsilon ** (1.0 + alpha * np.minimum(place, 1.0)), np.float64)
@@ -22,7 +24,9 @@ def apex_epsilons(
 def epsilon_noise(
     steps: int, epsilons: NDArray[np.float64], actions: int, generator: np.random.Generator
 ) -> Tensor:
-    """Noise for `scores_of`, float32 [steps, N, actions]: with probability ``epsilons`` [N] a score in (0, 1] for each action, else 0."""
+    """Noise for `scores_of`, float32 [steps, N, actions]: with probability ``epsilons`` [N] a score
+    in (0, 1] for each action, else 0.
+    """
     explores = generator.random((steps, len(epsilons))) < epsilons
     scores = 1.0 - generator.random((steps, len(epsilons), actions), dtype=np.float32)
     return torch.from_numpy(scores * explores[..., None])
@@ -31,6 +35,7 @@ def epsilon_noise(
 def scores_of(q: Tensor, noise: Tensor) -> Tensor:
     """What the greatest is to be taken of, [..., A]: the noise where there is any, else ``q``.
 
-    All actions have a score where one explores, so that the choice is uniform over whichever are allowed.
+    All actions have a score where one explores, so that the choice is uniform over whichever are
+    allowed.
     """
     return torch.where(noise[..., :1] > 0.0, noise, q)

@@ -15,7 +15,9 @@ MASKED_VALUE = -1e9
 
 
 def masked_values(q: Tensor, mask: Tensor | None) -> Tensor:
-    """``q`` [..., A] with `MASKED_VALUE` where ``mask`` (bool, the same shape; None allows all) is False."""
+    """``q`` [..., A] with `MASKED_VALUE` where ``mask`` (bool, the same shape; None allows all) is
+    False.
+    """
     return q if mask is None else q.masked_fill(~mask, MASKED_VALUE)
 
 
@@ -25,10 +27,11 @@ def taken(q: Tensor, action: Tensor) -> Tensor:
 
 
 def double_q_value(selecting: Tensor, valuing: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Value of the action that another network would choose (double Q-learning, arXiv 1509.06461, eq. 4).
+    """Value of the action that another network would choose (double Q-learning, arXiv 1509.06461,
+    eq. 4).
 
-    ``valuing[argmax_a selecting]``, over allowed actions: twice [..., A] -> [...]. With ``selecting`` the same as
-    ``valuing`` this is ordinary Q-learning's maximum.
+    ``valuing[argmax_a selecting]``, over allowed actions: twice [..., A] -> [...]. With
+    ``selecting`` the same as ``valuing`` this is ordinary Q-learning's maximum.
     """
     return taken(valuing, masked_values(selecting, mask).argmax(-1))
 
@@ -40,10 +43,12 @@ def rows_after(rows: Tensor, steps_t: Tensor) -> Tensor:
 
 
 def n_step_target(step: NStep, bootstrap: Tensor, *, rescaling: float | None = None) -> Tensor:
-    """What the value of a state and action should have been, [...], from n rewards and the value n steps later.
+    """What the value of a state and action should have been, [...], from n rewards and the value n
+    steps later.
 
-    ``reward_t + discount_t * bootstrap``; where the discount is 0, after a termination, ``bootstrap`` does not matter. With
-    ``rescaling`` values are h(returns): ``h(reward_t + discount_t h^-1(bootstrap))`` (R2D2, ICLR 2019, section 2.3).
+    ``reward_t + discount_t * bootstrap``; where the discount is 0, after a termination,
+    ``bootstrap`` does not matter. With ``rescaling`` values are h(returns): ``h(reward_t +
+    discount_t h^-1(bootstrap))`` (R2D2, ICLR 2019, section 2.3).
     """
     value = bootstrap if rescaling is None else unrescaled(bootstrap, rescaling)
     target = step.reward_t + torch.where(step.discount_t > 0.0, step.discount_t * value, 0.0)
@@ -51,18 +56,22 @@ def n_step_target(step: NStep, bootstrap: Tensor, *, rescaling: float | None = N
 
 
 def rescaled(x: Tensor, epsilon: float) -> Tensor:
-    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x`` (arXiv 1805.11593, proposition A.2), any shape.
+    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x`` (arXiv 1805.11593, proposition A.2), any
+    shape.
 
-    ``sqrt(|x| + 1) - 1`` is computed as ``|x| / (sqrt(|x| + 1) + 1)``, which does not cancel near 0.
+    ``sqrt(|x| + 1) - 1`` is computed as ``|x| / (sqrt(|x| + 1) + 1)``, which does not cancel near
+    0.
     """
     return x / ((x.abs() + 1.0).sqrt() + 1.0) + epsilon * x
 
 
 def unrescaled(y: Tensor, epsilon: float) -> Tensor:
-    """The inverse of `rescaled`: ``sign(y) (((sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1)``, any shape.
+    """The inverse of `rescaled`: ``sign(y) (((sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / (2
+    epsilon))^2 - 1)``, any shape.
 
-    With ``s`` the square root and ``z`` the quotient, ``z - 1 = |y| (2 - 4 epsilon / (s + 1 + 2 epsilon)) / (s + 1)``, and the
-    result is ``(z - 1) (z - 1 + 2)``: nothing cancels, so float32 keeps its precision near 0 too.
+    With ``s`` the square root and ``z`` the quotient, ``z - 1 = |y| (2 - 4 epsilon / (s + 1 + 2
+    epsilon)) / (s + 1)``, and the result is ``(z - 1) (z - 1 + 2)``: nothing cancels, so float32
+    keeps its precision near 0 too.
     """
     s = (1.0 + 4.0 * epsilon * (y.abs() + 1.0 + epsilon)).sqrt()
     below = y.abs() * (2.0 - 4.0 * epsilon / (s + (1.0 + 2.0 * epsilon))) / (s + 1.0)
@@ -70,7 +79,9 @@ def unrescaled(y: Tensor, epsilon: float) -> Tensor:
 
 
 def huber(error: Tensor, delta: float | None) -> Tensor:
-    """``error^2 / 2`` up to ``delta``, ``delta (|error| - delta / 2)`` above it (Huber, 1964); None: squared everywhere."""
+    """``error^2 / 2`` up to ``delta``, ``delta (|error| - delta / 2)`` above it (Huber, 1964);
+    None: squared everywhere.
+    """
     if delta is None:
         return 0.5 * error.square()
     size = error.abs()
@@ -79,16 +90,19 @@ def huber(error: Tensor, delta: float | None) -> Tensor:
 
 
 def weighted_loss(error: Tensor, weight: Tensor, learned: Tensor, *, delta: float | None) -> Tensor:
-    """Mean of ``weight * huber(error)`` over the rows where ``learned`` (PER, arXiv 1511.05952, algorithm 1, line 12).
+    """Mean of ``weight * huber(error)`` over the rows where ``learned`` (PER, arXiv 1511.05952,
+    algorithm 1, line 12).
 
-    ``error`` and ``learned`` (bool) [..., C]; ``weight`` [C], the importance weight of each item. 0 when nothing is learned.
+    ``error`` and ``learned`` (bool) [..., C]; ``weight`` [C], the importance weight of each item. 0
+    when nothing is learned.
     """
     losses = torch.where(learned, weight * huber(error, delta), 0.0)
     return losses.sum() / learned.sum().clamp(min=1)
 
 
 def sequence_priority(error: Tensor, learned: Tensor, *, eta: float) -> Tensor:
-    """``eta max_t |error_t| + (1 - eta) mean_t |error_t|`` over the rows where ``learned`` (R2D2, ICLR 2019, section 2.3).
+    """``eta max_t |error_t| + (1 - eta) mean_t |error_t|`` over the rows where ``learned`` (R2D2,
+    ICLR 2019, section 2.3).
 
     Twice [T, C] (``learned`` bool) -> [C]; 0 where nothing is learned.
     """

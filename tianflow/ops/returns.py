@@ -1,16 +1,21 @@
 """Returns and advantages: GAE, n-step, A3C's returns and V-trace, all as one backward recursion.
 
-Conventions. Everything is time first, ``[T, ...]``; index ``t`` means the transition out of ``obs[t]``, and
+Conventions. Everything is time first, ``[T, ...]``; index ``t`` means the transition out of
+``obs[t]``, and
 
 - ``r_t``: its reward,
 - ``discount_t``: gamma, or 0 where the episode terminated,
 - ``v_t``: V(obs[t]),
-- ``v_tp1``: V(the observation after the transition, before any reset): a truncated step bootstraps from it,
-- ``done_t``: terminated or truncated; the recursion is cut there, because row t+1 belongs to another episode,
-- ``valid_t``: False on rows that are no transitions (the reset step of NEXT_STEP autoreset, rows past a cut fragment's
-  length). They contribute nothing, and nothing flows through them: the row before bootstraps from its own ``v_tp1``.
+- ``v_tp1``: V(the observation after the transition, before any reset): a truncated step bootstraps
+  from it,
+- ``done_t``: terminated or truncated; the recursion is cut there, because row t+1 belongs to
+  another episode,
+- ``valid_t``: False on rows that are no transitions (the reset step of NEXT_STEP autoreset, rows
+  past a cut fragment's length). They contribute nothing, and nothing flows through them: the row
+  before bootstraps from its own ``v_tp1``.
 
-Results carry no gradient. They have the dtype of ``r_t``, which may be float32 or float64, on any device.
+Results carry no gradient. They have the dtype of ``r_t``, which may be float32 or float64, on any
+device.
 """
 
 from __future__ import annotations
@@ -24,14 +29,17 @@ from torch import Tensor
 
 
 class Advantages(NamedTuple):
-    """``advantage_t`` and ``target_t`` (what ``v_t`` should have been), both [T, ...]; 0 and ``v_t`` on invalid rows."""
+    """``advantage_t`` and ``target_t`` (what ``v_t`` should have been), both [T, ...]; 0 and
+    ``v_t`` on invalid rows.
+    """
 
     advantage_t: Tensor
     target_t: Tensor
 
 
 class NStep(NamedTuple):
-    """An n-step transition for each row: target = ``reward_t + discount_t * V(observation after transition t + steps_t - 1)``.
+    """An n-step transition for each row: target = ``reward_t + discount_t * V(observation after
+    transition t + steps_t - 1)``.
 
     ``steps_t`` is int64; all three are 0 on invalid rows.
     """
@@ -53,7 +61,8 @@ def gae(
 ) -> Advantages:
     """Generalised advantage estimation (arXiv 1506.02438, eq. 16).
 
-    ``delta_t = r_t + discount_t v_tp1 - v_t``;  ``A_t = delta_t + discount_t lambda (1 - done_t) A_{t+1}``.
+    ``delta_t = r_t + discount_t v_tp1 - v_t``;  ``A_t = delta_t + discount_t lambda (1 - done_t)
+    A_{t+1}``.
 
     Raises:
         ValueError: shapes differ.
@@ -71,10 +80,11 @@ def gae(
 def actor_critic_returns(
     *, r_t: Tensor, discount_t: Tensor, v_t: Tensor, v_tp1: Tensor, done_t: Tensor, valid_t: Tensor
 ) -> Advantages:
-    """A3C's returns (arXiv 1602.01783, algorithm S3): as many steps as the episode or the fragment has left.
+    """A3C's returns (arXiv 1602.01783, algorithm S3): as many steps as the episode or the fragment
+    has left.
 
-    ``R_t = r_t + discount_t R_{t+1}``, and where the recursion is cut ``R_t = r_t + discount_t v_tp1``. The advantage is
-    ``R_t - v_t``.
+    ``R_t = r_t + discount_t R_{t+1}``, and where the recursion is cut ``R_t = r_t + discount_t
+    v_tp1``. The advantage is ``R_t - v_t``.
 
     Raises:
         ValueError: shapes differ.
@@ -105,15 +115,17 @@ def vtrace(
     c_bar: float = 1.0,
     pg_rho_bar: float = 1.0,
 ) -> Advantages:
-    """V-trace targets and policy-gradient advantages (IMPALA, arXiv 1802.01561, eq. 1 and section 4.2).
+    """V-trace targets and policy-gradient advantages (IMPALA, arXiv 1802.01561, eq. 1 and section
+    4.2).
 
-    With ``delta_t = min(rho_bar, rho_t) (r_t + discount_t v_tp1 - v_t)`` and ``c_t = lambda min(c_bar, rho_t)``,
-    ``vs_t - v_t = delta_t + discount_t c_t (1 - done_t) (vs_{t+1} - v_{t+1})``, and the advantage is
-    ``min(pg_rho_bar, rho_t) (r_t + discount_t vs_next_t - v_t)``, where ``vs_next_t`` is ``v_tp1`` plus the correction of
-    row t+1 when that row continues the same episode. (This is DeepMind's form, not the variant of the seed_rl code.)
+    With ``delta_t = min(rho_bar, rho_t) (r_t + discount_t v_tp1 - v_t)`` and ``c_t = lambda
+    min(c_bar, rho_t)``, ``vs_t - v_t = delta_t + discount_t c_t (1 - done_t) (vs_{t+1} -
+    v_{t+1})``, and the advantage is ``min(pg_rho_bar, rho_t) (r_t + discount_t vs_next_t - v_t)``,
+    where ``vs_next_t`` is ``v_tp1`` plus the correction of row t+1 when that row continues the same
+    episode. (This is DeepMind's form, not the variant of the seed_rl code.)
 
-    ``log_rho_t`` is the log of target over behaviour probability. It is clipped before exp, so any finite value is safe
-    while the clips are finite; an infinite ``*_bar`` means no clipping.
+    ``log_rho_t`` is the log of target over behaviour probability. It is clipped before exp, so any
+    finite value is safe while the clips are finite; an infinite ``*_bar`` means no clipping.
 
     Raises:
         ValueError: shapes differ, or ``c_bar > rho_bar`` (the operator need not contract then).
@@ -129,7 +141,8 @@ def vtrace(
     )
     if c_bar > rho_bar:
         raise ValueError(
-            f"c_bar = {c_bar} is above rho_bar = {rho_bar}: V-trace need not converge then; lower c_bar"
+            f"c_bar = {c_bar} is above rho_bar = {rho_bar}: V-trace need not converge then; lower "
+            "c_bar"
         )
     with torch.no_grad():
         goes_on_t = valid_t & ~done_t
@@ -147,8 +160,8 @@ def vtrace(
 def n_step(*, r_t: Tensor, discount_t: Tensor, done_t: Tensor, valid_t: Tensor, n: int) -> NStep:
     """Rewards and discounts over at most ``n`` transitions (Sutton and Barto, 2nd ed., eq. 7.1).
 
-    Row t sums ``m = min(n, transitions left in the episode or fragment)`` rewards; its discount is the product of the m
-    discounts (gamma to the power m, not n; 0 after a termination).
+    Row t sums ``m = min(n, transitions left in the episode or fragment)`` rewards; its discount is
+    the product of the m discounts (gamma to the power m, not n; 0 after a termination).
 
     Raises:
         ValueError: shapes differ, or ``n < 1``.

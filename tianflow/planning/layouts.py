@@ -1,4 +1,6 @@
-"""The two layouts of a run: that of a trajectory, and, with replay, that of what is drawn for one update."""
+"""The two layouts of a run: that of a trajectory, and, with replay, that of what is drawn for one
+update.
+"""
 
 from __future__ import annotations
 

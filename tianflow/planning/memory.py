@@ -15,16 +15,22 @@ from tianflow.errors import ConfigError, Problem
 MOST_SLOTS = 65536
 CGROUP = Path("/sys/fs/cgroup")
 COPIES = 4
-"""Of every parameter, float32: the learner's, their gradient, and the two means of Adam. Published ones and actors' come on top."""
+"""Of every parameter, float32: the learner's, their gradient, and the two means of Adam. Published
+ones and actors' come on top.
+"""
 DRAW_SLOTS = 4
-"""One that the learner has, one ahead of it, one whose priorities are on their way back, one that shards write."""
+"""One that the learner has, one ahead of it, one whose priorities are on their way back, one that
+shards write.
+"""
 
 
 def slots_wanted(config: Config) -> int:
-    """Slots for every credit the bound allows, and one for every actor that may hold a ticket which was given up.
+    """Slots for every credit the bound allows, and one for every actor that may hold a ticket which
+    was given up.
 
-    Where the bound paces nobody only memory pushes back: four batches and two for each actor then. So it is with replay, which
-    takes a trajectory out of its slot at once, however old it may become.
+    Where the bound paces nobody only memory pushes back: four batches and two for each actor then.
+    So it is with replay, which takes a trajectory out of its slot at once, however old it may
+    become.
     """
     batch, actors = config.algorithm.batch_trajectories, config.actors.count
     if config.bound is None or not is_paced(config) or config.algorithm.window is not None:
@@ -48,7 +54,8 @@ def check_memory(config: Config, layout: TrajectoryLayout) -> None:
     if capacity < least:
         nbytes = arena_nbytes(layout, 1)
         message = (
-            f"a trajectory takes {nbytes} bytes, so it holds {capacity}; a batch of {config.algorithm.batch_trajectories} "
+            f"a trajectory takes {nbytes} bytes, so it holds {capacity}; a batch of "
+            f"{config.algorithm.batch_trajectories} "
             f"and {config.actors.count} actors need {least}, or the learner would wait for ever"
         )
         accepted = f"at least {least * nbytes} bytes"
@@ -72,7 +79,8 @@ def usable_memory(cgroup: Path = CGROUP) -> int:
 
 
 def check_network_memory(config: Config, spec: EnvironmentSpec) -> None:
-    """Refuse a built-in network that this machine cannot train: allocating it would have the system end something, not only this run.
+    """Refuse a built-in network that this machine cannot train: allocating it would have the system
+    end something, not only this run.
 
     Raises:
         ConfigError: with how large it is at least.
@@ -85,7 +93,8 @@ def check_network_memory(config: Config, spec: EnvironmentSpec) -> None:
             list(config.network.hidden) if config.network.name == "mlp" else config.network.kwargs
         )
         message = (
-            f"a network of {parameters:,} parameters or more: learning takes {COPIES} numbers for each, "
+            f"a network of {parameters:,} parameters or more: learning takes {COPIES} numbers for "
+            "each, "
             f"{needed / 2**30:,.1f} GiB, and this machine has {usable / 2**30:,.1f}"
         )
         raise ConfigError([Problem(path, value, message, "smaller layers, or a larger machine")])

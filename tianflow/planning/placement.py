@@ -1,4 +1,6 @@
-"""From a config to a program: which components there are, and where they go. The only module that knows every part."""
+"""From a config to a program: which components there are, and where they go. The only module that
+knows every part.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,12 @@ def shard_count(config: Config) -> int:
 def _hosts(
     config: Config, actors: tuple[ComponentSpec, ...], shards: tuple[ComponentSpec, ...]
 ) -> tuple[HostSpec, ...]:
-    """One host for the learner, one for the evaluator, one for each replay shard, and actors dealt out over theirs.
+    """One host for the learner, one for the evaluator, one for each replay shard, and actors dealt
+    out over theirs.
 
-    With two cores or more and affinity "auto", the learner has its cores to itself: two processes that are never moved
-    between cores do more than two that are. An actor keeps its host when the count changes.
+    With two cores or more and affinity "auto", the learner has its cores to itself: two processes
+    that are never moved between cores do more than two that are. An actor keeps its host when the
+    count changes.
     """
     cores = sorted(os.sched_getaffinity(0)) if config.placement.affinity == "auto" else []
     alone = len(cores) > config.learner.threads
@@ -63,10 +67,14 @@ def _hosts(
 
 
 def hosts_wanted(config: Config) -> int:
-    """Processes that actors are dealt out over on this machine: as many as the config says, else one for each core the learner leaves."""
+    """Processes that actors are dealt out over on this machine: as many as the config says, else
+    one for each core the learner leaves.
+    """
     return config.actors.hosts or max(1, len(os.sched_getaffinity(0)) - config.learner.threads)
 
 
 def _share(cores: tuple[int, ...], place: int, hosts: int) -> tuple[int, ...]:
-    """The cores of one actor host: one of its own where there are enough, else all of them shared."""
+    """The cores of one actor host: one of its own where there are enough, else all of them
+    shared.
+    """
     return (cores[place],) if cores and hosts <= len(cores) else cores

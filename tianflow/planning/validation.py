@@ -1,4 +1,5 @@
-"""Everything that can be found out about a config before a process starts: names, combinations, the environment, the network.
+"""Everything that can be found out about a config before a process starts: names, combinations, the
+environment, the network.
 
 PyTorch is not needed for it; a user's own network or algorithm may bring it.
 """
@@ -23,7 +24,9 @@ class Validation:
 
 
 def validate(config: Config) -> Validation:
-    """Look at everything that ``config`` names, in this process; the environment is made once and closed again."""
+    """Look at everything that ``config`` names, in this process; the environment is made once and
+    closed again.
+    """
     problems = config_rules.check(config)
     spec = None
     if not problems:

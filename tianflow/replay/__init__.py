@@ -1,4 +1,6 @@
-"""Experience that is used more than once: shards of windows over steps, selectors, and draws over several shards."""
+"""Experience that is used more than once: shards of windows over steps, selectors, and draws over
+several shards.
+"""
 
 from __future__ import annotations
 

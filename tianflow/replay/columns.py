@@ -18,7 +18,8 @@ Array = NDArray[Any]
 
 
 class Columns:
-    """Rows numbered 0, 1, ... for ever, of which ``tail .. head - 1`` are there; row r is at place ``r % size``.
+    """Rows numbered 0, 1, ... for ever, of which ``tail .. head - 1`` are there; row r is at place
+    ``r % size``.
 
     Args:
         settings: of the shard.
@@ -44,7 +45,9 @@ class Columns:
         """What a fragment says of each step."""
         self.start = np.zeros(self.size, np.bool_)
         self.follower = np.full(self.size, -1, np.int64)
-        """Place of the observation after a step; -1 after a termination, and in rows that are no steps."""
+        """Place of the observation after a step; -1 after a termination, and in rows that are no
+        steps.
+        """
         self.item = np.full(self.size, -1, np.int64)
         """Number of the item that begins at a row, -1 if none does."""
         self._windows = np.zeros(self.size, np.int32)
@@ -102,8 +105,8 @@ class Columns:
     def walk(self, first: Indices) -> Indices:
         """Places [L+1, W] of the observations of windows that begin at the places ``first`` [W].
 
-        After the last step comes what followed it (that step's own observation again after a termination), and that stays: a window
-        of fewer than L steps ends where nothing goes on.
+        After the last step comes what followed it (that step's own observation again after a
+        termination), and that stays: a window of fewer than L steps ends where nothing goes on.
         """
         places = np.empty((self._length + 1, len(first)), np.int64)
         places[0] = now = first

@@ -1,9 +1,10 @@
-"""What the rows of one fragment are: which observations are stored, in which order, and which windows they make. Pure functions.
+"""What the rows of one fragment are: which observations are stored, in which order, and which
+windows they make. Pure functions.
 
-A *row* is one stored observation; most are also the step that was taken from it. Rows are numbered 0, 1, ... for ever. Those of
-one fragment lie environment by environment, in the order of time. Two kinds of rows are no steps: the true last observation of
-an episode that was cut off, and the one after a fragment's last step, which becomes a step when the next fragment goes on
-from it (*open*).
+A *row* is one stored observation; most are also the step that was taken from it. Rows are numbered
+0, 1, ... for ever. Those of one fragment lie environment by environment, in the order of time. Two
+kinds of rows are no steps: the true last observation of an episode that was cut off, and the one
+after a fragment's last step, which becomes a step when the next fragment goes on from it (*open*).
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ class StepStream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One trajectory: the arrays of `tianflow.core.payloads.TrajectoryLayout`, of which ``length`` rows are written.
+    """One trajectory: the arrays of `tianflow.core.payloads.TrajectoryLayout`, of which ``length``
+    rows are written.
 
-    ``number`` counts the fragments of a stream: the one after goes on where this one ends, and any other number is a gap.
-    ``state/<leaf>`` may also be [T, N, *leaf], the recurrent state before each observation.
+    ``number`` counts the fragments of a stream: the one after goes on where this one ends, and any
+    other number is a gap. ``state/<leaf>`` may also be [T, N, *leaf], the recurrent state before
+    each observation.
     """
 
     arrays: Mapping[str, NDArray[Any]]
@@ -48,13 +51,17 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How the steps of a fragment hang together. [T, N] each; of no meaning where ``valid`` is False."""
+    """How the steps of a fragment hang together. [T, N] each; of no meaning where ``valid`` is
+    False.
+    """
 
     valid: Flags
     ends: Flags
     """The last step of an episode, or before a break."""
     looks_on: Flags
-    """What follows is stored in a row that is no step (yet): no termination, and no next step in this fragment."""
+    """What follows is stored in a row that is no step (yet): no termination, and no next step in
+    this fragment.
+    """
     final: Flags
     """That observation is in ``final_obs``, not in the next row of ``obs``."""
 
@@ -63,7 +70,8 @@ def flow(fragment: Fragment) -> Flow:
     """Read the flags of a fragment.
 
     Raises:
-        ValueError: if an episode begins where the one before has not ended, or goes on after its end.
+        ValueError: if an episode begins where the one before has not ended, or goes on after its
+            end.
     """
     valid, start = fragment.rows("valid"), fragment.rows("start", 1)
     terminated, truncated = fragment.rows("terminated"), fragment.rows("truncated")
@@ -90,7 +98,8 @@ def _refuse(wrong: Flags, what: str) -> None:
     if wrong.any():
         step, environment = np.argwhere(wrong)[0].tolist()
         raise ValueError(
-            f"after step {step} of environment {environment} an episode {what}: such steps must not be stored"
+            f"after step {step} of environment {environment} an episode {what}: such steps must "
+            "not be stored"
         )
 
 
@@ -130,7 +139,8 @@ def place(
     step = np.where(own, head + offset, -1)
     step[0] = np.where(open_rows >= 0, open_rows, step[0])
     extra = head + offset + own
-    # The step at which the stretch of each began: before this fragment, if it goes on from an open row.
+    # The step at which the stretch of each began: before this fragment, if it goes on from an open
+    # row.
     first = np.where(valid & ~chained, np.arange(steps)[:, None], -_NEVER)
     first[0] = np.where(open_rows >= 0, -open_positions, first[0])
     position = np.arange(steps)[:, None] - np.maximum.accumulate(first, axis=0)
@@ -149,7 +159,8 @@ def place(
         before[own],
         (position[own] % period) == 0,
     )
-    # Rows that are no steps. An open one begins a window if its step, when it comes, will be due to.
+    # Rows that are no steps. An open one begins a window if its step, when it comes, will be due
+    # to.
     on, places = flow_.looks_on, extra[flow_.looks_on] - head
     final[places], after[places] = flow_.final[on], step[on]
     index[places] = flat[on] + np.where(flow_.final[on], 0, columns)
@@ -171,10 +182,11 @@ class Windows:
 def complete(
     *, rows: Indices, position: Indices, ends: Flags, length: int, period: int, tail: int
 ) -> Windows:
-    """The windows that consecutive steps complete, of which the first, fewer than ``length``, were there before and ended nothing.
+    """The windows that consecutive steps complete, of which the first, fewer than ``length``, were
+    there before and ended nothing.
 
-    A window begins at every step whose position is a multiple of ``period``, and has ``length`` steps, or as many as are left in
-    the episode.
+    A window begins at every step whose position is a multiple of ``period``, and has ``length``
+    steps, or as many as are left in the episode.
 
     Args:
         rows: [K, N] rows of the steps; -1 where there is none.

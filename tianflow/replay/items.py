@@ -1,4 +1,6 @@
-"""The items of a shard: windows by number, which of them can be drawn, how often each was, and why they went."""
+"""The items of a shard: windows by number, which of them can be drawn, how often each was, and why
+they went.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ _NEWEST = np.iinfo(np.int64).max
 
 
 class Items:
-    """Items numbered 0, 1, ... for ever in the order of their first rows; the newest ``capacity`` can be there. The number of an
-    item is its key: place ``number % capacity``, generation ``number // capacity``.
+    """Items numbered 0, 1, ... for ever in the order of their first rows; the newest ``capacity``
+    can be there. The number of an item is its key: place ``number % capacity``, generation ``number
+    // capacity``.
 
     Args:
         capacity: how many.
@@ -82,7 +85,9 @@ class Items:
         )
 
     def room(self, count: int, tail: int, head: int) -> int:
-        """Up to which row (exclusive) the rows ``tail .. head - 1`` have to go so that ``count`` items fit; past ``head``: never."""
+        """Up to which row (exclusive) the rows ``tail .. head - 1`` have to go so that ``count``
+        items fit; past ``head``: never.
+        """
         if count > self.capacity:
             return head + 1
         over = self.head + count - self.capacity - self.tail
@@ -91,7 +96,9 @@ class Items:
         )
 
     def begin(self, first_rows: Indices) -> Indices:
-        """Numbers [n] for windows that begin at ``first_rows`` [n], ascending. They are not ready yet; there is room."""
+        """Numbers [n] for windows that begin at ``first_rows`` [n], ascending. They are not ready
+        yet; there is room.
+        """
         numbers = np.arange(self.head, self.head + len(first_rows))
         places = numbers % self.capacity
         self.first_row[places], self.ready[places], self.draws[places] = first_rows, False, 0
@@ -103,7 +110,8 @@ class Items:
     def complete(
         self, numbers: Indices, lengths: Indices, versions: Indices, priorities: Floats
     ) -> None:
-        """These windows [n] can be drawn from now on. A priority of NaN means the greatest given so far.
+        """These windows [n] can be drawn from now on. A priority of NaN means the greatest given so
+        far.
 
         Raises:
             ValueError: a priority is infinite or below 0; nothing has changed then.
@@ -146,7 +154,8 @@ class Items:
         return np.flatnonzero(old)
 
     def update(self, keys: Indices, priorities: Floats) -> int:
-        """New priorities [n] for the items ``keys`` [n]; those no longer there are left out and counted. How many were left out.
+        """New priorities [n] for the items ``keys`` [n]; those no longer there are left out and
+        counted. How many were left out.
 
         Raises:
             ValueError: a priority is NaN, infinite or below 0; nothing has changed then.
@@ -166,16 +175,20 @@ class Items:
         return numbers
 
     def draws_left(self) -> float:
-        """How many more draws there are before nothing is left; infinite without ``max_samples`` while an item is there."""
+        """How many more draws there are before nothing is left; infinite without ``max_samples``
+        while an item is there.
+        """
         if self._max_samples is None:
             return np.inf if len(self) else 0.0
         return float(self._draws_left)
 
     def draw(self, n: int, generator: np.random.Generator) -> tuple[Indices, Floats, Indices]:
-        """Places [n], probabilities [n] when each was drawn, and places of the items that went, having been drawn ``max_samples`` times.
+        """Places [n], probabilities [n] when each was drawn, and places of the items that went,
+        having been drawn ``max_samples`` times.
 
-        As if drawn one after the other, each item going once it has been drawn so often: leaving out draws of such items and
-        drawing anew gives the same distribution. At least n draws must be left.
+        As if drawn one after the other, each item going once it has been drawn so often: leaving
+        out draws of such items and drawing anew gives the same distribution. At least n draws must
+        be left.
         """
         if self._max_samples is None:
             places, probabilities = self.selector.draw(n, generator)

@@ -1,4 +1,6 @@
-"""Observations by row: leaves kept as they are, and stacks of frames of which every frame is kept once."""
+"""Observations by row: leaves kept as they are, and stacks of frames of which every frame is kept
+once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _LOOK_AHEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """m observations of one fragment (length T, N environments) that are about to become the rows ``first .. first + m - 1``."""
+    """m observations of one fragment (length T, N environments) that are about to become the rows
+    ``first .. first + m - 1``.
+    """
 
     first: int
     index: Indices
@@ -31,8 +35,8 @@ class NewRows:
     final: Flags
     """[m]"""
     after: Indices
-    """[m] the row of the observation one step before in the same episode, -1 if that is not there. It is the row before this
-    one, or one that an earlier fragment wrote."""
+    """[m] the row of the observation one step before in the same episode, -1 if that is not there.
+    It is the row before this one, or one that an earlier fragment wrote."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -40,14 +44,18 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True)
 class LeafArrays:
-    """One leaf of a fragment: ``obs`` [T+1, N, *leaf] and ``final`` [T, N, *leaf], if there are final observations."""
+    """One leaf of a fragment: ``obs`` [T+1, N, *leaf] and ``final`` [T, N, *leaf], if there are
+    final observations.
+    """
 
     obs: Array
     final: Array | None
 
 
 class Leaf(Protocol):
-    """One leaf of the observations of all rows in a ring. Rows are numbered 0, 1, ... for ever; the newest ``rows`` can be there."""
+    """One leaf of the observations of all rows in a ring. Rows are numbered 0, 1, ... for ever; the
+    newest ``rows`` can be there.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -55,11 +63,15 @@ class Leaf(Protocol):
         ...
 
     def look(self, arrays: LeafArrays) -> None:
-        """Look at the fragment that the next `room` and `write` will be about. Nothing refers to it afterwards."""
+        """Look at the fragment that the next `room` and `write` will be about. Nothing refers to it
+        afterwards.
+        """
         ...
 
     def room(self, new: NewRows, arrays: LeafArrays, tail: int, head: int) -> int:
-        """Up to which row (exclusive) the rows ``tail .. head - 1`` have to go so that ``new`` fits; past ``head`` if it never does."""
+        """Up to which row (exclusive) the rows ``tail .. head - 1`` have to go so that ``new``
+        fits; past ``head`` if it never does.
+        """
         ...
 
     def evict(self, first: int, end: int) -> None:
@@ -130,8 +142,9 @@ class PlainLeaf:
 
 
 class StackedLeaf:
-    """Stacks ``[S, *frame]`` of the S last frames, the newest last. Where a stack really is the one before moved on by one frame,
-    only its newest frame is stored; else all S are. A frame is freed with the last row that shows it.
+    """Stacks ``[S, *frame]`` of the S last frames, the newest last. Where a stack really is the one
+    before moved on by one frame, only its newest frame is stored; else all S are. A frame is freed
+    with the last row that shows it.
 
     Args:
         leaf: shape [S, *frame] and dtype.
@@ -183,8 +196,9 @@ class StackedLeaf:
 
     def write(self, new: NewRows, arrays: LeafArrays) -> None:
         fresh, depth, rows = self._fresh(new, arrays), self._depth, len(self._shown)
-        # All frames in the order of their rows, with those of a row that an earlier fragment wrote before those of the row that
-        # goes on from it: then every row shows the S frames up to its own newest one.
+        # All frames in the order of their rows, with those of a row that an earlier fragment wrote
+        # before those of the row that goes on from it: then every row shows the S frames up to its
+        # own newest one.
         carried = np.flatnonzero((fresh == 1) & (new.after < new.first))
         counts = fresh.copy()
         counts[carried] += depth
@@ -257,7 +271,9 @@ class StackedLeaf:
 
 
 def continues(obs: Array) -> Flags:
-    """[T, N]: where the stack ``obs[t + 1]`` is ``obs[t]`` moved on by one frame, compared to the last bit. obs [T+1, N, S, *frame]."""
+    """[T, N]: where the stack ``obs[t + 1]`` is ``obs[t]`` moved on by one frame, compared to the
+    last bit. obs [T+1, N, S, *frame].
+    """
     words = _words(obs)
     same = [
         (after[:, :-1] == before[:, 1:]).all(axis=(1, 2))
@@ -269,9 +285,11 @@ def continues(obs: Array) -> Flags:
 def find_stacks(
     observation: Sequence[LeafSpec], arrays: Mapping[str, Array], length: int
 ) -> frozenset[str]:
-    """Names of the leaves whose first axis is a stack of frames, judged by one fragment: most observations go on from the one before.
+    """Names of the leaves whose first axis is a stack of frames, judged by one fragment: most
+    observations go on from the one before.
 
-    Only leaves of at least three axes are looked at. A leaf that never changes is taken for one, too, which costs little.
+    Only leaves of at least three axes are looked at. A leaf that never changes is taken for one,
+    too, which costs little.
     """
     goes_on = ~arrays["start"][1 : length + 1]
     found = []

@@ -1,7 +1,7 @@
 """The one limiter of replay: how far drawing may run ahead of inserting, and inserting of drawing.
 
-Reverb's rate limiter (arXiv 2102.04736, section 3.2) for inserts and draws of many items at a time. A plain object: it says
-what may go on, whoever calls it waits.
+Reverb's rate limiter (arXiv 2102.04736, section 3.2) for inserts and draws of many items at a time.
+A plain object: it says what may go on, whoever calls it waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """The settings that a limiter obeys. ``samples_per_insert`` is draws per inserted item, the band is in draws.
+    """The settings that a limiter obeys. ``samples_per_insert`` is draws per inserted item, the
+    band is in draws.
 
     Raises:
         ValueError: if one side would block for ever; the message says which.
@@ -37,27 +38,34 @@ class RateLimits:
         spi, span = self.samples_per_insert, self.max_diff - self.min_diff
         if not spi > 0.0:
             raise ValueError(
-                f"samples_per_insert = {spi}: no insert would ever permit a draw, so the learner would wait for ever"
+                f"samples_per_insert = {spi}: no insert would ever permit a draw, so the learner "
+                "would wait for ever"
             )
         if self.min_size < 1 or self.insert_size < 1 or self.draw_size < 1:
             raise ValueError(
-                f"min_size = {self.min_size}, insert_size = {self.insert_size}, draw_size = {self.draw_size}: at least 1 each"
+                f"min_size = {self.min_size}, insert_size = {self.insert_size}, draw_size = "
+                f"{self.draw_size}: at least 1 each"
             )
         if self.capacity < self.min_size:
             raise ValueError(
-                f"capacity = {self.capacity} is below min_size = {self.min_size}: so many items are never there at once, "
+                f"capacity = {self.capacity} is below min_size = {self.min_size}: so many items "
+                "are never there at once, "
                 "so the learner would wait for ever"
             )
         if self.min_diff > spi * self.min_size:
             raise ValueError(
-                f"min_diff = {self.min_diff} is above samples_per_insert x min_size = {spi * self.min_size}: with min_size items "
-                "there the first draw is still forbidden, and inserting may have stopped: the learner would wait for ever"
+                f"min_diff = {self.min_diff} is above samples_per_insert x min_size = "
+                f"{spi * self.min_size}: with min_size items "
+                "there the first draw is still forbidden, and inserting may have stopped: the "
+                "learner would wait for ever"
             )
         least = max(2.0 * max(1.0, spi), spi * self.insert_size + self.draw_size)
         if not span >= least:
             raise ValueError(
-                f"the band {self.min_diff} .. {self.max_diff} is {span} wide, but inserts of {self.insert_size} and draws of "
-                f"{self.draw_size} need {least}: in a narrower one actors and learner would both wait for ever, each for the other"
+                f"the band {self.min_diff} .. {self.max_diff} is {span} wide, but inserts of "
+                f"{self.insert_size} and draws of "
+                f"{self.draw_size} need {least}: in a narrower one actors and learner would both "
+                "wait for ever, each for the other"
             )
 
     @property
@@ -65,7 +73,10 @@ class RateLimits:
         """What works, but perhaps not as meant."""
         if self.max_diff < self.samples_per_insert * self.min_size:
             filled = self.samples_per_insert * self.min_size
-            remark = f"max_diff = {self.max_diff} is below samples_per_insert x min_size = {filled}: filling up to min_size "
+            remark = (
+                f"max_diff = {self.max_diff} is below samples_per_insert x min_size = "
+                f"{filled}: filling up to min_size "
+            )
             return (
                 remark + "overshoots the band, and actors then wait until the learner has drawn",
             )
@@ -82,7 +93,9 @@ class RateLimits:
         insert_size: int = 1,
         draw_size: int = 1,
     ) -> RateLimits:
-        """A band of ``error_buffer`` draws to either side of ``samples_per_insert * min_size``. Raises as the constructor."""
+        """A band of ``error_buffer`` draws to either side of ``samples_per_insert * min_size``.
+        Raises as the constructor.
+        """
         middle = samples_per_insert * min_size
         return cls(
             samples_per_insert,
@@ -113,9 +126,10 @@ class LimiterStatistics:
 class Limiter:
     """Counts of items, and what they permit.
 
-    ``diff`` is an accumulator: ``+ samples_per_insert * n`` for n inserted items, ``- m`` for m drawn ones. **Of an insert
-    of at most ``insert_size`` and a draw of at most ``draw_size`` one may always go on**: below ``min_size`` the insert; above it, if the
-    insert may not, ``diff > max_diff - samples_per_insert * n``, so ``diff - m > min_diff`` by the width of the band.
+    ``diff`` is an accumulator: ``+ samples_per_insert * n`` for n inserted items, ``- m`` for m
+    drawn ones. **Of an insert of at most ``insert_size`` and a draw of at most ``draw_size`` one
+    may always go on**: below ``min_size`` the insert; above it, if the insert may not, ``diff >
+    max_diff - samples_per_insert * n``, so ``diff - m > min_diff`` by the width of the band.
 
     Args:
         limits: in force until `change`.
@@ -131,7 +145,8 @@ class Limiter:
         return self._limits
 
     def may_insert(self, n: int, *, ahead: int = 0) -> bool:
-        """True if ``n`` items may be inserted now, on top of ``ahead`` that were let in and are not counted yet.
+        """True if ``n`` items may be inserted now, on top of ``ahead`` that were let in and are not
+        counted yet.
 
         Raises:
             ValueError: ``n`` is more than ``insert_size``.
@@ -162,7 +177,9 @@ class Limiter:
         self._diff -= m
 
     def deleted(self, n: int) -> None:
-        """Count ``n`` items that are there no more, removed or lost with their shard. ValueError if there are not so many."""
+        """Count ``n`` items that are there no more, removed or lost with their shard. ValueError if
+        there are not so many.
+        """
         if n > self._inserts - self._deletes:
             raise ValueError(
                 f"{n} items were deleted, but only {self._inserts - self._deletes} are there"
@@ -170,7 +187,9 @@ class Limiter:
         self._deletes += n
 
     def change(self, limits: RateLimits) -> None:
-        """Obey ``limits`` from now on. ``diff`` is clamped into the new band if that or the ratio changes; counts stay."""
+        """Obey ``limits`` from now on. ``diff`` is clamped into the new band if that or the ratio
+        changes; counts stay.
+        """
         old, self._limits = self._limits, limits
         if _law(old) != _law(limits):
             self._diff = min(max(self._diff, limits.min_diff), limits.max_diff)
@@ -179,8 +198,8 @@ class Limiter:
         return LimiterStatistics(self._inserts, self._samples, self._deletes, self._diff)
 
     def snapshot(self) -> dict[str, float | None]:
-        """Counts and ``diff`` for a checkpoint, with the ratio and band that ``diff`` was counted under; JSON has no number for a side
-        without end, so that is None.
+        """Counts and ``diff`` for a checkpoint, with the ratio and band that ``diff`` was counted
+        under; JSON has no number for a side without end, so that is None.
         """
         spi, low, high = _law(self._limits)
         counts = {"inserts": self._inserts, "samples": self._samples, "deletes": self._deletes}
@@ -193,7 +212,9 @@ class Limiter:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take the counts of ``state``; the limits stay. If ratio or band are not those saved, ``diff`` is clamped as by `change`."""
+        """Take the counts of ``state``; the limits stay. If ratio or band are not those saved,
+        ``diff`` is clamped as by `change`.
+        """
         self._inserts, self._samples, self._deletes = (
             int(state[name]) for name in ("inserts", "samples", "deletes")
         )
@@ -218,5 +239,6 @@ def _finite(value: float) -> float | None:
 def _check(what: str, given: int, most: int) -> None:
     if not 0 <= given <= most:
         raise ValueError(
-            f"{what} of {given} items: the limits were checked for 0 .. {most}, a larger one might wait for ever"
+            f"{what} of {given} items: the limits were checked for 0 .. {most}, a larger one "
+            "might wait for ever"
         )

@@ -23,7 +23,9 @@ def gather(data: Array, indices: NDArray[np.integer[Any]], out: Array) -> None:
 
 
 def pieces(first: int, count: int, size: int) -> list[tuple[slice, slice]]:
-    """Where the rows ``first .. first + count - 1`` lie in a ring of ``size``, each piece with which of the rows it is."""
+    """Where the rows ``first .. first + count - 1`` lie in a ring of ``size``, each piece with
+    which of the rows it is.
+    """
     begin = first % size
     whole = min(count, size - begin)
     parts = [(slice(begin, begin + whole), slice(0, whole))]

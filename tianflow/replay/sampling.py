@@ -45,7 +45,8 @@ class DrawnOverAll:
 def split(
     n: int, masses: Sequence[float], counts: Sequence[int], generator: np.random.Generator
 ) -> Indices:
-    """How many of n draws come from each of K shards: multinomial, in proportion to mass; by number of items if nothing has mass.
+    """How many of n draws come from each of K shards: multinomial, in proportion to mass; by number
+    of items if nothing has mass.
 
     A shard that is lost is simply not among them.
 
@@ -58,7 +59,9 @@ def split(
     parts = np.zeros(len(chances), np.int64)
     some = (
         chances > 0.0
-    )  # the generator gives what rounding leaves over to the last one, which must not be one without mass
+        # the generator gives what rounding leaves over to the last one, which must not be one
+        # without mass
+    )
     parts[some] = generator.multinomial(n, chances[some])
     return parts
 
@@ -69,9 +72,11 @@ def draw_over(
     generator: np.random.Generator,
     out: Mapping[str, NDArray[Any]],
 ) -> DrawnOverAll:
-    """Draw n items from ``shards`` as if they were one; those of a shard lie side by side in ``out`` (see `Shard.draw`).
+    """Draw n items from ``shards`` as if they were one; those of a shard lie side by side in
+    ``out`` (see `Shard.draw`).
 
-    With ``max_samples`` the split is by the masses before the draw, and what a shard has not draws enough left for falls to others.
+    With ``max_samples`` the split is by the masses before the draw, and what a shard has not draws
+    enough left for falls to others.
 
     Raises:
         WouldBlock: fewer than n draws are left in all shards together. Nothing was drawn then.
@@ -105,7 +110,8 @@ def _affordable(
     left = np.array([shard.draws_left for shard in shards])
     if left.sum() < parts.sum():
         raise WouldBlock(
-            f"{parts.sum()} items were to be drawn, but {len(shards)} shards have {left.sum():.0f} draws left"
+            f"{parts.sum()} items were to be drawn, but {len(shards)} shards have "
+            f"{left.sum():.0f} draws left"
         )
     while (parts > left).any():
         excess = int((parts - left).clip(min=0.0).sum())

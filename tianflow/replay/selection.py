@@ -12,17 +12,23 @@ from tianflow.replay.sum_tree import Floats, Indices, SumTree
 
 
 class Selector(Protocol):
-    """A set of items, numbered 0 .. capacity - 1, of which some are drawn. Indices in one call are distinct but in `update`."""
+    """A set of items, numbered 0 .. capacity - 1, of which some are drawn. Indices in one call are
+    distinct but in `update`.
+    """
 
     @property
     def mass(self) -> float:
-        """What this selector weighs among others of its kind: the probability of drawing from it is in proportion."""
+        """What this selector weighs among others of its kind: the probability of drawing from it is
+        in proportion.
+        """
         ...
 
     def __len__(self) -> int: ...
 
     def insert(self, indices: Indices, priorities: Floats) -> None:
-        """Add items [n] that are not there. ValueError, and nothing changes, unless all priorities [n] are finite and >= 0."""
+        """Add items [n] that are not there. ValueError, and nothing changes, unless all priorities
+        [n] are finite and >= 0.
+        """
         ...
 
     def remove(self, indices: Indices) -> None:
@@ -30,11 +36,15 @@ class Selector(Protocol):
         ...
 
     def update(self, indices: Indices, priorities: Floats) -> None:
-        """New priorities [n] of items that are there; of several for one item the last one counts. Raises as `insert`."""
+        """New priorities [n] of items that are there; of several for one item the last one counts.
+        Raises as `insert`.
+        """
         ...
 
     def draw(self, n: int, generator: np.random.Generator) -> tuple[Indices, Floats]:
-        """Indices [n] and the probability [n] with which each was drawn. IndexError if no item is there."""
+        """Indices [n] and the probability [n] with which each was drawn. IndexError if no item is
+        there.
+        """
         ...
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
@@ -52,7 +62,8 @@ def check_priorities(priorities: Floats) -> None:
     if bad.any():
         which = int(np.flatnonzero(bad)[0])
         raise ValueError(
-            f"priority {which} of {len(priorities)} is {priorities[which]}: a priority is finite and at least 0"
+            f"priority {which} of {len(priorities)} is {priorities[which]}: a priority is finite "
+            "and at least 0"
         )
 
 
@@ -62,7 +73,8 @@ def _refuse_empty(count: int) -> None:
 
 
 class Uniform:
-    """Every item with the same probability, independently. Priorities are checked, and otherwise of no meaning.
+    """Every item with the same probability, independently. Priorities are checked, and otherwise of
+    no meaning.
 
     Args:
         capacity: items are numbered below it.
@@ -118,10 +130,11 @@ class Uniform:
 
 
 class Prioritised:
-    """Item i with probability ``p_i^alpha / sum_j p_j^alpha`` (PER, arXiv 1511.05952, eq. 1), independently.
+    """Item i with probability ``p_i^alpha / sum_j p_j^alpha`` (PER, arXiv 1511.05952, eq. 1),
+    independently.
 
-    A priority of 0 has no mass, whatever alpha is: such an item is drawn only if all are so, and then each with the same
-    probability.
+    A priority of 0 has no mass, whatever alpha is: such an item is drawn only if all are so, and
+    then each with the same probability.
 
     Args:
         capacity: items are numbered below it.
@@ -174,13 +187,16 @@ class Prioritised:
             masses: Floats = np.where(priorities > 0.0, np.power(priorities, self._alpha), 0.0)
         if not np.isfinite(masses.sum()):
             raise ValueError(
-                f"a priority of {priorities.max()} to the power {self._alpha} is too large for float64"
+                f"a priority of {priorities.max()} to the power {self._alpha} is too large for "
+                "float64"
             )
         return masses
 
 
 class _InOrder:
-    """Items in the order in which they came, in a log of twice their number that is tidied up when it is full."""
+    """Items in the order in which they came, in a log of twice their number that is tidied up when
+    it is full.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._log = np.zeros(2 * capacity, np.int64)
@@ -238,7 +254,8 @@ class _InOrder:
 
 
 class Fifo(_InOrder):
-    """The n items that came first, in order; from the first again if there are fewer. Nothing is random.
+    """The n items that came first, in order; from the first again if there are fewer. Nothing is
+    random.
 
     Args:
         capacity: items are numbered below it.
@@ -256,7 +273,8 @@ class Fifo(_InOrder):
 
 
 class Lifo(_InOrder):
-    """The n items that came last, the last one first; from it again if there are fewer. Nothing is random.
+    """The n items that came last, the last one first; from it again if there are fewer. Nothing is
+    random.
 
     Args:
         capacity: items are numbered below it.

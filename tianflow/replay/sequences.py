@@ -1,4 +1,6 @@
-"""Priorities of whole windows from one-step figures: R2D2's mixture, and the first priority of a new item as its actor saw it."""
+"""Priorities of whole windows from one-step figures: R2D2's mixture, and the first priority of a
+new item as its actor saw it.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ from tianflow.replay.sum_tree import Floats, Indices
 
 @dataclass(frozen=True, slots=True)
 class WindowSteps:
-    """The steps of W windows, padded to L rows; what lies past a window's length is of no meaning."""
+    """The steps of W windows, padded to L rows; what lies past a window's length is of no
+    meaning.
+    """
 
     reward: Floats
     """[L, W]"""
     q_taken: Floats
     """[L, W] the acting network's value of the action taken."""
     q_next: Floats
-    """[L, W] its greatest value of the observation after the step: 0 after a termination, NaN where nobody computed it."""
+    """[L, W] its greatest value of the observation after the step: 0 after a termination, NaN where
+    nobody computed it.
+    """
     length: Indices
     """[W] 1 .. L"""
     begins: Flags
@@ -40,7 +46,9 @@ class InitialPriority(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunningMaximum:
-    """Every new item has the greatest priority given so far (PER, arXiv 1511.05952, algorithm 1)."""
+    """Every new item has the greatest priority given so far (PER, arXiv 1511.05952,
+    algorithm 1).
+    """
 
     columns: ClassVar[tuple[str, ...]] = ()
 
@@ -50,7 +58,9 @@ class RunningMaximum:
 
 @dataclass(frozen=True, slots=True)
 class ActorError:
-    """The absolute n-step error of a window's first step, n its length (Ape-X, arXiv 1803.00933, algorithm 1)."""
+    """The absolute n-step error of a window's first step, n its length (Ape-X, arXiv 1803.00933,
+    algorithm 1).
+    """
 
     discount: float
     columns: ClassVar[tuple[str, ...]] = ("q_taken", "q_max")
@@ -62,10 +72,11 @@ class ActorError:
 
 @dataclass(frozen=True, slots=True)
 class SequenceError:
-    """R2D2's mixture (OpenReview r1lyTjAqYX, section 2.3) of absolute n-step errors over the steps that are trained on.
+    """R2D2's mixture (OpenReview r1lyTjAqYX, section 2.3) of absolute n-step errors over the steps
+    that are trained on.
 
-    Those are the steps after ``burn_in``, or all steps of a window that begins with its episode. A window without any has
-    priority 0. With ``rescaling`` the recorded values are h(returns).
+    Those are the steps after ``burn_in``, or all steps of a window that begins with its episode. A
+    window without any has priority 0. With ``rescaling`` the recorded values are h(returns).
     """
 
     discount: float
@@ -85,7 +96,8 @@ class SequenceError:
 
 
 def sequence_priority(errors: Floats, trained: Flags, *, eta: float) -> Floats:
-    """``eta max_t |delta_t| + (1 - eta) mean_t |delta_t|`` over the trained steps (R2D2, OpenReview r1lyTjAqYX, section 2.3).
+    """``eta max_t |delta_t| + (1 - eta) mean_t |delta_t|`` over the trained steps (R2D2, OpenReview
+    r1lyTjAqYX, section 2.3).
 
     Args:
         errors: [L, W] temporal-difference errors; may be NaN where not trained.
@@ -104,12 +116,15 @@ def sequence_priority(errors: Floats, trained: Flags, *, eta: float) -> Floats:
 def n_step_errors(
     steps: WindowSteps, *, discount: float, n: int, rescaling: float | None = None
 ) -> Floats:
-    """``|sum_{i<m} discount^i r_{k+i} + discount^m q_next_{k+m-1} - q_taken_k|`` of each step k, with m = min(n, steps left).
+    """``|sum_{i<m} discount^i r_{k+i} + discount^m q_next_{k+m-1} - q_taken_k|`` of each step k,
+    with m = min(n, steps left).
 
-    If nobody computed the value after the last step of a window (an episode was cut off there, or the actor has not gone on
-    yet), the sum ends one step earlier, at the value before that step; NaN where that leaves nothing, and past the length.
+    If nobody computed the value after the last step of a window (an episode was cut off there, or
+    the actor has not gone on yet), the sum ends one step earlier, at the value before that step;
+    NaN where that leaves nothing, and past the length.
 
-    With ``rescaling`` values are h(returns): ``|h(sum + discount^m h^-1(q_next)) - q_taken|`` (R2D2, section 2.3).
+    With ``rescaling`` values are h(returns): ``|h(sum + discount^m h^-1(q_next)) - q_taken|``
+    (R2D2, section 2.3).
     """
     q_next = steps.q_next if rescaling is None else _unrescaled(steps.q_next, rescaling)
     rows, windows = steps.reward.shape

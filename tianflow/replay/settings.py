@@ -25,8 +25,8 @@ class ShardSettings:
     action: tuple[tuple[int, ...], str]
     """Shape and dtype of one stored action."""
     capacity: int
-    """Stored observations. Every step needs one, and so do the last observation of an episode that was cut off and the one that
-    follows the newest step of each environment."""
+    """Stored observations. Every step needs one, and so do the last observation of an episode that
+    was cut off and the one that follows the newest step of each environment."""
     length: int
     """Steps of an item: the n of n-step transitions, the length of sequences."""
     period: int = 1
@@ -34,7 +34,9 @@ class ShardSettings:
     stacks: frozenset[str] = frozenset()
     """Leaves whose first axis is a stack of frames; see `observations.find_stacks`."""
     frames_per_row: float = 1.1
-    """Memory for frames of stacked leaves: one for each observation, and what the beginnings of episodes cost."""
+    """Memory for frames of stacked leaves: one for each observation, and what the beginnings of
+    episodes cost.
+    """
     items: int | None = None
     """How many items there is memory for; None: one for every half ``period``."""
     state: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -49,7 +51,8 @@ class ShardSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.length <= self.capacity:
             raise ValueError(
-                f"length = {self.length} with capacity = {self.capacity}: no item would ever be complete"
+                f"length = {self.length} with capacity = {self.capacity}: no item would ever be "
+                "complete"
             )
         if self.period < 1:
             raise ValueError(f"period = {self.period}: items begin at least one step apart")
@@ -60,7 +63,8 @@ class ShardSettings:
         unknown = self.stacks - {leaf.name for leaf in self.observation}
         if unknown:
             raise ValueError(
-                f"stacks {sorted(unknown)} are no leaves; leaves are {[leaf.name for leaf in self.observation]}"
+                f"stacks {sorted(unknown)} are no leaves; leaves are "
+                f"{[leaf.name for leaf in self.observation]}"
             )
 
     @property
@@ -71,7 +75,9 @@ class ShardSettings:
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """What an insert did: new steps, items that can be drawn from now on, and items that had to go."""
+    """What an insert did: new steps, items that can be drawn from now on, and items that had
+    to go.
+    """
 
     steps: int
     items: int
@@ -80,7 +86,9 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a draw of n took. The probabilities are within this shard; mass and count are the shard's just before."""
+    """What a draw of n took. The probabilities are within this shard; mass and count are the
+    shard's just before.
+    """
 
     keys: Indices
     """[n] int64, for `Shard.update_priorities`: the number of an item, never used again."""
@@ -92,7 +100,9 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """``inserted == resident + sum(removed.values())``, of steps or of items; ``removed_unsampled`` of the removed were never drawn."""
+    """``inserted == resident + sum(removed.values())``, of steps or of items; ``removed_unsampled``
+    of the removed were never drawn.
+    """
 
     inserted: int
     resident: int
@@ -105,7 +115,8 @@ class ShardStatistics:
     """One consistent look at a shard."""
 
     steps: Tally
-    """A step is resident while its row is there and some item, complete or in the making, needs it."""
+    """A step is resident while its row is there and some item, complete or in the making, needs it.
+    """
     items: Tally
     mass: float
     stale_updates: int

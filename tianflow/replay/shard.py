@@ -1,4 +1,6 @@
-"""fragments -> Shard -> batches of windows. Steps in preallocated columns, items over them; the memory never grows."""
+"""fragments -> Shard -> batches of windows. Steps in preallocated columns, items over them; the
+memory never grows.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class _Stand:
     number: int
     """Of the last fragment."""
     open_rows: Indices
-    """[N] rows of the observations that the next steps are taken from, -1 where an episode ended."""
+    """[N] rows of the observations that the next steps are taken from, -1 where an episode ended.
+    """
     positions: Indices
     """[N] steps before them in their episodes."""
     steps: Indices
@@ -49,14 +52,16 @@ class _Stand:
 class Shard:
     """The replay of one process: plain calls, for one caller at a time.
 
-    Items are windows of ``length`` steps that begin every ``period`` steps of an episode and never cross its end: windows there
-    are shorter. An item can be drawn as soon as its last step is there, whichever fragments its steps came in. Another
-    incarnation of an actor, a gap, or an observation that is not the one expected ends windows as the end of an episode does.
+    Items are windows of ``length`` steps that begin every ``period`` steps of an episode and never
+    cross its end: windows there are shorter. An item can be drawn as soon as its last step is
+    there, whichever fragments its steps came in. Another incarnation of an actor, a gap, or an
+    observation that is not the one expected ends windows as the end of an episode does.
 
     Args:
         settings: what is kept, and how.
         selector: makes the selector of items, given how many there can be.
-        initial_priority: of items that are inserted without a priority; None: the greatest given so far.
+        initial_priority: of items that are inserted without a priority; None: the greatest given so
+            far.
     """
 
     def __init__(
@@ -81,12 +86,16 @@ class Shard:
 
     @property
     def mass(self) -> float:
-        """What this shard weighs among others: the sum of all ``p^alpha``, or the number of items."""
+        """What this shard weighs among others: the sum of all ``p^alpha``, or the number of
+        items.
+        """
         return self._items.selector.mass
 
     @property
     def draws_left(self) -> float:
-        """How many more draws there are; infinite without ``max_samples``, while an item is there."""
+        """How many more draws there are; infinite without ``max_samples``, while an item is
+        there.
+        """
         return self._items.draws_left()
 
     def __len__(self) -> int:
@@ -97,12 +106,13 @@ class Shard:
         """StepStore a fragment; nothing of its arrays is referred to afterwards.
 
         Args:
-            fragment: T steps of N environments. Rows with ``valid`` False are no steps and part of no item.
+            fragment: T steps of N environments. Rows with ``valid`` False are no steps and part of
+                no item.
             priority: of every item that it completes; None: what ``initial_priority`` says.
 
         Raises:
-            ValueError: the fragment is larger than the shard, its flags contradict each other, or the priority is NaN, infinite or
-                below 0. Nothing of it was stored then.
+            ValueError: the fragment is larger than the shard, its flags contradict each other, or
+                the priority is NaN, infinite or below 0. Nothing of it was stored then.
             KeyError: an array is missing.
         """
         if priority is not None and not 0.0 <= priority < np.inf:
@@ -121,17 +131,20 @@ class Shard:
         )
 
     def draw(self, n: int, generator: np.random.Generator, out: Mapping[str, Array]) -> Drawn:
-        """Write n windows into ``out``, arrays as those of `make_batch` (or parts of such, along the second axis).
+        """Write n windows into ``out``, arrays as those of `make_batch` (or parts of such, along
+        the second axis).
 
-        Rows past the end of a window are not ``valid``, and zero. The observation after its last step is the true next one: the
-        last of the episode where that was truncated, and of no meaning where it terminated.
+        Rows past the end of a window are not ``valid``, and zero. The observation after its last
+        step is the true next one: the last of the episode where that was truncated, and of no
+        meaning where it terminated.
 
         Raises:
             WouldBlock: fewer than n draws are left.
         """
         if self.draws_left < n:
             raise WouldBlock(
-                f"{n} items were to be drawn, but {len(self)} are there, with {self.draws_left:.0f} draws left"
+                f"{n} items were to be drawn, but {len(self)} are there, with "
+                f"{self.draws_left:.0f} draws left"
             )
         mass, count = self.mass, len(self)
         places, probability, used_up = self._items.draw(n, generator)
@@ -142,14 +155,16 @@ class Shard:
     def make_batch(self, n: int) -> dict[str, Array]:
         """Arrays of zeros for a draw of n.
 
-        ``obs/<leaf>``, ``action_mask`` and ``start`` are [L+1, n, ...], with L = length; ``action``, ``reward``, ``terminated``,
-        ``truncated``, ``valid`` and extra columns [L, n, ...]; ``state/<leaf>`` [n, ...] is that before the first observation;
-        ``version`` [n] is that of the oldest step.
+        ``obs/<leaf>``, ``action_mask`` and ``start`` are [L+1, n, ...], with L = length;
+        ``action``, ``reward``, ``terminated``, ``truncated``, ``valid`` and extra columns [L, n,
+        ...]; ``state/<leaf>`` [n, ...] is that before the first observation; ``version`` [n] is
+        that of the oldest step.
         """
         return self._store.make_batch(n)
 
     def update_priorities(self, keys: Indices, priorities: Floats) -> int:
-        """New priorities [n] for drawn items. How many of them had gone, which changes nothing; of several for one item the last counts.
+        """New priorities [n] for drawn items. How many of them had gone, which changes nothing; of
+        several for one item the last counts.
 
         Raises:
             ValueError: a priority is NaN, infinite or below 0. Nothing has changed then.
@@ -164,7 +179,9 @@ class Shard:
         return len(places)
 
     def close_stream(self, actor: int) -> int:
-        """Nothing more comes from ``actor``: its windows in the making are complete as they are. How many items that made."""
+        """Nothing more comes from ``actor``: its windows in the making are complete as they are.
+        How many items that made.
+        """
         stand, before = self._stands.pop(actor, None), self._items.tally().inserted
         if stand is not None:
             self._break(stand, stand.open_rows >= self._store.columns.tail, None)
@@ -183,7 +200,9 @@ class Shard:
         )
 
     def snapshot(self) -> dict[str, Array]:
-        """Everything, as arrays by name. They are the shard's own memory: write them out, or copy them, before the next call."""
+        """Everything, as arrays by name. They are the shard's own memory: write them out, or copy
+        them, before the next call.
+        """
         arrays = {"breaks": np.array([self._breaks]), **self._store.snapshot()}
         for actor, stand in self._stands.items():
             own = {
@@ -195,7 +214,8 @@ class Shard:
         return arrays
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Become what a shard of the same settings was at its `snapshot`: the same draws, given the same generator.
+        """Become what a shard of the same settings was at its `snapshot`: the same draws, given the
+        same generator.
 
         Raises:
             ValueError: ``arrays`` are those of other settings. Nothing has changed then.
@@ -243,14 +263,18 @@ class Shard:
         return stand if goes_on.any() else fresh
 
     def _break(self, stand: _Stand, where: Flags, priority: float | None) -> None:
-        """The environments ``where`` [N] do not go on: windows in the making end with the last step, whose next observation is there."""
+        """The environments ``where`` [N] do not go on: windows in the making end with the last
+        step, whose next observation is there.
+        """
         self._breaks += int(np.count_nonzero(where))
         ends = np.zeros(stand.steps.shape, np.bool_)
         ends[-1:] = True
         self._complete(np.where(where, stand.steps, -1), stand.step_positions, ends, priority)
 
     def _make_room(self, fragment: Fragment, flow_: Flow, stand: _Stand) -> Placed:
-        """Let the oldest rows go until the fragment fits. Of those that it was to go on from, some may be among them."""
+        """Let the oldest rows go until the fragment fits. Of those that it was to go on from, some
+        may be among them.
+        """
         while True:
             placed, tail = self._store.place(fragment, flow_, stand.open_rows, stand.positions)
             gone = (stand.open_rows >= 0) & (stand.open_rows < tail)

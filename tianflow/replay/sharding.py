@@ -1,4 +1,6 @@
-"""Drawing over several shards as if they were one: each shard's probability, and weights from an item's probability over all."""
+"""Drawing over several shards as if they were one: each shard's probability, and weights from an
+item's probability over all.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ Floats = NDArray[np.float64]
 
 
 def shard_probabilities(masses: Sequence[float], counts: Sequence[int]) -> Floats:
-    """[K] the probability of each shard: in proportion to mass; by number of items if nothing has mass; 0 if nothing is anywhere."""
+    """[K] the probability of each shard: in proportion to mass; by number of items if nothing has
+    mass; 0 if nothing is anywhere.
+    """
     weights = np.asarray(masses, np.float64)
     if not weights.sum() > 0.0:
         weights = np.asarray(counts, np.float64)
@@ -28,7 +32,8 @@ def importance_weights(probability: Floats, *, count: int, beta: float) -> Float
         beta: 0 .. 1, how much of the bias is taken back.
 
     Returns:
-        [n] float64 in (0, 1]. The maximum is that of these n, not of all items: it differs by a factor common to the batch.
+        [n] float64 in (0, 1]. The maximum is that of these n, not of all items: it differs by a
+        factor common to the batch.
     """
     weights = (count * probability) ** -beta
     scaled: Floats = weights / weights.max()

@@ -1,4 +1,6 @@
-"""The memory of a shard: observations, steps and items in step with each other. It knows rows and windows, not where they come from."""
+"""The memory of a shard: observations, steps and items in step with each other. It knows rows and
+windows, not where they come from.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ _RELEASED_AT_ONCE = 4096
 
 
 class StepStore:
-    """Rows and what hangs on them. When something runs out (rows, frames or items), the oldest rows go.
+    """Rows and what hangs on them. When something runs out (rows, frames or items), the oldest rows
+    go.
 
     Args:
         settings: of the shard.
@@ -101,7 +104,9 @@ class StepStore:
             leaf.look(_leaf_arrays(fragment, name))
 
     def same_observations(self, fragment: Fragment, rows: Indices, where: Flags) -> Flags:
-        """[n] for the n environments ``where`` [N]: the fragment's first observation is that of ``rows`` [n]."""
+        """[n] for the n environments ``where`` [N]: the fragment's first observation is that of
+        ``rows`` [n].
+        """
         same = np.ones(len(rows), np.bool_)
         for leaf in self._settings.observation:
             first = fragment.arrays[f"obs/{leaf.name}"][0][where]
@@ -113,7 +118,8 @@ class StepStore:
     def place(
         self, fragment: Fragment, flow: Flow, open_rows: Indices, open_positions: Indices
     ) -> tuple[Placed, int]:
-        """Where the steps of a fragment go, and up to which row (exclusive) the oldest have to go for that.
+        """Where the steps of a fragment go, and up to which row (exclusive) the oldest have to go
+        for that.
 
         Raises:
             ValueError: it is more than fits at all.
@@ -139,7 +145,8 @@ class StepStore:
         if max(tails) > columns.head:
             raise ValueError(
                 f"a fragment of {len(placed.new)} observations is more than the whole shard holds: "
-                f"{columns.size} observations, {items.capacity} items, {self._settings.frames_per_row} frames for each observation"
+                f"{columns.size} observations, {items.capacity} items, "
+                f"{self._settings.frames_per_row} frames for each observation"
             )
         return placed, max(tails)
 
@@ -164,7 +171,9 @@ class StepStore:
             self._write_states(fragment, step, column, placed.step[begun])
 
     def complete(self, windows: Windows, priorities: Floats) -> None:
-        """These windows [W] are items from now on. A priority of NaN means the greatest given so far."""
+        """These windows [W] are items from now on. A priority of NaN means the greatest given so
+        far.
+        """
         places = windows.rows % self.columns.size
         versions = self.columns.steps["version"][places].min(axis=0)
         self.items.complete(self.columns.item[places[0]], windows.length, versions, priorities)
@@ -213,7 +222,9 @@ class StepStore:
         columns.note_drawn(steps if padded is None else steps[valid])
 
     def release(self, items: Indices, reason: Reason) -> None:
-        """The items at these places have gone, though their rows are there: steps that no other item needs go, too."""
+        """The items at these places have gone, though their rows are there: steps that no other
+        item needs go, too.
+        """
         for begin in range(0, len(items), _RELEASED_AT_ONCE):
             some = items[begin : begin + _RELEASED_AT_ONCE]
             lengths = self.items.length[some]
@@ -248,7 +259,9 @@ class StepStore:
         return arrays
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Become what a store of the same settings was at its `snapshot`. ValueError if the settings were others."""
+        """Become what a store of the same settings was at its `snapshot`. ValueError if the
+        settings were others.
+        """
         for name, array in self.snapshot().items():
             free_size = name.endswith("/free") or name.startswith("items/selector/")
             if name not in arrays or (
@@ -259,7 +272,8 @@ class StepStore:
                     f"{arrays[name].dtype} {arrays[name].shape}" if name in arrays else "not there"
                 )
                 raise ValueError(
-                    f"{name} is {found}, not {array.dtype} {array.shape}: the snapshot is of a shard with other settings"
+                    f"{name} is {found}, not {array.dtype} {array.shape}: the snapshot is of a "
+                    "shard with other settings"
                 )
         self.unknown_states = int(arrays["unknown_states"][0])
         self.columns.restore(below("columns/", arrays))
@@ -270,7 +284,9 @@ class StepStore:
     def _write_states(
         self, fragment: Fragment, step: Indices, column: Indices, rows: Indices
     ) -> None:
-        """Recurrent states of the windows that begin at these steps [n] of these environments [n], stored in ``rows`` [n]."""
+        """Recurrent states of the windows that begin at these steps [n] of these environments [n],
+        stored in ``rows`` [n].
+        """
         places = self.columns.item[rows % self.columns.size] % self.items.capacity
         unknown = np.zeros(len(step), np.bool_)
         for name, kept in self.items.state.items():
@@ -308,7 +324,8 @@ def _leaves(settings: ShardSettings) -> dict[str, Leaf]:
             frames = math.ceil(settings.capacity * settings.frames_per_row) + leaf.shape[0]
             leaves[name] = StackedLeaf(leaf, rows=settings.capacity, frames=frames)
         else:
-            # An episode that was cut off says nothing of its last observation's mask: everything is allowed then.
+            # An episode that was cut off says nothing of its last observation's mask: everything is
+            # allowed then.
             leaves[name] = PlainLeaf(leaf, rows=settings.capacity, unknown=1 if name == MASK else 0)
     return leaves
 

@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 FEW = 512
-"""Leaves that are set at once without looking for what they have in common: summing twice is quicker than finding out."""
+"""Leaves that are set at once without looking for what they have in common: summing twice is
+quicker than finding out.
+"""
 
 
 class SumTree:
     """``capacity`` masses, all 0 at first, and their sums.
 
-    Every inner node is the sum of its two children, computed anew whenever one of them changes: nothing is added up over
-    time, so nothing drifts. Everything is float64 and works on batches.
+    Every inner node is the sum of its two children, computed anew whenever one of them changes:
+    nothing is added up over time, so nothing drifts. Everything is float64 and works on batches.
 
     Args:
         capacity: leaves, at least 1; any number.
@@ -40,7 +42,9 @@ class SumTree:
         return float(self._nodes[1])
 
     def set(self, indices: Indices, masses: Floats) -> None:
-        """Give the leaves ``indices`` [n] their ``masses`` [n] (finite, >= 0). Of several for one leaf the last one counts."""
+        """Give the leaves ``indices`` [n] their ``masses`` [n] (finite, >= 0). Of several for one
+        leaf the last one counts.
+        """
         if not len(indices):
             return
         nodes, sums = indices + self._base, self._nodes
@@ -55,10 +59,11 @@ class SumTree:
             sums[nodes] = sums.take(right - 1) + sums.take(right)
 
     def find(self, masses: Floats) -> Indices:
-        """The leaf that owns each of ``masses`` [n] in [0, total): the first whose prefix sum is above it.
+        """The leaf that owns each of ``masses`` [n] in [0, total): the first whose prefix sum is
+        above it.
 
-        A leaf of mass 0 is never found while the total is above 0: the way down never takes a child without mass, however the
-        sums were rounded.
+        A leaf of mass 0 is never found while the total is above 0: the way down never takes a child
+        without mass, however the sums were rounded.
         """
         found = self._down(masses, lambda remaining, left, _: remaining >= left)
         lost = self._nodes.take(found) == 0.0  # rounding left more than there is below some node
@@ -73,7 +78,9 @@ class SumTree:
     def _down(
         self, masses: Floats, goes_right: Callable[[Floats, Floats, Indices], NDArray[np.bool_]]
     ) -> Indices:
-        """From the root to a leaf for each of ``masses`` [n], by ``goes_right(what is left of it, mass of the left child, left child)``."""
+        """From the root to a leaf for each of ``masses`` [n], by ``goes_right(what is left of it,
+        mass of the left child, left child)``.
+        """
         remaining = np.array(masses, np.float64)
         nodes = np.ones(len(remaining), np.int64)
         for _ in range(self._depth):

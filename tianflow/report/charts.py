@@ -1,4 +1,5 @@
-"""Charts as inline SVG: lines, steps and bands, and stacked shares. Pure functions: numbers in, markup out.
+"""Charts as inline SVG: lines, steps and bands, and stacked shares. Pure functions: numbers in,
+markup out.
 
 A text beside each chart says what the picture says. What is None or not finite is a gap.
 """
@@ -23,7 +24,9 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series. ``steps``: each value holds for the time up to its own; None there is no value at all, such as no bound."""
+    """A series. ``steps``: each value holds for the time up to its own; None there is no value at
+    all, such as no bound.
+    """
 
     name: str
     values: Values
@@ -137,7 +140,9 @@ def share_chart(
     colours: Mapping[str, int],
     marks: Sequence[Mark] = (),
 ) -> Markup:
-    """Parts of a whole over time, stacked from 0 to 100 %, in the order given. Each part is a fraction; None everywhere is a gap."""
+    """Parts of a whole over time, stacked from 0 to 100 %, in the order given. Each part is a
+    fraction; None everywhere is a gap.
+    """
     known = {name: [drawable(value) for value in values] for name, values in parts.items()}
     present = [any(values[at] is not None for values in known.values()) for at in range(len(times))]
     if not any(present):
@@ -171,7 +176,8 @@ def share_chart(
     )
 
 
-# Shapes ---------------------------------------------------------------------------------------------------------------
+# Shapes
+# --------------------------------------------------------------------------------------------------
 
 
 def _x(t: float, axis: Axis) -> float:
@@ -244,7 +250,8 @@ def _points(points: Iterable[Point]) -> str:
     return " ".join(f"{x:.2f},{y:.2f}" for x, y in points)
 
 
-# Frame ----------------------------------------------------------------------------------------------------------------
+# Frame
+# --------------------------------------------------------------------------------------------------
 
 
 def _drawing(x: Axis, y: Axis, shapes: Sequence[Markup], marks: Sequence[Mark]) -> list[Markup]:
@@ -328,7 +335,8 @@ def _words(lines: Sequence[Line], band: Band | None, dots: Sequence[Dot], dots_n
         known = [value for value in line.values if value is not None]
         if known:
             said.append(
-                f"{line.name}: first {known[0]:.4g}, last {known[-1]:.4g}, least {min(known):.4g}, greatest {max(known):.4g}."
+                f"{line.name}: first {known[0]:.4g}, last {known[-1]:.4g}, least "
+                f"{min(known):.4g}, greatest {max(known):.4g}."
             )
         else:
             said.append(f"{line.name}: none.")

@@ -12,7 +12,9 @@ _VOID = frozenset({"meta", "br"})
 
 
 class Markup(str):
-    """Text that is markup already: only `element`, `joined` and constants of the program make it."""
+    """Text that is markup already: only `element`, `joined` and constants of the program
+    make it.
+    """
 
     __slots__ = ()
 
@@ -24,10 +26,16 @@ def escaped(text: object) -> Markup:
     return Markup(html.escape(_UNWRITABLE.sub("\ufffd", str(text)), quote=True))
 
 
+def _attribute(value: object) -> str:
+    return html.escape(_UNWRITABLE.sub(chr(0xFFFD), str(value)), quote=True)
+
+
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element. Children that are no `Markup` are text. ``class_`` is class, ``stroke_width`` stroke-width; None is left out."""
+    """An element. Children that are no `Markup` are text. ``class_`` is class, ``stroke_width``
+    stroke-width; None is left out.
+    """
     given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(_UNWRITABLE.sub(chr(0xFFFD), str(value)), quote=True)}"'
+        f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
         for key, value in attributes.items()
         if value is not None
     )

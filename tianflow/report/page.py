@@ -44,7 +44,8 @@ def _header(run: Records, now: dt.datetime) -> Markup:
         element("h1", run.name, " ", element("span", _state(run), class_="state")),
         element(
             "p",
-            f"{lead}{'. ' if lead else ''}Report of {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC.",
+            f"{lead}{'. ' if lead else ''}Report of {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} "
+            "UTC.",
             class_="lead",
         ),
         element("p", f"Error: {error}", class_="error") if error else "",
@@ -76,7 +77,8 @@ def _setting(run: Records, section: str, key: str) -> str:
     return "" if value is None else str(value)
 
 
-# Summary --------------------------------------------------------------------------------------------------------------
+# Summary
+# --------------------------------------------------------------------------------------------------
 
 
 def _facts(run: Records) -> Markup:
@@ -88,7 +90,9 @@ def _facts(run: Records) -> Markup:
 
 
 def facts(run: Records) -> dict[str, str]:
-    """The run in numbers, in words: of its summary if it has ended, else of the last line of its history."""
+    """The run in numbers, in words: of its summary if it has ended, else of the last line of its
+    history.
+    """
     last: Mapping[str, Any] = run.rows[-1] if run.rows else {}
     told = run.summary or last
     target = number_at(run.config, "run", "target_return")
@@ -156,7 +160,10 @@ def _staleness(run: Records, told: Mapping[str, Any]) -> str:
         highest = [value for value in run.series("staleness", "max") if value is not None]
         high = max(highest, default=None)
     bound = number_at(told, "staleness", "bound")
-    return f"mean {number(mean)}, greatest {number(high)}, bound {'unbounded' if bound is None else number(bound)}"
+    return (
+        f"mean {number(mean)}, greatest {number(high)}, bound "
+        f"{'unbounded' if bound is None else number(bound)}"
+    )
 
 
 def _dropped(run: Records) -> str:
@@ -203,16 +210,23 @@ def _lines(run: Records) -> str:
     return f"{len(run.rows):,}" + (f", each of at most {longest:.3g} s" if longest > 0.0 else "")
 
 
-# Charts, audit, settings ----------------------------------------------------------------------------------------------
+# Charts, audit, settings
+# ----------------------------------------------------------------------------------------------
 
 
 def _charts(run: Records) -> Markup:
     if not run.rows:
         text = "No history was kept of this run: it is older than that, or has only just begun."
         return joined([element("h2", "Over time"), element("p", text, class_="note")])
-    note = "Vertical dotted lines are changes and actions. Staleness is that of the time that a point covers, under the widest bound then."
+    note = (
+        "Vertical dotted lines are changes and actions. Staleness is that of the time that a "
+        "point covers, under the widest bound then."
+    )
     if left_out := sum(int(number_at(row, "marks_left_out") or 0) for row in run.rows):
-        note += f" {left_out:,} more of what happened, where much did within a line of the history, have no mark."
+        note += (
+            f" {left_out:,} more of what happened, where much did within a line of the "
+            "history, have no mark."
+        )
     return joined(
         [
             element("h2", "Over time"),

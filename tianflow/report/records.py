@@ -1,4 +1,6 @@
-"""What a run's directory holds, read as it is: a run may go on, may have broken off, or may have lost a file."""
+"""What a run's directory holds, read as it is: a run may go on, may have broken off, or may have
+lost a file.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ class ReportError(TianflowError):
 class Records:
     """A run on disk.
 
-    ``rows``: its history. ``summary``: what it came to; empty while it goes on, or where it never ended properly. ``audit``: every
-    change and action. ``config_text``: the settings in force last, as TOML; ``config`` is the same read, empty if it cannot be.
+    ``rows``: its history. ``summary``: what it came to; empty while it goes on, or where it never
+    ended properly. ``audit``: every change and action. ``config_text``: the settings in force last,
+    as TOML; ``config`` is the same read, empty if it cannot be.
     """
 
     name: str
@@ -89,7 +92,8 @@ def read(directory: Path) -> Records:
         ReportError: the history is there and cannot be read.
     """
     try:
-        # A run never writes more lines than these; whoever put runs together may have, and a page is for reading.
+        # A run never writes more lines than these; whoever put runs together may have, and a page
+        # is for reading.
         rows = tuple(
             thinned(sorted(read_rows(directory / NAME), key=lambda row: float(row["t"])), LIMIT)
         )

@@ -21,7 +21,9 @@ _TIME_UNITS = (
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From ``low`` to ``high``, with ticks in between. ``labels`` belong to ``ticks``; ``unit`` is what the labels count."""
+    """From ``low`` to ``high``, with ticks in between. ``labels`` belong to ``ticks``; ``unit`` is
+    what the labels count.
+    """
 
     low: float
     high: float
@@ -73,7 +75,9 @@ def value_axis(
 
 
 def time_axis(times: Sequence[float], *, count: int = 5) -> Axis:
-    """From the first time (0 if that is near) to the last, in seconds, with labels in the unit that suits them."""
+    """From the first time (0 if that is near) to the last, in seconds, with labels in the unit that
+    suits them.
+    """
     low, high = (min(times), max(times)) if times else (0.0, 1.0)
     if 0.0 < low < 0.05 * high:
         low = 0.0

@@ -1,4 +1,6 @@
-"""How a report looks: light and dark as the reader's system has it, on paper, and from narrow to wide."""
+"""How a report looks: light and dark as the reader's system has it, on paper, and from narrow to
+wide.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``audit.jsonl``, a page at a time, newest page first: it may have grown for weeks, and is never read as a whole."""
+"""``audit.jsonl``, a page at a time, newest page first: it may have grown for weeks, and is never
+read as a whole.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class AuditPage:
 
 
 def read_page(path: Path, *, before: int | None = None, limit: int = MOST) -> AuditPage:
-    """The newest ``limit`` records of the file, or, with ``before``, those that a page named by its `AuditPage.next`. Waits for the disk.
+    """The newest ``limit`` records of the file, or, with ``before``, those that a page named by its
+    `AuditPage.next`. Waits for the disk.
 
     Raises:
         OSError: the file is there and cannot be read.

@@ -1,9 +1,11 @@
-"""What a run leaves on disk to go on from: arrays in safetensors, a JSON manifest, and no half-written file that counts.
+"""What a run leaves on disk to go on from: arrays in safetensors, a JSON manifest, and no
+half-written file that counts.
 
-    learner: write_state(staged) -> coordinator: publish(staged) -> <run>/checkpoints/v<lineage>-<number>/
+    learner: write_state(staged) -> coordinator: publish(staged) ->
+        <run>/checkpoints/v<lineage>-<number>/
 
-A checkpoint is written into a staged directory, synced and renamed, so a name that is there was whole when it got it.
-What happened to it since is found out by its hash, whenever it is loaded.
+A checkpoint is written into a staged directory, synced and renamed, so a name that is there was
+whole when it got it. What happened to it since is found out by its hash, whenever it is loaded.
 """
 
 from __future__ import annotations
@@ -43,14 +45,17 @@ _log = logger("checkpoint")
 
 
 def write_state(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
-    """Write ``arrays`` into the staged directory ``path``, and sync. Called where the arrays are: in the learner's process.
+    """Write ``arrays`` into the staged directory ``path``, and sync. Called where the arrays are:
+    in the learner's process.
 
     Args:
         path: what `CheckpointStore.stage` answered. It is removed if anything goes wrong.
-        arrays: any shapes; dtypes are those of safetensors (bool, integers, float16/32/64, complex64).
+        arrays: any shapes; dtypes are those of safetensors (bool, integers, float16/32/64,
+            complex64).
 
     Raises:
-        CheckpointError: an array is not finite or has another dtype, or the system refuses (the disk is full, say).
+        CheckpointError: an array is not finite or has another dtype, or the system refuses (the
+            disk is full, say).
     """
     try:
         with _as_checkpoint_errors(path):
@@ -63,7 +68,8 @@ def write_state(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> StateFile:
-    """Write ``arrays`` as the file ``path``, and sync. What is not finite is written, too: replay knows values that nobody computed.
+    """Write ``arrays`` as the file ``path``, and sync. What is not finite is written, too: replay
+    knows values that nobody computed.
 
     Raises:
         CheckpointError: the system refuses.
@@ -96,7 +102,9 @@ def read_arrays(checkpoint: Checkpoint, name: str) -> dict[str, NDArray[Any]] | 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose hash was right when it was loaded. ``manifest``: what was published with it, and how."""
+    """A checkpoint whose hash was right when it was loaded. ``manifest``: what was published with
+    it, and how.
+    """
 
     path: Path
     version: Version
@@ -113,7 +121,8 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run. Everything here waits for the disk: call it from a thread that may.
+    """The checkpoints of one run. Everything here waits for the disk: call it from a thread that
+    may.
 
     Args:
         directory: ``<run>/checkpoints``; made when it is needed.
@@ -123,7 +132,8 @@ class CheckpointStore:
     def __init__(self, directory: Path, keep: int) -> None:
         if keep < 1:
             raise ValueError(
-                f"keep = {keep}: every checkpoint would be deleted as soon as it is written; accepted: 1 or more"
+                f"keep = {keep}: every checkpoint would be deleted as soon as it is written; "
+                "accepted: 1 or more"
             )
         self._directory, self._keep = directory, keep
 
@@ -141,13 +151,15 @@ class CheckpointStore:
     def publish(
         self, staged: Path, *, version: Version, state: StateFile, manifest: Mapping[str, object]
     ) -> Path:
-        """Give a staged directory its name, after checking that it holds what ``state`` says; delete surplus ones.
+        """Give a staged directory its name, after checking that it holds what ``state`` says;
+        delete surplus ones.
 
-        A version that is there already gets the new manifest. The checkpoints before it are touched only once it is safe.
+        A version that is there already gets the new manifest. The checkpoints before it are touched
+        only once it is safe.
 
         Raises:
-            CheckpointError: the file is not what ``state`` says, the manifest is not strict JSON, or the system refuses.
-                The staged directory is removed then.
+            CheckpointError: the file is not what ``state`` says, the manifest is not strict JSON,
+                or the system refuses. The staged directory is removed then.
             ValueError: ``manifest`` uses one of the names format, version, created, state.
         """
         if taken := _RESERVED & manifest.keys():
@@ -173,12 +185,16 @@ class CheckpointStore:
         shutil.rmtree(staged, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what writers that were killed left staged. For the start of a run, when nobody is writing."""
+        """Remove what writers that were killed left staged. For the start of a run, when nobody is
+        writing.
+        """
         for path in self._directory.glob(f"{_STAGED}*"):
             self.discard(path)
 
     def list(self) -> Sequence[Mapping[str, object]]:
-        """Name, version, env_steps, bytes and creation time of each, newest first. Sizes are looked at, hashes not."""
+        """Name, version, env_steps, bytes and creation time of each, newest first. Sizes are looked
+        at, hashes not.
+        """
         return tuple(
             {
                 "name": path.name,
@@ -203,7 +219,9 @@ class CheckpointStore:
         )
 
     def newest(self) -> Checkpoint | None:
-        """The newest one that is whole; those that are not are skipped with a warning. None if there is none."""
+        """The newest one that is whole; those that are not are skipped with a warning. None if
+        there is none.
+        """
         for path in self._paths():
             try:
                 return self.load(path)
@@ -237,7 +255,9 @@ class CheckpointStore:
         ]
 
     def _prune(self, published: Path) -> None:
-        """Delete what is older than the newest ``keep`` whole ones, but never what was published just now."""
+        """Delete what is older than the newest ``keep`` whole ones, but never what was published
+        just now.
+        """
         kept = 0
         for path in self._paths():
             if kept >= self._keep and path != published:
@@ -256,10 +276,12 @@ class CheckpointStore:
 
 
 def resolve(source: str, runs_dir: Path) -> Path:
-    """The checkpoint that ``source`` means: a run's name or directory, its checkpoints directory, or a checkpoint itself.
+    """The checkpoint that ``source`` means: a run's name or directory, its checkpoints directory,
+    or a checkpoint itself.
 
     Raises:
-        CheckpointError: there is nothing of that name, or no whole checkpoint in it; lists what there is.
+        CheckpointError: there is nothing of that name, or no whole checkpoint in it; lists what
+            there is.
     """
     for path in (Path(source), runs_dir / source):
         if _version_of(path) is not None and path.is_dir():
@@ -271,7 +293,8 @@ def resolve(source: str, runs_dir: Path) -> Path:
                 newest = CheckpointStore(directory, keep=1).newest()
                 if newest is None:
                     raise CheckpointError(
-                        f"no whole checkpoint in {str(directory)!r}; there {_listing(directory, 'v*-*')}"
+                        f"no whole checkpoint in {str(directory)!r}; there "
+                        f"{_listing(directory, 'v*-*')}"
                     )
                 return newest.path
     parent = Path(source).parent
@@ -280,13 +303,15 @@ def resolve(source: str, runs_dir: Path) -> Path:
     for path in (Path(source), runs_dir / source):
         if (path / CONFIG_FILE).is_file():
             raise CheckpointError(
-                f"run {path.name!r} has written no checkpoint; its settings are in {str(path / CONFIG_FILE)!r}"
+                f"run {path.name!r} has written no checkpoint; its settings are in "
+                f"{str(path / CONFIG_FILE)!r}"
             )
     runs = tuple(sorted(path.parent.name for path in runs_dir.glob("*/checkpoints")))
     close = plugins.nearest(source, runs)
     hint = f"; did you mean {close!r}?" if close else ""
     raise CheckpointError(
-        f"no run or checkpoint {source!r}; runs with checkpoints in {str(runs_dir)!r}: {', '.join(runs) or 'none'}{hint}"
+        f"no run or checkpoint {source!r}; runs with checkpoints in {str(runs_dir)!r}: "
+        f"{', '.join(runs) or 'none'}{hint}"
     )
 
 
@@ -305,7 +330,8 @@ def _serialized(arrays: Mapping[str, NDArray[Any]]) -> bytes:
         if array.dtype.kind in "fc" and not np.isfinite(array).all():
             first = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
             raise CheckpointError(
-                f"{name!r} is not finite, first at {first}: what is not finite is never checkpointed"
+                f"{name!r} is not finite, first at {first}: what is not finite is never "
+                "checkpointed"
             )
     try:
         return safetensors.numpy.save(
@@ -341,7 +367,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _checked(path: Path, manifest: Any) -> dict[str, Any]:
     if manifest["format"] != FORMAT:
         raise CheckpointError(
-            f"{str(path)!r} has format {manifest['format']!r}, read is {FORMAT}: use the version of tianflow that wrote it"
+            f"{str(path)!r} has format {manifest['format']!r}, read is {FORMAT}: use the version "
+            "of tianflow that wrote it"
         )
     lineage, number = manifest["version"]
     values = (

@@ -1,6 +1,8 @@
-"""``control.json`` in a run's directory: how other programs find a run that goes on, and whether it still does.
+"""``control.json`` in a run's directory: how other programs find a run that goes on, and whether it
+still does.
 
-A service that holds many runs is found in the same way, by ``service.json`` in the directory of its runs.
+A service that holds many runs is found in the same way, by ``service.json`` in the directory of its
+runs.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ SERVICE = "service.json"
 
 
 def process_start_time(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot (field 22 of its stat); None where there is no such process, or no /proc."""
+    """When the process began, in clock ticks since boot (field 22 of its stat); None where there is
+    no such process, or no /proc.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -30,7 +34,8 @@ def process_start_time(pid: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFile:
-    """Where a run answers (``run`` is "" for a service). ``pid`` with ``start_time`` names one process for ever: a pid alone is used again.
+    """Where a run answers (``run`` is "" for a service). ``pid`` with ``start_time`` names one
+    process for ever: a pid alone is used again.
 
     ``token`` allows everything, ``read_token`` looking; both are "" where no token is asked for.
     """

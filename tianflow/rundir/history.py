@@ -1,9 +1,10 @@
 """``history.jsonl``: how a run went, in a bounded number of lines.
 
-A line is written about every second. When there are `LIMIT` of them, neighbours are merged, which halves them, and from then on
-a line covers twice the time: at any time there are between half of `LIMIT` and `LIMIT` lines, evenly spaced over the whole run.
-Merging keeps what must not be lost: the extremes of staleness, and what was evaluated and changed (the newest `MARKS` of each kind
-a line; how many more there were is counted).
+A line is written about every second. When there are `LIMIT` of them, neighbours are merged, which
+halves them, and from then on a line covers twice the time: at any time there are between half of
+`LIMIT` and `LIMIT` lines, evenly spaced over the whole run. Merging keeps what must not be lost:
+the extremes of staleness, and what was evaluated and changed (the newest `MARKS` of each kind a
+line; how many more there were is counted).
 """
 
 from __future__ import annotations
@@ -24,27 +25,30 @@ NAME = "history.jsonl"
 LIMIT = 2000
 SPACING_S = 1.0
 MARKS = 16
-"""Of one kind in one line: programs that turn a knob all the time leave room for what was evaluated."""
+"""Of one kind in one line: programs that turn a knob all the time leave room for what was
+evaluated.
+"""
 
 Row = dict[str, Any]
 """One line. Numbers count since the run began unless said otherwise; None is what is not known.
 
-``t``: seconds since the run began, resumed ones continued. ``span_s``: seconds that the line covers, up to ``t``. ``time``: Unix time.
-``env_steps``, ``updates``, ``episodes``; ``mean_return`` of the last 100 episodes.
-Over the span: ``steps_per_s``, ``updates_per_s``; ``staleness`` (``count`` trained, ``min``, ``mean``, ``p99``, ``max``, and the widest
-``bound`` in force, None: unbounded; the p99 of merged lines is the largest of theirs; ``counts`` by staleness, from 16 on to three
-binary digits); ``shares`` of time by role and state, of the last five seconds where the span is shorter; ``durations`` of trajectories
-and updates by role (`tianflow.core.moments.durations`; runs of earlier versions have none).
-At ``t``: ``queue`` (trajectories), ``credits`` (``limit``, ``in_use``), ``state``, ``bottleneck``, ``generation``.
-Since this process began: ``dropped`` by reason, ``violations``, ``replay`` (None without).
-``marks``: what happened in the span, each with its ``t`` and ``kind``: evaluation, change or resumed. ``marks_left_out``: how many more
-there were.
+``t``: seconds since the run began, resumed ones continued. ``span_s``: seconds that the line
+covers, up to ``t``. ``time``: Unix time. ``env_steps``, ``updates``, ``episodes``; ``mean_return``
+of the last 100 episodes. Over the span: ``steps_per_s``, ``updates_per_s``; ``staleness``
+(``count`` trained, ``min``, ``mean``, ``p99``, ``max``, and the widest ``bound`` in force, None:
+unbounded; the p99 of merged lines is the largest of theirs; ``counts`` by staleness, from 16 on to
+three binary digits); ``shares`` of time by role and state, of the last five seconds where the span
+is shorter; ``durations`` of trajectories and updates by role (`tianflow.core.moments.durations`;
+runs of earlier versions have none). At ``t``: ``queue`` (trajectories), ``credits`` (``limit``,
+``in_use``), ``state``, ``bottleneck``, ``generation``. Since this process began: ``dropped`` by
+reason, ``violations``, ``replay`` (None without). ``marks``: what happened in the span, each with
+its ``t`` and ``kind``: evaluation, change or resumed. ``marks_left_out``: how many more there were.
 """
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every whole line that is an object with a time, oldest first; a line that was torn is passed over, and so is what a line holds in
-    another shape than `Row` has. Empty without a file.
+    """Every whole line that is an object with a time, oldest first; a line that was torn is passed
+    over, and so is what a line holds in another shape than `Row` has. Empty without a file.
 
     Raises:
         OSError: there is a file, and it cannot be read.
@@ -133,11 +137,14 @@ _SHAPES: Mapping[str, Callable[[object], bool]] = {
 """What merging counts on."""
 
 
-# Merging --------------------------------------------------------------------------------------------------------------
+# Merging
+# --------------------------------------------------------------------------------------------------
 
 
 def merged(older: Row, newer: Row) -> Row:
-    """One line for two that follow each other: the newer state of affairs, means by time, extremes of both, and the marks of both."""
+    """One line for two that follow each other: the newer state of affairs, means by time, extremes
+    of both, and the marks of both.
+    """
     spans = (float(older.get("span_s") or 0.0), float(newer.get("span_s") or 0.0))
     row = dict(newer)
     row["span_s"] = sum(spans)
@@ -221,7 +228,8 @@ def _merged_shares(
     return shares
 
 
-# On disk --------------------------------------------------------------------------------------------------------------
+# On disk
+# --------------------------------------------------------------------------------------------------
 
 
 class HistoryFile:

@@ -11,9 +11,11 @@ from tianflow.rundir.control_file import ControlFile
 
 
 def hold(directory: Path) -> int:
-    """Take ``directory``, which exists, for as long as the descriptor that is returned stays open, and no longer than this process lives.
+    """Take ``directory``, which exists, for as long as the descriptor that is returned stays open,
+    and no longer than this process lives.
 
-    A lock of the directory itself, so nothing is left behind. Where a file system knows no such locks, nothing is held.
+    A lock of the directory itself, so nothing is left behind. Where a file system knows no such
+    locks, nothing is held.
 
     Raises:
         CheckpointError: a run is going on in it.

@@ -1,4 +1,6 @@
-"""What is left of a run when it has ended: the record that ``summary.json`` holds and ``--json`` prints."""
+"""What is left of a run when it has ended: the record that ``summary.json`` holds and ``--json``
+prints.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ def summarise(
 ) -> dict[str, object]:
     """The record, JSON-able.
 
-    ``reason``: why the run ended. ``training_s``: seconds from when learner and actors were first at work to when nothing was
-    trained on any more, before the last evaluation. ``error``: the first one. ``checkpoint``: version of the newest one on disk.
+    ``reason``: why the run ended. ``training_s``: seconds from when learner and actors were first
+    at work to when nothing was trained on any more, before the last evaluation. ``error``: the
+    first one. ``checkpoint``: version of the newest one on disk.
     """
     ledger, returns = statistics.ledger, statistics.recent_returns
     return {
@@ -64,7 +67,9 @@ def summarise(
 
 
 def read_summary(directory: Path) -> dict[str, Any] | None:
-    """What the newest life of the run in ``directory`` left; None where that is nothing that can be read. Waits for the disk."""
+    """What the newest life of the run in ``directory`` left; None where that is nothing that can be
+    read. Waits for the disk.
+    """
     try:
         found = json.loads((directory / SUMMARY).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -73,7 +78,9 @@ def read_summary(directory: Path) -> dict[str, Any] | None:
 
 
 def as_told(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``summary`` says of progress, returns and staleness, in the form in which a run that goes on tells it; {} where it is torn."""
+    """What ``summary`` says of progress, returns and staleness, in the form in which a run that
+    goes on tells it; {} where it is torn.
+    """
     try:
         return {
             "progress": {"env_steps": summary["env_steps"], "updates": summary["updates"]},
@@ -87,7 +94,9 @@ def as_told(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lost(summary: Mapping[str, Any]) -> str:
-    """What was learned and is in no checkpoint, in words; "" where nothing is lost, or ``summary`` does not say."""
+    """What was learned and is in no checkpoint, in words; "" where nothing is lost, or ``summary``
+    does not say.
+    """
     updates, kept = summary.get("updates") or 0, summary.get("checkpoint")
     if "checkpoint" not in summary or updates <= (kept or 0):
         return ""
@@ -97,7 +106,9 @@ def lost(summary: Mapping[str, Any]) -> str:
 
 
 def _replay(replay: ReplayStatistics) -> dict[str, object]:
-    """Items that went in and out (when it ends, no shard holds any), their ratio, and seconds for which either side was held back."""
+    """Items that went in and out (when it ends, no shard holds any), their ratio, and seconds for
+    which either side was held back.
+    """
     return {
         "inserted": replay.inserts,
         "removed": replay.deletes,

@@ -28,7 +28,9 @@ class Weights(Protocol):
 class ActorContext:
     """What all actors share."""
 
-    __slots__ = ("at", "begin", "clock", "commit", "desk", "draw", "env_steps", "latency_s", "minimum", "owed", "random", "rates",
+    __slots__ = ("at", "begin", "clock", "commit", "desk", "draw", "env_steps", "latency_s",
+                 "minimum", "owed",
+                 "random", "rates",
                  "request_grant", "sent_s", "steps", "times", "turn_s", "weights")  # fmt: skip
 
     def __init__(
@@ -70,7 +72,9 @@ class ActorContext:
             clock.expect(delay)
 
     def valid(self, length: int) -> int:
-        """Environment steps in a trajectory of ``length``: whole numbers, whose mean is what a rate says."""
+        """Environment steps in a trajectory of ``length``: whole numbers, whose mean is what a rate
+        says.
+        """
         self.owed += (
             self.env_steps if length == self.steps else self.env_steps * length / self.steps
         )
@@ -88,7 +92,8 @@ class SimulatedHost:
         self.around = around
         self.queue: list[
             tuple[SimulatedActor, int]
-        ] = []  # short, mostly empty, and there may be ten thousand: a deque takes ten times the memory
+            # short, mostly empty, and there may be ten thousand: a deque takes ten times the memory
+        ] = []
         self.running: SimulatedActor | None = None
 
     def turn(self) -> None:
@@ -101,7 +106,9 @@ class SimulatedHost:
                 self.start(actor, life)
 
     def start(self, actor: SimulatedActor, life: int) -> None:
-        """``actor``, whose turn it is, begins, unless the weights that its grant names are still on their way."""
+        """``actor``, whose turn it is, begins, unless the weights that its grant names are still on
+        their way.
+        """
         if actor.life != life:  # it failed while it waited
             return
         if self.around.weights.visible < actor.ready[0].version:
@@ -112,9 +119,13 @@ class SimulatedHost:
 
 
 class SimulatedActor:
-    """Asks, rolls out, commits; fails and starts again. Follows `tianflow.components.actor.SimulatedActor`."""
+    """Asks, rolls out, commits; fails and starts again. Follows
+    `tianflow.components.actor.Actor`.
+    """
 
-    __slots__ = ("_asked", "_began", "_finish", "_grant", "_length", "_slow", "_stay", "_step_s", "_version", "around", "host",
+    __slots__ = ("_asked", "_began", "_finish", "_grant", "_length", "_slow", "_stay", "_step_s",
+                 "_version",
+                 "around", "host",
                  "life", "name", "ready")  # fmt: skip
 
     def __init__(self, name: str, *, host: SimulatedHost, slow: float) -> None:
@@ -186,7 +197,9 @@ class SimulatedActor:
         around.at(self._length * self._step_s, self._done, self._finish, self.life)
 
     def cut(self, ticket: int, life: int) -> None:
-        """The desk wants the steps that are there: the actor sees it a moment later, at its next step."""
+        """The desk wants the steps that are there: the actor sees it a moment later, at its next
+        step.
+        """
         self.around.at(self.around.latency_s, self._seen, ticket, life)
 
     def _seen(self, ticket: int, life: int) -> None:
@@ -219,7 +232,8 @@ class SimulatedActor:
         if self.host.queue:
             self.host.turn()
 
-    # Failures -------------------------------------------------------------------------------------------------------
+    # Failures
+    # ----------------------------------------------------------------------------------------------
 
     def live(self) -> None:
         """Begin, for the first time or again; the next failure is drawn."""

@@ -1,7 +1,7 @@
 """Rates of a run, from the history that it has left or is leaving.
 
-Times come from where time went while the run went on: with other processes on the same cores, at the length that its updates
-and trajectories really had. That is what `measuring` cannot see.
+Times come from where time went while the run went on: with other processes on the same cores, at
+the length that its updates and trajectories really had. That is what `measuring` cannot see.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ LEAST_S = 2.0
 MESSAGE_S = 0.001
 """One way between two processes of one machine, roughly: no run measures it."""
 SHARES_S = 5.0
-"""Shares of time in a row are of so many seconds up to it, or of all that it covers where that is longer."""
+"""Shares of time in a row are of so many seconds up to it, or of all that it covers where that is
+longer.
+"""
 
 
 def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
-    """Times of a trajectory, of an update and of what lies between a grant and the first step, as keys of `Rates`.
+    """Times of a trajectory, of an update and of what lies between a grant and the first step, as
+    keys of `Rates`.
 
     Means, and how much they vary where the rows tell it.
 
-    Those of the newest settings: what came before the last change is left out. Rests and stops are left out, too.
+    Those of the newest settings: what came before the last change is left out. Rests and stops are
+    left out, too.
 
     Args:
         rows: of the history; see `tianflow.rundir.history.Row`.
@@ -54,7 +58,11 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
         or min(steps, updates) <= 0
         or min(learner.get("busy", 0.0), actors.get("busy", 0.0)) <= 0.0
     ):
-        message = f"the run has not trained for {LEAST_S:g} s, the first {SHARES_S:g} s left out, under its newest settings"
+        message = (
+            f"the run has not trained for {LEAST_S:g} s, the first {SHARES_S:g} s left "
+            "out, "
+            "under its newest settings"
+        )
         raise ConfigError(
             [
                 Problem(
@@ -64,7 +72,8 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
         )
     actor_seconds = {state: share * config.actors.count for state, share in actors.items()}
     whole = config.actors.rollout_steps * config.env.num_envs
-    # The step in which an environment starts anew counts for nothing: with short episodes a trajectory has fewer valid steps.
+    # The step in which an environment starts anew counts for nothing: with short episodes a
+    # trajectory has fewer valid steps.
     trajectories = (steps + episodes) / whole
     rates: dict[str, object] = {
         "trajectory_s": actor_seconds["busy"] / trajectories,
@@ -81,7 +90,9 @@ def rates_of(rows: Sequence[Row], config: Config) -> dict[str, object]:
 
 
 def _spreads(spans: Sequence[tuple[Row, Row]]) -> dict[str, object]:
-    """How much durations varied, where the history tells it: only runs of earlier versions do not."""
+    """How much durations varied, where the history tells it: only runs of earlier versions
+    do not.
+    """
     found: dict[str, object] = {}
     actor, learner = (_durations(spans, role) for role in ("actor", "learner"))
     if learner.count >= LEAST_COUNT:
@@ -89,7 +100,8 @@ def _spreads(spans: Sequence[tuple[Row, Row]]) -> dict[str, object]:
     if actor.count >= LEAST_COUNT:
         apart = min(actor.spread, _apart(spans))
         found |= {"trajectory_spread": math.sqrt(actor.spread**2 - apart**2), "actor_spread": apart}
-        # Of actors that differ by more than their trajectories do, the skew of all together says nothing of one.
+        # Of actors that differ by more than their trajectories do, the skew of all together says
+        # nothing of one.
         found["trajectory_skew"] = actor.skew if 2 * apart**2 < actor.spread**2 else 0.0
     return found
 
@@ -111,7 +123,8 @@ def _apart(spans: Sequence[tuple[Row, Row]]) -> float:
 
 
 def read_like(directory: Path, config: Config) -> tuple[dict[str, object], set[str]]:
-    """Rates of the run in ``directory``, for a simulation of ``config``, and which of them are no more than supposed.
+    """Rates of the run in ``directory``, for a simulation of ``config``, and which of them are no
+    more than supposed.
 
     An update of another number of trajectories is supposed to take time in proportion to it.
 
@@ -138,7 +151,10 @@ def _require_same_work(own: Config, config: Config, directory: Path) -> None:
     """A time is that of a piece of work: it says nothing of another one."""
     differing = [path for path, value in _work(config).items() if value != _work(own)[path]]
     if differing:
-        message = f"that run had another {', '.join(differing)}, so its trajectories and updates take another time"
+        message = (
+            f"that run had another {', '.join(differing)}, so its trajectories and updates "
+            "take another time"
+        )
         raise ConfigError(
             [
                 Problem(
@@ -152,7 +168,9 @@ def _require_same_work(own: Config, config: Config, directory: Path) -> None:
 
 
 def _work(config: Config) -> dict[str, object]:
-    """What decides how long a trajectory and one of those in an update take, apart from the machine."""
+    """What decides how long a trajectory and one of those in an update take, apart from the
+    machine.
+    """
     free = {*config.algorithm.live, "batch_trajectories"}
     return {
         "env": config.env,
@@ -167,7 +185,8 @@ def _work(config: Config) -> dict[str, object]:
 def _steady(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Neighbours between which the run trained without a break, under the newest settings.
 
-    Shares of a row look back over `SHARES_S`, so what comes sooner after a start or a change is left out.
+    Shares of a row look back over `SHARES_S`, so what comes sooner after a start or a change is
+    left out.
     """
     spans: list[tuple[Row, Row]] = []
     quiet_from = rows[0]["t"] + SHARES_S if rows else 0.0
@@ -187,7 +206,9 @@ def _marked(row: Row) -> list[Mapping[str, Any]]:
 
 
 def _changed(row: Row) -> bool:
-    """Whether there are other settings now, or another process. Who pauses, saves or stops a run changes neither."""
+    """Whether there are other settings now, or another process. Who pauses, saves or stops a run
+    changes neither.
+    """
     return any(
         mark["kind"] == "resumed" or mark.get("action", "change") == "change"
         for mark in _marked(row)

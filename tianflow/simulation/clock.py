@@ -1,4 +1,6 @@
-"""Virtual time: a heap of what is due, and queues of what is due at once or after a delay that recurs."""
+"""Virtual time: a heap of what is due, and queues of what is due at once or after a delay that
+recurs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import TypeVarTuple
 
 Ts = TypeVarTuple("Ts")
 AT_MOST = 2**16
-"""Events after which `Clock.work` comes back, so that somebody may see whether anything comes of them."""
+"""Events after which `Clock.work` comes back, so that somebody may see whether anything comes of
+them.
+"""
 
 
 class Clock:
@@ -27,7 +31,9 @@ class Clock:
         self._interrupted = False
 
     def expect(self, delay: float) -> None:
-        """`at` will often be asked for exactly this delay: what waits for so long stands in a queue, in which nothing is searched."""
+        """`at` will often be asked for exactly this delay: what waits for so long stands in a
+        queue, in which nothing is searched.
+        """
         if delay > 0.0:
             self._lanes.setdefault(delay, deque())
 
@@ -62,7 +68,9 @@ class Clock:
         self._interrupted = True
 
     def work(self, until: float) -> bool:
-        """Do what is due up to ``until``, each at its time. True: more may be due, since somebody interrupts or `AT_MOST` are asked for."""
+        """Do what is due up to ``until``, each at its time. True: more may be due, since somebody
+        interrupts or `AT_MOST` are asked for.
+        """
         heap, lanes, at_once, pop = (
             self._heap,
             tuple(self._lanes.values()),
@@ -91,7 +99,8 @@ class Clock:
 class Times:
     """Where the time of one or many goes, in total, without visiting each.
 
-    By state: how many are in it now, and the seconds of all stays so far, each that goes on counted as if it had begun at 0.
+    By state: how many are in it now, and the seconds of all stays so far, each that goes on counted
+    as if it had begun at 0.
     """
 
     __slots__ = ("_clock", "_states")

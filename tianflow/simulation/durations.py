@@ -1,4 +1,6 @@
-"""Times that are drawn: of a mean, a spread and a skew, in blocks, since a simulation asks for hundreds of thousands."""
+"""Times that are drawn: of a mean, a spread and a skew, in blocks, since a simulation asks for
+hundreds of thousands.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,16 @@ NEGLIGIBLE = 1e-6
 class Durations:
     """Positive times from a gamma distribution that may begin above 0 (Pearson's type III).
 
-    It is told by what is easily recorded, and it has what is seen: without a spread all are the same; sums of many small
-    times are nearly normal; exponential ones have a spread of 1; and what takes mostly the same time and seldom much longer
-    has a skew of more than twice its spread: then no time is far below the mean.
+    It is told by what is easily recorded, and it has what is seen: without a spread all are the
+    same; sums of many small times are nearly normal; exponential ones have a spread of 1; and what
+    takes mostly the same time and seldom much longer has a skew of more than twice its spread: then
+    no time is far below the mean.
 
     Args:
         mean: in seconds.
         spread: standard deviation over the mean.
-        skew: third central moment over the cube of the standard deviation. What is less than twice the spread would let times
-            be negative, and counts as that.
+        skew: third central moment over the cube of the standard deviation. What is less than twice
+            the spread would let times be negative, and counts as that.
         random: where they come from.
     """
 

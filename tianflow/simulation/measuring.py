@@ -21,9 +21,11 @@ ROUNDS = 5
 
 
 def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
-    """Times of a trajectory and of an update of ``config``, their spreads and sizes, as keys of `Rates`.
+    """Times of a trajectory and of an update of ``config``, their spreads and sizes, as keys of
+    `Rates`.
 
-    Both are measured with nothing else at work: processes that share a core, or its caches, are slower than that.
+    Both are measured with nothing else at work: processes that share a core, or its caches, are
+    slower than that.
 
     Raises:
         ConfigError: the config is not valid.
@@ -80,7 +82,9 @@ def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
 
 
 def _updates(config: Config, algorithm: Any, arena: Any, count: int) -> Callable[[], None]:
-    """One update as the learner computes it: copied out of the slots, trained on, weights laid out."""
+    """One update as the learner computes it: copied out of the slots, trained on, weights
+    laid out.
+    """
     import torch
 
     from tianflow.components.stacking import BatchStacker
@@ -98,7 +102,9 @@ def _updates(config: Config, algorithm: Any, arena: Any, count: int) -> Callable
 
 
 def _time(work: Callable[[], None], seconds: float, *, at_least: int) -> list[float]:
-    """Seconds of each call, the first left out; calls that took ten times the median were interrupted by others and count as it."""
+    """Seconds of each call, the first left out; calls that took ten times the median were
+    interrupted by others and count as it.
+    """
     work()
     times: list[float] = []
     end = time.perf_counter() + seconds

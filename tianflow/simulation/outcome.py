@@ -31,7 +31,9 @@ class TimeMark:
 
 @dataclass(frozen=True, slots=True)
 class StalenessResult:
-    """Of the trajectories trained on, in versions. ``bound`` None: unbounded; the others None: nothing was trained on."""
+    """Of the trajectories trained on, in versions. ``bound`` None: unbounded; the others None:
+    nothing was trained on.
+    """
 
     bound: int | None
     min: int | None
@@ -44,7 +46,9 @@ class StalenessResult:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What was seen after the warm-up. ``dropped`` counts trajectories, shares are fractions of time by state."""
+    """What was seen after the warm-up. ``dropped`` counts trajectories, shares are fractions of
+    time by state.
+    """
 
     actors: int
     seconds: float
@@ -80,12 +84,23 @@ class SimulationResult:
             else f"min {s.min}, mean {s.mean:.2f}, p50 {s.p50}, p99 {s.p99}, max {s.max}"
         )
         dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
-        speeds = f"{self.steps_per_s:.4g} steps/s sampled, {self.trained_steps_per_s:.4g} trained on; {self.updates_per_s:.4g} updates/s"
+        speeds = (
+            f"{self.steps_per_s:.4g} steps/s sampled, {self.trained_steps_per_s:.4g} "
+            "trained "
+            f"on; {self.updates_per_s:.4g} updates/s"
+        )
         return [
-            f"actors: {self.actors}; {self.updates} updates in {self.seconds:.4g} s of virtual time",
+            (
+                f"actors: {self.actors}; {self.updates} updates in {self.seconds:.4g} s of virtual "
+                "time"
+            ),
             f"throughput: {speeds}",
             f"staleness: {spread}; bound {bound}",
-            f"trajectories: {self.trained} trained on; dropped: {dropped or 'none'}; {self.cuts} cut short",
+            (
+                f"trajectories: {self.trained} trained on; dropped: {dropped or 'none'}; "
+                f"{self.cuts} "
+                "cut short"
+            ),
             f"learner: {_percent(self.learner)}",
             f"actors: {_percent(self.shares_of_actors)}",
             f"{self.bottleneck}: {self.why}",
@@ -155,7 +170,10 @@ def _diagnosis(
         if refused > 0.5:
             return (
                 "balance-bound",
-                f"{both}: both could go on, the bound says no; a higher balance.max_staleness would use it",
+                (
+                    f"{both}: both could go on, the bound says no; a higher balance.max_staleness "
+                    "would use it"
+                ),
             )
         return (
             "transport-bound",
@@ -164,12 +182,19 @@ def _diagnosis(
     if waits > NOTICEABLE:
         return (
             "sampling-bound",
-            f"the learner waits {waits:.0%} of the time; {1 / max(1 - waits, 1e-9):.1f}x the actors would saturate it",
+            (
+                f"the learner waits {waits:.0%} of the time; {1 / max(1 - waits, 1e-9):.1f}x the "
+                "actors would saturate it"
+            ),
         )
     if wait > NOTICEABLE:
         return (
             "learning-bound",
-            f"the actors wait {wait:.0%} of the time; {max(0.0, 1 - wait):.0%} of them would keep the learner as busy",
+            (
+                f"the actors wait {wait:.0%} of the time; {max(0.0, 1 - wait):.0%} of them would "
+                "keep "
+                "the learner as busy"
+            ),
         )
     return "balanced", both
 

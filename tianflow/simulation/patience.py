@@ -1,4 +1,6 @@
-"""How long a simulation may go on: refused beforehand where it would take too long, and ended where nothing comes of it."""
+"""How long a simulation may go on: refused beforehand where it would take too long, and ended where
+nothing comes of it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,14 @@ if TYPE_CHECKING:
 MOST_S = 1e7
 """Virtual time, four months: the laws look four times a second, and so often takes minutes."""
 MARGIN = 100.0
-"""So many times as long as anything takes, without an update: one that dies of failures alone is a matter of chance, but not of more."""
+"""So many times as long as anything takes, without an update: one that dies of failures alone is a
+matter of chance, but not of more.
+"""
 LEAST_S = 100.0
 EVENTS, EVENTS_A_TRAJECTORY, EVENTS_AN_ACTOR = 5_000_000, 1000, 100
-"""So many without an update: a trajectory of an update is eight or so, and each actor begins with a few."""
+"""So many without an update: a trajectory of an update is eight or so, and each actor begins with a
+few.
+"""
 
 
 def require_an_end(config: Config, rates: MeasuredRates, *, updates: int, seconds: float) -> None:
@@ -61,7 +67,8 @@ def require_an_end(config: Config, rates: MeasuredRates, *, updates: int, second
         slow = (
             f"an update takes {learning:.3g} s (rates.update_s, learner.slowdown)"
             if learning > sampling
-            else f"a batch of {batch} takes {sampling:.3g} s (rates.trajectory_s, algorithm.batch_trajectories, actors)"
+            else f"a batch of {batch} takes {sampling:.3g} s (rates.trajectory_s, "
+            "algorithm.batch_trajectories, actors)"
         )
         accepted = f"at most {MOST_S:.0e} s: fewer --updates, or an end with --seconds"
         raise ConfigError(
@@ -82,14 +89,17 @@ def an_update_s(config: Config, rates: MeasuredRates) -> float:
 
 
 def a_batch_s(config: Config, rates: MeasuredRates) -> float:
-    """Seconds in which all actors, those of one host in turn, make what an update takes, were they never held back."""
+    """Seconds in which all actors, those of one host in turn, make what an update takes, were they
+    never held back.
+    """
     at_once = min(config.actors.count, config.actors.hosts or config.actors.count)
     pace = 1.0 - rates.straggler_share * (1.0 - 1.0 / rates.straggler_factor)
     return config.algorithm.batch_trajectories * rates.trajectory_s / (at_once * pace)
 
 
 class Patience:
-    """Ends a simulation in which nothing is trained on any more, though events go on: failures that come sooner than a trajectory is over.
+    """Ends a simulation in which nothing is trained on any more, though events go on: failures that
+    come sooner than a trajectory is over.
 
     Also where virtual time would stand still: it counts events, too.
     """
@@ -114,7 +124,9 @@ class Patience:
         self._updates, self._now, self._seen = 0, 0.0, 0
 
     def is_over(self, *, updates: int, now: float, events: int) -> bool:
-        """After so many ``updates``, at virtual time ``now``, ``events`` later than the beginning."""
+        """After so many ``updates``, at virtual time ``now``, ``events`` later than the
+        beginning.
+        """
         if updates != self._updates:
             self._updates, self._now, self._seen = updates, now, events
         return now - self._now > self._seconds or events - self._seen > self._events

@@ -11,7 +11,9 @@ EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ProgressState:
-    """Where a simulation stands, ``part`` of the way to its end. ``now``: virtual time in seconds."""
+    """Where a simulation stands, ``part`` of the way to its end. ``now``: virtual time in
+    seconds.
+    """
 
     updates: int
     now: float

@@ -1,4 +1,6 @@
-"""How long everything takes that a simulation does not compute, and where such numbers come from."""
+"""How long everything takes that a simulation does not compute, and where such numbers come
+from.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from tianflow.config.model import Fraction, Section
 from tianflow.errors import ConfigError, Problem
 
 SHORTEST_S, LONGEST_S = 1e-6, 1e6
-"""Nothing that is computed is over sooner than that, and twelve days are longer than anybody waits."""
+"""Nothing that is computed is over sooner than that, and twelve days are longer than anybody waits.
+"""
 Work = Annotated[float, Field(ge=SHORTEST_S, le=LONGEST_S)]
 Delay = Annotated[float, Field(ge=0.0, le=LONGEST_S)]
 Spread = Annotated[float, Field(ge=0.0, le=1e3)]
@@ -23,7 +26,9 @@ Size = Annotated[float, Field(ge=0.0, le=1e15)]
 
 
 class MeasuredRates(Section):
-    """Times in seconds, sizes in bytes. A spread is a standard deviation over its mean; see `tianflow.simulation.durations`."""
+    """Times in seconds, sizes in bytes. A spread is a standard deviation over its mean; see
+    `tianflow.simulation.durations`.
+    """
 
     trajectory_s: Work
     """One whole trajectory of an actor that is no straggler, without waiting."""
@@ -32,17 +37,22 @@ class MeasuredRates(Section):
     trajectory_spread: Spread = 0.1
     """From one trajectory of an actor to the next."""
     trajectory_skew: Skew = 0.0
-    """Third central moment over the cube of the standard deviation; what is less than twice the spread counts as that."""
+    """Third central moment over the cube of the standard deviation; what is less than twice the
+    spread counts as that.
+    """
     update_spread: Spread = 0.0
     update_skew: Skew = 0.0
     actor_spread: Spread = 0.0
     """From one actor's own mean to another's."""
     env_steps: Annotated[float, Field(gt=0.0, le=1e15)] | None = None
-    """Valid environment steps in a whole trajectory; None: ``actors.rollout_steps * env.num_envs``."""
+    """Valid environment steps in a whole trajectory; None: ``actors.rollout_steps * env.num_envs``.
+    """
     publish_s: Delay = 0.0
     """Added to every update whose version is published."""
     turn_s: Delay = 0.0
-    """From hearing of a grant to the first step, when nobody else has the turn: the way to the compute thread."""
+    """From hearing of a grant to the first step, when nobody else has the turn: the way to the
+    compute thread.
+    """
     straggler_share: Fraction = 0.0
     """This part of the actors is slower, always the same ones."""
     straggler_factor: Annotated[float, Field(ge=1.0, le=1e6)] = 1.0
@@ -94,7 +104,10 @@ def _problem(
 ) -> Problem:
     key = str(loc[0]) if loc else ""
     if kind == "missing":
-        message = f"nobody can tell it: take it from a run with --like, measure it with --measure, or give it as rates.{key}"
+        message = (
+            "nobody can tell it: take it from a run with --like, measure it with "
+            f"--measure, or give it as rates.{key}"
+        )
     elif kind == "extra_forbidden":
         message, accepted = "is no rate", "one of " + ", ".join(MeasuredRates.model_fields)
         return Problem(f"rates.{key}", values.get(key), message, accepted)

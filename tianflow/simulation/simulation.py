@@ -1,4 +1,6 @@
-"""config, rates -> Simulation -> outcome. Learner, actors, desk and balancer on one heap of events."""
+"""config, rates -> Simulation -> outcome. Learner, actors, desk and balancer on one heap of
+events.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ class FixedSettings:
 class Simulation:
     """One run in virtual time. The same config, rates and seed give the same outcome.
 
-    The ledger, the laws, their merging, publishing and the check at use are those of a run. Its own are times, and the
-    small talk of actors and learner with the ledger.
+    The ledger, the laws, their merging, publishing and the check at use are those of a run. Its own
+    are times, and the small talk of actors and learner with the ledger.
 
     Args:
         config: as for a run. ``actors.hosts`` None: every actor computes by itself.
@@ -131,10 +133,11 @@ class Simulation:
         seconds: float = math.inf,
         tell: Callable[[Callable[[], ProgressState]], None] = lambda _: None,
     ) -> SimulationResult:
-        """Go on until ``updates`` after the first ``warmup`` are done, or ``seconds`` of virtual time are over.
+        """Go on until ``updates`` after the first ``warmup`` are done, or ``seconds`` of virtual
+        time are over.
 
-        What happens before ``warmup`` updates are done is left out of the outcome. ``tell`` is called now and then, with what says
-        where it stands.
+        What happens before ``warmup`` updates are done is left out of the outcome. ``tell`` is
+        called now and then, with what says where it stands.
 
         Raises:
             ConfigError: it would go on for too long.
@@ -173,7 +176,8 @@ class Simulation:
             self._balancer.look()
         return between(before or self._mark(), self._mark(), config=self.config, stalled=stalled)
 
-    # Weights --------------------------------------------------------------------------------------------------------
+    # Weights
+    # ----------------------------------------------------------------------------------------------
 
     def call_when_newer(self, actor: SimulatedActor, life: int) -> None:
         """`SimulatedHost.start` once a newer version can be seen."""
@@ -185,7 +189,8 @@ class Simulation:
         for actor, life in held_up:
             actor.host.start(actor, life)
 
-    # Learner --------------------------------------------------------------------------------------------------------
+    # Learner
+    # ----------------------------------------------------------------------------------------------
 
     def _set_bound(self, bound: int | None) -> None:
         self._bound = bound
@@ -250,7 +255,8 @@ class Simulation:
         elif not self._pulled:
             self._pull()
 
-    # Inside ---------------------------------------------------------------------------------------------------------
+    # Inside
+    # ----------------------------------------------------------------------------------------------
 
     def _standing(self, whole: int, seconds: float) -> ProgressState:
         number, now = self.ledger.version.number, self.clock.now
@@ -292,9 +298,14 @@ class Simulation:
 
 
 def refuse(config: Config, actors: int | None) -> None:
-    """Raise `ConfigError` for a config that cannot be simulated with so many actors (None: as many as it says)."""
+    """Raise `ConfigError` for a config that cannot be simulated with so many actors (None: as many
+    as it says).
+    """
     if config.algorithm.window is not None:
-        message = "learns from replay: only algorithms that use each trajectory once are simulated (no shards, no limiter)"
+        message = (
+            "learns from replay: only algorithms that use each trajectory once are "
+            "simulated (no shards, no limiter)"
+        )
         raise ConfigError([Problem("algorithm.name", config.algorithm.name, message)])
     if (config.actors.count if actors is None else actors) < 1:
         raise ConfigError(

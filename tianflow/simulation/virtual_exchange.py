@@ -1,4 +1,6 @@
-"""What the exchange does, in virtual time: who waits for a grant or a batch, around the real ledger."""
+"""What the exchange does, in virtual time: who waits for a grant or a batch, around the real
+ledger.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class WaitingActor(Protocol):
 
 
 class VirtualExchange:
-    """`tianflow.exchange.exchange.Exchange` without loop and memory; the balancer takes one for the other.
+    """`tianflow.exchange.exchange.Exchange` without loop and memory; the balancer takes one for the
+    other.
 
     Args:
         ledger: decides.
@@ -47,10 +50,13 @@ class VirtualExchange:
         self.refused = 0
         """Requests for a grant that had to wait, of all ``asks``."""
 
-    # Actors ---------------------------------------------------------------------------------------------------------
+    # Actors
+    # ----------------------------------------------------------------------------------------------
 
     def request_grant(self, actor: WaitingActor, life: int) -> None:
-        """A grant for ``actor`` as soon as there is one, first come first served, unless it has failed by then."""
+        """A grant for ``actor`` as soon as there is one, first come first served, unless it has
+        failed by then.
+        """
         self._wanting.append((actor, life))
         if len(self._wanting) == 1:  # whoever stands before it waits for what has not come yet
             self._grant()
@@ -81,7 +87,8 @@ class VirtualExchange:
         self.ledger.holder_lost(actor.name, reason)
         self._pump()
 
-    # Learner --------------------------------------------------------------------------------------------------------
+    # Learner
+    # ----------------------------------------------------------------------------------------------
 
     def open_lineage(self, version: Version) -> None:
         """The learner published its first version."""
@@ -107,7 +114,8 @@ class VirtualExchange:
             observe()
         self._pump()
 
-    # Balance --------------------------------------------------------------------------------------------------------
+    # Balance
+    # ----------------------------------------------------------------------------------------------
 
     def set_limits(self, limits: Limits) -> None:
         """Put limits in force."""
@@ -119,7 +127,8 @@ class VirtualExchange:
         """Call ``observe`` after every settled update, before anything else moves."""
         self._settled.append(observe)
 
-    # Inside ---------------------------------------------------------------------------------------------------------
+    # Inside
+    # ----------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         self._take()

@@ -1,4 +1,6 @@
-"""What all actor-critic algorithms share beside their model: the policy half, and the frame of an update."""
+"""What all actor-critic algorithms share beside their model: the policy half, and the frame of an
+update.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from tianflow.ops.losses import approximate_kl, effective_sample_ratio, explaine
 
 
 class ActorCriticPolicy:
-    """The actor's half; `tianflow.interfaces.Policy`. ``act`` computes no value and no log-probability."""
+    """The actor's half; `tianflow.interfaces.Policy`. ``act`` computes no value and no
+    log-probability.
+    """
 
     def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
         self._model = ActorCriticModel(config, spec, torch.device("cpu"))
@@ -48,7 +52,9 @@ class ActorCriticPolicy:
             self._arrays.refresh()
 
     def act_in_bfloat16(self) -> None:
-        """From now on: the policy is then that of the rounded weights, and its log-probabilities are recorded as such, in float32."""
+        """From now on: the policy is then that of the rounded weights, and its log-probabilities
+        are recorded as such, in float32.
+        """
         self._acting.in_bfloat16()
         self._act, self._arrays = self._act_of(self._acting.network), None
 
@@ -62,7 +68,9 @@ class ActorCriticPolicy:
         }
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
-        """[steps, num_envs, K]: Gumbel noise for each logit, or normal noise for each component of a continuous action."""
+        """[steps, num_envs, K]: Gumbel noise for each logit, or normal noise for each component of
+        a continuous action.
+        """
         return self._model.distribution.noise((steps, num_envs), generator)
 
     def act(
@@ -100,8 +108,10 @@ class ActorCriticPolicy:
     @staticmethod
     def _act_of(network: nn.Module) -> Callable[[Tree, Tree], tuple[Tensor, Tree]]:
         act: Callable[[Tree, Tree], tuple[Tensor, Tree]] = getattr(
-            network, "act", partial(Network.act, network)
-        )  # type: ignore[arg-type]
+            network,
+            "act",
+            partial(Network.act, network),  # type: ignore[arg-type]
+        )
         return act
 
     def _arrays_of(self, spec: EnvironmentSpec) -> ActOnArrays | None:
@@ -113,11 +123,13 @@ class ActorCriticPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A batch, ready for estimators: C = B*N columns, time first, row t is the transition out of ``observation[t]``.
+    """A batch, ready for estimators: C = B*N columns, time first, row t is the transition out of
+    ``observation[t]``.
 
-    ``observation`` [T+1, C, ...], ``start`` [T+1, C], ``state`` [C, ...], everything else [T, C, ...]. ``r_t`` is normalised
-    if that is on. ``mask`` is None without action masks. ``final_observation`` holds the true last observations where
-    ``truncated_t`` (truncated, not terminated, valid); it is empty when ``observation[t+1]`` holds them.
+    ``observation`` [T+1, C, ...], ``start`` [T+1, C], ``state`` [C, ...], everything else [T, C,
+    ...]. ``r_t`` is normalised if that is on. ``mask`` is None without action masks.
+    ``final_observation`` holds the true last observations where ``truncated_t`` (truncated, not
+    terminated, valid); it is empty when ``observation[t+1]`` holds them.
     """
 
     observation: Tree
@@ -153,7 +165,9 @@ class Samples:
 
 
 def read_batch(arrays: Tree, *, reward: Tensor, discount: float) -> Samples:
-    """``arrays`` as they come from trajectories (`TrajectoryLayout`), with ``reward`` already normalised."""
+    """``arrays`` as they come from trajectories (`TrajectoryLayout`), with ``reward`` already
+    normalised.
+    """
     terminated, truncated, valid = arrays["terminated"], arrays["truncated"], arrays["valid"]
     mask = arrays.get("action_mask")
     return Samples(
@@ -175,8 +189,9 @@ def read_batch(arrays: Tree, *, reward: Tensor, discount: float) -> Samples:
 class ActorCriticLearner(ABC):
     """The learner's half; `tianflow.interfaces.Algorithm`. A subclass gives the update itself.
 
-    An update is whole or not at all: when it is stopped on the way, or its loss or a gradient is not finite, parameters,
-    optimiser, normalisers and generator are as before it. Nothing but `descend` moves the first two.
+    An update is whole or not at all: when it is stopped on the way, or its loss or a gradient is
+    not finite, parameters, optimiser, normalisers and generator are as before it. Nothing but
+    `descend` moves the first two.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -208,7 +223,9 @@ class ActorCriticLearner(ABC):
 
     @abstractmethod
     def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
-        """All optimiser steps of one update; scalar statistics, among them loss and grad_norm, or None when stopped."""
+        """All optimiser steps of one update; scalar statistics, among them loss and grad_norm, or
+        None when stopped.
+        """
 
     def flat(self) -> NDArray[np.uint8]:
         """All published tensors; on a CPU a view that the next update overwrites."""
@@ -221,8 +238,9 @@ class ActorCriticLearner(ABC):
     def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never) -> StepResult:
         """One whole update.
 
-        ``samples`` 0 and no statistics: it was stopped, or the batch holds no valid transition; nothing has changed.
-        ``finite`` False: it was undone because loss or gradient was not finite.
+        ``samples`` 0 and no statistics: it was stopped, or the batch holds no valid transition;
+        nothing has changed. ``finite`` False: it was undone because loss or gradient was not
+        finite.
         """
         arrays = batch.arrays
         count = int(arrays["valid"].sum())
@@ -254,10 +272,12 @@ class ActorCriticLearner(ABC):
         return StepResult(count, finite, statistics)
 
     def descend(self, only: Tensor | None = None) -> Tensor:
-        """Clip the accumulated gradient and take one optimiser step; the norm before clipping. Clears the gradient.
+        """Clip the accumulated gradient and take one optimiser step; the norm before clipping.
+        Clears the gradient.
 
-        ``only``: the loss, where this is the only step of its update. On a CPU it is not taken then unless loss and norm are finite, so it
-        never has to be undone, and copies of all parameters are spared. A GPU would have to be waited for.
+        ``only``: the loss, where this is the only step of its update. On a CPU it is not taken then
+        unless loss and norm are finite, so it never has to be undone, and copies of all parameters
+        are spared. A GPU would have to be waited for.
         """
         self.crew.gather()
         gradients = self.model.gradients
@@ -272,7 +292,9 @@ class ActorCriticLearner(ABC):
         return norm
 
     def next_values(self, samples: Samples, output: Output) -> Tensor:
-        """V(the observation after transition t, before any reset) [T, C], without gradient; ``output`` is over T+1 rows."""
+        """V(the observation after transition t, before any reset) [T, C], without gradient;
+        ``output`` is over T+1 rows.
+        """
         v_tp1 = output.value.detach()[1:]
         if not samples.final_observation:
             return v_tp1
@@ -336,7 +358,8 @@ class ActorCriticLearner(ABC):
 def batch_statistics(
     log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor
 ) -> dict[str, Tensor]:
-    """How far current and behaviour policy differ on the batch, before the update, and how good the values are.
+    """How far current and behaviour policy differ on the batch, before the update, and how good the
+    values are.
 
     ``log_ratio``: log of current over behaviour probability, [T, C].
     """

@@ -28,7 +28,9 @@ Settings = TypeVar("Settings", bound=ContinuousSettings)
 
 
 class CriticEvaluation(NamedTuple):
-    """What the critics say about a batch: their loss and mean value without gradient, and the mean size of both errors [n]."""
+    """What the critics say about a batch: their loss and mean value without gradient, and the mean
+    size of both errors [n].
+    """
 
     loss: Tensor
     value: Tensor
@@ -67,7 +69,9 @@ class ActorAndCritics(OffPolicyLearner[Module, Settings]):
         """The value of ``part.after`` [n]."""
 
     def look_at_critics(self, part: Transitions) -> CriticEvaluation:
-        """Add the gradient of the critics' loss, ``mean(weight error^2) / 2`` of one plus that of the other, to its buffer."""
+        """Add the gradient of the critics' loss, ``mean(weight error^2) / 2`` of one plus that of
+        the other, to its buffer.
+        """
         with torch.no_grad():
             target = n_step_target(part.step, self.bootstrap(part))
         values: Tensor = self.forward(

@@ -1,7 +1,8 @@
 """Parts of a batch learned from on several threads at once, each with a gradient of its own.
 
-PyTorch's own threads share each operation, and meet after it: with convolutions of this size they wait for one another, the more so where
-a core is an actor's, too. Threads that have whole parts of a batch meet once an optimiser step.
+PyTorch's own threads share each operation, and meet after it: with convolutions of this size they
+wait for one another, the more so where a core is an actor's, too. Threads that have whole parts of
+a batch meet once an optimiser step.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ Found = TypeVar("Found")
 
 
 class DataParallel:
-    """Twins of a model, and a thread for each but the model itself, which works on the thread that asks.
+    """Twins of a model, and a thread for each but the model itself, which works on the thread that
+    asks.
 
-    Who does what is fixed, and gradients are added in one order, so results do not depend on who is quicker.
+    Who does what is fixed, and gradients are added in one order, so results do not depend on who is
+    quicker.
 
     Args:
         model: whose parameters and gradient count.
@@ -40,20 +43,22 @@ class DataParallel:
     def each(
         self, function: Callable[[ActorCriticModel, Item], Found], items: Sequence[Item]
     ) -> list[Found]:
-        """``function`` of every item, in their order; item k is done by member k modulo ``size``, after that member's earlier ones.
+        """``function`` of every item, in their order; item k is done by member k modulo ``size``,
+        after that member's earlier ones.
 
         Raises:
-            Exception: the first, in the order of members, of what was raised; everybody has ended by then.
+            Exception: the first, in the order of members, of what was raised; everybody has ended
+                by then.
         """
 
         def share(k: int) -> list[Found]:
             return [function(self._members[k], item) for item in items[k :: self.size]]
 
         asked = [
-            helper.ask(lambda k=k: share(k))
+            helper.ask(lambda k=k: share(k))  # type: ignore[misc]
             for k, helper in enumerate(self._helpers, 1)
             if k < len(items)
-        ]  # type: ignore[misc]
+        ]
         try:
             shares = [share(0)]
         finally:
@@ -78,7 +83,9 @@ class DataParallel:
 
 
 class _Helper:
-    """A thread that does one thing after the other. It is a daemon, as the compute thread is: nobody waits for its end."""
+    """A thread that does one thing after the other. It is a daemon, as the compute thread is:
+    nobody waits for its end.
+    """
 
     def __init__(self) -> None:
         # Bounded by one: who asks waits for the answer before it asks again.

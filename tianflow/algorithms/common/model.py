@@ -1,4 +1,6 @@
-"""A network with its action distribution and normalisers, on one flat buffer: what actors and learner of an actor-critic have alike."""
+"""A network with its action distribution and normalisers, on one flat buffer: what actors and
+learner of an actor-critic have alike.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ from tianflow.ops.distributions import distribution_for
 
 
 class ActorCriticModel:
-    """A network, its action distribution and its normalisers, all of whose tensors lie in one `FlatBuffer`.
+    """A network, its action distribution and its normalisers, all of whose tensors lie in one
+    `FlatBuffer`.
 
-    Actors and learner make it alike from config and spec: same names, same offsets, same weights at first. ``forward`` is how
-    `evaluate` calls the network.
+    Actors and learner make it alike from config and spec: same names, same offsets, same weights at
+    first. ``forward`` is how `evaluate` calls the network.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class ActorCriticModel:
         return output
 
     def twin(self) -> ActorCriticModel:
-        """It reads the same parameters and normalisers; what it is differentiated for goes into a gradient of its own."""
+        """It reads the same parameters and normalisers; what it is differentiated for goes into a
+        gradient of its own.
+        """
         twin = copy(self)
         twin.network = deepcopy(self.network)
         twin.gradients = self.buffer.another_gradient(twin.network)

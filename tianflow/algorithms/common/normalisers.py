@@ -1,7 +1,8 @@
-"""Running normalisation of observations and rewards. Its state lies in the flat buffer, so it travels with the weights.
+"""Running normalisation of observations and rewards. Its state lies in the flat buffer, so it
+travels with the weights.
 
-Statistics move only in the learner, once per update and after it: an update sees the observations exactly as the actors
-that used the same weights saw them. Only valid transitions count.
+Statistics move only in the learner, once per update and after it: an update sees the observations
+exactly as the actors that used the same weights saw them. Only valid transitions count.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from tianflow.ops.transforms import (
 EPSILON = 1e-8
 """Added to a variance before its root is divided by."""
 IMAGE_EPSILON = (5.0 / 255.0) ** 2
-"""The same for a pixel: one that never changed stays near 0 when something passes over it, instead of being blown up to the limit."""
+"""The same for a pixel: one that never changed stays near 0 when something passes over it, instead
+of being blown up to the limit.
+"""
 
 
 def moment_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -54,10 +57,11 @@ BLOCK_BYTES = 512 << 10
 
 
 class ObservationNormaliser:
-    """``leaves`` with mean 0 and variance 1, within plus and minus ``clip``; the identity when there are none.
+    """``leaves`` with mean 0 and variance 1, within plus and minus ``clip``; the identity when
+    there are none.
 
-    Images (uint8, each pixel by itself, as in arXiv 1810.12894) become float32 [..., *leaf shape] too, with channels innermost in
-    memory, whatever their place in the shape.
+    Images (uint8, each pixel by itself, as in arXiv 1810.12894) become float32 [..., *leaf shape]
+    too, with channels innermost in memory, whatever their place in the shape.
 
     Before the first update mean is 0 and variance 1.
     """
@@ -119,7 +123,9 @@ class ObservationNormaliser:
         }
 
     def batch(self, observation: Tree) -> Tree:
-        """The same of as many as a learner has. On a CPU images are gone through in blocks that stay in a core's caches."""
+        """The same of as many as a learner has. On a CPU images are gone through in blocks that
+        stay in a core's caches.
+        """
         changed = {}
         for name in self._names:
             x = observation[name]
@@ -128,7 +134,9 @@ class ObservationNormaliser:
         return {**observation, **changed}
 
     def _normalised(self, name: str, x: Tensor) -> Tensor:
-        """Bytes are scaled from 0..255 by mean and deviation at once, in place: fresh memory costs as much as the arithmetic."""
+        """Bytes are scaled from 0..255 by mean and deviation at once, in place: fresh memory costs
+        as much as the arithmetic.
+        """
         if name not in self._bytes:
             return normalise(as_float(x), *self._scales[name], self._clip)
         return self._scaled_(name, self._in_order(name, x).to(torch.float32))
@@ -153,7 +161,9 @@ class ObservationNormaliser:
         return channels_innermost(x) if name in self._laid else x
 
     def learn(self, observation: Tree, valid: Tensor) -> None:
-        """Merge the rows where ``valid`` ([T, C]) of {leaf: [T or more, C, ...]} into the statistics."""
+        """Merge the rows where ``valid`` ([T, C]) of {leaf: [T or more, C, ...]} into the
+        statistics.
+        """
         everything = bool(self._views) and bool(valid.all())
         for name, moments in self._views.items():
             rows = observation[name][: valid.shape[0]]
@@ -167,9 +177,11 @@ class ObservationNormaliser:
 
 
 class RewardNormaliser:
-    """Rewards divided by the standard deviation of the discounted return, within plus and minus ``clip``; the identity when off.
+    """Rewards divided by the standard deviation of the discounted return, within plus and minus
+    ``clip``; the identity when off.
 
-    The scale includes the batch that is being scaled: rewards, unlike observations, are seen by no actor.
+    The scale includes the batch that is being scaled: rewards, unlike observations, are seen by no
+    actor.
     """
 
     def __init__(self, enabled: bool, *, clip: float) -> None:

@@ -1,4 +1,6 @@
-"""What the algorithms that learn from replay share: reading windows, the actor's half, and the frame of an update."""
+"""What the algorithms that learn from replay share: reading windows, the actor's half, and the
+frame of an update.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,13 @@ Settings = TypeVar("Settings", bound=OffPolicySettings)
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """The first step of each of n windows, summed over the window: what one-step algorithms learn from.
+    """The first step of each of n windows, summed over the window: what one-step algorithms learn
+    from.
 
-    ``observation`` {leaf: [n, ...]} and ``action`` [n, *stored] of the first step; ``step`` what follows from it ([n] each);
-    ``after`` {leaf: [n, ...]}, and ``mask_after`` [n, A], where the value is taken that is bootstrapped from: after a termination, where
-    it does not matter, the first observation again. ``learned`` [n]: the window has a step. ``weight`` [n].
+    ``observation`` {leaf: [n, ...]} and ``action`` [n, *stored] of the first step; ``step`` what
+    follows from it ([n] each); ``after`` {leaf: [n, ...]}, and ``mask_after`` [n, A], where the
+    value is taken that is bootstrapped from: after a termination, where it does not matter, the
+    first observation again. ``learned`` [n]: the window has a step. ``weight`` [n].
     """
 
     observation: Tree
@@ -46,10 +50,13 @@ class Transitions:
 def read_transitions(
     arrays: Tree, observe: Callable[[Tree], Tree], *, discount: float
 ) -> Transitions:
-    """From windows of L steps (`LearnerBatch`): the n-step transition that begins with each, n = L. ``observe`` normalises."""
+    """From windows of L steps (`LearnerBatch`): the n-step transition that begins with each, n = L.
+    ``observe`` normalises.
+    """
     steps = summed(arrays, discount=discount, n=arrays["reward"].shape[0])
     step = NStep(*(rows[0] for rows in steps))
-    # What lies after a termination, or in a window without steps, is of no meaning, and may be anything.
+    # What lies after a termination, or in a window without steps, is of no meaning, and may be
+    # anything.
     end = torch.where(step.discount_t > 0.0, step.steps_t, 0)
     column = torch.arange(end.shape[0], device=end.device)
     stored = subtree(arrays, "obs/")
@@ -99,7 +106,9 @@ class OffPolicyPolicy(Generic[Module]):
         self.acting.in_bfloat16()
 
     def place(self, index: int, count: int) -> None:
-        """Actor ``index`` of ``count``; one that is beyond the count, because it is about to retire, explores as the last one does."""
+        """Actor ``index`` of ``count``; one that is beyond the count, because it is about to
+        retire, explores as the last one does.
+        """
         self.index, self.count = index, count
 
     def initial_state(self, num_envs: int) -> dict[str, Tensor]:  # noqa: ARG002 - the protocol's signature
@@ -112,10 +121,11 @@ class OffPolicyPolicy(Generic[Module]):
 
 @dataclass(frozen=True, slots=True)
 class UpdateParts:
-    """What a batch says before anything has moved: gradients are in their buffers, norms and statistics are here.
+    """What a batch says before anything has moved: gradients are in their buffers, norms and
+    statistics are here.
 
-    ``samples`` steps were learned from; ``norms`` has the gradient's for each optimiser; ``statistics`` are scalars, ``loss``
-    among them; ``priorities`` [n].
+    ``samples`` steps were learned from; ``norms`` has the gradient's for each optimiser;
+    ``statistics`` are scalars, ``loss`` among them; ``priorities`` [n].
     """
 
     samples: Tensor
@@ -125,10 +135,12 @@ class UpdateParts:
 
 
 class OffPolicyLearner(ABC, Generic[Module, Settings]):
-    """The learner's half; `tianflow.interfaces.Algorithm`. A subclass gives the gradients, and what follows a step.
+    """The learner's half; `tianflow.interfaces.Algorithm`. A subclass gives the gradients, and what
+    follows a step.
 
-    An update is whole or not at all: all gradients are computed before any parameter moves, and when one of them is not
-    finite, or the update is stopped on the way, nothing but the buffers of gradients has been written, and those are cleared.
+    An update is whole or not at all: all gradients are computed before any parameter moves, and
+    when one of them is not finite, or the update is stopped on the way, nothing but the buffers of
+    gradients has been written, and those are cleared.
     """
 
     def __init__(
@@ -160,7 +172,9 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         """Scalars of exploration in force after ``updates`` updates."""
 
     def observed(self, arrays: Tree) -> tuple[Tree, Tensor]:
-        """What normalisers learn from: observations {leaf: [T, n, ...]} and which rows count [T, n]. By default the first rows."""
+        """What normalisers learn from: observations {leaf: [T, n, ...]} and which rows count [T,
+        n]. By default the first rows.
+        """
         return {name: leaf[:1] for name, leaf in subtree(arrays, "obs/").items()}, arrays["valid"][
             :1
         ]
@@ -174,15 +188,18 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         self.learning_rate = learning_rate
 
     def set_settings(self, settings: Settings, updates: int) -> None:
-        """Settings in force for the next update, and schedules as ``updates`` updates in; but the learning rate is as `set_live` says."""
+        """Settings in force for the next update, and schedules as ``updates`` updates in; but the
+        learning rate is as `set_live` says.
+        """
         self.settings = settings
         self.model.explore(self.exploration(settings, updates))
 
     def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never) -> StepResult:
         """One update.
 
-        ``samples`` 0 and no statistics: it was stopped, or the batch holds nothing to learn from; nothing has changed.
-        ``finite`` False: nothing has changed, because a loss or gradient was not finite.
+        ``samples`` 0 and no statistics: it was stopped, or the batch holds nothing to learn from;
+        nothing has changed. ``finite`` False: nothing has changed, because a loss or gradient was
+        not finite.
         """
         if should_stop():
             return StepResult(0, True, {})
@@ -219,7 +236,9 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         return StepResult(count, True, statistics, found.priorities.cpu().numpy())
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Weights with normalisers, targets, optimisers, generator and number of updates, as copies."""
+        """Weights with normalisers, targets, optimisers, generator and number of updates, as
+        copies.
+        """
         state = {name: tensor.cpu().numpy().copy() for name, tensor in self._tensors().items()}
         state |= {
             f"{name}/steps": np.asarray(optimiser.adam.steps, np.int64)

@@ -1,4 +1,6 @@
-"""Models of algorithms that learn from replay: trained networks on flat buffers, copies that follow them, and their optimisers."""
+"""Models of algorithms that learn from replay: trained networks on flat buffers, copies that follow
+them, and their optimisers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class TrainedNetwork(Generic[Module]):
 
 
 class QModel(TrainedNetwork[Module]):
-    """What is published: a network, what is known of observations, and scalars of exploration that follow a schedule.
+    """What is published: a network, what is known of observations, and scalars of exploration that
+    follow a schedule.
 
     Actors and learner make it alike from config and spec: same names, same offsets.
     """
@@ -67,7 +70,9 @@ class QModel(TrainedNetwork[Module]):
 
 
 class TargetNetwork(Generic[Module]):
-    """A copy of a trained network that follows it when it is told to. It never learns by gradient."""
+    """A copy of a trained network that follows it when it is told to. It never learns by
+    gradient.
+    """
 
     def __init__(self, source: TrainedNetwork[Module]) -> None:
         self._source = source.buffer.parameters

@@ -12,7 +12,9 @@ from tianflow.ops.distributions import ActionDistribution
 
 Array = NDArray[Any]
 MOST_PRODUCTS = 5_000_000
-"""Multiplications of one step up to which arrays pay; above, arithmetic outweighs calls, and PyTorch's is the quicker."""
+"""Multiplications of one step up to which arrays pay; above, arithmetic outweighs calls, and
+PyTorch's is the quicker.
+"""
 
 
 class ActOnArrays:

@@ -16,10 +16,11 @@ from tianflow.errors import CheckpointError
 
 
 class FlatBuffer:
-    """One byte buffer that a network's parameters, and after them named float64 ``extras``, are views of.
+    """One byte buffer that a network's parameters, and after them named float64 ``extras``, are
+    views of.
 
-    Publishing is then one copy of bytes, gradient clipping one norm, and an optimiser step a few operations. Every tensor
-    begins on a cache line; the gaps stay zero.
+    Publishing is then one copy of bytes, gradient clipping one norm, and an optimiser step a few
+    operations. Every tensor begins on a cache line; the gaps stay zero.
 
     Attributes:
         table: names ("network/...", then the extras'), shapes, dtypes and offsets.
@@ -59,13 +60,17 @@ class FlatBuffer:
                 )
 
     def load(self, flat: NDArray[np.uint8]) -> None:
-        """Overwrite everything, on a CPU, by ``flat``, uint8 [table.nbytes]. ValueError when it is of another size."""
+        """Overwrite everything, on a CPU, by ``flat``, uint8 [table.nbytes]. ValueError when it is
+        of another size.
+        """
         if flat.nbytes != self.table.nbytes:
             raise ValueError(f"{flat.nbytes} bytes of weights for a model of {self.table.nbytes}")
         np.copyto(self.bytes.numpy(), flat)
 
     def another_gradient(self, network: nn.Module) -> Tensor:
-        """Make the parameters of ``network``, built like the first, views of the same; their gradients come into the vector given."""
+        """Make the parameters of ``network``, built like the first, views of the same; their
+        gradients come into the vector given.
+        """
         gradients = torch.zeros_like(self.gradients)
         entries = {entry.name: entry for entry in self.table.entries}
         for name, parameter in network.named_parameters():
@@ -83,9 +88,11 @@ class FlatBuffer:
 
 
 class Adam:
-    """Adam (arXiv 1412.6980, algorithm 1) on one flat vector, equal to ``torch.optim.Adam`` up to rounding.
+    """Adam (arXiv 1412.6980, algorithm 1) on one flat vector, equal to ``torch.optim.Adam`` up to
+    rounding.
 
-    The first construction of PyTorch's own imports its compiler, which takes about a second of every start.
+    The first construction of PyTorch's own imports its compiler, which takes about a second of
+    every start.
 
     Attributes:
         mean, square: running first and second moments of the gradient.
@@ -127,7 +134,9 @@ class Adam:
         )
 
     def _step_fused(self, learning_rate: float) -> None:
-        """By what ``torch.optim.Adam(fused=True)`` calls: one pass over memory instead of seven, a quarter of the time."""
+        """By what ``torch.optim.Adam(fused=True)`` calls: one pass over memory instead of seven, a
+        quarter of the time.
+        """
         beta_1, beta_2 = self._betas
         torch._fused_adam_(
             [self._parameters],
@@ -147,7 +156,9 @@ class Adam:
 
 
 def require_alike(state: Mapping[str, NDArray[Any]], needed: Mapping[str, NDArray[Any]]) -> None:
-    """Raise CheckpointError unless ``state`` has every array of ``needed`` with its dtype and shape."""
+    """Raise CheckpointError unless ``state`` has every array of ``needed`` with its dtype and
+    shape.
+    """
     for name, array in needed.items():
         found = f"{state[name].dtype}{list(state[name].shape)}" if name in state else "nothing"
         if found != f"{array.dtype}{list(array.shape)}":

@@ -1,4 +1,6 @@
-"""How networks are called: as they are, or in bfloat16 where that is cheaper. What comes out is float32 either way."""
+"""How networks are called: as they are, or in bfloat16 where that is cheaper. What comes out is
+float32 either way.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,12 @@ def as_it_is(
 
 
 class Autocast:
-    """A network's matrix products and convolutions in bfloat16 (autocast); its parameters and their gradients stay float32.
+    """A network's matrix products and convolutions in bfloat16 (autocast); its parameters and their
+    gradients stay float32.
 
-    THE GUARANTEE: autocast ends with the network, and all that it gave is cast up to float32. So log-probabilities, ratios,
-    targets and losses are computed in float32, and bfloat16 is nowhere but between a network's layers.
+    THE GUARANTEE: autocast ends with the network, and all that it gave is cast up to float32. So
+    log-probabilities, ratios, targets and losses are computed in float32, and bfloat16 is nowhere
+    but between a network's layers.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,16 +56,19 @@ class Autocast:
     def __call__(
         self, network: Callable[Given, Found], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Found:
-        # Weights that were cast are kept until autocast ends: with one block for each call, never across an optimiser step.
+        # Weights that were cast are kept until autocast ends: with one block for each call, never
+        # across an optimiser step.
         with torch.autocast(self._device, dtype=torch.bfloat16):
             found = network(*args, **kwargs)
         return cast("Found", raised(found))
 
 
 class ActingNetwork(Generic[Module]):
-    """The network that a policy acts with, and how it is called: the policy's own, or a copy of it in bfloat16.
+    """The network that a policy acts with, and how it is called: the policy's own, or a copy of it
+    in bfloat16.
 
-    The copy's weights are rounded once for each version, where autocast alone would round all of them again at every step.
+    The copy's weights are rounded once for each version, where autocast alone would round all of
+    them again at every step.
 
     Attributes:
         network: to be called, or its methods, by ``forward``.
@@ -89,7 +96,9 @@ class ActingNetwork(Generic[Module]):
 
 
 def raised(found: Any) -> Any:
-    """The same tensors, tuples and mappings, all bfloat16 tensors as float32; the gradient goes through."""
+    """The same tensors, tuples and mappings, all bfloat16 tensors as float32; the gradient goes
+    through.
+    """
     if isinstance(found, Tensor):
         return found.float() if found.dtype == torch.bfloat16 else found
     if isinstance(found, Mapping):
@@ -105,7 +114,9 @@ def forward_in(
     device: torch.device,
     whose: Literal["learner", "actors"] = "learner",
 ) -> Forward:
-    """How networks on ``device`` are called; where bfloat16 is legal but slow, the log says so of the setting of ``whose``."""
+    """How networks on ``device`` are called; where bfloat16 is legal but slow, the log says so of
+    the setting of ``whose``.
+    """
     if precision == "fp32":
         return as_it_is
     slow = why_slow(device)
@@ -121,7 +132,8 @@ def forward_in(
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
     """A context of updates on ``device``.
 
-    cuDNN rounds to 19 bits by default, and what the learner computes would then differ from what actors did.
+    cuDNN rounds to 19 bits by default, and what the learner computes would then differ from what
+    actors did.
     """
     return (
         nullcontext()
@@ -137,15 +149,22 @@ def why_slow(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str
         return (
             ""
             if fast
-            else f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic, so it is emulated, slower than float32"
+            else f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic, so it is "
+            "emulated, slower than float32"
         )
     try:
         found = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
     except OSError:
-        return f"{cpuinfo} cannot be read, so it is not known whether this CPU has bfloat16 arithmetic; emulated, it is slower than float32"
+        return (
+            f"{cpuinfo} cannot be read, so it is not known whether this CPU has bfloat16 "
+            "arithmetic; emulated, it is slower than float32"
+        )
     if found and CPU_FLAGS & set(found[0].split()):
         return ""
-    return "this CPU has neither avx512_bf16 nor amx_bf16, so bfloat16 is emulated, slower than float32"
+    return (
+        "this CPU has neither avx512_bf16 nor amx_bf16, so bfloat16 is emulated, slower than "
+        "float32"
+    )
 
 
 def act_in(config: Config, policy: Policy) -> None:

@@ -1,4 +1,6 @@
-"""The update of algorithms that look at a batch once: one forward, one gradient, one step. A2C and IMPALA differ in their estimator."""
+"""The update of algorithms that look at a batch once: one forward, one gradient, one step. A2C and
+IMPALA differ in their estimator.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,15 @@ from tianflow.ops.losses import masked_mean, normalised, policy_gradient_loss, v
 from tianflow.ops.returns import Advantages
 
 CHUNK_SAMPLES = 256
-"""Images are learned from in column chunks of about so many samples, whose gradients add up: activations then stay in cache."""
+"""Images are learned from in column chunks of about so many samples, whose gradients add up:
+activations then stay in cache.
+"""
 
 
 class ChunkOutputs(NamedTuple):
-    """What statistics need of one chunk, [T, C], without gradient; the losses are scalars, weighted by the chunk's share."""
+    """What statistics need of one chunk, [T, C], without gradient; the losses are scalars, weighted
+    by the chunk's share.
+    """
 
     log_ratio: Tensor
     v_t: Tensor
@@ -31,7 +37,9 @@ class ChunkOutputs(NamedTuple):
 
 
 class SinglePassLearner(ActorCriticLearner):
-    """Policy gradient, value error and entropy, each a mean over valid transitions of the whole batch."""
+    """Policy gradient, value error and entropy, each a mean over valid transitions of the whole
+    batch.
+    """
 
     normalise_advantages: bool
 
@@ -39,7 +47,9 @@ class SinglePassLearner(ActorCriticLearner):
     def estimate(
         self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor
     ) -> Advantages:
-        """Advantages and value targets; ``log_ratio`` is the log of current over behaviour probability."""
+        """Advantages and value targets; ``log_ratio`` is the log of current over behaviour
+        probability.
+        """
 
     @abstractmethod
     def clipped(self, log_ratio: Tensor) -> Tensor:
@@ -87,7 +97,9 @@ class SinglePassLearner(ActorCriticLearner):
         return self.images and self.device.type == "cpu" and not self.normalise_advantages
 
     def _learn_from(self, model: ActorCriticModel, samples: Samples, total: Tensor) -> ChunkOutputs:
-        """Add the gradient of one chunk of columns to the model's; ``total`` is the number of valid transitions in the batch."""
+        """Add the gradient of one chunk of columns to the model's; ``total`` is the number of valid
+        transitions in the batch.
+        """
         distribution, valid_t = self.model.distribution, samples.valid_t
         output = model.evaluate(samples.observation, samples.state, samples.start)
         parameters = distribution.masked(output.parameters[:-1], samples.mask)

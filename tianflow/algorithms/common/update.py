@@ -1,4 +1,6 @@
-"""What every update has, on policy or off: parts of its batch by name, and somebody who may want it to stop."""
+"""What every update has, on policy or off: parts of its batch by name, and somebody who may want it
+to stop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The table of metric families: what of a run is shown, under which name. A new metric is one line of `FAMILIES`.
+"""The table of metric families: what of a run is shown, under which name. A new metric is one line
+of `FAMILIES`.
 
 Names, kinds and readers only; `tianflow.observability.prometheus.prometheus` writes them out.
 """
@@ -50,10 +51,13 @@ DROP_REASONS = (
     "shard_lost",
     "stopped",
 )
-"""Reasons shown at 0 before they first occur, so that the first increase is seen; others appear when they do."""
+"""Reasons shown at 0 before they first occur, so that the first increase is seen; others appear
+when they do.
+"""
 
 
-# Readers ------------------------------------------------------------------------------------------------------------
+# Readers
+# --------------------------------------------------------------------------------------------------
 
 
 def _flags(read: Callable[[RunStatistics], str], names: tuple[str, ...]) -> Reader:
@@ -91,7 +95,9 @@ def _shares(field: str) -> Reader:
 
 
 def staleness_distribution(counts: Mapping[int, int]) -> Histogram:
-    """Exact counts of the ledger as a distribution over `STALENESS_BUCKETS` (a negative one, a bug, is in the first)."""
+    """Exact counts of the ledger as a distribution over `STALENESS_BUCKETS` (a negative one, a bug,
+    is in the first).
+    """
     totals = [0] * (len(STALENESS_BUCKETS) + 1)
     for staleness, count in counts.items():
         totals[next((i for i, edge in enumerate(STALENESS_BUCKETS) if staleness <= edge), -1)] += (
@@ -101,7 +107,8 @@ def staleness_distribution(counts: Mapping[int, int]) -> Histogram:
     return Histogram(tuple(float(edge) for edge in STALENESS_BUCKETS), tuple(totals), float(total))
 
 
-# The table ----------------------------------------------------------------------------------------------------------
+# The table
+# --------------------------------------------------------------------------------------------------
 
 FAMILIES: tuple[Family, ...] = (
     # Progress
@@ -166,7 +173,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     gauge(
         "waiting_ratio",
-        "Share of the last seconds for which the learner waited for a batch, and actors on average for a credit.",
+        "Share of the last seconds for which the learner waited for a batch, and actors on "
+        "average for a credit.",
         lambda r: [((role,), share) for role, share in r.diagnosis.waits.items()],
         "role",
     ),

@@ -16,7 +16,8 @@ Reader = Callable[[RunStatistics], Rows]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric family. ``labels`` come after ``run``; ``read`` gives (label values, value or distribution) of one run.
+    """One metric family. ``labels`` come after ``run``; ``read`` gives (label values, value or
+    distribution) of one run.
 
     ``name`` has neither the prefix nor the ``_total`` of counters: the exposition adds that.
     """

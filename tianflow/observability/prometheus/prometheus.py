@@ -1,7 +1,8 @@
-"""Runs as Prometheus sees them: a collector over the table of families that reads each run once per scrape.
+"""Runs as Prometheus sees them: a collector over the table of families that reads each run once per
+scrape.
 
-One snapshot per run and scrape, so that ``begun = trained + inserted + dropped + open`` holds at every scrape, and with replay
-``drawn = trained + discarded + held``.
+One snapshot per run and scrape, so that ``begun = trained + inserted + dropped + open`` holds at
+every scrape, and with replay ``drawn = trained + discarded + held``.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def _metric(family: Family, runs: Iterable[RunStatistics]) -> Metric:
 
 
 def own_families(requests: Mapping[int, int]) -> Iterator[CounterMetricFamily | InfoMetricFamily]:
-    """What a server tells of itself rather than of a run; ``requests``: those answered, by status code."""
+    """What a server tells of itself rather than of a run; ``requests``: those answered, by status
+    code.
+    """
     answered = CounterMetricFamily(
         f"{PREFIX}http_requests", "HTTP requests answered.", labels=("code",)
     )
@@ -74,7 +77,8 @@ class RunCollector(Collector):
 
     Args:
         runs: gives the statistics of every run to show; called once per scrape.
-        requests: answered HTTP requests by status code, read at every scrape; empty where there is no server.
+        requests: answered HTTP requests by status code, read at every scrape; empty where there is
+            no server.
     """
 
     def __init__(
@@ -96,7 +100,9 @@ class RunCollector(Collector):
 
 
 class Exporter:
-    """A registry of its own with one `RunCollector`, and its exposition in the format that a scraper accepts."""
+    """A registry of its own with one `RunCollector`, and its exposition in the format that a
+    scraper accepts.
+    """
 
     def __init__(
         self, *, runs: Callable[[], Iterable[RunStatistics]], requests: Mapping[int, int]
@@ -110,7 +116,9 @@ class Exporter:
 
 
 def encoded(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """What ``registry`` collects, and its content type: OpenMetrics if ``accept`` (an Accept header) asks for it, else text."""
+    """What ``registry`` collects, and its content type: OpenMetrics if ``accept`` (an Accept
+    header) asks for it, else text.
+    """
     try:
         encode, content_type = choose_encoder(accept)
     except (

@@ -17,7 +17,9 @@ from tianflow.observability.prometheus.family import (
 )
 
 DISCARD_REASONS = ("expired", "learner_lost", "shard_lost", "unwanted", "stopped")
-"""Reasons shown at 0 before they first occur, so that the first increase is seen; others appear when they do."""
+"""Reasons shown at 0 before they first occur, so that the first increase is seen; others appear
+when they do.
+"""
 
 
 def _replay(read: Callable[[ReplayStatistics], Rows]) -> Reader:
@@ -45,7 +47,9 @@ def _of_shards(read: Callable[[Holdings], float]) -> Reader:
 
 
 def _shards_up(run: RunStatistics) -> Rows:
-    """1 for every shard that replay draws from, 0 for one that reports and is not ready yet, or no more."""
+    """1 for every shard that replay draws from, 0 for one that reports and is not ready yet, or no
+    more.
+    """
     if run.replay is None:
         return
     reporting = {

@@ -1,7 +1,8 @@
 """Shares of time that never go backwards, although they come from reports.
 
-Between two reports of a host, the time since the last one belongs to the state that was running then; the next report may
-tell otherwise. A counter that goes down reads as a restart, and every rate over it would be wrong.
+Between two reports of a host, the time since the last one belongs to the state that was running
+then; the next report may tell otherwise. A counter that goes down reads as a restart, and every
+rate over it would be wrong.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from dataclasses import replace
 from tianflow.core.statistics import ComponentStatistics, RunStatistics, TimeShares
 
 ROUNDING_S = 1e-6
-"""A sum of seconds that is lower by less than this is the same sum in another order, not a new clock."""
+"""A sum of seconds that is lower by less than this is the same sum in another order, not a new
+clock.
+"""
 
 
 class MonotonicTimes:
     """Remembers what was shown of each component, and corrects only forwards.
 
-    Shown times sum to the time since the component's clock began, at every look. Where a state was shown too much, the
-    other states get less until the truth has caught up.
+    Shown times sum to the time since the component's clock began, at every look. Where a state was
+    shown too much, the other states get less until the truth has caught up.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,9 @@ _ABOUT = frozenset({"t", "time", "span_s", "marks", "env_steps", "generation"})
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """The run that a sink is told about. ``config``: every setting in force at the start, JSON-ready."""
+    """The run that a sink is told about. ``config``: every setting in force at the start,
+    JSON-ready.
+    """
 
     id: str
     directory: Path
@@ -23,14 +25,18 @@ class SinkRun:
 
 
 class Sink(Protocol):
-    """Takes a run's history. Made by ``factory(run=SinkRun, **kwargs)``, used and closed in a thread of its own.
+    """Takes a run's history. Made by ``factory(run=SinkRun, **kwargs)``, used and closed in a
+    thread of its own.
 
-    It may wait as long as it likes, and raise: it is closed then, and gets nothing more. A factory may name the ``packages`` that
-    it imports, and the ``extra`` that installs them; whether they are there is then known before a run starts.
+    It may wait as long as it likes, and raise: it is closed then, and gets nothing more. A factory
+    may name the ``packages`` that it imports, and the ``extra`` that installs them; whether they
+    are there is then known before a run starts.
     """
 
     def write(self, row: Row) -> None:
-        """One row, as `tianflow.rundir.history.Row` describes it; no two are of one time, but a resumed run may go back in steps."""
+        """One row, as `tianflow.rundir.history.Row` describes it; no two are of one time, but a
+        resumed run may go back in steps.
+        """
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -45,7 +51,9 @@ class Point(NamedTuple):
 
 
 def points(row: Row) -> list[Point]:
-    """The evaluations in ``row``, each under ``evaluation/...``, and then its numbers, named as the row names them: ``staleness/p99``."""
+    """The evaluations in ``row``, each under ``evaluation/...``, and then its numbers, named as the
+    row names them: ``staleness/p99``.
+    """
     step, now = int(row["env_steps"]), float(row["time"])
     found = [
         Point(

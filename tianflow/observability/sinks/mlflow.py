@@ -16,12 +16,14 @@ AT_ONCE = 100
 
 
 class MLflow:
-    """Entry point ``mlflow``; a `tianflow.observability.sinks.base.Sink`. A resumed run goes on in its own.
+    """Entry point ``mlflow``; a `tianflow.observability.sinks.base.Sink`. A resumed run goes on in
+    its own.
 
     Args:
         run: its id is the name of the run there.
         experiment: where it appears.
-        tracking_uri: of the store, e.g. ``sqlite:///mlflow.db``; None: what MLflow itself takes, from the environment or else.
+        tracking_uri: of the store, e.g. ``sqlite:///mlflow.db``; None: what MLflow itself takes,
+            from the environment or else.
     """
 
     packages = ("mlflow",)

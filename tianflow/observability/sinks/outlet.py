@@ -70,7 +70,9 @@ class SinkFeeder:
         self._queue.put(row)
 
     async def close(self, patience_s: float) -> None:
-        """Let the sink take what is left and close, for at most so many seconds; then it is given up."""
+        """Let the sink take what is left and close, for at most so many seconds; then it is given
+        up.
+        """
         self._queue.put(None)
         _, late = await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=patience_s)
         if late:

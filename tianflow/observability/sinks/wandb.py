@@ -9,12 +9,14 @@ from tianflow.rundir.history import Row
 
 
 class WandB:
-    """Entry point ``wandb``; a `tianflow.observability.sinks.base.Sink`. A resumed run goes on in its own.
+    """Entry point ``wandb``; a `tianflow.observability.sinks.base.Sink`. A resumed run goes on in
+    its own.
 
     Args:
         run: its id is that of the run there.
         project: where it appears.
-        settings: further arguments of ``wandb.init``, e.g. ``mode``, ``entity``, ``tags``. Keys belong into the environment.
+        settings: further arguments of ``wandb.init``, e.g. ``mode``, ``entity``, ``tags``. Keys
+            belong into the environment.
     """
 
     packages = ("wandb",)

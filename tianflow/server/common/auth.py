@@ -1,4 +1,6 @@
-"""Who may do what: tokens, and checks that a request was meant for this server and does not come from a foreign web page."""
+"""Who may do what: tokens, and checks that a request was meant for this server and does not come
+from a foreign web page.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ OPEN = frozenset({"/livez", "/readyz"}) | console.PATHS
 OPEN_ON_LOOPBACK = frozenset({"/metrics"})
 LOOKING = frozenset({"GET", "HEAD"})
 OURSELVES = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Names of this machine for itself, also where a port is passed on from one address to another, as into a container."""
+"""Names of this machine for itself, also where a port is passed on from one address to another, as
+into a container.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,8 @@ class Guard:
     Args:
         tokens: what is asked for.
         loopback: True when only this machine can connect.
-        allowed_hosts: names that the server is known by, besides localhost and the address a connection came in at.
+        allowed_hosts: names that the server is known by, besides localhost and the address a
+            connection came in at.
 
     Raises:
         ConfigError: no tokens although other machines can connect.
@@ -85,7 +90,8 @@ class Guard:
         if not host:
             raise ProblemError(HTTPStatus.BAD_REQUEST, "A Host header is needed.")
         local = request.get_extra_info("sockname") or ("",)
-        # A name that merely resolves to this machine is refused: a web page could have made it do so (DNS rebinding).
+        # A name that merely resolves to this machine is refused: a web page could have made it do
+        # so (DNS rebinding).
         if host not in OURSELVES | self._allowed | {str(local[0]).lower()}:
             raise ProblemError(
                 HTTPStatus.MISDIRECTED_REQUEST,
@@ -124,7 +130,9 @@ class Guard:
 
 
 def guarded(guard: Guard, *, max_body: int) -> Any:
-    """The middleware that asks ``guard`` first, and refuses a body announced as longer than ``max_body`` bytes unread."""
+    """The middleware that asks ``guard`` first, and refuses a body announced as longer than
+    ``max_body`` bytes unread.
+    """
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,4 +1,6 @@
-"""A request's body: read before its handler begins, within a size and a time, so that no handler waits for who sends it slowly."""
+"""A request's body: read before its handler begins, within a size and a time, so that no handler
+waits for who sends it slowly.
+"""
 
 from __future__ import annotations
 

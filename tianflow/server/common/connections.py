@@ -1,7 +1,8 @@
-"""sockets -> `ConnectionLimiter` -> aiohttp: so many connections at once, and whoever waits for a reader hears at once that it has gone.
+"""sockets -> `ConnectionLimiter` -> aiohttp: so many connections at once, and whoever waits for a
+reader hears at once that it has gone.
 
-A connection costs a descriptor, a task and some kilobytes before it has asked for anything: those that are too many get an answer of
-a few hundred bytes, which was made once, and no task.
+A connection costs a descriptor, a task and some kilobytes before it has asked for anything: those
+that are too many get an answer of a few hundred bytes, which was made once, and no task.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from tianflow.logs import logger
 from tianflow.server.common.problems import SAFE, ProblemError
 
 REFUSED_S = 1.0
-"""Seconds in which one that was refused must take the answer and leave: closed at once, it would see a reset and no reason."""
+"""Seconds in which one that was refused must take the answer and leave: closed at once, it would
+see a reset and no reason.
+"""
 REFUSED_AT_ONCE = 256
 """That many refused ones are waited for; more are cut off."""
 TELL_S = 60.0
-"""Seconds between two lines of the log that say so: whoever connects could fill a disk with them."""
+"""Seconds between two lines of the log that say so: whoever connects could fill a disk with them.
+"""
 RETRY_AFTER_S = 5
 
 log = logger("service")
@@ -51,11 +55,15 @@ class ConnectionLimiter:
         )
 
     def __call__(self) -> asyncio.Protocol:
-        """For one connection. Whether there is room is asked when it is made: many may be accepted in one turn of the loop."""
+        """For one connection. Whether there is room is asked when it is made: many may be accepted
+        in one turn of the loop.
+        """
         return Connection(self)
 
     def close(self) -> None:
-        """Cut off whoever is still there, and whoever comes yet: what was accepted just before the end may be made after it."""
+        """Cut off whoever is still there, and whoever comes yet: what was accepted just before the
+        end may be made after it.
+        """
         self.closed = True
         for transport in tuple(self.transports):
             transport.abort()
@@ -72,7 +80,9 @@ class ConnectionLimiter:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, admitted or refused. An admitted one is aiohttp's in all but its end, which others may wait for, too."""
+    """One connection, admitted or refused. An admitted one is aiohttp's in all but its end, which
+    others may wait for, too.
+    """
 
     def __init__(self, entrance: ConnectionLimiter) -> None:
         self._entrance = entrance
@@ -137,7 +147,9 @@ class Connection(asyncio.Protocol):
 
 @contextmanager
 def told_of_the_end(request: web.Request, tell: Callable[[], None]) -> Iterator[None]:
-    """``tell`` is called as soon as whoever asked has gone, while the context is open; at once, if that is so already."""
+    """``tell`` is called as soon as whoever asked has gone, while the context is open; at once, if
+    that is so already.
+    """
     transport = request.transport
     if transport is None or transport.is_closing():
         tell()

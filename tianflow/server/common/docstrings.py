@@ -1,4 +1,6 @@
-"""What stands below the fields of a settings model in its source, so that who is asked for a value is told what it is."""
+"""What stands below the fields of a settings model in its source, so that who is asked for a value
+is told what it is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from pydantic import BaseModel
 
 @cache
 def of_fields(model: type[BaseModel]) -> Mapping[str, str]:
-    """Texts by field, those of base classes included; a field without one is absent, as all are without source. Reads files, once."""
+    """Texts by field, those of base classes included; a field without one is absent, as all are
+    without source. Reads files, once.
+    """
     found: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         if issubclass(cls, BaseModel) and cls is not BaseModel:

@@ -1,7 +1,9 @@
-"""`EventBuffer` → `Broadcaster` → readers that have all so far: what comes is joined once, and written to all of them by one task with one timer.
+"""`EventBuffer` → `Broadcaster` → readers that have all so far: what comes is joined once, and
+written to all of them by one task with one timer.
 
-A task and a timer of its own for each reader cost more than writing to it: a thousand readers were woken for every event, and every
-second to see whether they were still there. Here a reader's own task sleeps until the reader is slow, gone, or has all there will be.
+A task and a timer of its own for each reader cost more than writing to it: a thousand readers were
+woken for every event, and every second to see whether they were still there. Here a reader's own
+task sleeps until the reader is slow, gone, or has all there will be.
 """
 
 from __future__ import annotations
@@ -16,11 +18,15 @@ from tianflow.server.common.kept import EventBuffer, EventFrame
 AT_ONCE = 64
 """Events in one write: bounds what is made ahead for a reader that may be slow."""
 HEARTBEAT_S = 15.0
-"""Seconds of silence after which a comment shows that a stream is alive; proxies tend to cut after 30 or 60."""
+"""Seconds of silence after which a comment shows that a stream is alive; proxies tend to cut after
+30 or 60.
+"""
 HEARTBEAT = b":\n\n"
 FULL, MOST = 16 * 1024, 32 * 1024
-"""Bytes written and not taken with which a reader is slow, and those of one write here. Both together are less than the 64 KiB from
-which on a write waits until they are taken: nothing here waits for a reader."""
+"""Bytes written and not taken with which a reader is slow, and those of one write here. Both
+together are less than the 64 KiB from which on a write waits until they are taken: nothing here
+waits for a reader.
+"""
 TURN = 64
 """Readers between two turns of the loop."""
 
@@ -68,7 +74,8 @@ class Subscriber:
 class Broadcaster:
     """Writes what comes to those that have all so far.
 
-    Consumes: frames. Produces: bytes. Waits: for a frame, never for a reader. Unblocked by: `EventBuffer.add`.
+    Consumes: frames. Produces: bytes. Waits: for a frame, never for a reader. Unblocked by:
+    `EventBuffer.add`.
 
     Args:
         kept: whose frames.
@@ -85,7 +92,9 @@ class Broadcaster:
         return not self._readers
 
     async def follow(self, reader: Subscriber) -> None:
-        """Write to ``reader``, which has all there is, until it is slow, it is gone, or nothing more will come."""
+        """Write to ``reader``, which has all there is, until it is slow, it is gone, or nothing
+        more will come.
+        """
         self._readers.add(reader)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(
@@ -120,7 +129,9 @@ class Broadcaster:
         self._wake_all()
 
     async def _write(self, before: int, after: int, data: bytes) -> None:
-        """To those that have all up to ``before``; others, and those that are slow, are left to their own tasks."""
+        """To those that have all up to ``before``; others, and those that are slow, are left to
+        their own tasks.
+        """
         for turn, reader in enumerate(tuple(self._readers), start=1):
             if reader.number != before or reader.slow or len(data) > MOST:
                 reader.wake()

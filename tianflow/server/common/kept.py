@@ -1,4 +1,6 @@
-"""What is told to readers, kept for a while: numbered, encoded once, and the same for all of them."""
+"""What is told to readers, kept for a while: numbered, encoded once, and the same for all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class EventBuffer:
             told()
 
     def since(self, number: int, at_most: int) -> tuple[int, Sequence[EventFrame]]:
-        """How many after ``number`` are no longer kept, and the next that are. A number not told yet counts as the newest."""
+        """How many after ``number`` are no longer kept, and the next that are. A number not told
+        yet counts as the newest.
+        """
         kept = self._kept
         oldest = kept[0].number if kept else self.newest + 1
         skipped = bisect_right(kept, number, key=lambda frame: frame.number)
@@ -69,7 +73,9 @@ class EventBuffer:
         ]
 
     async def wait(self, number: int, timeout: float) -> None:  # noqa: ASYNC109 - a wait that ends without news is no error here
-        """Until there is something after ``number``, nothing more will come, or ``timeout`` seconds have passed."""
+        """Until there is something after ``number``, nothing more will come, or ``timeout`` seconds
+        have passed.
+        """
         news = self._news
         if self.newest > number or self.closed:
             return

@@ -1,4 +1,6 @@
-"""`/openapi.json`: what can be asked of the service and what it answers, as an OpenAPI 3.1 document made from the models that check it."""
+"""`/openapi.json`: what can be asked of the service and what it answers, as an OpenAPI 3.1 document
+made from the models that check it.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def document(
     actions: Iterable[str],
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The document for ``runs``: settings by id. Where they have different algorithms, a resource has either's settings.
+    """The document for ``runs``: settings by id. Where they have different algorithms, a resource
+    has either's settings.
 
     ``more``: operations by path, besides or instead of those that every server has.
     """
@@ -302,7 +305,8 @@ def _events() -> dict[str, Any]:
         {
             "name": "Last-Event-ID",
             "in": "header",
-            "description": "Go on after this number. Without it only what is to come is told; 0: all that is kept",
+            "description": "Go on after this number. Without it only what is to come is told; 0: "
+            "all that is kept",
             "schema": {"type": "string", "pattern": "^[0-9]{0,18}$"},
         },
         {
@@ -313,7 +317,8 @@ def _events() -> dict[str, Any]:
         },
     ]
     answer: dict[str, Any] = {
-        "description": "Server-sent events. id: a number that rises by one; event: a kind; data: a JSON object, as x-events says",
+        "description": "Server-sent events. id: a number that rises by one; event: a kind; data: "
+        "a JSON object, as x-events says",
         "content": {"text/event-stream": {}},  # a stream is no value that a schema could be of
     }
     answer["x-events"] = {kind: reference(f"event-{kind}") for kind in schemas.event_schemas()}
@@ -327,7 +332,9 @@ def _events() -> dict[str, Any]:
 
 
 def resources(configs: Sequence[Config], *, others: bool = False) -> dict[str, Any]:
-    """Operations on live settings as each of ``configs`` has them; ``others``: there may be settings of other algorithms, too."""
+    """Operations on live settings as each of ``configs`` has them; ``others``: there may be
+    settings of other algorithms, too.
+    """
     unknown: list[Schema] = [{"type": "object"}] if others else []
     return {
         f"{RUN}/{resource}": _resource(
@@ -350,11 +357,15 @@ def _resource(
     condition = {
         "name": "If-Match",
         "in": "header",
-        "description": "Change them only if this ETag, or one of several, is still that of the settings in force; *: whatever it is",
+        "description": "Change them only if this ETag, or one of several, is still that of the "
+        "settings in force; *: whatever it is",
         "schema": {"type": "string", "pattern": TAGS},
     }
     body = {"required": True, "content": {MERGE_PATCH: {"schema": taken}}}
-    change = "Change them, all or none. null: the default. What fits the schema may still be refused beside the other settings"
+    change = (
+        "Change them, all or none. null: the default. What fits the schema may still be "
+        "refused beside the other settings"
+    )
     refusals = (409, 412, 415, 422)
     return {
         **reading(path, f"Settings of {resource} that can be changed", answer),

@@ -21,7 +21,9 @@ _log = logger("service")
 
 
 class ProblemError(Exception):
-    """An answer that is an error. ``kind`` names its type (without one the status says it all); ``more`` are its own members."""
+    """An answer that is an error. ``kind`` names its type (without one the status says it all);
+    ``more`` are its own members.
+    """
 
     def __init__(
         self,
@@ -70,7 +72,9 @@ def json_response(
 
 
 def invalid_settings(error: ConfigError) -> ProblemError:
-    """422: each refused setting with its path, value, reason, what would be accepted and the nearest known name."""
+    """422: each refused setting with its path, value, reason, what would be accepted and the
+    nearest known name.
+    """
     errors = [_error(problem) for problem in error.problems]
     return ProblemError(
         HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -93,7 +97,9 @@ def _error(problem: Problem) -> dict[str, object]:
 
 
 def answers(requests: Counter[int]) -> Any:
-    """The outermost middleware: every error becomes a problem document, every answer is counted in ``requests`` by status."""
+    """The outermost middleware: every error becomes a problem document, every answer is counted in
+    ``requests`` by status.
+    """
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,4 +1,6 @@
-"""JSON schemas (2020-12) of what the service answers and takes: of the models themselves, and of what `tianflow.observability.run_document` makes."""
+"""JSON schemas (2020-12) of what the service answers and takes: of the models themselves, and of
+what `tianflow.observability.run_document` makes.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ def _whole(model: type[BaseModel], mode: Any) -> dict[str, Any]:
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Without references to the model's own definitions, which have no place in the document; they hold no cycles, being settings."""
+    """Without references to the model's own definitions, which have no place in the document; they
+    hold no cycles, being settings.
+    """
     if isinstance(schema, dict):
         if "$ref" in schema:
             return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
@@ -235,7 +239,9 @@ def named() -> dict[str, Schema]:
 
 
 def _history_row() -> Schema:
-    """A line of ``history.jsonl``; see `tianflow.rundir.history.Row`. Those of older versions of tianflow lack some members."""
+    """A line of ``history.jsonl``; see `tianflow.rundir.history.Row`. Those of older versions of
+    tianflow lack some members.
+    """
     numbers = ("t", "span_s", "time", "mean_return", "steps_per_s", "updates_per_s", "queue")
     staleness = {
         **dict.fromkeys(("count", "min", "mean", "p99", "max", "bound"), NUMBER),
@@ -295,7 +301,8 @@ def _run(version: Schema, component: Schema) -> Schema:
             violations=COUNT,
             counts=table(COUNT)
             | {
-                "description": "Trained on since the process began, by staleness; from 16 on to three binary digits"
+                "description": "Trained on since the process began, by staleness; from 16 on to "
+                "three binary digits"
             },
         ),
         trajectories=struct(**dict.fromkeys(counts, COUNT), dropped=table(COUNT)),

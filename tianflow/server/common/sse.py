@@ -1,7 +1,9 @@
-"""`EventBuffer` → `EventStreams` → readers: server-sent events (HTML standard, section 9.2), to as many readers as are allowed.
+"""`EventBuffer` → `EventStreams` → readers: server-sent events (HTML standard, section 9.2), to as
+many readers as are allowed.
 
-A reader that is slow, or was away, goes on where it was; what is no longer kept by then is told as an event ``lost`` with the count.
-Those that have all so far are written to together (`Broadcaster`).
+A reader that is slow, or was away, goes on where it was; what is no longer kept by then is told as
+an event ``lost`` with the count. Those that have all so far are written to together
+(`Broadcaster`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from tianflow.server.run.feed import LOST, EventRecord
 WRITE_S = 30.0
 """Seconds in which a reader must take what was written; otherwise it is gone."""
 END_S = 0.5
-"""Seconds in which a reader must take what was told last: the server waits for nobody who does not read."""
+"""Seconds in which a reader must take what was told last: the server waits for nobody who does not
+read.
+"""
 RETRY_MS = 1000
 HEADERS = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
 
@@ -44,14 +48,17 @@ class EventStreams:
         """Write events until the reader leaves or nothing more will come.
 
         Raises:
-            ProblemError: 400 Last-Event-ID or ``follow`` cannot be read, 503 too many streams are open.
+            ProblemError: 400 Last-Event-ID or ``follow`` cannot be read, 503 too many streams are
+                open.
         """
         with self.place():
             return await self.write(kept, request)
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """A place for one stream, while the context is open. Raises ProblemError, 503, if there is none."""
+        """A place for one stream, while the context is open. Raises ProblemError, 503, if there is
+        none.
+        """
         if self.open >= self._limit:
             detail = f"{self.open} streams are open, and http.max_streams allows no more."
             raise ProblemError(
@@ -114,7 +121,9 @@ async def _ending(kept: EventBuffer) -> AsyncIterator[None]:
 
 
 async def _copy(kept: EventBuffer, fan: Broadcaster, reader: Subscriber, *, follow: bool) -> None:
-    """Everything after ``reader.number``: what is there by this task, what comes by the fan while the reader is fast enough."""
+    """Everything after ``reader.number``: what is there by this task, what comes by the fan while
+    the reader is fast enough.
+    """
     text = b""
     if reader.number > kept.newest:
         # never told: one of an earlier server of this run, and nobody knows what came in between

@@ -1,4 +1,6 @@
-"""How often one address may ask: a token bucket for each, generous enough that only a loop that went wild meets it."""
+"""How often one address may ask: a token bucket for each, generous enough that only a loop that
+went wild meets it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from aiohttp import web
 from tianflow.server.common.problems import Handler, ProblemError
 
 ADDRESSES = 1024
-"""Addresses that are remembered; the one that asked longest ago is forgotten first, which gives it a full bucket."""
+"""Addresses that are remembered; the one that asked longest ago is forgotten first, which gives it
+a full bucket.
+"""
 
 
 class Throttle:
@@ -31,7 +35,9 @@ class Throttle:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, address: str) -> float:
-        """Take one request's worth; seconds until there will be one, when there is none (0: taken)."""
+        """Take one request's worth; seconds until there will be one, when there is none (0:
+        taken).
+        """
         now = self._clock()
         held, then = self._buckets.pop(address, (self._size, now))
         held = min(self._size, held + (now - then) * self._per_s)
@@ -43,13 +49,18 @@ class Throttle:
 
 
 def throttled(throttle: Throttle) -> Any:
-    """The middleware that answers 429 to who asks too often. It is asked before any token is looked at, so guessing is slow, too."""
+    """The middleware that answers 429 to who asks too often. It is asked before any token is looked
+    at, so guessing is slow, too.
+    """
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         wait = throttle.take(request.remote or "")
         if wait:
-            detail = "Too many requests from this address; http.max_requests_per_s says how many may come."
+            detail = (
+                "Too many requests from this address; http.max_requests_per_s says how many "
+                "may come."
+            )
             raise ProblemError(
                 HTTPStatus.TOO_MANY_REQUESTS, detail, headers={"Retry-After": str(math.ceil(wait))}
             )

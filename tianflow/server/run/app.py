@@ -1,4 +1,6 @@
-"""The HTTP application: state, control and settings of runs. It reads `RunControl` and knows nothing beneath it."""
+"""The HTTP application: state, control and settings of runs. It reads `RunControl` and knows
+nothing beneath it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Broadcast → `Feed` → streams: the events of a run, numbered and kept for a while, so that a reader can go on where it left off.
+"""Broadcast → `Feed` → streams: the events of a run, numbered and kept for a while, so that a
+reader can go on where it left off.
 
-Updates and episodes happen hundreds of times a second. They are told together, at most once every `TOGETHER_S` for each of the two
-kinds; all other events are told one by one.
+Updates and episodes happen hundreds of times a second. They are told together, at most once every
+`TOGETHER_S` for each of the two kinds; all other events are told one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 TOGETHER_S = 0.25
 LOOK_S = 0.05
-"""Seconds between two looks at what came; the queue of 1,024 in between is enough for 20,000 events a second."""
+"""Seconds between two looks at what came; the queue of 1,024 in between is enough for 20,000 events
+a second.
+"""
 LONGEST_TEXT = 2000
 """Characters of one text in an event: an environment may say anything when it fails."""
 LOST = "lost"
@@ -40,7 +43,10 @@ class EventRecord:
     @cached_property
     def text(self) -> bytes:
         """As it goes over the wire: made for the first reader, and the same for all others."""
-        return f"id: {self.number}\nevent: {self.kind}\ndata: {json.dumps(self.data, allow_nan=False)}\n\n".encode()
+        return (
+            f"id: {self.number}\nevent: {self.kind}\ndata: "
+            f"{json.dumps(self.data, allow_nan=False)}\n\n"
+        ).encode()
 
 
 def kind_of(event: type[Event]) -> str:
@@ -51,7 +57,8 @@ def kind_of(event: type[Event]) -> str:
 class Feed(EventBuffer):
     """Takes the events of a run, and keeps the newest of them.
 
-    Consumes: events of a `Broadcast`. Produces: `EventRecord`, to any number of readers, none of which it ever waits for.
+    Consumes: events of a `Broadcast`. Produces: `EventRecord`, to any number of readers, none of
+    which it ever waits for.
     Waits: for an event. Unblocked by: `Broadcast.publish`.
 
     Args:
@@ -133,7 +140,9 @@ class _Together:
 
 
 class _Updates(_Together):
-    """Updates since the last time: seconds and samples add up, version and statistics are the newest."""
+    """Updates since the last time: seconds and samples add up, version and statistics are the
+    newest.
+    """
 
     def add(self, event: UpdateFinished) -> None:
         if not self.count:

@@ -1,4 +1,6 @@
-"""The history of a run as an answer, so that charts of a run that has gone on for a while need not begin empty."""
+"""The history of a run as an answer, so that charts of a run that has gone on for a while need not
+begin empty.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ from tianflow.server.common.pages import whole
 from tianflow.server.common.problems import ProblemError
 
 FEWEST, USUAL = 2, 500
-"""Lines of an answer: the least that can be asked for, and how many there are at most when nobody asks."""
+"""Lines of an answer: the least that can be asked for, and how many there are at most when nobody
+asks.
+"""
 
 
 async def answer(directory: Path, request: web.Request) -> web.Response:
-    """Lines of the run in ``directory``, at most as many as the query's ``points`` says, and the Unix time now.
+    """Lines of the run in ``directory``, at most as many as the query's ``points`` says, and the
+    Unix time now.
 
     Raises:
         ProblemError: 400, that is no such number; 503, the file cannot be read.

@@ -1,4 +1,6 @@
-"""The server beside a run: binds, tells where it is in ``control.json``, and is gone within two seconds at the end."""
+"""The server beside a run: binds, tells where it is in ``control.json``, and is gone within two
+seconds at the end.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,13 @@ from tianflow.server.run.feed import Feed
 GRACE_S = 1.0
 """Seconds that requests still being answered get at the end."""
 IDLE_S = 75.0
-"""Seconds in which a connection must ask for something, whole headers included; more than most scrapers wait between two scrapes."""
+"""Seconds in which a connection must ask for something, whole headers included; more than most
+scrapers wait between two scrapes.
+"""
 LINGER_S = 5.0
-"""Seconds in which what is left of a refused body is taken, and thrown away, so that whoever sends it comes to read why."""
+"""Seconds in which what is left of a refused body is taken, and thrown away, so that whoever sends
+it comes to read why.
+"""
 BACKLOG = 128
 
 
@@ -48,10 +54,12 @@ class Server:
 async def serve(
     run: RunControl, http: HttpSettings, tokens: Tokens, directory: Path
 ) -> AsyncIterator[Server]:
-    """Answer for ``run`` while the context is open, with ``control.json`` in ``directory`` telling where.
+    """Answer for ``run`` while the context is open, with ``control.json`` in ``directory`` telling
+    where.
 
     Raises:
-        ConfigError: the port is taken, the host is not of this machine, or no tokens although others can connect.
+        ConfigError: the port is taken, the host is not of this machine, or no tokens although
+            others can connect.
     """
     rates = RunRates(read=run.statistics)
     bound = await bind(http)
@@ -62,7 +70,8 @@ async def serve(
         feed = Feed(events=run.events, clock=time.time)
         app = make_app(runs={run.id: ServedRun(run, rates, feed)}, guard=guard, http=http)
         runner = runner_of(app)
-        # the feed closes first: every stream is then written to its end while the server is still there
+        # the feed closes first: every stream is then written to its end while the server is still
+        # there
         async with (
             answering(runner, bound, limit=connections_of(http)),
             _announced(run, server, tokens, directory),
@@ -75,7 +84,9 @@ async def serve(
 
 
 async def bind(http: HttpSettings) -> socket.socket:
-    """A listening socket. One address only, so that port 0 is one port also where a name has several addresses."""
+    """A listening socket. One address only, so that port 0 is one port also where a name has
+    several addresses.
+    """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             http.host, http.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -130,7 +141,9 @@ def address(bound: socket.socket) -> str:
 
 
 def runner_of(app: web.Application) -> web.AppRunner:
-    """What runs ``app``: it closes connections that ask for nothing, and waits for nobody at the end."""
+    """What runs ``app``: it closes connections that ask for nothing, and waits for nobody at the
+    end.
+    """
     return web.AppRunner(
         app,
         access_log=None,
@@ -143,7 +156,9 @@ def runner_of(app: web.Application) -> web.AppRunner:
 
 
 def _logger() -> logging.Logger:
-    """aiohttp's, without tracebacks of requests that are none: whoever connects could fill a disk with them."""
+    """aiohttp's, without tracebacks of requests that are none: whoever connects could fill a disk
+    with them.
+    """
     logger = logging.getLogger("aiohttp.server")
     logger.addFilter(_is_our_mistake)  # once, however often it is given
     return logger
@@ -163,7 +178,9 @@ def connections_of(http: HttpSettings) -> int:
 async def answering(
     runner: web.AppRunner, bound: socket.socket, *, limit: int
 ) -> AsyncIterator[None]:
-    """``runner`` answers at ``bound`` while the context is open, to ``limit`` connections at most."""
+    """``runner`` answers at ``bound`` while the context is open, to ``limit`` connections at
+    most.
+    """
     async with AsyncExitStack() as leaving:
         await runner.setup()
         assert runner.server is not None
@@ -178,7 +195,9 @@ async def answering(
 
 
 async def _listen_no_more(listening: asyncio.Server, bound: socket.socket) -> None:
-    """Close. A server of asyncio drops, unclosed, what it accepted in the very turn of the loop in which it closes: so, a turn before."""
+    """Close. A server of asyncio drops, unclosed, what it accepted in the very turn of the loop in
+    which it closes: so, a turn before.
+    """
     try:
         asyncio.get_running_loop().remove_reader(bound)
         await asyncio.sleep(0)

@@ -1,4 +1,6 @@
-"""Live settings as HTTP resources: which part of the config each one shows, and how a merge patch becomes a change."""
+"""Live settings as HTTP resources: which part of the config each one shows, and how a merge patch
+becomes a change.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
     """Apply a merge patch, whole or not at all; the settings then in force.
 
     Raises:
-        ProblemError: 400 malformed body or If-Match, 412 made for another generation, 415 not a merge patch, 422 not an object.
+        ProblemError: 400 malformed body or If-Match, 412 made for another generation, 415 not a
+            merge patch, 422 not an object.
         ConfigError: a value or key is refused; nothing changed.
         StateConflictError: the run has ended.
     """
@@ -79,7 +82,9 @@ async def patch(run: RunControl, resource: str, request: web.Request) -> web.Res
 def changes_of(
     config: Config, resource: str, body: Mapping[str, object]
 ) -> dict[str, dict[str, object]]:
-    """The patch by sections. An unknown key goes where its nearest relative is, so that the refusal names that one."""
+    """The patch by sections. An unknown key goes where its nearest relative is, so that the refusal
+    names that one.
+    """
     sections, live = RESOURCES[resource], live_of(config)
     home = {key: section for section in reversed(sections) for key in live[section]}
     changes: dict[str, dict[str, object]] = {}
@@ -110,7 +115,9 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def check_depth(path: str, value: object, deepest: int = DEEPEST) -> None:
-    """Refuse what has more than ``deepest`` levels, as no setting has, with ConfigError: what comes next goes down them one by one."""
+    """Refuse what has more than ``deepest`` levels, as no setting has, with ConfigError: what comes
+    next goes down them one by one.
+    """
     level, depth = [value], 0
     while level:
         if depth > deepest:

@@ -1,6 +1,8 @@
-"""What a config that came over HTTP may name: installed plug-ins, and objects of modules that the service was told to allow.
+"""What a config that came over HTTP may name: installed plug-ins, and objects of modules that the
+service was told to allow.
 
-Whoever names ``module:attribute`` in a config has it imported and called: that is what configs are for, and nothing a stranger may do.
+Whoever names ``module:attribute`` in a config has it imported and called: that is what configs are
+for, and nothing a stranger may do.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def require_allowed(tables: Mapping[str, Any], allowed: Collection[str]) -> None
     """Look at every string before anything is imported.
 
     Args:
-        tables: the config as it came, by sections or by dotted paths, or what is to be changed of it.
+        tables: the config as it came, by sections or by dotted paths, or what is to be changed of
+            it.
         allowed: modules, each with all that lies beneath it.
 
     Raises:
@@ -59,11 +62,16 @@ def _is_allowed(value: str, allowed: Collection[str]) -> bool:
 
 def _accepted(allowed: Collection[str]) -> str:
     here = f"; modules allowed here: {', '.join(sorted(allowed))}" if allowed else ""
-    return f"the name of an installed plug-in or registered environment{here}; the service's --allow-import adds a module"
+    return (
+        f"the name of an installed plug-in or registered environment{here}; the service's "
+        "--allow-import adds a module"
+    )
 
 
 def _strings(path: str, value: object) -> Iterator[tuple[str, str]]:
-    """(dotted path, string) of all strings, keys included; items of lists have their list's path."""
+    """(dotted path, string) of all strings, keys included; items of lists have their list's
+    path.
+    """
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):

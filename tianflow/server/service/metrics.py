@@ -1,4 +1,6 @@
-"""Metrics of all runs and of the service itself, on one page: each run exposes its own, and the pages are put together by families."""
+"""Metrics of all runs and of the service itself, on one page: each run exposes its own, and the
+pages are put together by families.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def exposition(collector: ServiceCollector, pages: Sequence[str], accept: str) -
 
 
 def merged(own: str, pages: Sequence[str]) -> str:
-    """The families of all pages, each once with the samples of all. One of ``own`` says nothing of a run: it is taken from there only."""
+    """The families of all pages, each once with the samples of all. One of ``own`` says nothing of
+    a run: it is taken from there only.
+    """
     first = _families(own)
     families: dict[str, tuple[list[str], list[str]]] = {}
     for page in pages:
@@ -77,7 +81,9 @@ def merged(own: str, pages: Sequence[str]) -> str:
 
 
 def _families(page: str) -> dict[str, tuple[list[str], list[str]]]:
-    """(lines that describe it, samples) of each family, by its name as it is written there. A family begins with its HELP."""
+    """(lines that describe it, samples) of each family, by its name as it is written there. A
+    family begins with its HELP.
+    """
     families: dict[str, tuple[list[str], list[str]]] = {}
     described: list[str] = []
     samples: list[str] = []

@@ -1,4 +1,6 @@
-"""`/openapi.json` of a service: what every server answers, with submission, lists by the page, and runs that do not go on."""
+"""`/openapi.json` of a service: what every server answers, with submission, lists by the page, and
+runs that do not go on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Refusals that only a service has: what it remembers lies on a disk, and a disk may be full or away."""
+"""Refusals that only a service has: what it remembers lies on a disk, and a disk may be full or
+away.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""a run's stream → `Relay` → readers of the service: a run tells its events once, however many read them here."""
+"""a run's stream → `Relay` → readers of the service: a run tells its events once, however many read
+them here.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class RelayedEvent:
 
 
 class Relay(EventBuffer):
-    """The events of a run, as `tianflow.server.run.feed.Feed` has them there, under the same numbers.
+    """The events of a run, as `tianflow.server.run.feed.Feed` has them there, under the same
+    numbers.
 
     Args:
         asker: asks the run.
@@ -39,7 +42,9 @@ class Relay(EventBuffer):
         self.readers = 0
         """Those that want what comes."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once what the run keeps is kept here, too. Raises `NoAnswerError` for a run that does not tell."""
+        """Done once what the run keeps is kept here, too. Raises `NoAnswerError` for a run that
+        does not tell.
+        """
         self.task = asyncio.create_task(self._run(), name=f"relay {contact.run}")
 
     async def _run(self) -> None:
@@ -68,7 +73,9 @@ class Relay(EventBuffer):
                     raise NoAnswerError("it tells more at once than an event can be")
 
     def _take(self, block: bytes) -> None:
-        """Comments are for the connection. How many a run no longer keeps it says before those it keeps, which fill all places here."""
+        """Comments are for the connection. How many a run no longer keeps it says before those it
+        keeps, which fill all places here.
+        """
         head, _, _ = block.partition(b"\n")
         if head.startswith(b"id: ") and (number := int(head[4:])) > self.newest:
             self.add(RelayedEvent(number, block))

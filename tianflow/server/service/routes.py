@@ -1,4 +1,6 @@
-"""The HTTP application of a service: takes submissions, lists runs, and passes on what is asked of one to its own coordinator."""
+"""The HTTP application of a service: takes submissions, lists runs, and passes on what is asked of
+one to its own coordinator.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def make_app(
     http: HttpSettings,
     allowed: Collection[str],
 ) -> web.Application:
-    """The application of a service. ``allowed``: modules whose objects a config that is submitted may name."""
+    """The application of a service. ``allowed``: modules whose objects a config that is submitted
+    may name.
+    """
     requests: Counter[int] = Counter()
     throttle = Throttle(per_s=http.max_requests_per_s)
     middlewares = [
@@ -198,7 +202,9 @@ class ServiceHandlers:
         return json_response({"runs": runs, "next": following, "can_submit": True})
 
     async def submit(self, request: web.Request) -> web.Response:
-        """Take a run: 201 with where it is. The same `Idempotency-Key` with the same body gives the same run again."""
+        """Take a run: 201 with where it is. The same `Idempotency-Key` with the same body gives the
+        same run again.
+        """
         key, body = _key(request), await request.read()
         if self._house.leaving.is_set():
             raise ProblemError(
@@ -239,7 +245,9 @@ class ServiceHandlers:
         return json_response(answer, HTTPStatus.CREATED, headers={"Location": href(record.id)})
 
     async def show_run(self, request: web.Request) -> web.StreamResponse:
-        """Everything a status screen needs; of a run that does not go on, what is remembered of it."""
+        """Everything a status screen needs; of a run that does not go on, what is remembered
+        of it.
+        """
         record, life = await self._known(request)
         if life is not None and life.contact is not None:
             return await self._asker.forward(life.contact, request, "")
@@ -252,7 +260,9 @@ class ServiceHandlers:
         return web.Response(text=await asyncio.to_thread(self._house.files.tail, record.id))
 
     async def look(self, request: web.Request) -> web.StreamResponse:
-        """One part of a run. Its audit, checkpoints and history are there when it has ended, too."""
+        """One part of a run. Its audit, checkpoints and history are there when it has ended,
+        too.
+        """
         record, life = await self._known(request)
         part = request.match_info["part"]
         if life is not None and life.contact is not None:
@@ -324,7 +334,9 @@ class ServiceHandlers:
         return record, self._house.lives.get(name)
 
     def _checked(self, request: web.Request, body: bytes) -> Any:
-        """The config that was submitted. Waits for files. Raises ConfigError with paths below ``config``."""
+        """The config that was submitted. Waits for files. Raises ConfigError with paths below
+        ``config``.
+        """
         if request.content_type != "application/json":
             raise ProblemError(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "A run is submitted as application/json."

@@ -1,4 +1,6 @@
-"""A run as the service tells of it: in short for a list, in full while it does not answer for itself. JSON-ready."""
+"""A run as the service tells of it: in short for a list, in full while it does not answer for
+itself. JSON-ready.
+"""
 
 from __future__ import annotations
 

@@ -19,11 +19,16 @@ if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
 
 ANSWER_S = 5.0
-"""Seconds in which a run must answer; its coordinator computes nothing, so one that does not is stopped or swamped."""
+"""Seconds in which a run must answer; its coordinator computes nothing, so one that does not is
+stopped or swamped.
+"""
 METRICS_S = 2.0
-"""Seconds in which a run must give its metrics: less than a scraper waits for the whole page, which one run must not cost all others."""
+"""Seconds in which a run must give its metrics: less than a scraper waits for the whole page, which
+one run must not cost all others.
+"""
 SILENT_S = 45.0
-"""Seconds without a word, three comments of a stream that is alive long, after which a run is gone."""
+"""Seconds without a word, three comments of a stream that is alive long, after which a run is gone.
+"""
 ASKED = ("Accept", "Content-Type", "If-Match")
 ANSWERED = ("Accept-Patch", "Allow", "Content-Type", "ETag", "Location", "Retry-After")
 
@@ -107,7 +112,8 @@ class RunClient:
     async def events(
         self, contact: ControlFile, number: int, *, follow: bool
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """What the run tells after the event of that ``number``, as it comes. A run that was killed is an end and no error.
+        """What the run tells after the event of that ``number``, as it comes. A run that was killed
+        is an end and no error.
 
         Raises:
             NoAnswerError: it does not answer, or not with events.

@@ -1,4 +1,6 @@
-"""Submitted runs -> queue -> at most so many processes at once. What was going when the service was killed goes on when it is back."""
+"""Submitted runs -> queue -> at most so many processes at once. What was going when the service was
+killed goes on when it is back.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ LOOK_S = 1.0
 LOOKS_A_TRIM = 600
 """Looks between two at how long its log has become."""
 LEAVE_S = 60.0
-"""Seconds in which a run that is let go of must end; it has its own grace time for its hosts, and a checkpoint to write."""
+"""Seconds in which a run that is let go of must end; it has its own grace time for its hosts, and a
+checkpoint to write.
+"""
 DEATHS, WINDOW_S = 3, 600.0
 """More deaths from outside than this within the window end a run."""
 BACKOFF_S = 1.0
@@ -58,8 +62,8 @@ class ManagedRun:
 class RunManager:
     """Holds the runs.
 
-    Consumes: submissions, exits of processes. Produces: processes. Waits: for a place, for a process. Unblocked by: a submission,
-    an end, an action.
+    Consumes: submissions, exits of processes. Produces: processes. Waits: for a place, for a
+    process. Unblocked by: a submission, an end, an action.
 
     Args:
         store: what is remembered; used from one thread.
@@ -104,7 +108,9 @@ class RunManager:
         )
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Give places to those that wait, until cancelled; then let go of every run, and wait for them."""
+        """Give places to those that wait, until cancelled; then let go of every run, and wait for
+        them.
+        """
         started()
         try:
             while True:
@@ -151,7 +157,9 @@ class RunManager:
                 life.child.kill()
 
     async def stop(self, record: RunRecord, source: str) -> str:
-        """End a run that does not answer for itself: one that waits, or starts, or hangs; the state it leads to."""
+        """End a run that does not answer for itself: one that waits, or starts, or hangs; the state
+        it leads to.
+        """
         life = self._lives.get(record.id)
         if life is not None:
             life.stop_source = source
@@ -186,7 +194,9 @@ class RunManager:
         task.add_done_callback(self._tasks.discard)
 
     async def _lead(self, life: ManagedRun) -> None:
-        """One run from its place to its end. Whatever goes wrong here is that run's failure, and of no other."""
+        """One run from its place to its end. Whatever goes wrong here is that run's failure, and of
+        no other.
+        """
         name = life.record.id
         try:
             # a person may have stopped it while it was being given its place
@@ -221,8 +231,8 @@ class RunManager:
     async def _kept(
         self, life: ManagedRun, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Ask the store until the disk does as it is told: a run is not failed by a disk that is full or busy, nor tried again after
-        its end. Raises StoreError once the service ends.
+        """Ask the store until the disk does as it is told: a run is not failed by a disk that is
+        full or busy, nor tried again after its end. Raises StoreError once the service ends.
         """
         while True:
             try:
@@ -244,7 +254,9 @@ class RunManager:
                     await self.leaving.wait()
 
     async def _live_again_and_again(self, life: ManagedRun) -> RunOutcome | None:
-        """Until it has ended by itself; None: the service ends, and the run is to go on with the next one."""
+        """Until it has ended by itself; None: the service ends, and the run is to go on with the
+        next one.
+        """
         await self._earlier_gone(life.record.id)
         while (outcome := self._over(life)) is None and not self.leaving.is_set():
             outcome = await self._live(life) or self._over(life)
@@ -277,7 +289,8 @@ class RunManager:
         if len(life.deaths) > DEATHS:
             return RunOutcome(
                 "failed",
-                f"its process was ended from outside {len(life.deaths)} times within {WINDOW_S:g} s",
+                f"its process was ended from outside {len(life.deaths)} times "
+                f"within {WINDOW_S:g} s",
             )
         return None
 
@@ -295,7 +308,9 @@ class RunManager:
         )
 
     async def _earlier_gone(self, name: str) -> None:
-        """A service that was killed let go of this run, which may still be writing its last checkpoint."""
+        """A service that was killed let go of this run, which may still be writing its last
+        checkpoint.
+        """
         deadline = time.monotonic() + LEAVE_S
         while (
             found := await asyncio.to_thread(ControlFile.read, self.files.run(name))
@@ -318,7 +333,8 @@ class RunManager:
                 life.document, life.silence = await self._asker.status(life.contact), ""
             except NoAnswerError as error:
                 life.silence = str(error)
-            except Exception as error:  # the boundary between one look and the next, which may find what this one did not
+            # the boundary between one look and the next, which may find what this one did not
+            except Exception as error:
                 life.silence = f"{type(error).__name__}: {error}"
                 log.exception("a run cannot be looked at", run=life.record.id)
             if looks % LOOKS_A_TRIM == 0:

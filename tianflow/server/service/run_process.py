@@ -1,4 +1,6 @@
-"""A run's process, as the service sees it: starts it, finds out where it answers, asks it, and learns how it ended."""
+"""A run's process, as the service sees it: starts it, finds out where it answers, asks it, and
+learns how it ended.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class RunFiles:
         return self.runs / name
 
     def config(self, name: str) -> Path:
-        """What the run is started with. Its name ends as no other file's there: a run may be called "tokens"."""
+        """What the run is started with. Its name ends as no other file's there: a run may be called
+        "tokens".
+        """
         return self.own / f"{name}.config.toml"
 
     def log(self, name: str) -> Path:
@@ -66,7 +70,9 @@ class RunFiles:
         return read_summary(self.run(name))
 
     def audit(self, name: str) -> Iterator[dict[str, Any]]:
-        """Every change and action of the run, oldest first; a line that a crash tore or a disk spoiled is left out."""
+        """Every change and action of the run, oldest first; a line that a crash tore or a disk
+        spoiled is left out.
+        """
         with suppress(OSError), (self.run(name) / NAME).open("rb") as file:
             for line in file:
                 with suppress(ValueError, RecursionError):
@@ -84,7 +90,9 @@ class RunFiles:
         return told[-1:] == ["pause"]
 
     def trim(self, name: str) -> None:
-        """Keep the newest lines of its log, once that is too long. Whoever appends to it goes on; what comes meanwhile may be lost."""
+        """Keep the newest lines of its log, once that is too long. Whoever appends to it goes on;
+        what comes meanwhile may be lost.
+        """
         with suppress(OSError), self.log(name).open("r+b") as file:
             if (size := file.seek(0, os.SEEK_END)) <= LONGEST_LOG:
                 return
@@ -113,7 +121,8 @@ class RunOutcome:
 
 
 class RunProcess:
-    """``tianflow train`` of one run. It ends, with a last checkpoint, when its standard input does: so it never outlives the service.
+    """``tianflow train`` of one run. It ends, with a last checkpoint, when its standard input does:
+    so it never outlives the service.
 
     Args:
         process: what `start` started.
@@ -166,7 +175,9 @@ class RunProcess:
             self._process.kill()
 
     async def ended(self) -> RunOutcome | None:
-        """Wait for it. None: it was ended from outside, or because the service let go of it, and can go on."""
+        """Wait for it. None: it was ended from outside, or because the service let go of it, and
+        can go on.
+        """
         code = await self._process.wait()
         return await asyncio.to_thread(self._outcome, code)
 

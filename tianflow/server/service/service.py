@@ -35,7 +35,9 @@ from tianflow.server.service.store import NAME, RunStore
 from tianflow.server.service.tokens import read_or_make
 
 RUN_REQUESTS_PER_S = 10_000.0
-"""What a run's own server takes from one address: all that come through the service have the same one, and were counted there."""
+"""What a run's own server takes from one address: all that come through the service have the same
+one, and were counted there.
+"""
 
 log = logger("serve")
 
@@ -65,7 +67,8 @@ def run(settings: ServiceSettings, announce: Callable[[Server, Tokens], None]) -
     """Serve until SIGINT or SIGTERM; the exit code. ``announce`` is told once where it answers.
 
     Raises:
-        ConfigError: the port is taken, another service holds the directory, or the tokens cannot be used.
+        ConfigError: the port is taken, another service holds the directory, or the tokens cannot be
+            used.
         StoreError: what is remembered cannot be read.
     """
     return loops.run(_serve(settings, announce))
@@ -79,7 +82,8 @@ async def _serve(settings: ServiceSettings, announce: Callable[[Server, Tokens],
             announce(service.server, service.tokens)
             number = await signals.first
             log.warning(
-                "ending: every run is let go of, with a last checkpoint, and goes on when the service is back"
+                "ending: every run is let go of, with a last checkpoint, and goes on when the "
+                "service is back"
             )
     return 128 + number
 
@@ -126,7 +130,8 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
                 )
                 runner = runner_of(app)
                 server = Server(address(bound), bound.getsockname()[1])
-                # the runs end first: their streams are then passed on to their ends while the server is still there
+                # the runs end first: their streams are then passed on to their ends while the
+                # server is still there
                 try:
                     async with (
                         answering(runner, bound, limit=connections_of(settings.http)),
@@ -142,7 +147,9 @@ async def serving(settings: ServiceSettings) -> AsyncIterator[Service]:
 
 @asynccontextmanager
 async def _held(files: RunFiles) -> AsyncIterator[None]:
-    """The directory belongs to this service while the context is open, and no longer than its process lives."""
+    """The directory belongs to this service while the context is open, and no longer than its
+    process lives.
+    """
     lock = await asyncio.to_thread(_lock, files)
     try:
         yield

@@ -1,4 +1,6 @@
-"""What a service remembers of its runs: one SQLite file in the directory of the runs, written ahead (WAL), whole at every moment."""
+"""What a service remembers of its runs: one SQLite file in the directory of the runs, written ahead
+(WAL), whole at every moment.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ class RunRecord:
 
     Attributes:
         number: rises with each submission.
-        state: pending, running, done, failed or stopped. Running: the service wants it to go on, whether or not it does at the moment.
+        state: pending, running, done, failed or stopped. Running: the service wants it to go on,
+            whether or not it does at the moment.
         config: every setting, as JSON.
         source: who submitted it.
         submitted, started, ended: seconds since 1970.
@@ -97,7 +100,8 @@ class RunStore:
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             if version not in (0, FORMAT):
                 raise StoreError(
-                    f"{str(path)!r} has format {version}, and this version of tianflow reads format {FORMAT} only"
+                    f"{str(path)!r} has format {version}, and this version of tianflow reads "
+                    f"format {FORMAT} only"
                 )
             self._connection.executescript(SCHEMA)
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -114,7 +118,8 @@ class RunStore:
         key: str | None = None,
         body: str | None = None,
     ) -> tuple[RunRecord, bool]:
-        """A new pending run, and True; or, where ``key`` was used before for the same ``body``, the run of that time, and False.
+        """A new pending run, and True; or, where ``key`` was used before for the same ``body``, the
+        run of that time, and False.
 
         Raises:
             TakenError: another run has this name.
@@ -129,7 +134,8 @@ class RunStore:
         if self.get(name) is not None:
             raise TakenError(f"there is a run {name!r} already; choose another run.name")
         self._ask(
-            "INSERT INTO runs (id, state, config, source, key, body, submitted) VALUES (?, 'pending', ?, ?, ?, ?, ?)",
+            "INSERT INTO runs (id, state, config, source, key, body, submitted) VALUES (?, "
+            "'pending', ?, ?, ?, ?, ?)",
             *(name, json.dumps(config), source, key, body, now),
         )
         record = self.get(name)
@@ -141,7 +147,9 @@ class RunStore:
         return self._one("id = ?", name)
 
     def wanted(self, most: int) -> Sequence[RunRecord]:
-        """The first ``most`` of those that go on or wait: first what was running, then what waits, each in the order of their coming."""
+        """The first ``most`` of those that go on or wait: first what was running, then what waits,
+        each in the order of their coming.
+        """
         found = (
             self._records(f"state = '{state}' ORDER BY number LIMIT ?", most)
             for state in ("running", "pending")
@@ -159,7 +167,9 @@ class RunStore:
         return dict(self._ask("SELECT state, COUNT(*) FROM runs GROUP BY state"))
 
     def begin(self, name: str, *, now: float) -> bool:
-        """It is running, from ``now`` on if it never was before; False, and nothing changes, if it has ended meanwhile."""
+        """It is running, from ``now`` on if it never was before; False, and nothing changes, if it
+        has ended meanwhile.
+        """
         changed = self._ask(
             "UPDATE runs SET state = 'running', started = COALESCE(started, ?)"
             " WHERE id = ? AND state IN ('pending', 'running') RETURNING id",

@@ -1,4 +1,6 @@
-"""The tokens of a service, in a file that only its owner reads: bookmarks and scrapers outlive a restart."""
+"""The tokens of a service, in a file that only its owner reads: bookmarks and scrapers outlive a
+restart.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from tianflow.server.common.auth import Tokens
 
 
 def read_or_make(path: Path) -> Tokens:
-    """The tokens in ``path`` (TOML: ``control = "..."``, ``read = "..."``); new ones are written there if there is no such file.
+    """The tokens in ``path`` (TOML: ``control = "..."``, ``read = "..."``); new ones are written
+    there if there is no such file.
 
     Raises:
         ConfigError: others can read the file, or it does not hold two different tokens.
@@ -23,7 +26,8 @@ def read_or_make(path: Path) -> Tokens:
         made = Tokens.make()
         _write(
             path,
-            f'# control: everything; read: looking\ncontrol = "{made.control}"\nread = "{made.read}"\n',
+            f'# control: everything; read: looking\ncontrol = "{made.control}"\nread = '
+            f'"{made.read}"\n',
         )
     except OSError as error:
         raise ConfigError(
@@ -33,7 +37,9 @@ def read_or_make(path: Path) -> Tokens:
 
 
 def _write(path: Path, text: str) -> None:
-    """The whole file or none: a half one, which a full disk leaves, would be refused at every later start."""
+    """The whole file or none: a half one, which a full disk leaves, would be refused at every later
+    start.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

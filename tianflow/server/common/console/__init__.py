@@ -1,8 +1,10 @@
-"""The console: a page for a person with a browser, which shows runs as they go on and changes them through the API.
+"""The console: a page for a person with a browser, which shows runs as they go on and changes them
+through the API.
 
-Plain ES modules, one style sheet and no build step; they lie beside this file. Nothing of a run is in them, so they are given to whoever
-asks: a browser cannot send a token when it opens a page. The page asks the API with the token that its address carries after ``#``,
-which no browser sends anywhere.
+Plain ES modules, one style sheet and no build step; they lie beside this file. Nothing of a run is
+in them, so they are given to whoever
+asks: a browser cannot send a token when it opens a page. The page asks the API with the token that
+its address carries after ``#``, which no browser sends anywhere.
 """
 
 from __future__ import annotations
@@ -44,12 +46,18 @@ FILES = (
     "submit.js",
     "words.js",
 )
-"""What the page asks for, each at a path of its own: nothing else in the directory, or outside of it, can be named."""
+"""What the page asks for, each at a path of its own: nothing else in the directory, or outside of
+it, can be named.
+"""
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' "
+    "data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for "
+    "'script'; trusted-types 'none'"
 )
-"""What a browser lets the page do: its own files and this server's API. No text can become markup or script, whoever wrote it."""
+"""What a browser lets the page do: its own files and this server's API. No text can become markup
+or script, whoever wrote it.
+"""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
