@@ -24,14 +24,13 @@ from benchmarks import child
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import Field, Settlement, Trajectory, TrajectoryLayout, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
 from tianflow.exchange.exchange import Exchange
-from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
-from tianflow.exchange.remote import ServedExchange
+from tianflow.exchange.remote import LinkBatchSource, LinkTrajectorySender, ServedExchange
 from tianflow.hosts import event_loop as loops
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits
 
 STAMP = 8  # bytes at the start of a slot: when it was committed, in monotonic nanoseconds
 

@@ -34,10 +34,10 @@ from benchmarks.relay import through
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message
 from tianflow.channels.shm import SharedArena
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
-from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
-from tianflow.ledger.tickets import Limits
+from tianflow.exchange.remote import LinkBatchSource, LinkTrajectorySender
 
 SMALL = 1024
 SLOTS_ALONE = 4

@@ -23,10 +23,11 @@ from tianflow.core.events import (
     SettingsChanged,
     UpdateFinished,
 )
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
+from tianflow.core.statistics import LedgerSnapshot
 from tianflow.interfaces import Controller
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import LedgerSnapshot, Limits
 
 OTHERS: tuple[Event, ...] = (
     UpdateFinished(version=1, seconds=1.0, samples=8),

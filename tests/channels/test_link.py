@@ -18,12 +18,11 @@ from tests.support.worlds import small_layout
 from tianflow.channels.broadcast import GapCounter
 from tianflow.channels.link import EVENT_BACKLOG, PACKET, Link, Message, socket_pair
 from tianflow.channels.memory import heap_arena
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import Settlement, Trajectory, Version
 from tianflow.exchange.exchange import Exchange
-from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
-from tianflow.exchange.remote import ServedExchange
+from tianflow.exchange.remote import LinkBatchSource, LinkTrajectorySender, ServedExchange
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits
 
 
 class End:

@@ -25,7 +25,7 @@ from tests.support.worlds import FIRST, small_layout, tickets
 from tianflow.channels import shm
 from tianflow.channels.arena import arena_nbytes
 from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.memory import MemoryBatchSource, heap_arena
+from tianflow.channels.memory import heap_arena
 from tianflow.channels.shm import (
     BUFFERS,
     SharedArena,
@@ -33,13 +33,13 @@ from tianflow.channels.shm import (
     SharedWeights,
     weights_checksum,
 )
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import NO_VERSION, Episode, Settlement, Version, aligned
 from tianflow.errors import BrokenChannelError, TianflowError
 from tianflow.exchange.exchange import Exchange
-from tianflow.exchange.linked import LinkBatchSource
-from tianflow.exchange.remote import ServedExchange
+from tianflow.exchange.local import MemoryBatchSource
+from tianflow.exchange.remote import LinkBatchSource, ServedExchange
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SMALL = 4096

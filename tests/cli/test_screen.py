@@ -27,10 +27,10 @@ from tianflow.cli.screen import (
     summary_text,
 )
 from tianflow.core.formatting import duration, number
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import Settlement, Version
 from tianflow.core.statistics import ComponentStatistics, TimeShares
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import describe, time_left
 from tianflow.rundir.summary import lost

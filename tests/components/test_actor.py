@@ -12,10 +12,10 @@ import pytest
 from tests.support.settings import cartpole
 from tests.support.worlds import FIRST, MemoryWorld, small_layout
 from tianflow.channels.latest import LatestCell
-from tianflow.channels.memory import MemoryTrajectorySender
 from tianflow.components.actor import Actor
 from tianflow.components.rollout import RolloutResult
 from tianflow.errors import EnvironmentFailedError, PoisonedTrajectoryError, RunError
+from tianflow.exchange.local import MemoryTrajectorySender
 from tianflow.hosts.compute import Compute
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.tickets import State

@@ -17,16 +17,18 @@ from numpy.typing import NDArray
 from tests.support.settings import cartpole
 from tianflow.channels.broadcast import Broadcast
 from tianflow.channels.latest import LatestCell
-from tianflow.channels.memory import MemoryBatchSource, MemoryWeights, heap_arena
+from tianflow.channels.memory import MemoryWeights, heap_arena
 from tianflow.components.learner import Learner, admissible
 from tianflow.config.model import Config
 from tianflow.core.layout import make_layout
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import ActionSpec, Batch, EnvironmentSpec, LeafSpec, Trajectory, Version
 from tianflow.errors import RunError
 from tianflow.exchange.exchange import Exchange
+from tianflow.exchange.local import MemoryBatchSource
 from tianflow.interfaces import LearnerBatch, LiveSettings, StepResult
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits, State
+from tianflow.ledger.tickets import State
 
 SPEC = EnvironmentSpec(
     "Small-v0",

@@ -19,6 +19,7 @@ from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
 from tianflow.components.replay_shard import ReplayShard
 from tianflow.core.layout import make_draw_layout, make_layout
+from tianflow.core.limits import Limits, RateLimits
 from tianflow.core.payloads import (
     ActionSpec,
     Batch,
@@ -40,9 +41,8 @@ from tianflow.exchange.shards import ShardEnd, answers
 from tianflow.hosts.compute import Compute
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits
 from tianflow.planning.memory import DRAW_SLOTS
-from tianflow.replay.rate_limiter import Limiter, RateLimits
+from tianflow.replay.rate_limiter import Limiter
 from tianflow.replay.selection import Prioritised, Uniform
 from tianflow.replay.settings import ShardSettings
 from tianflow.replay.shard import Shard

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.settings import cartpole
-from tianflow.config import replay_rules
+from tianflow.config import rules
 from tianflow.config.loading import load_config, with_changes
 from tianflow.config.model import Config
 from tianflow.core.layout import views
@@ -58,7 +58,7 @@ def test_a_run_with_replay_has_the_law_of_replay_and_no_bound_unless_it_says_so(
 
 
 def test_without_a_ratio_neither_side_ever_waits_for_the_other() -> None:
-    limits = replay_rules.rate_limits(config(replay={"min_size": 50}))
+    limits = rules.rate_limits(config(replay={"min_size": 50}))
     assert (1.0, 50, -inf, inf) == (
         limits.samples_per_insert,
         limits.min_size,
@@ -70,14 +70,14 @@ def test_without_a_ratio_neither_side_ever_waits_for_the_other() -> None:
 def test_a_ratio_without_a_buffer_has_the_narrowest_band_that_lets_both_go_on() -> None:
     made = config(replay={"samples_per_insert": 2.0, "min_size": 100})
     inserts = (16 + 3 + 1) * 4  # steps and window of three, for four environments
-    assert inserts == replay_rules.insert_size(made)
-    limits = replay_rules.rate_limits(made)
+    assert inserts == rules.insert_size(made)
+    limits = rules.rate_limits(made)
     assert (inserts, 32) == (limits.insert_size, limits.draw_size)
     assert 2.0 * inserts + 32 == limits.max_diff - 200.0 == 200.0 - limits.min_diff
 
 
 def test_a_buffer_is_the_band_to_either_side_in_draws() -> None:
-    limits = replay_rules.rate_limits(
+    limits = rules.rate_limits(
         config(replay={"samples_per_insert": 2.0, "min_size": 100, "error_buffer": 500.0})
     )
     assert (-300.0, 700.0) == (limits.min_diff, limits.max_diff)
@@ -86,7 +86,7 @@ def test_a_buffer_is_the_band_to_either_side_in_draws() -> None:
 def test_the_limiter_counts_items_so_windows_that_begin_further_apart_make_inserts_smaller() -> (
     None
 ):
-    assert (-(-(16 + 12) // 8) + 1) * 4 == replay_rules.insert_size(config(R2D2))
+    assert (-(-(16 + 12) // 8) + 1) * 4 == rules.insert_size(config(R2D2))
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_so_many_items_as_promised_are_there_once_all_shards_are_full(
             filled[place % shards].insert(Fragment(arrays, 16, StepStream(actor, 0), number))
         if number >= turns:
             least, most = min(least, sum(map(len, filled))), max(most, sum(map(len, filled)))
-    assert replay_rules.most_items(made) <= least
-    assert most <= 1.1 * replay_rules.most_items(made)
+    assert rules.most_items(made) <= least
+    assert most <= 1.1 * rules.most_items(made)
 
 
 # Refusals

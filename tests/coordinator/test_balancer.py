@@ -10,6 +10,7 @@ from tianflow.channels.memory import heap_arena
 from tianflow.coordinator.balancer import Balancer, ControllerRequests, make_laws, merge
 from tianflow.core.directives import SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.core.layout import make_layout
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import (
     ActionSpec,
     EnvironmentSpec,
@@ -22,7 +23,6 @@ from tianflow.errors import ConfigError
 from tianflow.exchange.exchange import Exchange
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits
 
 SPEC = EnvironmentSpec(
     "x",

@@ -8,9 +8,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from tianflow.coordinator import counters as tallies
-from tianflow.coordinator.counters import ActiveClock, AuditLog, EpisodeTally, waiting_seconds
+from tianflow.coordinator.counters import ActiveClock, EpisodeTally, waiting_seconds
 from tianflow.core.payloads import Episode
 from tianflow.core.statistics import ComponentStatistics, TimeShares
+from tianflow.rundir.audit_log import AuditLog
 
 
 class Clock:

@@ -12,8 +12,8 @@ import pytest
 from tests.support.oracle import oracle_config, until_true
 from tianflow import api
 from tianflow.coordinator import Run
+from tianflow.core.statistics import LedgerSnapshot
 from tianflow.envs.make import environment_seed
-from tianflow.ledger.tickets import LedgerSnapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 STEPS, SEED = 32, 1

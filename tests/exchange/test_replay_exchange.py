@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.replay_exchange_worlds import DRAWN, NUM_ENVS, OPEN, STEPS, FakeShard, World
+from tianflow.core.limits import RateLimits
 from tianflow.core.payloads import (
     Batch,
     DrawPart,
@@ -26,10 +27,9 @@ from tianflow.core.payloads import (
     StoreTrajectory,
     Version,
 )
-from tianflow.exchange.shard_records import STAY
+from tianflow.exchange.shards import STAY
 from tianflow.ledger.ledger import LedgerError
 from tianflow.ledger.tickets import State, Ticket
-from tianflow.replay.rate_limiter import RateLimits
 
 ITEMS = STEPS * NUM_ENVS
 """That one trajectory brings."""

@@ -15,14 +15,13 @@ from tests.support.worlds import small_layout, turns
 from tianflow.channels.codec import decode_grant
 from tianflow.channels.link import Link, Message, socket_pair
 from tianflow.channels.memory import heap_arena
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import Grant, Trajectory, Version
 from tianflow.errors import ClosedChannelError, EndOfChannel
-from tianflow.exchange import linked
+from tianflow.exchange import remote as linked
 from tianflow.exchange.exchange import Exchange
-from tianflow.exchange.linked import LinkTrajectorySender
-from tianflow.exchange.remote import ServedExchange
+from tianflow.exchange.remote import LinkTrajectorySender, ServedExchange
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits
 
 SLOTS, BATCH = 16, 4
 

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.ledger.index import LISTED, TicketIndex
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits, State, Ticket
+from tianflow.ledger.tickets import State, Ticket
 
 
 def sound(book: TicketIndex) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.virtual_time import broken_identity
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
+from tianflow.core.statistics import Share, coarse
 from tianflow.ledger.ledger import Ledger, LedgerError
-from tianflow.ledger.tickets import Blocked, Limits, Share, State, coarse
+from tianflow.ledger.tickets import Blocked, State
 
 
 class Bench:

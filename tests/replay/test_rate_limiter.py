@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.paths import cases
-from tianflow.replay.rate_limiter import Limiter, RateLimits
+from tianflow.core.limits import RateLimits
+from tianflow.replay.rate_limiter import Limiter
 
 CASES = cases("replay")
 TRACES = [

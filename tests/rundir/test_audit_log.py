@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tianflow.coordinator.counters import AuditLog
 from tianflow.rundir import audit_log as audit
-from tianflow.rundir.audit_log import AuditPage, read_page
+from tianflow.rundir.audit_log import AuditLog, AuditPage, read_page
 
 
 def written(path: Path, count: int, *, length: int = 0) -> list[dict[str, object]]:

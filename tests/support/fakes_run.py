@@ -14,6 +14,7 @@ from tianflow.channels.broadcast import Broadcast
 from tianflow.config.loading import with_changes
 from tianflow.config.model import Config, EnvSettings, PPOSettings, RunSettings
 from tianflow.coordinator.counters import KEPT_RECORDS
+from tianflow.core.limits import Limits, RateLimits
 from tianflow.core.payloads import Batch, Holdings, Settlement, Trajectory, Version
 from tianflow.core.statistics import (
     CheckpointStatistics,
@@ -28,8 +29,8 @@ from tianflow.core.statistics import (
 )
 from tianflow.errors import ConfigError, StateConflictError
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits, State
-from tianflow.replay.rate_limiter import Limiter, RateLimits
+from tianflow.ledger.tickets import State
+from tianflow.replay.rate_limiter import Limiter
 from tianflow.rundir.audit_log import AuditPage
 
 ENDED = ("done", "failed", "stopped")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tianflow.channels.memory import heap_arena
 from tianflow.core.layout import make_draw_layout, make_layout
+from tianflow.core.limits import Limits, RateLimits
 from tianflow.core.payloads import (
     ActionSpec,
     Batch,
@@ -33,9 +34,9 @@ from tianflow.core.payloads import (
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.exchange.shards import answers
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits, State
+from tianflow.ledger.tickets import State
 from tianflow.planning.memory import DRAW_SLOTS
-from tianflow.replay.rate_limiter import Limiter, RateLimits
+from tianflow.replay.rate_limiter import Limiter
 
 STEPS, NUM_ENVS, DRAWN = 4, 2, 6
 SPEC = EnvironmentSpec(

@@ -19,7 +19,7 @@ from tianflow.channels.link import Link, Message
 from tianflow.channels.shm import SharedMemory, SharedWeights
 from tianflow.core.payloads import Episode, Trajectory, Version
 from tianflow.errors import EndOfChannel
-from tianflow.exchange.linked import LinkTrajectorySender
+from tianflow.exchange.remote import LinkTrajectorySender
 
 
 def hammer(fd: int, nbytes: int) -> None:

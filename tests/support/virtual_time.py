@@ -20,10 +20,11 @@ from typing import Any
 from tianflow.config.model import BalanceSettings, Config, EnvSettings, PPOSettings
 from tianflow.coordinator.balancer import ControllerRequests, merge
 from tianflow.core.events import Observed
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
 from tianflow.interfaces import Controller
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Blocked, Limits, State
+from tianflow.ledger.tickets import Blocked, State
 
 Steps = tuple[Version, ...]
 """For each step of a trajectory, the version whose policy truly took it (runs of equal ones are

@@ -16,15 +16,11 @@ from tianflow.channels.arena import Arena
 from tianflow.channels.broadcast import Broadcast, GapCounter, Subscription
 from tianflow.channels.codec import decode_event, decode_grant, encode_event
 from tianflow.channels.link import Link, Message, socket_pair
-from tianflow.channels.memory import (
-    MemoryBatchSource,
-    MemoryTrajectorySender,
-    MemoryWeights,
-    heap_arena,
-)
+from tianflow.channels.memory import MemoryWeights, heap_arena
 from tianflow.channels.shm import SharedArena, SharedMemory, SharedWeights
 from tianflow.core.events import Event
 from tianflow.core.layout import make_layout
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import (
     ActionSpec,
     Batch,
@@ -37,9 +33,10 @@ from tianflow.core.payloads import (
     TrajectoryLayout,
     Version,
 )
+from tianflow.core.statistics import LedgerSnapshot
 from tianflow.exchange.exchange import Exchange
-from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
-from tianflow.exchange.remote import ServedExchange
+from tianflow.exchange.local import MemoryBatchSource, MemoryTrajectorySender
+from tianflow.exchange.remote import LinkBatchSource, LinkTrajectorySender, ServedExchange
 from tianflow.interfaces import (
     BatchSource,
     EventPublisher,
@@ -48,7 +45,6 @@ from tianflow.interfaces import (
     WeightsWriter,
 )
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import LedgerSnapshot, Limits
 
 STEPS, NUM_ENVS = 4, 2
 FIRST = Version(1, 0)

@@ -22,8 +22,8 @@ from tianflow.components import learner
 from tianflow.components.weights import PolicyWeights
 from tianflow.coordinator import Run
 from tianflow.core.payloads import ActionSpec, Version
+from tianflow.core.statistics import LedgerSnapshot
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import LedgerSnapshot
 from tianflow.rundir.checkpoints import CheckpointStore, write_state
 
 Drive = Callable[[Run], Awaitable[None]]

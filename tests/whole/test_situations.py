@@ -34,12 +34,13 @@ from tianflow.config.model import Config, PPOSettings
 from tianflow.coordinator import Run, supervisor
 from tianflow.core.events import Event
 from tianflow.core.layout import layout_to_wire, make_layout, spec_to_wire
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Settlement, Trajectory, Version
 from tianflow.errors import RunError
 from tianflow.hosts.main import FAILED, HostProcess
 from tianflow.interfaces import LearnerBatch, StepResult
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Blocked, Limits
+from tianflow.ledger.tickets import Blocked
 from tianflow.observability.prometheus.families import DROP_REASONS
 from tianflow.planning import validation
 from tianflow.rundir.checkpoints import CheckpointStore, resolve

@@ -329,7 +329,7 @@ app.command()(console)
 @app.command()
 def diagnose(run: RunArgument = None, *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """Say what holds RUN back, by how much, and what would help."""
-    from tianflow.cli import diagnose as diagnosing
+    from tianflow.cli import status as diagnosing
 
     with exit_codes():
         typer.echo(diagnosing.ask(runs_dir, run, as_json=as_json))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from tianflow import plugins
 from tianflow.core.directives import Directive, SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.core.events import Observed
+from tianflow.core.limits import Limits
 from tianflow.core.statistics import ControllerStatistics
 from tianflow.errors import ConfigError, Problem
-from tianflow.ledger.tickets import Limits
 
 if TYPE_CHECKING:
     from tianflow.config.model import Config

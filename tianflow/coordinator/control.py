@@ -11,10 +11,10 @@ from pathlib import Path
 from tianflow.channels.latest import LatestCell
 from tianflow.config import loading as config_loading
 from tianflow.config.model import Config
-from tianflow.config.replay_rules import rate_limits
+from tianflow.config.rules import rate_limits
 from tianflow.coordinator.balancer import Balancer
 from tianflow.coordinator.checkpointing import CheckpointManager
-from tianflow.coordinator.counters import ActiveClock, AuditLog
+from tianflow.coordinator.counters import ActiveClock
 from tianflow.coordinator.hosts import HostGroup
 from tianflow.coordinator.lifecycle import ENDED, Lifecycle
 from tianflow.coordinator.slot_manager import SlotManager
@@ -24,7 +24,7 @@ from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.interfaces import LiveSettings
 from tianflow.logs import logger
-from tianflow.rundir.audit_log import NAME, AuditPage
+from tianflow.rundir.audit_log import NAME, AuditLog, AuditPage
 
 log = logger("coordinator")
 

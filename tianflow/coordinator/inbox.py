@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from tianflow.channels.broadcast import Broadcast
 from tianflow.coordinator.checkpointing import LearnerPort
 from tianflow.coordinator.control import LiveConfig
-from tianflow.coordinator.evaluation import TargetTracker
-from tianflow.coordinator.judge import EvaluatorPort
+from tianflow.coordinator.evaluation import EvaluatorPort, TargetTracker
 from tianflow.coordinator.lifecycle import Lifecycle
 from tianflow.coordinator.registry import ComponentRegistry
 from tianflow.core.events import EnvironmentFailed, EpisodesFinished, Event, HostExited
@@ -17,8 +16,7 @@ from tianflow.core.program import HostSpec
 from tianflow.core.statistics import ComponentStatistics
 from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
-from tianflow.exchange.shard_records import ShardPort
-from tianflow.exchange.shards import answers
+from tianflow.exchange.shards import ShardPort, answers
 from tianflow.logs import logger
 
 log = logger("coordinator")

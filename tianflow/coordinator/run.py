@@ -15,14 +15,11 @@ from tianflow.coordinator.balancer import Balancer
 from tianflow.coordinator.checkpointing import CheckpointManager, ResumePoint
 from tianflow.coordinator.control import Control, LiveConfig
 from tianflow.coordinator.counters import ActiveClock
-from tianflow.coordinator.ending import Shutdown
-from tianflow.coordinator.evaluation import TargetTracker
+from tianflow.coordinator.evaluation import EvaluationScheduler, TargetTracker
 from tianflow.coordinator.hosts import HostGroup
 from tianflow.coordinator.inbox import Inbox
-from tianflow.coordinator.judge import EvaluationScheduler
-from tianflow.coordinator.lifecycle import Lifecycle
+from tianflow.coordinator.lifecycle import Lifecycle, PeriodicTasks, Shutdown
 from tianflow.coordinator.registry import ComponentRegistry
-from tianflow.coordinator.rounds import PeriodicTasks
 from tianflow.coordinator.slot_manager import SlotManager, SlotOwner
 from tianflow.coordinator.snapshot import RunSnapshot
 from tianflow.coordinator.supervisor import HostHandle, Supervisor

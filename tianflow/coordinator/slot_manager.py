@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from tianflow.config.replay_rules import rate_limits
+from tianflow.config.rules import rate_limits
 from tianflow.coordinator.balancer import make_laws
+from tianflow.core.limits import Limits
 from tianflow.errors import ConfigError, Problem, TianflowError
 from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits
 from tianflow.planning.memory import DRAW_SLOTS, slots_capacity, slots_wanted
 from tianflow.replay.rate_limiter import Limiter
 

@@ -16,17 +16,14 @@ from tianflow.channels.broadcast import Broadcast
 from tianflow.coordinator.balancer import Balancer
 from tianflow.coordinator.checkpointing import CheckpointManager, ResumePoint
 from tianflow.coordinator.control import Control, LiveConfig
-from tianflow.coordinator.evaluation import TargetTracker
+from tianflow.coordinator.evaluation import EvaluationScheduler, TargetTracker
 from tianflow.coordinator.hosts import HostGroup
-from tianflow.coordinator.judge import EvaluationScheduler
-from tianflow.coordinator.lifecycle import Lifecycle
+from tianflow.coordinator.lifecycle import Lifecycle, PeriodicTasks
 from tianflow.coordinator.registry import ComponentRegistry
-from tianflow.coordinator.rounds import PeriodicTasks
 from tianflow.core.payloads import EnvironmentSpec, SavedState
-from tianflow.core.statistics import Diagnosis, RunStatistics, SinkStatistics
+from tianflow.core.statistics import Diagnosis, LedgerSnapshot, RunStatistics, SinkStatistics
 from tianflow.exchange.exchange import Exchange
 from tianflow.exchange.replay_exchange import ReplayExchange
-from tianflow.ledger.tickets import LedgerSnapshot
 from tianflow.logs import logger
 from tianflow.observability.diagnosis import DiagnosisWindow
 from tianflow.rundir.summary import SUMMARY, summarise

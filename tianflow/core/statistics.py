@@ -12,9 +12,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tianflow.core.payloads import Holdings
-from tianflow.ledger.tickets import LedgerSnapshot
-from tianflow.replay.rate_limiter import RateLimits
+from tianflow.core.limits import RateLimits
+from tianflow.core.payloads import Holdings, Version
 
 SECONDS_BUCKETS = (
     0.0005,
@@ -314,3 +313,71 @@ class RunStatistics:
     """Seconds after which the last evaluation of a run that is stopping is given up; None while
     there is none.
     """
+
+
+@dataclass(slots=True)
+class Share:
+    """What became of the environment steps of one holder (an actor)."""
+
+    committed_steps: int = 0
+    trained_steps: int = 0
+    dropped_steps: int = 0
+    trajectories: int = 0
+
+    def copy(self) -> Share:
+        """As it is now. Every look copies that of every actor, and `dataclasses.replace` takes
+        eight times as long.
+        """
+        return Share(
+            self.committed_steps, self.trained_steps, self.dropped_steps, self.trajectories
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSnapshot:
+    """One consistent look. Counters count since the run began; ``open`` tickets have begun and are
+    neither trained nor dropped.
+    """
+
+    version: Version
+    published: Version
+    granted: int
+    begun: int
+    committed: int
+    trained: int
+    inserted: int
+    dropped: dict[str, int]
+    open: int
+    returned: int
+    late_commits: int
+    cuts: int
+    in_use: int
+    credits_limit: int
+    credits_ceiling: int
+    slots: int
+    free_slots: int
+    quarantined_slots: int
+    queue: int
+    oldest_committed_at: float | None
+    steps_committed: int
+    steps_trained: int
+    updates: int
+    skipped_updates: int
+    publishes: int
+    publish_lag: int
+    unpublished_updates: int
+    max_staleness: int | None
+    staleness: dict[int, int]
+    in_flight: dict[int, int]
+    in_queue: dict[int, int]
+    violations: int
+    recent_staleness: tuple[int, ...]
+    shares: dict[str, Share]
+
+
+def coarse(age: int) -> int:
+    """``age`` to three binary digits, so that a histogram of ages in replay stays small: 0..15
+    exactly, then 16, 18, 20, …, 32, 36, …
+    """
+    shift = max(0, age.bit_length() - 4)
+    return age >> shift << shift

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tianflow.core.payloads import Batch, DrawPart, Prioritise, Trajectory, Version
-from tianflow.exchange.shard_records import ShardRecord, Shards
+from tianflow.exchange.shards import ShardRecord, Shards
 from tianflow.replay.sharding import importance_weights
 
 if TYPE_CHECKING:

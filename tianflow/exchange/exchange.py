@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from tianflow.channels.arena import Arena
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.errors import TianflowError
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Blocked, Limits
+from tianflow.ledger.tickets import Blocked
 
 DeliverGrant = Callable[[Grant | None], None]
 DeliverBatch = Callable[[Batch | None], None]

@@ -30,16 +30,17 @@ from tianflow.core.payloads import (
 from tianflow.core.statistics import ReplayStatistics
 from tianflow.exchange.draws import Draws
 from tianflow.exchange.exchange import Exchange
-from tianflow.exchange.shard_records import ShardPort, Shards, Stopwatch
+from tianflow.exchange.shards import ShardPort, Shards, Stopwatch
 from tianflow.ledger.ledger import LedgerError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tianflow.channels.arena import Arena
+    from tianflow.core.limits import Limits, RateLimits
     from tianflow.ledger.ledger import Ledger
-    from tianflow.ledger.tickets import Limits, Ticket
-    from tianflow.replay.rate_limiter import Limiter, RateLimits
+    from tianflow.ledger.tickets import Ticket
+    from tianflow.replay.rate_limiter import Limiter
 
 NO_BOUND = -(2**62)
 """`DrawPart.oldest` when any version may be drawn."""

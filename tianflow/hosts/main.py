@@ -34,7 +34,7 @@ from tianflow.errors import (
     PoisonedTrajectoryError,
     RunError,
 )
-from tianflow.exchange.linked import LinkBatchSource, LinkTrajectorySender
+from tianflow.exchange.remote import LinkBatchSource, LinkTrajectorySender
 from tianflow.exchange.shards import ShardEnd, decode_request
 from tianflow.hosts import event_loop as loops
 from tianflow.hosts.compute import Compute

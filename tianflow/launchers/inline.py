@@ -8,17 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tianflow.channels.memory import (
-    MemoryBatchSource,
-    MemoryTrajectorySender,
-    MemoryWeights,
-    heap_arena,
-)
+from tianflow.channels.memory import MemoryWeights, heap_arena
 from tianflow.components.actor import Actor
 from tianflow.components.learner import Learner
 from tianflow.components.replay_shard import ReplayShard
 from tianflow.core.payloads import Evaluation, SavedState, Version
 from tianflow.errors import BrokenChannelError, RunError
+from tianflow.exchange.local import MemoryBatchSource, MemoryTrajectorySender
 from tianflow.exchange.shards import ShardEnd
 from tianflow.hosts.compute import Compute
 from tianflow.hosts.factory import AnyComponent, Blueprint, Builder

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tianflow.core.payloads import Settlement, Trajectory, Version
+from tianflow.core.statistics import LedgerSnapshot, Share, coarse
 from tianflow.ledger.index import TicketIndex
 from tianflow.ledger.slots import Slots
-from tianflow.ledger.tickets import LedgerSnapshot, Share, State, Ticket, coarse
+from tianflow.ledger.tickets import State, Ticket
 
 RECENT = 1000
 """Trained trajectories over which the recent maximum and percentiles of staleness are taken."""

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import NO_VERSION, Batch, Grant, Settlement, Trajectory, Version
+from tianflow.core.statistics import LedgerSnapshot
 from tianflow.errors import TianflowError
+from tianflow.ledger.batch_selection import blocking_tickets, expired
 from tianflow.ledger.counters import LedgerCounters
-from tianflow.ledger.deadlines import blocking_tickets, expired
 from tianflow.ledger.index import TicketIndex
 from tianflow.ledger.slots import Slots
-from tianflow.ledger.tickets import Blocked, LedgerSnapshot, Limits, State, Ticket
+from tianflow.ledger.tickets import Blocked, State, Ticket
 
 
 class LedgerError(TianflowError):

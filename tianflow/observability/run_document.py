@@ -6,22 +6,23 @@ Pure functions of `RunStatistics`; JSON-ready: no NaN, no infinity, plain types 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tianflow.config.model import Config
+from tianflow.core.jsonable import json_ready
 from tianflow.core.payloads import Version
 from tianflow.core.statistics import (
     ComponentStatistics,
     Histogram,
+    LedgerSnapshot,
     ReplayStatistics,
     RunStatistics,
+    coarse,
     quantile,
 )
-from tianflow.ledger.tickets import LedgerSnapshot, coarse
 from tianflow.observability.rates import WINDOWS, RunRates
 
 ENDED = ("done", "failed", "stopped")
@@ -218,17 +219,6 @@ def describe_components(run: RunStatistics) -> list[dict[str, Any]]:
         )
         for component in run.components
     ]
-
-
-def json_ready(value: object) -> Any:
-    """``value`` with plain containers, and None for what JSON has no number for."""
-    if isinstance(value, Mapping):
-        return {str(key): json_ready(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [json_ready(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def _throughput(rates: RunRates) -> dict[str, dict[str, float | None]]:

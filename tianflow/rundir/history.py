@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tianflow.core.jsonable import json_ready
 from tianflow.core.moments import Moments
-from tianflow.observability.run_document import json_ready
 
 NAME = "history.jsonl"
 LIMIT = 2000

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from tianflow.core.statistics import quantile
-from tianflow.ledger.tickets import LedgerSnapshot
+from tianflow.core.statistics import LedgerSnapshot, quantile
 from tianflow.observability.window import NOTICEABLE
 
 if TYPE_CHECKING:

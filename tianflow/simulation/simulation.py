@@ -15,11 +15,11 @@ import numpy as np
 from tianflow.components.learner import admissible
 from tianflow.components.weights import publish_due
 from tianflow.coordinator.balancer import TICK_S, Balancer
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import NO_VERSION, Batch, Settlement, Version
 from tianflow.errors import ConfigError, Problem
 from tianflow.interfaces import LiveSettings
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Limits
 from tianflow.planning.memory import MOST_SLOTS, slots_wanted
 from tianflow.simulation.actors import ActorContext, SimulatedActor, SimulatedHost
 from tianflow.simulation.clock import Clock, Times

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from tianflow.core.limits import Limits
 from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
 from tianflow.errors import TianflowError
 from tianflow.ledger.ledger import Ledger
-from tianflow.ledger.tickets import Blocked, Limits
+from tianflow.ledger.tickets import Blocked
 
 if TYPE_CHECKING:
     from tianflow.simulation.clock import Clock

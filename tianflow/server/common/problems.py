@@ -11,9 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
+from tianflow.core.jsonable import json_ready
 from tianflow.errors import ConfigError, Problem, StateConflictError
 from tianflow.logs import logger
-from tianflow.observability.run_document import json_ready
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SAFE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tianflow.core.events import EpisodesFinished, Event, UpdateFinished
-from tianflow.observability.run_document import json_ready
+from tianflow.core.jsonable import json_ready
 from tianflow.server.common.kept import KEPT, EventBuffer
 
 if TYPE_CHECKING:

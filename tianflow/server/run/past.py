@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from tianflow.observability.run_document import json_ready
+from tianflow.core.jsonable import json_ready
 from tianflow.rundir.history import LIMIT, NAME, read_rows, thinned
 from tianflow.server.common.pages import whole
 from tianflow.server.common.problems import ProblemError
