@@ -14,6 +14,7 @@ import pytest
 
 import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
 from tests.support.settings import cartpole
+from tianflow.cli import train
 from tianflow.errors import CheckpointError, ConfigError, RunError, StateConflictError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
@@ -229,13 +230,11 @@ async def test_more_live_actors_than_memory_or_a_coordinator_has_room_for_are_re
 
 
 def test_only_a_terminal_is_told_the_token():
-    session = tianflow.api._Session(
-        SimpleNamespace(id="one"), None, "http://127.0.0.1:80", "secret"
-    )
-    assert "run one, console at http://127.0.0.1:80/#token=secret" == tianflow.api._where(
+    session = tianflow.api.Session(SimpleNamespace(id="one"), None, "http://127.0.0.1:80", "secret")
+    assert "run one, console at http://127.0.0.1:80/#token=secret" == train._where(
         session, terminal=True
     )
-    assert "run one, control and metrics at http://127.0.0.1:80" == tianflow.api._where(
+    assert "run one, control and metrics at http://127.0.0.1:80" == train._where(
         session, terminal=False
     )
 
@@ -258,7 +257,7 @@ def hangups(request):
 async def test_a_terminal_that_closes_ends_a_run_cleanly_however_often_it_hangs_up(hangups, reason):
     ended, said, at_once = [], [], asyncio.Event()
     run = SimpleNamespace(end=lambda _state, why: ended.append(why))
-    signals = tianflow.api._Signals(said.append, until_eof=False)
+    signals = train._Signals(said.append, until_eof=False)
     signals.session = SimpleNamespace(run=run, finished=SimpleNamespace(cancel=at_once.set))
     with signals:
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
@@ -282,7 +281,7 @@ def trained(tmp_path, **options):
         "json_line": False,
         "require_target": False,
     }
-    return tianflow.api.train_cli(cartpole(run={"name": "one"}), **{**chosen, **options})
+    return train.run(cartpole(run={"name": "one"}), **{**chosen, **options})
 
 
 def test_a_run_ends_by_saying_where_its_policy_lies_and_what_can_be_done_with_it(tmp_path, capsys):

@@ -7,13 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import json
 import os
 import secrets
-import signal
-import sys
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,18 +21,14 @@ from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.errors import CheckpointError, ConfigError, Problem, RunError
 from tianflow.hosts import event_loop as loops
-from tianflow.logs import configure
 from tianflow.observability.recorder import recorded
 from tianflow.observability.sinks.outlet import require_sinks
 from tianflow.planning import validation
 from tianflow.planning.layouts import draw_layout, trajectory_layout
 from tianflow.rundir.checkpoints import Checkpoint, CheckpointStore, resolve
 from tianflow.rundir.lock import hold
-from tianflow.rundir.summary import EOF
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tianflow.core.payloads import EnvironmentSpec, TrajectoryLayout
     from tianflow.interfaces import RunControl
     from tianflow.policy import LoadedPolicy
@@ -90,10 +83,10 @@ def train(
     settings = (
         config if isinstance(config, Config) else config_loading.load_config(config, overrides)
     )
-    prepared = _prepare(settings, resume, Path(runs_dir))
+    prepared = prepare(settings, resume, Path(runs_dir))
 
     async def whole() -> FinishedRun:
-        async with _opened(prepared, http=http) as session:
+        async with opened(prepared, http=http) as session:
             await session.finished
             return FinishedRun(session.run.directory, session.run.summary())
 
@@ -115,8 +108,8 @@ async def open_run(
     settings = (
         config if isinstance(config, Config) else config_loading.load_config(config, overrides)
     )
-    prepared = await asyncio.to_thread(_prepare, settings, resume, Path(runs_dir))
-    async with _opened(prepared, http=http) as session:
+    prepared = await asyncio.to_thread(prepare, settings, resume, Path(runs_dir))
+    async with opened(prepared, http=http) as session:
         try:
             yield RunHandle(session)
         finally:
@@ -141,7 +134,7 @@ class LiveSection:
 class RunHandle:
     """A run that goes on: its control, its live settings, and its end."""
 
-    def __init__(self, session: _Session) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self.control = session.run
         self.balance = LiveSection(session.run, "balance")
@@ -171,119 +164,18 @@ def load_policy(checkpoint: str | Path, *, runs_dir: str | Path = RUNS) -> Loade
     return LoadedPolicy(config=config, spec=spec, arrays=found.read())
 
 
-def train_cli(
-    config: Config,
-    *,
-    resume: str | None,
-    runs_dir: Path,
-    http: bool,
-    plain: bool,
-    json_line: bool,
-    require_target: bool,
-    until_eof: bool = False,
-) -> int:
-    """``tianflow train``: everything a person sees, and the exit code."""
-    from tianflow.cli.screen import LastingConsole, summary_text
-    from tianflow.rundir.summary import lost
-
-    console = LastingConsole(stderr=json_line)  # the result line has standard output to itself
-    configure(level="ERROR" if console.is_terminal and not plain else "WARNING")
-    # Not inside the loop: there an interrupt would have to wait for an environment that does not
-    # come back.
-    prepared = _prepare(config, resume, runs_dir)
-    signals = _Signals(lambda text: console.print(text, highlight=False), until_eof=until_eof)
-    summary: dict[str, Any] = {}
-    failure: RunError | None = None
-    try:
-        loops.run(_shown(prepared, signals, console, summary, http=http, plain=plain))
-    except RunError as error:
-        failure = error
-        summary |= {"state": "failed", "error": str(error)} if summary else {}
-    except asyncio.CancelledError:
-        console.print("interrupted before anything was started", highlight=False)
-    if summary:
-        told = (
-            json.dumps(summary)
-            if json_line
-            else summary_text(summary) + _what_next(prepared.directory, summary)
-        )
-        sys.stdout.write(f"{told}\n")
-    sys.stdout.flush()
-    if failure is not None:
-        _show_failure(failure)
-        return 1
-    if signals.caught:
-        return 128 + signals.caught[0]
-    return 1 if lost(summary) or (require_target and not summary.get("target_reached")) else 0
-
-
-def _what_next(directory: Path, summary: Mapping[str, Any]) -> str:
-    """Where the policy lies, and what can be done with it; nothing where there is none."""
-    return (
-        ""
-        if summary.get("checkpoint") is None
-        else f"\n  kept in {directory}: tianflow eval {directory}, tianflow report {directory}"
-    )
-
-
-async def _shown(
-    prepared: _Prepared,
-    signals: _Signals,
-    console: Console,
-    summary: dict[str, Any],
-    *,
-    http: bool,
-    plain: bool,
-) -> None:
-    """The run with a screen beside it, until it has ended; what came out is in ``summary`` then,
-    also where it failed.
-    """
-    from tianflow.cli.screen import make_screen
-
-    with signals:
-        async with _opened(prepared, http=http) as session:
-            signals.session = session
-            if session.address:
-                console.print(
-                    _where(session, terminal=console.is_terminal), highlight=False, soft_wrap=True
-                )
-            screen = asyncio.create_task(
-                make_screen(run=session.run, console=console, plain=plain).run(lambda: None)
-            )
-            try:
-                await asyncio.wait({session.finished})
-            finally:
-                screen.cancel()
-                await asyncio.gather(screen, return_exceptions=True)
-            summary.update(session.run.summary())
-
-
-def _show_failure(error: RunError) -> None:
-    """The first error, last."""
-    if error.details:
-        sys.stderr.write(error.details.rstrip() + "\n")
-    sys.stderr.write(f"tianflow: {error.component}: {error.summary}\n")
-
-
 @dataclass(slots=True)
-class _Session:
+class Session:
+    """A run that is going on: the task of its launcher, and the address and token of its server."""
+
     run: Run
     finished: asyncio.Task[None]
     address: str
     token: str = ""
 
 
-def _where(session: _Session, *, terminal: bool) -> str:
-    """Where the run answers. On a terminal the address opens the console, token and all; a log,
-    which others may read, gets no token.
-    """
-    if not terminal:
-        return f"run {session.run.id}, control and metrics at {session.address}"
-    return f"run {session.run.id}, console at {session.address}/#token={session.token}"
-
-
 @contextlib.asynccontextmanager
-async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]:
+async def opened(prepared: Prepared, *, http: bool) -> AsyncIterator[Session]:
     """Make the run, serve it, launch it. Raises RunError if it failed, whatever the failure was."""
     config = prepared.config
     async with contextlib.AsyncExitStack() as stack:
@@ -314,7 +206,7 @@ async def _opened(prepared: _Prepared, *, http: bool) -> AsyncIterator[_Session]
             prepared.launcher.launch(run, slots), name="run"
         )
         try:
-            yield _Session(run, finished, address, token)
+            yield Session(run, finished, address, token)
         finally:
             if not finished.done():
                 finished.cancel()
@@ -336,7 +228,7 @@ def _as_run_error(error: BaseException) -> RunError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class Prepared:
     """What was checked and found before anything starts."""
 
     config: Config
@@ -350,7 +242,7 @@ class _Prepared:
     held: int
 
 
-def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prepared:
+def prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> Prepared:
     """Everything that reads files, imports what the config names, or makes an environment. Blocks:
     not for a loop.
     """
@@ -371,7 +263,7 @@ def _prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> _Prep
     launcher = factory()
     launcher.prepare()
     run_id, directory, held = _directory(config, checkpoint, resume, runs_dir)
-    return _Prepared(config, checkpoint, spec, layout, draws, launcher, run_id, directory, held)
+    return Prepared(config, checkpoint, spec, layout, draws, launcher, run_id, directory, held)
 
 
 def _require_device(device: str) -> None:
@@ -415,66 +307,3 @@ def _directory(
         config_loading.write_config(directory, config)
         stack.pop_all()
     return run_id, directory, held
-
-
-class _Signals:
-    """One SIGINT, SIGTERM or SIGHUP ends a run cleanly, with a checkpoint; a second one at once.
-    Before there is a run, one is enough.
-
-    A terminal that closes may hang up twice, so that is no second one. Where hangups are ignored,
-    as under nohup, they stay so.
-
-    Args:
-        say: shows a line to whoever pressed Ctrl-C.
-        until_eof: the end of standard input counts as one, too.
-    """
-
-    def __init__(self, say: Callable[[str], None], *, until_eof: bool) -> None:
-        self._say, self._until_eof = say, until_eof
-        self.caught: list[int] = []
-        self.session: _Session | None = None
-
-    def __enter__(self) -> None:
-        loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
-        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-        self._watched = (signal.SIGINT, signal.SIGTERM, *hangup)
-        for number in self._watched:
-            loop.add_signal_handler(number, self._handle, number, signal.Signals(number).name)
-        if self._until_eof:
-            try:
-                loop.add_reader(STDIN, self._read)
-            except PermissionError:
-                message = "standard input is a file, whose end says nothing of whoever started this"
-                raise ConfigError(
-                    [Problem("--until-eof", None, message, "a pipe, a socket or a terminal")]
-                ) from None
-
-    def __exit__(self, *_: object) -> None:
-        loop = asyncio.get_running_loop()
-        for number in self._watched:
-            loop.remove_signal_handler(number)
-        if self._until_eof:
-            loop.remove_reader(STDIN)
-
-    def _read(self) -> None:
-        """Whoever started this holds the other end of standard input, and writes nothing: an end
-        says that they are gone.
-        """
-        if not os.read(STDIN, 4096):
-            asyncio.get_running_loop().remove_reader(STDIN)
-            self._handle(signal.SIGHUP, EOF)
-
-    def _handle(self, number: int, reason: str) -> None:
-        if self.caught and reason == signal.SIGHUP.name:
-            return
-        self.caught.append(number)
-        if self.session is None:
-            assert self._main is not None
-            self._main.cancel()
-        elif len(self.caught) == 1:
-            self.session.run.end("stopped", reason)
-            self._say(
-                f"{reason}: stopping with a last checkpoint; once more stops at once"
-            )  # fails where the terminal is gone
-        else:
-            self.session.finished.cancel()

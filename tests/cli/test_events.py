@@ -24,7 +24,7 @@ from tianflow.cli.events import StreamedEvent, listen, parse
 from tianflow.cli.main import app
 from tianflow.core.events import EpisodesFinished, UpdateFinished
 from tianflow.rundir.control_file import SERVICE, ControlFile, process_start_time
-from tianflow.server.run.feed import kind_of
+from tianflow.server.common.event_feed import kind_of
 
 
 @dataclass

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-import tianflow
+import tianflow.cli
 from tests.support.paths import ROOT
 from tianflow import __main__
 from tianflow.cli import client
@@ -37,12 +37,12 @@ class Api(ModuleType):
     """Stands in for the module that trains, and remembers what it was asked to."""
 
     def __init__(self) -> None:
-        super().__init__("tianflow.api")
+        super().__init__("tianflow.cli.train")
         self.asked: list[tuple[Any, dict[str, Any]]] = []
         self.code = 0
         self.error: Exception | None = None
 
-    def train_cli(self, config: object, **options: object) -> int:
+    def run(self, config: object, **options: object) -> int:
         return self._answer(config, options)
 
     def _answer(self, what: object, options: dict[str, Any]) -> int:
@@ -55,8 +55,8 @@ class Api(ModuleType):
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     module = Api()
-    monkeypatch.setitem(sys.modules, "tianflow.api", module)
-    monkeypatch.setattr(tianflow, "api", module, raising=False)
+    monkeypatch.setitem(sys.modules, "tianflow.cli.train", module)
+    monkeypatch.setattr(tianflow.cli, "train", module, raising=False)
     return module
 
 

@@ -20,7 +20,7 @@ from tests.support.fakes_run import FakeRun
 from tianflow.observability.recorder import Recorder
 from tianflow.rundir.history import LIMIT, NAME, HistoryFile, read_rows, thinned
 from tianflow.server.common import console
-from tianflow.server.run import past
+from tianflow.server.common import history as past
 
 FOLDER = Path(console.__file__).parent
 SOURCES = {

@@ -19,8 +19,8 @@ from tests.support.fakes_run import FakeRun
 from tianflow.config.model import HttpSettings
 from tianflow.observability.rates import RunRates
 from tianflow.server.common.auth import Guard, Tokens
+from tianflow.server.common.event_feed import Feed
 from tianflow.server.run.app import ServedRun, make_app
-from tianflow.server.run.feed import Feed
 
 HEADERS = {"Authorization": "Bearer c"}
 NAMES = ("fake", "fake", "none", "%00", "..%2Ffake", "%ED%A0%80", "a" * 3000, "ж")

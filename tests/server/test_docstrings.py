@@ -8,8 +8,8 @@ from pydantic import Field, create_model
 from tianflow.config.model import BUILT_IN_ALGORITHMS, Config, EnvSettings, live_of
 from tianflow.config.off_policy import DQNSettings
 from tianflow.server.common.docstrings import of_fields
+from tianflow.server.common.live_settings import RESOURCES
 from tianflow.server.common.schemas import settings_patch, settings_read
-from tianflow.server.run.settings import RESOURCES
 
 
 class Documented(DQNSettings):

@@ -33,14 +33,14 @@ from tianflow.core.events import (
     UpdateFinished,
 )
 from tianflow.observability.rates import RunRates
-from tianflow.server.common import fan
+from tianflow.server.common import broadcaster as fan
+from tianflow.server.common import event_feed as feeding
 from tianflow.server.common import sse as streams
 from tianflow.server.common.auth import NO_TOKENS, Guard
+from tianflow.server.common.event_feed import LONGEST_TEXT, TOGETHER_S, Feed
 from tianflow.server.common.problems import Handler
 from tianflow.server.common.throttle import ADDRESSES, Throttle
-from tianflow.server.run import feed as feeding
 from tianflow.server.run.app import ServedRun, make_app
-from tianflow.server.run.feed import LONGEST_TEXT, TOGETHER_S, Feed
 from tianflow.server.run.server import Server, serve
 
 EVENTS = f"{RUN}/events"

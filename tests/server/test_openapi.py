@@ -26,10 +26,10 @@ from tianflow.core.events import (
     UpdateFinished,
 )
 from tianflow.server.common import console
+from tianflow.server.common.event_feed import Feed
+from tianflow.server.common.live_settings import RESOURCES, live_values
 from tianflow.server.common.openapi import document
 from tianflow.server.run.app import ACTIONS, LOOKS
-from tianflow.server.run.feed import Feed
-from tianflow.server.run.settings import RESOURCES, live_values
 
 Document = dict[str, Any]
 METHODS = {"get", "head", "post", "patch", "put", "delete"}

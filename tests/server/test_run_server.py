@@ -27,8 +27,8 @@ from tianflow.errors import ConfigError
 from tianflow.observability.rates import RunRates
 from tianflow.rundir.control_file import ControlFile, process_start_time
 from tianflow.server.common.auth import NO_TOKENS, Guard, Tokens
+from tianflow.server.common.event_feed import Feed
 from tianflow.server.run.app import ServedRun, make_app
-from tianflow.server.run.feed import Feed
 from tianflow.server.run.server import serve
 
 TOKENS = Tokens("control-token", "read-token")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tianflow.algorithms.common.off_policy import UpdateParts, summed
+from tianflow.algorithms.common.q_learning import QLearner, QPolicy
 from tianflow.algorithms.common.update import Tree, subtree
-from tianflow.algorithms.dqn import QLearner, QPolicy
 from tianflow.config.model import Config
 from tianflow.config.off_policy import R2D2Settings
 from tianflow.core.payloads import EnvironmentSpec

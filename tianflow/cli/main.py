@@ -145,13 +145,13 @@ def train(
     with exit_codes():
         _show_warnings()
         settings = _training_config(config, overrides or [], resume, runs_dir)
-        from tianflow import api
+        from tianflow.cli import train as training
         from tianflow.config import rules as config_rules
 
         for sentence in [*config_rules.advice(settings), *_used_up(settings, resume, runs_dir)]:
             complain(f"note: {sentence}")
 
-        code = api.train_cli(
+        code = training.run(
             settings,
             resume=resume,
             runs_dir=runs_dir,

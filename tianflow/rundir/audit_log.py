@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tianflow.logs import logger
-from typing import Any
 
 log = logger("audit")
 

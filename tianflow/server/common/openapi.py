@@ -12,11 +12,11 @@ from tianflow import __version__
 from tianflow.config.model import Config
 from tianflow.rundir.audit_log import MOST
 from tianflow.rundir.history import LIMIT
+from tianflow.server.common import history as past
 from tianflow.server.common import pages, schemas
 from tianflow.server.common.auth import OPEN, OPEN_ON_LOOPBACK
+from tianflow.server.common.live_settings import MERGE_PATCH, RESOURCES, TAGS
 from tianflow.server.common.schemas import Schema, reference
-from tianflow.server.run import past
-from tianflow.server.run.settings import MERGE_PATCH, RESOURCES, TAGS
 
 RUN = "/api/v1/runs/{run}"
 JSON = "application/json"

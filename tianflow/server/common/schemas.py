@@ -15,8 +15,8 @@ from tianflow.config.model import Config, live_of
 from tianflow.core import events
 from tianflow.core.statistics import ControllerStatistics, Diagnosis
 from tianflow.server.common.docstrings import of_fields
-from tianflow.server.run.feed import LOST, kind_of
-from tianflow.server.run.settings import RESOURCES, live_values
+from tianflow.server.common.event_feed import LOST, kind_of
+from tianflow.server.common.live_settings import RESOURCES, live_values
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}

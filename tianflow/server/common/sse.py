@@ -16,11 +16,11 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from tianflow.server.common.broadcaster import AT_ONCE, Broadcaster, Subscriber, joined
 from tianflow.server.common.connections import told_of_the_end
-from tianflow.server.common.fan import AT_ONCE, Broadcaster, Subscriber, joined
-from tianflow.server.common.kept import EventBuffer
+from tianflow.server.common.event_buffer import EventBuffer
+from tianflow.server.common.event_feed import LOST, EventRecord
 from tianflow.server.common.problems import ProblemError
-from tianflow.server.run.feed import LOST, EventRecord
 
 WRITE_S = 30.0
 """Seconds in which a reader must take what was written; otherwise it is gone."""

@@ -18,14 +18,15 @@ from tianflow.observability.prometheus.prometheus import Exporter
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import describe, describe_components, describe_diagnosis
 from tianflow.server.common import console, openapi, pages
+from tianflow.server.common import history as past
+from tianflow.server.common import live_settings as settings
 from tianflow.server.common.auth import Guard, guarded
 from tianflow.server.common.bodies import read_in_time
+from tianflow.server.common.event_feed import Feed
 from tianflow.server.common.openapi import RUN
 from tianflow.server.common.problems import ProblemError, add_safe_headers, answers, json_response
 from tianflow.server.common.sse import EventStreams
 from tianflow.server.common.throttle import Throttle, throttled
-from tianflow.server.run import past, settings
-from tianflow.server.run.feed import Feed
 
 MAX_BODY = 64 * 1024
 """Bytes of a request's body. Every patch fits many times over; more would only cost memory."""

@@ -26,8 +26,8 @@ from tianflow.observability.rates import RunRates
 from tianflow.rundir.control_file import ControlFile, process_start_time
 from tianflow.server.common.auth import Guard, Tokens
 from tianflow.server.common.connections import ConnectionLimiter
+from tianflow.server.common.event_feed import Feed
 from tianflow.server.run.app import ServedRun, make_app
-from tianflow.server.run.feed import Feed
 
 GRACE_S = 1.0
 """Seconds that requests still being answered get at the end."""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tianflow.rundir.control_file import ControlFile
-from tianflow.server.common.kept import EventBuffer
+from tianflow.server.common.event_buffer import EventBuffer
 from tianflow.server.service import run_client as asking
 from tianflow.server.service.run_client import NoAnswerError, RunClient
 
@@ -28,8 +28,7 @@ class RelayedEvent:
 
 
 class Relay(EventBuffer):
-    """The events of a run, as `tianflow.server.run.feed.Feed` has them there, under the same
-    numbers.
+    """The events of a run, under the numbers that the run's own event feed gives them.
 
     Args:
         asker: asks the run.

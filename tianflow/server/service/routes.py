@@ -23,13 +23,14 @@ from tianflow.errors import ConfigError, Problem, StateConflictError
 from tianflow.rundir.audit_log import NAME, read_page
 from tianflow.rundir.checkpoints import CheckpointStore
 from tianflow.server.common import console, pages
+from tianflow.server.common import history as past
+from tianflow.server.common import live_settings as settings
 from tianflow.server.common.auth import Guard, guarded
 from tianflow.server.common.bodies import read_in_time
 from tianflow.server.common.openapi import RUN
 from tianflow.server.common.problems import ProblemError, add_safe_headers, answers, json_response
 from tianflow.server.common.sse import EventStreams
 from tianflow.server.common.throttle import Throttle, throttled
-from tianflow.server.run import past, settings
 from tianflow.server.run.app import ACTIONS, LOOKS, MAX_BODY, href
 from tianflow.server.service import metrics, openapi, rows
 from tianflow.server.service.import_allowlist import require_allowed

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from tianflow.server.common.kept import EventBuffer, EventFrame
+from tianflow.server.common.event_buffer import EventBuffer, EventFrame
 
 AT_ONCE = 64
 """Events in one write: bounds what is made ahead for a reader that may be slow."""

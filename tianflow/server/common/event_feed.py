@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tianflow.core.events import EpisodesFinished, Event, UpdateFinished
 from tianflow.core.jsonable import json_ready
-from tianflow.server.common.kept import KEPT, EventBuffer
+from tianflow.server.common.event_buffer import KEPT, EventBuffer
 
 if TYPE_CHECKING:
     from tianflow.channels.broadcast import Broadcast

@@ -1,0 +1,112 @@
+"""Q-learning with a network of action values: the actor's half and the frame of the learner's half.
+
+DQN and R2D2 share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tianflow.algorithms.common.off_policy import (
+    OffPolicyLearner,
+    OffPolicyPolicy,
+)
+from tianflow.algorithms.common.off_policy_models import QModel, TargetNetwork
+from tianflow.algorithms.common.update import Tree
+from tianflow.config.model import Config
+from tianflow.config.networks import state_spec
+from tianflow.config.off_policy import QSettings
+from tianflow.core.payloads import EnvironmentSpec
+from tianflow.interfaces import ActorStep
+from tianflow.networks.q_values import QNetwork, seeded
+from tianflow.ops.exploration import apex_epsilons, epsilon_noise, scores_of
+from tianflow.ops.q_values import masked_values, taken
+
+Settings = TypeVar("Settings", bound=QSettings)
+
+
+def make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> QModel[QNetwork]:
+    """Values of actions, with epsilon as it is before the first update. Actors of R2D2 make it,
+    too.
+    """
+    settings = config.algorithm
+    assert isinstance(settings, QSettings)
+    network = seeded(
+        config.run.seed, lambda: QNetwork(config.network, spec, duelling=settings.duelling)
+    )
+    return QModel(network, config, spec, settings.exploration(0), device)
+
+
+class QPolicy(OffPolicyPolicy[QNetwork]):
+    """The actor's half: epsilon-greedy, with an epsilon for each environment; ``parameters`` are
+    the values of all actions.
+    """
+
+    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
+        super().__init__(make_model(config, spec, torch.device("cpu")))
+        (self._actions,) = spec.action.categories
+        self._state_shapes = state_spec(config.network)
+
+    def initial_state(self, num_envs: int) -> dict[str, Tensor]:
+        return {name: torch.zeros(num_envs, *shape) for name, shape in self._state_shapes.items()}
+
+    def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
+        """[steps, num_envs, A]: all 0 where the environment is greedy, else a random score for each
+        action.
+        """
+        epsilons = apex_epsilons(
+            self.index * num_envs,
+            num_envs,
+            self.count * num_envs,
+            epsilon=self.model.exploration("epsilon"),
+            alpha=self.model.exploration("alpha"),
+        )
+        return epsilon_noise(steps, epsilons, self._actions, generator)
+
+    def act(
+        self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None
+    ) -> ActorStep:
+        """Choose actions; the caller zeroes the state of environments that begin an episode."""
+        with torch.inference_mode():
+            values, after = self.acting.forward(
+                self.acting.network.act, self.model.observations(observation), state
+            )
+            values = masked_values(values, mask)
+            scores = values if noise is None else masked_values(scores_of(values, noise), mask)
+        return ActorStep(scores.argmax(-1), values, after)
+
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """``q_values`` [N, A]."""
+        return {"q_values": parameters}
+
+    def record(self, parameters: Tensor, action: Tensor) -> dict[str, Tensor]:
+        """``q_taken`` and ``q_max`` [T, N]: values of the action taken and of the best allowed one,
+        for first priorities (Ape-X).
+        """
+        with torch.inference_mode():
+            return {"q_taken": taken(parameters, action), "q_max": parameters.amax(-1)}
+
+
+class QLearner(OffPolicyLearner[QNetwork, Settings]):
+    """What the learners of action values share: one target network, which becomes the online one
+    every so many updates.
+    """
+
+    def __init__(
+        self, config: Config, spec: EnvironmentSpec, settings: Settings, device: torch.device
+    ) -> None:
+        super().__init__(make_model(config, spec, device), config, settings, device)
+        self.target = TargetNetwork(self.model)
+        self.kept["target"] = self.target.parameters
+
+    def moved(self) -> None:
+        if self.updates % self.settings.target_update_updates == 0:
+            self.target.follow(1.0)
+
+    def exploration(self, settings: Settings, updates: int) -> Mapping[str, float]:
+        return settings.exploration(updates)
