@@ -28,7 +28,7 @@ NAMES = (
     "idle",
     "readers",
     "replay",
-    "foretold",
+    "forecast",
 )
 LONG = ("stalled", "pong_gpu", "peers_cartpole", "peers_pong")
 """Half an hour long, or in need of a GPU, or of peers that `make bench-peers` installs: only when
@@ -65,7 +65,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--seconds",
         type=float,
-        help="of training in each run beside peers, or foretold; as many as each benchmark takes "
+        help="of training in each run beside peers, or forecast; as many as each benchmark takes "
         "by itself",
     )
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""A run that follows the advice of its own diagnosis: what that foretells, beside what comes
+"""A run that follows the advice of its own diagnosis: what that forecasts, beside what comes
 of it.
 """
 
@@ -43,7 +43,7 @@ async def advice(run: RunHandle) -> Diagnosis:
             found.window_s >= WINDOW_S
             and found.for_s >= HELD_S
             and found.suggested
-            and found.foretold_steps_per_s
+            and found.forecast_steps_per_s
         ):
             return found
         await asyncio.sleep(0.2)
@@ -51,7 +51,7 @@ async def advice(run: RunHandle) -> Diagnosis:
 
 
 async def follow(config: Path, window: training.Window, runs: Path) -> Values:
-    """Steps/s as foretold, and as measured over ``window`` after every setting that was suggested
+    """Steps/s as forecast, and as measured over ``window`` after every setting that was suggested
     is in force.
     """
     async with open_run(config, ALONE, runs_dir=runs) as run:
@@ -69,7 +69,7 @@ async def follow(config: Path, window: training.Window, runs: Path) -> Values:
         found = training.between(before, run.control.statistics())
     return {
         "pace": found["committed_per_s"],
-        "foretold_pace": told.foretold_steps_per_s,
+        "forecast_pace": told.forecast_steps_per_s,
         "before": told.steps_per_s,
         "actors": told.suggested.get("actors.count"),
         "learner_waits": found["learner_waits"],

@@ -1,13 +1,13 @@
 """Why the bound matters: ``python -m benchmarks.bound`` trains with learners of several speeds
-under several bounds, laws and algorithms.
+under several bounds, controllers and algorithms.
 
 Four actors feed one learner, which is as fast as it can be or sleeps so many times as long as it
 computes. Data are then as old as the bound, or whatever takes its place, lets them become: a bound
-kept by pacing (law ``staleness``), the same bound kept by throwing away at the learner's door
-(``consume_only``), or none (``open_loop``, where memory holds `SLOTS` trajectories). A run ends
-when 100 episodes of evaluation average the target, or after `SECONDS` of training. With ``--only
-none`` nothing is run, and what was measured earlier is shown and drawn; that needs the extra
-``plots``.
+kept by pacing (controller ``staleness``), the same bound kept by throwing away at the learner's
+door (``consume_only``), or none (``open_loop``, where memory holds `SLOTS` trajectories). A run
+ends when 100 episodes of evaluation average the target, or after `SECONDS` of training. With
+``--only none`` nothing is run, and what was measured earlier is shown and drawn; that needs the
+extra ``plots``.
 """
 
 from __future__ import annotations

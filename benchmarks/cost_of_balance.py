@@ -1,4 +1,4 @@
-"""What the staleness bound costs: throughput under the law over throughput with no balance
+"""What the staleness bound costs: throughput under the controller over throughput with no balance
 at all.
 """
 
@@ -19,7 +19,8 @@ OPEN_LOOP = ("balance.controller=open_loop", "balance.max_staleness=unbounded")
 PACING = (
     "Paced: the environment's step and the learner's update rest until a set time has passed, so "
     "that A actors together make "
-    "one trajectory in the time of one update: both halves are equally fast, where the law costs "
+    "one trajectory in the time of one update: both halves are equally fast, where the controller "
+    "costs "
     "most, and nothing else limits "
     "the run, not even a shared core. Free: the same without rests, limited by this machine."
 )
@@ -46,11 +47,11 @@ def paced(actors: int) -> tuple[str, ...]:
 
 
 def bound(value: int) -> tuple[str, ...]:
-    """Settings of the default law with that bound."""
+    """Settings of the default controller with that bound."""
     return ("balance.controller=staleness", f"balance.max_staleness={value}")
 
 
-def foretold(actors: int, batch: int, max_staleness: int) -> float:
+def forecast(actors: int, batch: int, max_staleness: int) -> float:
     """min(1, C/(A + B)): of C = (max_staleness + 1) B credits B sit in the update, so C - B
     trajectories roll out meanwhile.
     """
@@ -118,25 +119,25 @@ def make(plan: Plan) -> Benchmark:
                 "η = 1, A = B: nothing is lost (A ≤ η·B)",
                 _over("paced, A = 1, η = 1", "paced, A = 1, open loop"),
                 0.95,
-                foretold(1, 1, 1),
+                forecast(1, 1, 1),
             ),
             Ratio(
                 "η = 4, A = 4·B: nothing is lost (A ≤ η·B)",
                 _over("paced, A = 4, η = 4", "paced, A = 4, open loop"),
                 0.95,
-                foretold(4, 1, 4),
+                forecast(4, 1, 4),
             ),
             Ratio(
-                "η = 1, A = 4·B: actors idle by law",
+                "η = 1, A = 4·B: actors idle by controller",
                 _over("paced, A = 4, η = 1", "paced, A = 4, open loop"),
                 None,
-                foretold(4, 1, 1),
+                forecast(4, 1, 1),
             ),
             Ratio(
                 "η = 0, A = B: synchronous",
                 _over("paced, A = 1, η = 0", "paced, A = 1, open loop"),
                 None,
-                foretold(1, 1, 0),
+                forecast(1, 1, 0),
             ),
             Ratio(
                 "η = 1, A = B, as fast as it goes",
@@ -174,7 +175,7 @@ def make(plan: Plan) -> Benchmark:
                 "slots push back."
             ),
             HALVES,
-            "Foretold: min(1, C/(A + B)) with C = (η + 1)·B.",
+            "Forecast: min(1, C/(A + B)) with C = (η + 1)·B.",
         ),
     )
 

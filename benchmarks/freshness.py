@@ -1,5 +1,5 @@
-"""Where sampling is the faster half: the law that looks for the smallest staleness beside the one
-that allows whatever the bound does.
+"""Where sampling is the faster half: the controller that looks for the smallest staleness beside
+the one that allows whatever the bound does.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ on one core, and keep their pace.
 BOUNDED, FRESHEST = "staleness", "freshest"
 
 
-def overrides(law: str, seed: int) -> tuple[str, ...]:
+def overrides(controller: str, seed: int) -> tuple[str, ...]:
     """Settings of one run."""
     return (
         f"run.seed={seed}",
-        f"balance.controller={law}",
+        f"balance.controller={controller}",
         f"balance.max_staleness={BOUND}",
         f"algorithm.batch_trajectories={BATCH}",
         f"actors.count={ACTORS}",
@@ -33,19 +33,19 @@ def overrides(law: str, seed: int) -> tuple[str, ...]:
 
 def make(plan: Plan) -> Benchmark:
     """The benchmark, sized by ``plan``."""
-    # the law gives back a credit every few updates, so it takes seconds to come down
+    # the controller gives back a credit every few updates, so it takes seconds to come down
     window = training.Window(0.5, 1.5) if plan.quick else training.Window(15.0, 15.0)
     seeds = tuple(range(1, plan.rounds + 1))
 
-    def measure(law: str, seed: int) -> Values:
-        return training.measure("paced.toml", overrides(law, seed), window, plan.scratch)
+    def measure(controller: str, seed: int) -> Values:
+        return training.measure("paced.toml", overrides(controller, seed), window, plan.scratch)
 
-    def side(law: str) -> Side:
-        return Side(law, lambda number: measure(law, seeds[number]))
+    def side(controller: str) -> Side:
+        return Side(controller, lambda number: measure(controller, seeds[number]))
 
     return Benchmark(
         name="freshness",
-        title="the law `freshest` beside `staleness`, where actors are twice as fast as the "
+        title="the controller `freshest` beside `staleness`, where actors are twice as fast as the "
         "learner",
         sides=(side(BOUNDED), side(FRESHEST)),
         ratios=(

@@ -33,7 +33,7 @@ class Plan:
         quick: prove that everything runs, measure nothing: short windows, easy targets.
         rounds: how often each side is measured.
         scratch: a directory for whatever runs write.
-        seconds: of training looked at in each run beside peers, or foretold; None for as many as a
+        seconds: of training looked at in each run beside peers, or forecast; None for as many as a
             benchmark takes by itself.
     """
 
@@ -71,14 +71,14 @@ class Ratio:
     Attributes:
         of: the quotient, from the values of one round; None when one of the two did not come about.
         aim: what its median should at least be.
-        foretold: what theory says of it.
+        forecast: what theory says of it.
         sides: whose values it needs; None for all of them.
     """
 
     name: str
     of: Callable[[RoundValues], float | None]
     aim: float | None = None
-    foretold: float | None = None
+    forecast: float | None = None
     sides: tuple[str, ...] | None = None
 
 

@@ -14,7 +14,7 @@ CONFIG = training.CONFIGS / "impala_cartpole.toml"
 COUNTS = (1, 8, 32, 128)
 MOST = COUNTS[-1]
 ENVS, STEPS, BATCH, BOUND = 16, 32, 32, 4
-assert (BOUND + 1) * BATCH >= MOST + BATCH  # nobody is idle by law
+assert (BOUND + 1) * BATCH >= MOST + BATCH  # nobody is idle by controller
 TURNS = 6
 
 

@@ -1,4 +1,4 @@
-"""An environment and an algorithm that take a set time, so that nothing but the law of balance
+"""An environment and an algorithm that take a set time, so that nothing but the balance controller
 limits a run.
 
 They compute what CartPole and IMPALA compute, and rest for what is left of the time. Both halves of

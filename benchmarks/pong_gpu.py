@@ -30,7 +30,7 @@ CASES: dict[str, tuple[tuple[str, ...], bool]] = {
     "84 x 84, B = A/2": (STANDARD, True),
 }
 """What differs from the config, and whether a batch has a trajectory for every two actors: with
-one, most actors are idle by law.
+one, most actors are idle by controller.
 """
 RESERVED = 2
 """Cores that are left to the learner and the coordinator."""

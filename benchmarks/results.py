@@ -54,7 +54,7 @@ _SHAPE: dict[str, Any] = {
         {
             "name": (str,),
             "aim": (*_NUMBER, None),
-            "foretold": (*_NUMBER, None),
+            "forecast": (*_NUMBER, None),
             "samples": [(*_NUMBER, None)],
             **_SPREAD,
         }
@@ -131,7 +131,7 @@ def _ratios(outcome: Outcome) -> list[dict[str, Any]]:
         entry = {
             "name": ratio.name,
             "aim": ratio.aim,
-            "foretold": ratio.foretold,
+            "forecast": ratio.forecast,
             "samples": samples,
         }
         found.append(entry | asdict(spread(samples)))
@@ -250,7 +250,7 @@ def _settings_line(settings: Mapping[str, object]) -> str:
 
 def _ratio_row(ratio: Mapping[str, Any]) -> tuple[str, ...]:
     aim = "" if ratio["aim"] is None else f"≥ {number(ratio['aim'])}"
-    if ratio["foretold"] is not None:
+    if ratio["forecast"] is not None:
         aim = f"{aim} foretold {number(ratio['foretold'])}".strip()
     verdict = ""
     if ratio["aim"] is not None:

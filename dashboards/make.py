@@ -208,12 +208,12 @@ def overview() -> Json:
 
 
 def balance() -> Json:
-    """How old samples are, why, and what the laws do about it."""
+    """How old samples are, why, and what the controllers do about it."""
     actors = "run, component"
     return dashboard(
         "tianflow-balance",
         "tianflow: balance",
-        "How old samples are, why, and what the laws do about it.",
+        "How old samples are, why, and what the controllers do about it.",
         [
             figure(
                 "Bound", "Highest staleness that may be trained on.", now("staleness_bound_updates")
@@ -227,9 +227,9 @@ def balance() -> Json:
                 now("publish_lag_updates"),
             ),
             figure(
-                "Law",
+                "Controller",
                 "Whose demand is in force.",
-                f"{now('balance_law_winning')} == 1",
+                f"{now('balance_controller_winning')} == 1",
                 legend="{{controller}}",
             ),
             figure(
@@ -319,7 +319,7 @@ def balance() -> Json:
                 unit="ops",
             ),
             lines(
-                "Laws",
+                "Controllers",
                 "Directives given per second.",
                 (rate("balance_directives_total"), "{{run}} {{controller}}"),
                 unit="ops",

@@ -63,7 +63,7 @@ def test_anything_importable_may_be_named() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["__main__:Law", "tianflow.errors:"])
+@pytest.mark.parametrize("name", ["__main__:Controller", "tianflow.errors:"])
 def test_what_other_processes_cannot_import_is_refused(name: str) -> None:
     assert "put it in a module of its own" in problem(name).message
 
@@ -73,7 +73,7 @@ def test_a_misspelt_attribute_is_told_the_nearest() -> None:
 
 
 def test_a_missing_module_is_named() -> None:
-    found = problem("no_such_module:Law")
+    found = problem("no_such_module:Controller")
     assert "cannot import 'no_such_module'" in found.message
     assert (
         "a module of the folder that tianflow is called in, of PYTHONPATH, or installed"
@@ -86,7 +86,7 @@ def test_a_module_that_lacks_another_is_not_said_to_be_missing(
 ) -> None:
     (tmp_path / "a_module_that_lacks_another.py").write_text("import no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
-    found = problem("a_module_that_lacks_another:Law")
+    found = problem("a_module_that_lacks_another:Controller")
     assert "No module named 'no_such_module'" in found.message
     assert "" == found.accepted
 
@@ -98,7 +98,10 @@ def test_a_module_that_raises_on_import_has_its_error_told(monkeypatch: pytest.M
                 raise ZeroDivisionError("in the user's module")
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    assert 'ZeroDivisionError("in the user\'s module")' in problem("a_broken_module:Law").message
+    assert (
+        'ZeroDivisionError("in the user\'s module")'
+        in problem("a_broken_module:Controller").message
+    )
 
 
 def test_a_script_that_ends_on_import_ends_nothing_else(
@@ -108,7 +111,7 @@ def test_a_script_that_ends_on_import_ends_nothing_else(
     monkeypatch.syspath_prepend(tmp_path)
     assert (
         "cannot import 'a_script_without_guard': SystemExit(0)"
-        == problem("a_script_without_guard:Law").message
+        == problem("a_script_without_guard:Controller").message
     )
 
 

@@ -1,4 +1,4 @@
-"""Every law that is shipped passes the suite for laws, and each promise of the suite is broken once
+"""Every controller that is shipped passes the suite for controllers, and each promise of the suite is broken once
 to see it noticed.
 """
 
@@ -48,7 +48,7 @@ class TestStaleness(ControllerConformance):
 
 
 class Says:
-    """A law that answers every look with what ``answer`` makes of it."""
+    """A controller that answers every look with what ``answer`` makes of it."""
 
     def __init__(self, answer: Callable[[Observed], Iterable[Directive]]) -> None:
         self.answer = answer
@@ -116,7 +116,7 @@ BROKEN = {
 @pytest.mark.parametrize(
     "promise", [name for name in vars(ControllerConformance) if name.startswith("test_")]
 )
-def test_the_suite_notices_a_law_that_breaks_the_promise(promise: str) -> None:
+def test_the_suite_notices_a_controller_that_breaks_the_promise(promise: str) -> None:
     class Suite(ControllerConformance):
         make = staticmethod(BROKEN[promise])
 

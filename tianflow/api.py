@@ -252,11 +252,11 @@ def prepare(config: Config, resume: str | Path | None, runs_dir: Path) -> Prepar
     spec = validation.require_valid(config).spec
     assert spec is not None
     layout, draws = trajectory_layout(config, spec), draw_layout(config, spec)
-    for law in plugins.names(
+    for controller in plugins.names(
         "tianflow.controllers"
     ):  # one that is asked for later must not be imported on the loop
         with contextlib.suppress(ConfigError):
-            plugins.load("tianflow.controllers", law, path="balance.controller")
+            plugins.load("tianflow.controllers", controller, path="balance.controller")
     factory: Any = plugins.load(
         "tianflow.launchers", config.placement.launcher, path="placement.launcher"
     )

@@ -46,7 +46,7 @@ class LiveSettings:
 
     config: Config
     bound: int | None
-    """max_staleness in force, after all laws (None: unbounded)."""
+    """max_staleness in force, after all controllers (None: unbounded)."""
     paused: bool = False
     """A person paused the run: nobody begins anything."""
     hold_learner: bool = False
@@ -66,7 +66,9 @@ class Component(Protocol):
 
 
 class Controller(Protocol):
-    """A law of balance: a pure state machine. No clock, no I/O; time comes in with the event."""
+    """A balance controller: a pure state machine. No clock, no I/O; time comes in with the
+    event.
+    """
 
     def handle(self, event: Event) -> Iterable[Directive]: ...
 

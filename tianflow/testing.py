@@ -1,5 +1,5 @@
-"""What every law of balance has to keep, as a suite for the tests of whoever writes one. Needs a
-test runner, and imports none.
+"""What every balance controller has to keep, as a suite for the tests of whoever writes one. Needs
+a test runner, and imports none.
 
 In a test module, ``class TestMine(ControllerConformance): make = MyLaw`` is all there is to write.
 """
@@ -36,7 +36,9 @@ OTHERS: tuple[Event, ...] = (
     HostExited(host="actors-0", reason="died"),
     SettingsChanged(generation=2, paths=("balance.max_staleness",)),
 )
-"""Events that are no look at the balance: a law may use them, and has to live without them."""
+"""Events that are no look at the balance: a controller may use them, and has to live without
+them.
+"""
 ROUNDS_PER_UPDATE = 50
 """Rounds of `play` without an update, after which nothing will come any more: no trajectory takes
 more than seven.
@@ -70,7 +72,7 @@ def looks(batch: int, bound: int | None, *, actors: int = 4, slots: int = 64) ->
 
 
 def play(
-    law: Controller,
+    controller: Controller,
     *,
     batch: int,
     bound: int | None,
@@ -78,8 +80,8 @@ def play(
     slots: int = 24,
     updates: int = 60,
 ) -> LedgerSnapshot:
-    """The ledger after ``updates`` updates of a small run in which the law's word is put in force
-    before every round.
+    """The ledger after ``updates`` updates of a small run in which the controller's word is put in
+    force before every round.
 
     A round is a second. Actor ``i`` takes ``1 + i`` rounds for a trajectory, and the learner makes
     an update in each round that begins with a batch.
@@ -110,9 +112,9 @@ def play(
             learner=learner,
             waiting=waiting,
         )
-        for directive in law.handle(look):
+        for directive in controller.handle(look):
             wishes = wishes.after(directive)
-        ledger.set_limits(merge({"law": wishes}, config, slots=slots)[0])
+        ledger.set_limits(merge({"controller": wishes}, config, slots=slots)[0])
         if _update(ledger, now):
             last = now
         else:
@@ -183,8 +185,8 @@ def _roll(ledger: Ledger, rolling: dict[int, tuple[Grant, int]], actors: int, no
 
 
 class ControllerConformance:
-    """Subclass it in a test module as ``TestSomething`` and set ``make``: a law's class, or a
-    function that makes a law.
+    """Subclass it in a test module as ``TestSomething`` and set ``make``: a controller's class, or
+    a function that makes a controller.
     """
 
     make: ClassVar[Callable[..., Controller]]
@@ -194,22 +196,22 @@ class ControllerConformance:
     """(B, max_staleness) in which it is tried."""
 
     def new(self) -> Controller:
-        """A law that has seen nothing yet."""
+        """A controller that has seen nothing yet."""
         return type(self).make()
 
     def test_it_answers_every_look_with_directives_that_can_be_carried_out(self) -> None:
         for situation in self.situations:
-            law, wishes = self.new(), ControllerRequests()
+            controller, wishes = self.new(), ControllerRequests()
             for look in looks(*situation):
-                for directive in law.handle(look):
+                for directive in controller.handle(look):
                     wishes = wishes.after(directive)
 
     def test_its_credits_always_feed_the_learner(self) -> None:
         """At least one batch, or no update could ever begin."""
         for situation in self.situations:
-            law = self.new()
+            controller = self.new()
             for look in looks(*situation):
-                for limit in _credits(law.handle(look)):
+                for limit in _credits(controller.handle(look)):
                     assert isinstance(limit, int), (
                         f"SetCredits({limit!r}): credits are a whole number"
                     )
@@ -219,9 +221,9 @@ class ControllerConformance:
 
     def test_a_bound_of_its_own_is_a_number_of_updates_or_none(self) -> None:
         for situation in self.situations:
-            law = self.new()
+            controller = self.new()
             for look in looks(*situation):
-                for directive in law.handle(look):
+                for directive in controller.handle(look):
                     if isinstance(directive, SetBound) and directive.max_staleness is not None:
                         assert directive.max_staleness >= 0, (
                             f"{directive}: no sample can be younger than the policy that trains "
@@ -233,9 +235,9 @@ class ControllerConformance:
         answer.
         """
         for situation in self.situations:
-            law = self.new()
+            controller = self.new()
             for look in looks(*situation):
-                assert tuple(law.handle(look)) == tuple(law.handle(look)), (
+                assert tuple(controller.handle(look)) == tuple(controller.handle(look)), (
                     f"another answer to the same {look}"
                 )
 
@@ -247,16 +249,16 @@ class ControllerConformance:
             assert answers == [tuple(other.handle(look)) for look in looks(*situation)]
 
     def test_it_lives_with_events_that_it_does_not_read(self) -> None:
-        law, wishes = self.new(), ControllerRequests()
+        controller, wishes = self.new(), ControllerRequests()
         for event in OTHERS:
-            for directive in law.handle(event):
+            for directive in controller.handle(event):
                 wishes = wishes.after(directive)
 
     def test_it_goes_on_when_the_learner_went_back_to_a_checkpoint(self) -> None:
-        law = self.new()
+        controller = self.new()
         seen = list(looks(3, 4))
         for look in [*seen, *(replace(look, now=look.now + len(seen)) for look in seen)]:
-            assert all(limit >= look.batch for limit in _credits(law.handle(look)))
+            assert all(limit >= look.batch for limit in _credits(controller.handle(look)))
 
     def test_a_run_under_it_never_stands_still_nor_breaks_the_bound(self) -> None:
         for batch, bound in self.situations:

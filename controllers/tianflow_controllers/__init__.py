@@ -1,1 +1,1 @@
-"""Laws of balance: pure state machines from events to directives, one file each."""
+"""Controllers of balance: pure state machines from events to directives, one file each."""

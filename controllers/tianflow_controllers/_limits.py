@@ -1,4 +1,4 @@
-"""What the laws share: the ceiling of credits, and checks of their parameters."""
+"""What the controllers share: the ceiling of credits, and checks of their parameters."""
 
 from __future__ import annotations
 

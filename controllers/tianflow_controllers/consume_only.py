@@ -1,5 +1,5 @@
-"""Law ``consume_only``: the bound is kept where data are consumed and nowhere else. What filters of
-stale samples do; for comparison.
+"""Controller ``consume_only``: the bound is kept where data are consumed and nowhere else. What
+filters of stale samples do; for comparison.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class ConsumeOnly:
     """Keeps the configured bound, but paces nobody: a credit for every slot, batches in order of
     arrival.
 
-    No sample beyond the bound is trained on, as under every law. What was begun in vain is
-    dropped(expired), and the work that went into it is lost. Any stricter law that runs beside it
-    wins, setting by setting.
+    No sample beyond the bound is trained on, as under every controller. What was begun in vain is
+    dropped(expired), and the work that went into it is lost. Any stricter controller that runs
+    beside it wins, setting by setting.
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:

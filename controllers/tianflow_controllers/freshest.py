@@ -1,4 +1,6 @@
-"""Law ``freshest``: the smallest number of credits at which the learner still does not wait."""
+"""Controller ``freshest``: the smallest number of credits at which the learner still does
+not wait.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class Freshest:
             waiting.
 
     Raises:
-        ValueError: a parameter with which the law could not work, and why.
+        ValueError: a parameter with which the controller could not work, and why.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Freshest:
 
     def _judge(self, start: Observed, end: Observed) -> None:
         # The highest C without lag: a lag comes and goes with each publish, and must not make the
-        # law forget what it has found.
+        # controller forget what it has found.
         highest, seconds = ceiling(end, 0), end.now - start.now
         self._credits = min(self._credits, highest)
         may_change = end.version - self._changed >= turnover(self._credits, end.batch)

@@ -1,4 +1,4 @@
-"""Law ``lockstep``: synchronous training, the baseline of every comparison."""
+"""Controller ``lockstep``: synchronous training, the baseline of every comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Law ``open_loop``: no balance at all, only memory pushes back. What other systems do; for
+"""Controller ``open_loop``: no balance at all, only memory pushes back. What other systems do; for
 comparison.
 """
 
@@ -14,7 +14,7 @@ from tianflow_controllers._limits import feeding
 class OpenLoop:
     """Lets the bound go, gives a credit for every slot, and takes batches in order of arrival.
 
-    Any stricter law that runs beside it wins, setting by setting.
+    Any stricter controller that runs beside it wins, setting by setting.
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:

@@ -1,5 +1,5 @@
-"""Law ``sample_ratio``: for replay. Every slot is a credit; the limiter holds back whichever of
-actors and learner is ahead.
+"""Controller ``sample_ratio``: for replay. Every slot is a credit; the limiter holds back whichever
+of actors and learner is ahead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Law ``staleness``: as many credits as the bound allows, and not one more. The default."""
+"""Controller ``staleness``: as many credits as the bound allows, and not one more. The default."""
 
 from __future__ import annotations
 

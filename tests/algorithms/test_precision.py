@@ -174,8 +174,8 @@ def test_log_probabilities_targets_and_losses_are_float32(
     [
         ("dqn", "dqn", ("double_q_value", "taken")),
         ("r2d2", "r2d2", ("double_q_value", "taken", "summed", "sequence_priority")),
-        ("sac", "off_policy_continuous", ()),
-        ("td3", "off_policy_continuous", ()),
+        ("sac", "common.continuous", ()),
+        ("td3", "common.continuous", ()),
     ],
 )
 def test_targets_and_losses_from_replay_are_float32(

@@ -22,7 +22,7 @@ from benchmarks import (
     channels,
     child,
     cost_of_balance,
-    foretold,
+    forecast,
     freshness,
     halves,
     idle,
@@ -107,7 +107,7 @@ def benchmark(log: list[str], **parts: Any) -> Benchmark:
         "theirs over ours",
         lambda v: quotient(v["theirs"]["s"], v["ours"]["s"]),
         aim=3.0,
-        foretold=4.0,
+        forecast=4.0,
     )
     given = {
         "sides": (ours, theirs),
@@ -350,7 +350,7 @@ def test_the_table_says_what_was_compared_and_whether_the_aim_was_met() -> None:
     assert "numpy 2.0.0;" in lines[2]
     assert "torch" not in lines[2]
     (ratio,) = [line for line in lines if line.startswith("| theirs over ours")]
-    assert ["theirs over ours", "4", "4 – 4", "≥ 3 foretold 4", "met"] == [
+    assert ["theirs over ours", "4", "4 – 4", "≥ 3 forecast 4", "met"] == [
         cell.strip() for cell in ratio.strip("|").split("|")
     ]
     assert ["theirs", "s [s]", "12", "4 – 12", "2 of 3"] == [
@@ -552,7 +552,7 @@ MADE = [
         idle,
         readers,
         replay,
-        foretold,
+        forecast,
         peers_cartpole,
         peers_pong,
     ),
@@ -577,7 +577,7 @@ def test_every_benchmark_that_can_be_named_is_there() -> None:
     }
 
 
-def test_nobody_is_idle_by_law_however_many_actors_there_are() -> None:
+def test_nobody_is_idle_by_controller_however_many_actors_there_are() -> None:
     for count in many_actors.COUNTS:
         config = load_config(many_actors.CONFIG, many_actors.overrides(count, 7))
         assert config.bound is not None
@@ -637,9 +637,9 @@ def test_without_atari_it_is_said_what_to_install(
         module.make(Plan(quick=True, rounds=1, scratch=tmp_path))
 
 
-@pytest.mark.parametrize("case", foretold.CASES.values(), ids=list(foretold.CASES))
-def test_every_run_that_is_foretold_is_a_config_and_takes_what_its_source_does(
-    case: foretold.Case,
+@pytest.mark.parametrize("case", forecast.CASES.values(), ids=list(forecast.CASES))
+def test_every_run_that_is_forecast_is_a_config_and_takes_what_its_source_does(
+    case: forecast.Case,
 ) -> None:
     """Otherwise nothing would be told: a time is that of a piece of work."""
     config = load_config(case.config, case.settings)
@@ -650,7 +650,7 @@ def test_every_run_that_is_foretold_is_a_config_and_takes_what_its_source_does(
     assert config.run.target_return is None
 
 
-def test_what_is_foretold_is_compared_with_what_was_seen_on_either_side_of_it() -> None:
+def test_what_is_forecast_is_compared_with_what_was_seen_on_either_side_of_it() -> None:
     seen: Values = {
         "committed_per_s": 100.0,
         "staleness_mean": 2.0,
@@ -659,12 +659,12 @@ def test_what_is_foretold_is_compared_with_what_was_seen_on_either_side_of_it() 
         "actors_wait": 0.0,
     }
     values = dict.fromkeys(
-        foretold.CASES, foretold.beside(seen, {"steps_per_s": 125.0, "staleness": {"mean": 1.5}})
+        forecast.CASES, forecast.beside(seen, {"steps_per_s": 125.0, "staleness": {"mean": 1.5}})
     )
-    values |= {foretold.ADVICE: {"pace": 100.0, "foretold_pace": 50.0}}
-    values |= {foretold.CROWD: {"virtual_per_cpu_s": 3.0, "staleness_max": 10.0}}
-    assert [1.25, 0.8, 0.75, 0.75] * len(foretold.CASES) + [0.5, 0.5, 3.0, 2.0] == [
-        ratio.of(values) for ratio in foretold.ratios()
+    values |= {forecast.ADVICE: {"pace": 100.0, "forecast_pace": 50.0}}
+    values |= {forecast.CROWD: {"virtual_per_cpu_s": 3.0, "staleness_max": 10.0}}
+    assert [1.25, 0.8, 0.75, 0.75] * len(forecast.CASES) + [0.5, 0.5, 3.0, 2.0] == [
+        ratio.of(values) for ratio in forecast.ratios()
     ]
 
 
@@ -819,9 +819,9 @@ def test_paced_halves_are_equally_fast(actors: int) -> None:
     assert actors == config.actors.hosts == config.actors.count
 
 
-def test_the_law_foretells_throughput() -> None:
+def test_the_controller_forecasts_throughput() -> None:
     assert [1.0, 1.0, 0.4, 0.5, 0.2] == [
-        cost_of_balance.foretold(*case)
+        cost_of_balance.forecast(*case)
         for case in ((1, 1, 1), (4, 1, 4), (4, 1, 1), (1, 1, 0), (4, 1, 0))
     ]
 

@@ -22,16 +22,20 @@ MOVING = sorted(
     for room in ("channels", "exchange", "launchers", "hosts")
     for path in (PACKAGE / room).glob("*.py")
 )
+REPORTING = {"checkpointing", "run"}
+"""Modules of the coordinator that report when something happened, as a date."""
 WAITING = sorted(
-    [
+    path
+    for path in (
         *MOVING,
+        *(PACKAGE / "observability").glob("rates.py"),
         *(
             path
             for room in ("components", "coordinator", "core", "ledger")
             for path in (PACKAGE / room).glob("*.py")
         ),
-        PACKAGE / "observability" / "rates.py",
-    ]
+    )
+    if path.stem not in REPORTING
 )
 PICKLES = {
     "pickle",

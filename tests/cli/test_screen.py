@@ -278,7 +278,7 @@ def test_a_learner_that_is_not_there_yet_has_made_no_update() -> None:
     assert 0 == described(run)["progress"]["updates"]
 
 
-def test_a_falling_return_foretells_no_target(run: FakeRun) -> None:
+def test_a_falling_return_forecasts_no_target(run: FakeRun) -> None:
     rates = RunRates(read=run.statistics)
     rates.sample()
     run.train(1)

@@ -505,7 +505,7 @@ def test_a_change_that_makes_the_combination_impossible_is_refused() -> None:
         with_changes(config, {"algorithm": {"batch_trajectories": 8}})
 
 
-def test_parameters_of_a_law_are_merged_one_by_one() -> None:
+def test_parameters_of_a_controller_are_merged_one_by_one() -> None:
     config = load_config(
         TABLES, ["balance.controller=freshest", "balance.parameters.quiet_updates=3"]
     )

@@ -52,7 +52,7 @@ def refusal(algorithm: dict[str, Any] = DQN, **sections: dict[str, Any]) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_run_with_replay_has_the_law_of_replay_and_no_bound_unless_it_says_so() -> None:
+def test_a_run_with_replay_has_the_controller_of_replay_and_no_bound_unless_it_says_so() -> None:
     assert ("sample_ratio", None) == (config().balance.controller, config().bound)
     assert 7 == config(balance={"max_staleness": 7}).bound
 

@@ -80,34 +80,34 @@ def test_deterministic_runs_that_take_turns_are_accepted(overrides: list[str]) -
     assert config("run.deterministic=true", *overrides).run.deterministic
 
 
-def test_a_run_has_at_least_one_law() -> None:
+def test_a_run_has_at_least_one_controller() -> None:
     assert (
         "no rollout would begin" in refused("balance.controller=[]")["balance.controller"].message
     )
 
 
-def test_something_importable_that_is_no_law_is_refused() -> None:
+def test_something_importable_that_is_no_controller_is_refused() -> None:
     assert (
         "no handle(event)"
         in refused("balance.controller=tianflow.config:Config")["balance.controller"].message
     )
 
 
-def test_a_parameter_that_no_law_has_is_told_the_nearest() -> None:
+def test_a_parameter_that_no_controller_has_is_told_the_nearest() -> None:
     problem = refused("balance.controller=freshest", "balance.parameters.quiet_update=3")[
         "balance.parameters.quiet_update"
     ]
     assert "quiet_updates" == problem.nearest
 
 
-def test_parameters_may_belong_to_any_of_several_laws() -> None:
-    laws = "balance.controller=['staleness', 'freshest']"
-    assert [] == check(config(laws, "balance.parameters.quiet_updates=3"))
+def test_parameters_may_belong_to_any_of_several_controllers() -> None:
+    controllers = "balance.controller=['staleness', 'freshest']"
+    assert [] == check(config(controllers, "balance.parameters.quiet_updates=3"))
 
 
-def test_a_law_without_parameters_says_so() -> None:
+def test_a_controller_without_parameters_says_so() -> None:
     assert (
-        "no law in force has parameters"
+        "no controller in force has parameters"
         in refused("balance.parameters.speed=1")["balance.parameters.speed"].accepted
     )
 
@@ -144,13 +144,13 @@ def test_as_many_actors_as_the_bound_has_room_for_need_no_advice(actors: int, bo
     assert [] == advice(config(f"actors.count={actors}", f"balance.max_staleness={bound}"))
 
 
-def test_more_actors_than_the_bound_has_room_for_are_idle_by_law() -> None:
+def test_more_actors_than_the_bound_has_room_for_are_idle_by_controller() -> None:
     (sentence,) = advice(
         config("actors.count=8", "algorithm.batch_trajectories=2", "balance.max_staleness=1")
     )
     assert "A = 8 actors, B = 2 trajectories an update and max_staleness = 1" in sentence
     assert (
-        "at most C - B = 2 trajectories roll out meanwhile and 6 of 8 actors are idle by law"
+        "at most C - B = 2 trajectories roll out meanwhile and 6 of 8 actors are idle because of the bound"
         in sentence
     )
     assert "C/(A + B) = 0.40 of open loop" in sentence

@@ -1,4 +1,4 @@
-"""Every law, as a list of events in and a list of directives out; then that ``freshest`` settles,
+"""Every controller, as a list of events in and a list of directives out; then that ``freshest`` settles,
 in virtual time.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tianflow.interfaces import Controller
 
-LAWS = {
+CONTROLLERS = {
     "consume_only": ConsumeOnly,
     "freshest": Freshest,
     "lockstep": Lockstep,
@@ -58,15 +58,15 @@ def observed(version: int = 0, **changes: Any) -> Observed:
     return Observed(**{**given, **changes})
 
 
-def answers(law: Controller, events: Iterable[Observed]) -> list[list[Directive]]:
-    return [list(law.handle(event)) for event in events]
+def answers(controller: Controller, events: Iterable[Observed]) -> list[list[Directive]]:
+    return [list(controller.handle(event)) for event in events]
 
 
 class Loop:
-    """Feeds a law its own credits back: what it set is in force at its next look."""
+    """Feeds a controller its own credits back: what it set is in force at its next look."""
 
-    def __init__(self, law: Controller, **always: Any) -> None:
-        self.law, self.always = law, always
+    def __init__(self, controller: Controller, **always: Any) -> None:
+        self.controller, self.always = controller, always
         self.learner = self.actors = 0.0
         self.version = 0
         self.credits = self.look()
@@ -79,7 +79,7 @@ class Loop:
             **self.always,
             **changes,
         }
-        (directive,) = self.law.handle(observed(self.version, **looked))
+        (directive,) = self.controller.handle(observed(self.version, **looked))
         assert isinstance(directive, SetCredits)
         return directive.limit
 
@@ -99,19 +99,19 @@ class Loop:
         return credits_
 
 
-@pytest.mark.parametrize("name", LAWS)
-def test_each_law_is_the_one_law_of_its_module(name: str) -> None:
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_each_controller_is_the_one_controller_of_its_module(name: str) -> None:
     module = import_module(f"tianflow_controllers.{name}")
-    assert [LAWS[name]] == [
+    assert [CONTROLLERS[name]] == [
         found
         for _, found in inspect.getmembers(module, inspect.isclass)
         if hasattr(found, "handle")
     ]
 
 
-@pytest.mark.parametrize("law", [Staleness(), Freshest(), Lockstep(), OpenLoop()])
-def test_laws_pass_over_events_they_do_not_read(law: Controller) -> None:
-    assert [] == list(law.handle(UpdateFinished(version=1, seconds=1.0, samples=8)))
+@pytest.mark.parametrize("controller", [Staleness(), Freshest(), Lockstep(), OpenLoop()])
+def test_controllers_pass_over_events_they_do_not_read(controller: Controller) -> None:
+    assert [] == list(controller.handle(UpdateFinished(version=1, seconds=1.0, samples=8)))
 
 
 # staleness, lockstep, open_loop
@@ -168,12 +168,12 @@ def test_filtering_at_use_alone_keeps_the_bound_and_wastes_what_pacing_saves() -
     unpaced, much of it expires.
     """
     dropped = {}
-    for law in (Staleness(), ConsumeOnly()):
-        world = balanced(law, actors=16)
+    for controller in (Staleness(), ConsumeOnly()):
+        world = balanced(controller, actors=16)
         world.run(updates=200)
         assert max(trained.staleness for trained in world.trained) <= 8
         assert world.ledger.snapshot().violations == 0
-        dropped[type(law)] = world.ledger.snapshot().dropped.get("expired", 0)
+        dropped[type(controller)] = world.ledger.snapshot().dropped.get("expired", 0)
     assert dropped[Staleness] == 0
     assert dropped[ConsumeOnly] > 100
 
@@ -351,9 +351,9 @@ def faster_actors(world: World) -> None:
 
 
 def balanced(
-    law: Controller, *, seed: int = 0, actors: int = 16, batch: int = 8, step_s: float = 0.03
+    controller: Controller, *, seed: int = 0, actors: int = 16, batch: int = 8, step_s: float = 0.03
 ) -> World:
-    world = World(settings=Settings(batch=batch, bound=8), laws=[law], seed=seed)
+    world = World(settings=Settings(batch=batch, bound=8), controllers=[controller], seed=seed)
     for _ in range(actors):
         world.add_host(step_s, jitter=0.3)
     world.start_learner()
@@ -369,10 +369,10 @@ def test_freshest_settles(change: Callable[[World], None]) -> None:
     little.
     """
     batch, hold = 8, 200
-    law = Freshest(hold_updates=hold)
-    world = balanced(law, seed=1, actors=2 * batch, batch=batch)
+    controller = Freshest(hold_updates=hold)
+    world = balanced(controller, seed=1, actors=2 * batch, batch=batch)
     world.run(updates=300)
-    while law._floor_until > world.version.number:
+    while controller._floor_until > world.version.number:
         world.run(updates=1)
     before, seen, began, idle = world.history[-1][2], len(world.history), world.now, world.idle
     change(world)
@@ -391,14 +391,14 @@ def test_freshest_settles(change: Callable[[World], None]) -> None:
 
 def test_freshest_is_fresher_than_the_bound_and_nearly_as_fast() -> None:
     mean, seconds = {}, {}
-    for law in (Freshest, Staleness):
-        world = balanced(law(), seed=3, actors=32)
+    for controller in (Freshest, Staleness):
+        world = balanced(controller(), seed=3, actors=32)
         world.run(updates=100)
         world.trained.clear()
         began = world.now
         world.run(updates=300)
-        seconds[law] = world.now - began
-        mean[law] = sum(trained.staleness for trained in world.trained) / len(world.trained)
+        seconds[controller] = world.now - began
+        mean[controller] = sum(trained.staleness for trained in world.trained) / len(world.trained)
     assert mean[Staleness] > 0.9 * 8
     assert mean[Freshest] < 0.4 * mean[Staleness]
     assert seconds[Freshest] < 1.03 * seconds[Staleness]
@@ -416,16 +416,16 @@ def test_freshest_does_not_run_to_the_ceiling_when_sampling_is_the_bottleneck() 
 
 
 def test_with_replay_every_slot_is_a_credit_and_the_limiter_does_the_rest() -> None:
-    law = SampleRatio()
+    controller = SampleRatio()
     for version, slots in enumerate((64, 64, 80)):
         assert [SetCredits(slots)] == list(
-            law.handle(observed(version, slots=slots, batch=1, max_staleness=None))
+            controller.handle(observed(version, slots=slots, batch=1, max_staleness=None))
         )
 
 
-def test_fewer_slots_than_a_batch_are_not_asked_for_by_the_law_of_replay() -> None:
+def test_fewer_slots_than_a_batch_are_not_asked_for_by_the_controller_of_replay() -> None:
     assert [SetCredits(8)] == list(SampleRatio().handle(observed(slots=3, batch=8)))
 
 
-def test_the_law_of_replay_has_nothing_to_say_to_other_events() -> None:
+def test_the_controller_of_replay_has_nothing_to_say_to_other_events() -> None:
     assert [] == list(SampleRatio().handle(UpdateFinished(1, 0.1, 10, {})))

@@ -1,4 +1,4 @@
-"""One set of limits from the config and all laws: the strictest wins, in one place."""
+"""One set of limits from the config and all controllers: the strictest wins, in one place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.support.settings import cartpole
 from tianflow.channels.latest import LatestCell
 from tianflow.channels.memory import heap_arena
-from tianflow.coordinator.balancer import Balancer, ControllerRequests, make_laws, merge
+from tianflow.coordinator.balancer import Balancer, ControllerRequests, make_controllers, merge
 from tianflow.core.directives import SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.core.layout import make_layout
 from tianflow.core.limits import Limits
@@ -40,7 +40,7 @@ def wish(*directives):
     return wishes
 
 
-def test_without_laws_the_config_decides_and_every_slot_is_a_credit():
+def test_without_controllers_the_config_decides_and_every_slot_is_a_credit():
     limits, winner = merge({}, cartpole(balance={"max_staleness": 3}), slots=20)
     assert (limits.max_staleness, limits.credits, limits.order, winner) == (3, 20, "version", "")
 
@@ -52,7 +52,7 @@ def test_the_smallest_credits_win_and_the_winner_is_named():
     assert (limits.credits, winner) == (3, "b")
 
 
-def test_a_person_s_limit_on_credits_beats_every_law():
+def test_a_person_s_limit_on_credits_beats_every_controller():
     limits, winner = merge({"a": wish(SetCredits(5))}, cartpole(balance={"credits": 2}), slots=20)
     assert (limits.credits, winner) == (2, "balance.credits")
 
@@ -75,7 +75,9 @@ def test_credits_never_fall_below_a_batch():
         ("unbounded", (), None),
     ],
 )
-def test_the_strictest_bound_wins_and_only_a_law_alone_may_let_it_go(configured, asked, expected):
+def test_the_strictest_bound_wins_and_only_a_controller_alone_may_let_it_go(
+    configured, asked, expected
+):
     wishes = {str(index): wish(SetBound(bound)) for index, bound in enumerate(asked)}
     assert (
         merge(wishes, cartpole(balance={"max_staleness": configured}), slots=20)[0].max_staleness
@@ -89,7 +91,7 @@ def test_order_of_arrival_is_refused_while_anything_bounds_staleness():
     assert merge({"a": let_go, "b": wish(SetBound(2))}, cartpole(), slots=20)[0].order == "version"
 
 
-def test_admission_is_open_and_in_order_of_arrival_only_where_every_law_says_so():
+def test_admission_is_open_and_in_order_of_arrival_only_where_every_controller_says_so():
     filtering = wish(SetBound(2), SetAdmission("open"), SetOrder("arrival"))
     alone = merge({"a": filtering}, cartpole(balance={"max_staleness": 2}), slots=20)[0]
     assert (alone.max_staleness, alone.admission, alone.order) == (2, "open", "arrival")
@@ -106,9 +108,9 @@ def test_an_absolute_directive_overwrites_the_one_before():
     assert wish(SetCredits(5), SetCredits(7)).credits == 7
 
 
-def test_an_unknown_law_is_refused_with_those_there_are():
+def test_an_unknown_controller_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match="staleness"):
-        make_laws(
+        make_controllers(
             cartpole().model_copy(
                 update={"balance": cartpole().balance.model_copy(update={"controller": "stalenes"})}
             )
@@ -155,7 +157,7 @@ def test_a_changed_bound_changes_credits_at_once():
     assert world.credits == 8
 
 
-def test_open_loop_lets_the_bound_go_and_the_next_law_takes_it_back():
+def test_open_loop_lets_the_bound_go_and_the_next_controller_takes_it_back():
     world = World(cartpole(balance={"controller": "open_loop"}))
     assert (world.bounds[-1], world.credits, world.exchange.ledger.limits.order) == (
         None,
@@ -170,7 +172,7 @@ def test_open_loop_lets_the_bound_go_and_the_next_law_takes_it_back():
     )
 
 
-def test_every_settled_update_shows_laws_the_new_lag():
+def test_every_settled_update_shows_controllers_the_new_lag():
     world = World(cartpole(balance={"max_staleness": 3}))
     exchange = world.exchange
     exchange.open_lineage(Version(1, 0))
@@ -181,14 +183,14 @@ def test_every_settled_update_shows_laws_the_new_lag():
     batches = []
     exchange.request_batch(Version(1, 0), batches.append)
     exchange.settle(Settlement(Version(1, 1), (granted[0].ticket,), 3, published=False))
-    assert [law.credits for law in world.balancer.statistics()] == [3]
+    assert [controller.credits for controller in world.balancer.statistics()] == [3]
     assert world.credits == 3
 
 
-def test_statistics_keep_counting_directives_of_a_law_that_was_replaced():
+def test_statistics_keep_counting_directives_of_a_controller_that_was_replaced():
     world = World(cartpole())
     world.change(balance={"controller": "lockstep"})
-    laws = {law.name: law for law in world.balancer.statistics()}
-    assert set(laws) == {"staleness", "lockstep"}
-    assert not laws["staleness"].winning
-    assert laws["lockstep"].directives > 0
+    controllers = {controller.name: controller for controller in world.balancer.statistics()}
+    assert set(controllers) == {"staleness", "lockstep"}
+    assert not controllers["staleness"].winning
+    assert controllers["lockstep"].directives > 0

@@ -20,7 +20,7 @@ from tianflow.config.loading import load_config
 from tianflow.config.model import Config
 from tianflow.coordinator import Run
 from tianflow.coordinator import supervisor as supervising
-from tianflow.coordinator.balancer import make_laws
+from tianflow.coordinator.balancer import make_controllers
 from tianflow.core.layout import make_layout
 from tianflow.core.payloads import Episode, Evaluation, SavedState, Settlement, Trajectory, Version
 from tianflow.core.program import HostSpec
@@ -43,7 +43,7 @@ BASE = cartpole(
     evaluation={"timeout_s": 5.0},
 )
 SPEC = require_valid(BASE).spec
-make_laws(BASE)  # outside a loop: plug-ins are looked for on disk
+make_controllers(BASE)  # outside a loop: plug-ins are looked for on disk
 FIRST = Version(1, 0)
 
 

@@ -75,7 +75,7 @@ def test_there_are_pages() -> None:
     assert {
         "own-environment",
         "own-algorithm",
-        "own-law",
+        "own-controller",
         "settings-map",
         "staleness",
         "search",

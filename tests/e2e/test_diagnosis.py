@@ -117,7 +117,7 @@ def test_slow_environments_are_named_and_with_as_many_actors_as_advised_the_lear
     count = told["suggested"]["actors.count"]
     assert f"({count} instead of 1.0)" in told["advice"]
     assert 2 <= count <= 8
-    assert told["foretold_steps_per_s"] > 1.5 * told["steps_per_s"]
+    assert told["forecast_steps_per_s"] > 1.5 * told["steps_per_s"]
     set_all(live, told["suggested"])
     live.until("they are all there", lambda: live.metric("actors") == count)
     waited = told["waits"]["learner"]

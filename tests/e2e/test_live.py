@@ -148,9 +148,9 @@ def test_everything_else_that_may_change_does_and_the_oracle_sees_no_violation(
         "balance.straggler_patience=1.5",
         "balance.min_fragment_steps=1",
     )
-    for law in ("freshest", "open_loop", "lockstep", "staleness"):
-        set_live(live, f"balance.controller={law}")
-        assert 1 == live.metric("balance_law_winning", law)
+    for controller in ("freshest", "open_loop", "lockstep", "staleness"):
+        set_live(live, f"balance.controller={controller}")
+        assert 1 == live.metric("balance_controller_winning", controller)
     assert 4 == live.metric("staleness_bound_updates")
     set_live(live, "weights.publish_interval_updates=2")
     assert longest_standstill(written(live)[began:]) < STANDSTILL_ROWS

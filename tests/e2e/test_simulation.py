@@ -93,14 +93,14 @@ def measured(live: LiveRun) -> Seen:
     return Seen(pace, age)
 
 
-def foretold(live: LiveRun, *changes: str) -> Seen:
+def forecast(live: LiveRun, *changes: str) -> Seen:
     """What the history of ``live`` tells of it, with ``changes``."""
     config = str(live.directory / "config.toml")
     told = tianflow(live, "simulate", config, *changes, "--like", live.name, *UPDATES, "--json")
     assert 0 == told.returncode, told.stderr
     outcome = json.loads(told.stdout)
     log.info(
-        "foretold%s: %s",
+        "forecast%s: %s",
         "".join(f" {change}" for change in changes),
         {**outcome, "histogram": None},
     )
@@ -127,17 +127,17 @@ def oracle(
     ["tests.e2e.steady:SteadyOracle", "tests.support.oracle:Oracle"],
     ids=["trajectories vary", "updates vary, too"],
 )
-def test_a_steady_run_is_foretold_within_a_tenth(tmp_path: Path, algorithm: str) -> None:
+def test_a_steady_run_is_forecast_within_a_tenth(tmp_path: Path, algorithm: str) -> None:
     """Throughput and mean staleness, from where its time went alone: nothing of either is told to
     the simulation.
     """
     with oracle(tmp_path, {}, algorithm=algorithm) as live:
-        seen, told = measured(live), foretold(live)
-    log.info("seen %s, foretold %s", seen, told)
+        seen, told = measured(live), forecast(live)
+    log.info("seen %s, forecast %s", seen, told)
     assert seen.near() == (told.pace, told.age)
 
 
-def test_the_pace_of_a_run_in_which_nothing_varies_is_foretold_within_a_tenth(
+def test_the_pace_of_a_run_in_which_nothing_varies_is_forecast_within_a_tenth(
     tmp_path: Path,
 ) -> None:
     """How its actors fall into step, which makes 1.0 or 1.5 of the mean staleness, hangs on which
@@ -146,8 +146,8 @@ def test_the_pace_of_a_run_in_which_nothing_varies_is_foretold_within_a_tenth(
     with oracle(
         tmp_path, {"env__kwargs": STEADY}, algorithm="tests.e2e.steady:SteadyOracle"
     ) as live:
-        seen, told = measured(live), foretold(live)
-    log.info("seen %s, foretold %s", seen, told)
+        seen, told = measured(live), forecast(live)
+    log.info("seen %s, forecast %s", seen, told)
     assert (seen.near()[0], True) == (told.pace, 0 < seen.age <= BOUND >= told.age > 0)
 
 
@@ -163,7 +163,7 @@ def test_the_pace_of_a_run_in_which_nothing_varies_is_foretold_within_a_tenth(
     ],
     ids=["more actors", "more actors, a tighter bound", "more actors, a slower learner"],
 )
-def test_a_run_foretells_another_within_a_tenth(
+def test_a_run_forecasts_another_within_a_tenth(
     tmp_path: Path, changes: dict[str, object], overrides: list[str]
 ) -> None:
     """What happens with other counts, bounds and speeds is told by a run of two actors that never
@@ -171,10 +171,10 @@ def test_a_run_foretells_another_within_a_tenth(
     """
     with oracle(tmp_path, {"actors__count": 2}, place="few") as few:
         measured(few)
-        told = foretold(few, *overrides)
+        told = forecast(few, *overrides)
     with oracle(tmp_path, changes, place="many") as many:
         seen = measured(many)
-    log.info("seen %s, foretold %s", seen, told)
+    log.info("seen %s, forecast %s", seen, told)
     assert seen.near() == (told.pace, told.age)
 
 

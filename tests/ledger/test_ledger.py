@@ -283,7 +283,7 @@ def test_an_older_publish_does_not_replace_a_newer_one() -> None:
     assert 2 == bench.ledger.snapshot().publishes
 
 
-def test_credits_are_the_least_of_law_ceiling_and_slots() -> None:
+def test_credits_are_the_least_of_controller_ceiling_and_slots() -> None:
     assert 3 == Bench(credits=3).ledger.credits_limit
     assert 4 == Bench(credits=100).ledger.credits_limit
     assert 5 == Bench(credits=100, bound=None, slots=5).ledger.credits_limit

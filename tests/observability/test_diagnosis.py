@@ -219,7 +219,7 @@ def test_the_sentence_says_by_how_much_in_the_numbers_of_the_shares() -> None:
 
 
 @pytest.mark.parametrize(
-    ("learner", "actors", "count", "expected", "foretold"),
+    ("learner", "actors", "count", "expected", "forecast"),
     [
         (0.5, 0.0, 4, 8, 2000.0),
         (0.75, 0.0, 1, 4, 4000.0),
@@ -235,14 +235,14 @@ def test_the_sentence_says_by_how_much_in_the_numbers_of_the_shares() -> None:
     ],
 )
 def test_the_number_of_actors_follows_from_who_waits(
-    learner: float, actors: float, count: int, expected: int, foretold: float
+    learner: float, actors: float, count: int, expected: int, forecast: float
 ) -> None:
     found = diagnose(looks(learner, actors, count=count, max_staleness=32), configured())
     assert {"actors.count": expected} == found.suggested
-    assert pytest.approx(foretold) == found.foretold_steps_per_s
+    assert pytest.approx(forecast) == found.forecast_steps_per_s
 
 
-def test_the_wait_for_the_first_batch_of_all_foretells_nothing() -> None:
+def test_the_wait_for_the_first_batch_of_all_forecasts_nothing() -> None:
     """Until there is more than a moment of training: then, waiting for that batch is all that is
     known.
     """
@@ -285,7 +285,7 @@ def test_a_slow_learner_needs_fewer_actors() -> None:
     assert {"actors.count": 2} == found.suggested
     assert "up to 2.0x the steps" in found.advice
     assert "2 of 4 actors would feed this one as well" in found.advice
-    assert STEPS == found.foretold_steps_per_s
+    assert STEPS == found.forecast_steps_per_s
 
 
 def test_actors_that_take_turns_make_no_more_than_their_hosts_however_long_each_waits() -> None:
@@ -299,7 +299,7 @@ def test_a_learner_that_is_slowed_down_on_purpose_is_told_of() -> None:
     found = diagnose(looks(0.0, 0.75), configured(learner={"slowdown": 2.0}))
     assert {"learner.slowdown": 0.0} == found.suggested
     assert "makes each update 3x as long: without it about 3,000 steps/s" in found.advice
-    assert pytest.approx(3000.0) == found.foretold_steps_per_s
+    assert pytest.approx(3000.0) == found.forecast_steps_per_s
 
 
 def test_a_bound_that_is_too_tight_is_widened_to_what_the_actors_need() -> None:
@@ -311,7 +311,7 @@ def test_a_bound_that_is_too_tight_is_widened_to_what_the_actors_need() -> None:
         "about 2,000 steps/s instead of 1,000 with max_staleness = 5, for the price of older data"
         in found.advice
     )
-    assert "with actors.count = 2 none would be idle by law" in found.advice
+    assert "with actors.count = 2 none would be idle because of the bound" in found.advice
     assert {"balance.credits": 6} == diagnose(
         looks(0.5, 0.5, **spent), configured(balance={"credits": 4})
     ).suggested

@@ -1,4 +1,4 @@
-"""What two sides sustain together, against simulations by the ledger and laws of a run."""
+"""What two sides sustain together, against simulations by the ledger and controllers of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tianflow.core.statistics import (
     TimeShares,
 )
 from tianflow.observability.diagnosis import DiagnosisMemory, diagnose
-from tianflow.observability.throughput_model import Forecast, Side, foretell, sustained
+from tianflow.observability.throughput_model import Forecast, Side, forecast, sustained
 from tianflow.simulation.rates import MeasuredRates
 from tianflow.simulation.simulation import Simulation
 
@@ -32,7 +32,7 @@ STEPS = 32
 def test_without_spread_or_with_endless_room_the_slower_side_decides() -> None:
     assert 3.0 == sustained(Side(3.0), Side(5.0), 1.0) == sustained(Side(5.0), Side(3.0), 1.0)
     assert 3.0 == pytest.approx(sustained(Side(3.0, 1.0), Side(5.0, 1.0), 1e9))
-    assert Forecast(3.0, 3.0, 3.0) == foretell(Side(3.0), Side(5.0), 1.0)
+    assert Forecast(3.0, 3.0, 3.0) == forecast(Side(3.0), Side(5.0), 1.0)
 
 
 def test_equal_sides_lose_their_variance_over_twice_the_room() -> None:
@@ -55,9 +55,9 @@ def test_more_spread_costs_and_more_room_and_faster_sides_help(which: str) -> No
         assert sustained(fast, slow, 4.0) < sustained(replace(fast, pace=5.0), slow, 4.0)
 
 
-def test_few_updates_widen_what_is_foretold() -> None:
+def test_few_updates_widen_what_is_forecast() -> None:
     sure, unsure = (
-        foretell(Side(4.0, 1.0, error), Side(4.0, 1.0, error), 8.0) for error in (0.01, 0.2)
+        forecast(Side(4.0, 1.0, error), Side(4.0, 1.0, error), 8.0) for error in (0.01, 0.2)
     )
     assert unsure.low < sure.low < sure.pace == unsure.pace < sure.high < unsure.high
     assert (4.0 * 1.02, 4.0 * 1.4) == pytest.approx((sure.high, unsure.high))
@@ -199,10 +199,10 @@ def test_with_exponential_updates_advice_on_actors_holds_in_nearly_every_run() -
     for found in told:
         sustained_then, (low, high) = (
             true[int(found.suggested["actors.count"])],
-            found.foretold_range or (0.0, 0.0),
+            found.forecast_range or (0.0, 0.0),
         )
         held += low <= sustained_then <= high
-        near += found.foretold_steps_per_s == pytest.approx(sustained_then, rel=0.2)
+        near += found.forecast_steps_per_s == pytest.approx(sustained_then, rel=0.2)
         assert f"({low:,.0f} to {high:,.0f}, as times vary)" in found.advice
     assert counts <= {3, 4, 5, 6}
     assert held >= 38

@@ -32,7 +32,7 @@ def test_a_valid_config_is_told_its_environment_and_its_costs() -> None:
         validation.spec.num_envs,
         validation.spec.action.kind,
     )
-    assert "idle by law" in validation.advice[0]
+    assert "idle because of the bound" in validation.advice[0]
 
 
 @pytest.mark.parametrize(

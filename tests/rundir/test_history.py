@@ -19,12 +19,12 @@ import pytest
 import tianflow.api  # at once: a lazy import inside a coroutine would block its loop
 from tests.support.fakes_run import FakeRun
 from tests.support.settings import cartpole
-from tianflow.coordinator.counters import KEPT_RECORDS
 from tianflow.core.statistics import RunStatistics, SinkStatistics
 from tianflow.observability import recorder as recording
 from tianflow.observability.recorder import Recorder, recorded, staleness_between
 from tianflow.report.page import page
 from tianflow.report.records import read
+from tianflow.rundir.audit_log import KEPT_RECORDS
 from tianflow.rundir.history import MARKS, NAME, HistoryFile, merged, read_rows, thinned
 
 IMPORTED = tianflow.api

@@ -591,9 +591,9 @@ async def test_a_change_names_no_module_that_a_submission_may_not(
     await world.submit("a")
     await until(up(world, "a"))
     merge = CONTROL | {"Content-Type": "application/merge-patch+json"}
-    for law in ("of_a_stranger:Law", ["staleness", "of_a_stranger:Law"]):
+    for controller in ("of_a_stranger:Controller", ["staleness", "of_a_stranger:Controller"]):
         refused = await world.client.patch(
-            f"{RUNS}/a/balance", data=json.dumps({"controller": law}), headers=merge
+            f"{RUNS}/a/balance", data=json.dumps({"controller": controller}), headers=merge
         )
         assert 422 == refused.status
         assert ["balance.controller"] == [

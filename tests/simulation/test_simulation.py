@@ -118,7 +118,7 @@ def test_a_slow_link_costs_time_and_age() -> None:
     assert outcome.shares_of_actors["waiting:weights"] == pytest.approx(2.0 / 3.1, abs=0.02)
 
 
-# Laws and ledger
+# Controllers and ledger
 # --------------------------------------------------------------------------------------------------
 
 
@@ -156,12 +156,13 @@ def test_failures_lose_what_was_in_the_making_and_actors_come_back() -> None:
     assert not broken_identity(simulation.ledger)
 
 
-def test_other_laws_run_as_they_are() -> None:
+def test_other_controllers_run_as_they_are() -> None:
     eager, fresh, strict, loose = (
         Simulation(
-            config(count=4, batch=4, bound=8, balance={"controller": law}), rates(update_s=2.0)
+            config(count=4, batch=4, bound=8, balance={"controller": controller}),
+            rates(update_s=2.0),
         ).run(updates=400, warmup=200)
-        for law in ("staleness", "freshest", "lockstep", "open_loop")
+        for controller in ("staleness", "freshest", "lockstep", "open_loop")
     )
     assert fresh.staleness.mean is not None
     assert eager.staleness.mean is not None
@@ -189,7 +190,7 @@ class Judged(Simulation):
 
 
 class Tightening:
-    """A law that takes the bound from 3 to 0 in the middle of an update, when the next batch lies
+    """A controller that takes the bound from 3 to 0 in the middle of an update, when the next batch lies
     ready and is older.
     """
 

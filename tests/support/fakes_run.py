@@ -13,7 +13,6 @@ from pathlib import Path
 from tianflow.channels.broadcast import Broadcast
 from tianflow.config.loading import with_changes
 from tianflow.config.model import Config, EnvSettings, PPOSettings, RunSettings
-from tianflow.coordinator.counters import KEPT_RECORDS
 from tianflow.core.limits import Limits, RateLimits
 from tianflow.core.payloads import Batch, Holdings, Settlement, Trajectory, Version
 from tianflow.core.statistics import (
@@ -31,7 +30,7 @@ from tianflow.errors import ConfigError, StateConflictError
 from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import State
 from tianflow.replay.rate_limiter import Limiter
-from tianflow.rundir.audit_log import AuditPage
+from tianflow.rundir.audit_log import KEPT_RECORDS, AuditPage
 
 ENDED = ("done", "failed", "stopped")
 BATCH = 2
@@ -215,7 +214,7 @@ class FakeRun:
             elapsed_s=self.now - self.began,
             ledger=ledger,
             components=self._components(),
-            laws=(
+            controllers=(
                 ControllerStatistics("staleness", ledger.updates, 4, winning=True),
                 ControllerStatistics("freshest", 0, 8, winning=False),
             ),

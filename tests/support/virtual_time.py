@@ -1,4 +1,4 @@
-"""The real ledger, the real laws and the real merging, in virtual time: actors, hosts, learner and
+"""The real ledger, the real controllers and the real merging, in virtual time: actors, hosts, learner and
 coordinator on a heap of events.
 
 Messages travel with random delays, in order per sender. What was trained on is judged by an oracle:
@@ -131,17 +131,17 @@ class World:
         self,
         *,
         settings: Settings,
-        laws: Sequence[Controller],
+        controllers: Sequence[Controller],
         seed: int = 0,
         ledger: type[Ledger] = Ledger,
     ) -> None:
         self.random, self.now, self._heap, self._sequence = random.Random(seed), 0.0, [], 0
         self._heap: list[tuple[float, int, Callable[[], None]]]
         self._sent: dict[object, float] = {}
-        self.settings, self.laws = settings, list(laws)
+        self.settings, self.controllers = settings, list(controllers)
         self.config, self.wishes = (
             settings.config(),
-            {str(index): ControllerRequests() for index in range(len(laws))},
+            {str(index): ControllerRequests() for index in range(len(controllers))},
         )
         self.ledger = ledger(
             limits=Limits(
@@ -259,7 +259,7 @@ class World:
             )
 
     def balance(self) -> None:
-        """Let the laws look, merge what they say, put it in force."""
+        """Let the controllers look, merge what they say, put it in force."""
         ledger, settings = self.ledger, self.settings
         waiting_since = [
             actor.asked for actor in self.actors if actor.asked is not None and actor.host.alive
@@ -280,8 +280,8 @@ class World:
             actors_waiting_s=sum(actor.waited for actor in self.actors)
             + sum(self.now - since for since in waiting_since),
         )
-        for name, law in zip(self.wishes, self.laws, strict=True):
-            for directive in law.handle(observed):
+        for name, controller in zip(self.wishes, self.controllers, strict=True):
+            for directive in controller.handle(observed):
                 self.wishes[name] = self.wishes[name].after(directive)
         limits, _ = merge(self.wishes, self.config, slots=ledger.slots)
         if limits != ledger.limits:
@@ -291,14 +291,14 @@ class World:
             self.send("settings", lambda: self._learn_bound(limits.max_staleness))
         self._pump()
 
-    def change(self, *, laws: Sequence[Controller] | None = None, **settings: Any) -> None:
-        """A live change of settings or laws."""
+    def change(self, *, controllers: Sequence[Controller] | None = None, **settings: Any) -> None:
+        """A live change of settings or controllers."""
         self.settings = replace(self.settings, **settings)
         self.config = self.settings.config()
-        if laws is not None:
-            self.laws, self.wishes = (
-                list(laws),
-                {str(index): ControllerRequests() for index in range(len(laws))},
+        if controllers is not None:
+            self.controllers, self.wishes = (
+                list(controllers),
+                {str(index): ControllerRequests() for index in range(len(controllers))},
             )
         self.balance()
         self.check()

@@ -30,9 +30,9 @@ WINDOW_S = 90.0
 is a deadlock.
 """
 
-FAULTS = {"settings", "law", "kill host", "stop host", "kill learner", "hold"}
+FAULTS = {"settings", "controller", "kill host", "stop host", "kill learner", "hold"}
 
-LAWS: Sequence[Callable[[], Sequence[Controller]]] = (
+CONTROLLERS: Sequence[Callable[[], Sequence[Controller]]] = (
     lambda: [Staleness()],
     lambda: [Staleness()],
     lambda: [Freshest()],
@@ -51,7 +51,10 @@ class Chaos:
             slots=64, patience=5.0, rollout_steps=8, delay=0.2, update_s=0.5, **broken
         )
         self.world = World(
-            settings=settings, laws=LAWS[seed % len(LAWS)](), seed=seed, ledger=ledger
+            settings=settings,
+            controllers=CONTROLLERS[seed % len(CONTROLLERS)](),
+            seed=seed,
+            ledger=ledger,
         )
         self.random = self.world.random
         self.change_settings()
@@ -76,15 +79,23 @@ class Chaos:
     def happen(self) -> None:
         host = self.random.choice(self.world.hosts)
         fault = self.random.choices(
-            ["settings", "law", "kill host", "stop host", "kill learner", "drop open", "hold"],
+            [
+                "settings",
+                "controller",
+                "kill host",
+                "stop host",
+                "kill learner",
+                "drop open",
+                "hold",
+            ],
             [8, 2, 2, 4, 1, 0.3, 1],
         )[0]
         self.faults[fault] += 1
         match fault:
             case "settings":
                 self.change_settings()
-            case "law":
-                self.world.change(laws=self.random.choice(LAWS)())
+            case "controller":
+                self.world.change(controllers=self.random.choice(CONTROLLERS)())
             case "kill host":
                 if host.alive:
                     self.world.kill_host(host)
@@ -156,7 +167,7 @@ def world(
     *, actors: int = 8, jitter: float = 0.1, ledger: type[Ledger] = Ledger, **settings: Any
 ) -> World:
     """Nothing goes wrong here unless the test says so."""
-    made = World(settings=Settings(**settings), laws=[Staleness()], seed=1, ledger=ledger)
+    made = World(settings=Settings(**settings), controllers=[Staleness()], seed=1, ledger=ledger)
     for _ in range(actors):
         made.add_host(0.03, jitter=jitter)
     made.start_learner()
@@ -290,13 +301,15 @@ def test_order_of_arrival_gives_far_worse_staleness_than_ticket_order_with_as_ma
     None
 ):
     worst = {}
-    for law in (Staleness, OpenLoop):
-        seen = World(settings=Settings(batch=8, bound=1, credits=16), laws=[law()], seed=1)
+    for controller in (Staleness, OpenLoop):
+        seen = World(
+            settings=Settings(batch=8, bound=1, credits=16), controllers=[controller()], seed=1
+        )
         for _ in range(16):
             seen.add_host(0.03, slow_odds=0.02, slow=60.0)
         seen.start_learner()
         seen.run(updates=300)
-        worst[law] = max(trained.staleness for trained in seen.trained)
+        worst[controller] = max(trained.staleness for trained in seen.trained)
     assert worst[Staleness] == 1
     assert worst[OpenLoop] > 30
 
@@ -346,7 +359,7 @@ def test_nothing_is_dropped_while_no_setting_changes_however_long_granted_ticket
             update_s=draw.choice([0.2, 1.0]),
             rollout_steps=16,
         ),
-        laws=[draw.choice([Staleness, Freshest])()],
+        controllers=[draw.choice([Staleness, Freshest])()],
         seed=seed,
     )
     for _ in range(draw.randint(2, 5)):
@@ -380,7 +393,7 @@ def with_stragglers(
     """
     seen = World(
         settings=Settings(bound=1, update_s=0.5, cutting=cutting, **settings),
-        laws=[Staleness()],
+        controllers=[Staleness()],
         seed=1,
     )
     seen.add_host(0.03 * slow_actor, slow_odds=slow_odds, slow=slow)

@@ -246,7 +246,7 @@ async def test_without_actors_the_learner_stands_still_readiness_says_why_and_it
 
 
 class OnceBrokenLaw:
-    """A law that raises at its 20th look, once, and is well before and after."""
+    """A controller that raises at its 20th look, once, and is well before and after."""
 
     def __init__(self) -> None:
         self._looks = 0
@@ -254,12 +254,14 @@ class OnceBrokenLaw:
     def handle(self, event: Event) -> Sequence[object]:
         self._looks += 1
         if self._looks == 20:
-            raise ZeroDivisionError("the law divided by the number of learners")
+            raise ZeroDivisionError("the controller divided by the number of learners")
         return ()
 
 
-def test_a_law_that_raises_once_ends_the_run_with_its_error(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="the law divided by the number of learners") as caught:
+def test_a_controller_that_raises_once_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        RunError, match="the controller divided by the number of learners"
+    ) as caught:
         tianflow.train(
             endless(balance={"controller": "tests.whole.test_situations:OnceBrokenLaw"}),
             runs_dir=tmp_path,
@@ -411,7 +413,7 @@ async def test_a_pickle_sent_to_the_port_of_a_run_is_data_and_the_port_is_on_loo
     assert not (tmp_path / "marker").exists()
 
 
-# What the estimate of staleness by Little's law, and throwing away what is old, come to
+# What the estimate of staleness by Little's controller, and throwing away what is old, come to
 # ---------------------------------
 
 
@@ -507,14 +509,14 @@ def test_who_needs_longer_than_the_bound_is_never_trained_on_by_discarding_and_a
 
 @pytest.mark.parametrize(("update_s", "factor"), [(0.2, 10.0), (1.0, 2.0), (3.0, 10.0)])
 @pytest.mark.parametrize("bound", [0, 1, 3])
-@pytest.mark.parametrize("law", ["staleness", "freshest", "lockstep"])
+@pytest.mark.parametrize("controller", ["staleness", "freshest", "lockstep"])
 def test_discarding_starves_no_slow_environment(
-    law: str, bound: int, update_s: float, factor: float
+    controller: str, bound: int, update_s: float, factor: float
 ) -> None:
     """One actor of eight is slower, in virtual time: as much of its data is kept as of the others',
     and it has at least its share.
     """
-    slow, others = kept_and_trained(law, bound, factor=factor, update_s=update_s)
+    slow, others = kept_and_trained(controller, bound, factor=factor, update_s=update_s)
     assert slow[0] == pytest.approx(others[0], rel=0.1)
     assert slow[1] >= 0.9 * others[1] / factor
 
@@ -528,7 +530,7 @@ def test_without_pacing_a_slow_environment_would_starve(bound: int, factor: floa
 
 
 def kept_and_trained(
-    law: str, bound: int, *, factor: float, update_s: float
+    controller: str, bound: int, *, factor: float, update_s: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """(trained of all steps that were trained or dropped, steps trained) of the slow actor, and of
     the others in the mean.
@@ -536,7 +538,7 @@ def kept_and_trained(
     config = cartpole(
         algorithm={"batch_trajectories": 4},
         actors={"count": 8, "rollout_steps": 32},
-        balance={"max_staleness": bound, "controller": law, "min_fragment_steps": 1},
+        balance={"max_staleness": bound, "controller": controller, "min_fragment_steps": 1},
     )
     rates = MeasuredRates(
         trajectory_s=1.0, update_s=update_s, straggler_share=1 / 8, straggler_factor=factor

@@ -153,7 +153,7 @@ class PreparedSimulation:
     rates: MeasuredRates
     actors: int | None
     supposed: dict[str, float]
-    """MeasuredRates that no source tells, and that shape what is foretold."""
+    """MeasuredRates that no source tells, and that shape what is forecast."""
 
     def run(self, *, updates: int, warmup: int, seconds: float, seed: int) -> SimulationResult:
         """See `Simulation.run`. What takes a while says on stderr how far it is."""

@@ -201,16 +201,16 @@ class BalanceSettings(Section):
     """The rules of balance. See DESIGN.md, "Balance"."""
 
     controller: str | tuple[str, ...] = "staleness"
-    """Laws that set credits: staleness, freshest, lockstep, open_loop, consume_only, sample_ratio,
-    another installed one, or module:attribute; of several, the strictest wins."""
+    """Controllers that set credits: staleness, freshest, lockstep, open_loop, consume_only,
+    sample_ratio, another installed one, or module:attribute; of several, the strictest wins."""
     parameters: dict[str, float] = {}
-    """What the laws read, by name."""
+    """What the controllers read, by name."""
     max_staleness: Staleness = 1
     """The bound: how many updates older than the learner the policy may be that made what is
     trained on.
     """
     credits: PositiveInt | None = None
-    """An upper limit on credits; None leaves it to the law."""
+    """An upper limit on credits; None leaves it to the controller."""
     straggler_patience: Annotated[float, Field(ge=0.0)] = 10.0
     """Seconds for which a trajectory that stands in the way is waited for; then it is dropped."""
     min_fragment_steps: PositiveInt = 8

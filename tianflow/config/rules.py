@@ -16,26 +16,26 @@ from tianflow.core.limits import RateLimits
 from tianflow.errors import ConfigError, Problem
 
 
-def laws(config: Config) -> tuple[str, ...]:
-    """Names of the laws that run."""
+def controllers(config: Config) -> tuple[str, ...]:
+    """Names of the controllers that run."""
     controller = config.balance.controller
     return (controller,) if isinstance(controller, str) else controller
 
 
 def bound_in_force(config: Config) -> int | None:
-    """The staleness bound that the laws leave: 0 under ``lockstep``, none under ``open_loop``
-    alone.
+    """The staleness bound that the controllers leave: 0 under ``lockstep``, none under
+    ``open_loop`` alone.
     """
-    if "lockstep" in laws(config):
+    if "lockstep" in controllers(config):
         return 0
-    return None if laws(config) == ("open_loop",) else config.bound
+    return None if controllers(config) == ("open_loop",) else config.bound
 
 
 def is_paced(config: Config) -> bool:
-    """False where no law holds actors back for the bound's sake: they begin whatever memory has
-    room for.
+    """False where no controller holds actors back for the bound's sake: they begin whatever memory
+    has room for.
     """
-    return not set(laws(config)) <= {"open_loop", "consume_only"}
+    return not set(controllers(config)) <= {"open_loop", "consume_only"}
 
 
 def credits_ceiling(config: Config) -> int | None:
@@ -81,16 +81,16 @@ def _check_names(config: Config) -> list[Problem]:
         ):  # an installed one is not imported here: networks bring PyTorch with them
             problems += _load_problems(group, name, path)
     loaded = [
-        (law, _load_problems("tianflow.controllers", law, "balance.controller"))
-        for law in laws(config)
+        (controller, _load_problems("tianflow.controllers", controller, "balance.controller"))
+        for controller in controllers(config)
     ]
     problems += [problem for _, found in loaded for problem in found]
-    if not laws(config):
+    if not controllers(config):
         problems.append(
             Problem(
                 "balance.controller",
                 (),
-                "no law: nobody would hand out credits, so no rollout would begin",
+                "no controller: nobody would hand out credits, so no rollout would begin",
                 "at least one",
             )
         )
@@ -134,16 +134,16 @@ def _load_problems(group: str, name: str, path: str) -> list[Problem]:
 
 
 def _check_parameters(config: Config) -> list[Problem]:
-    """Every entry of ``balance.parameters`` is a keyword of one of the laws."""
+    """Every entry of ``balance.parameters`` is a keyword of one of the controllers."""
     known: set[str] = set()
-    for law in laws(config):
-        factory = plugins.load("tianflow.controllers", law, path="balance.controller")
+    for controller in controllers(config):
+        factory = plugins.load("tianflow.controllers", controller, path="balance.controller")
         if not callable(factory) or not hasattr(factory, "handle"):
             return [
                 Problem(
                     "balance.controller",
-                    law,
-                    "is not a law: it has no handle(event)",
+                    controller,
+                    "is not a controller: it has no handle(event)",
                     "a class with handle(event) -> directives",
                 )
             ]
@@ -151,7 +151,7 @@ def _check_parameters(config: Config) -> list[Problem]:
     accepted = (
         "one of " + ", ".join(sorted(known))
         if known
-        else f"nothing: no law in force has parameters ({', '.join(laws(config))})"
+        else f"nothing: no controller in force has parameters ({', '.join(controllers(config))})"
     )
     return [
         Problem(
@@ -233,7 +233,7 @@ def _check_deterministic(config: Config) -> list[Problem]:
                 "balance.max_staleness",
                 config.balance.max_staleness,
                 message,
-                "0, with a law that keeps the bound",
+                "0, with a controller that keeps the bound",
             )
         )
     return problems
@@ -292,7 +292,8 @@ def _idle_actors(config: Config) -> list[str]:
         f"{'unbounded' if bound is None else bound}, "
         f"C = {ceiling} credits: B of them sit in the update, so at most C - B = {rolling} "
         "trajectories roll out meanwhile and "
-        f"{actors - rolling} of {actors} actors are idle by law; when both halves are equally "
+        f"{actors - rolling} of {actors} actors are idle because of the bound; when both halves "
+        "are equally "
         "fast, throughput is at most "
         f"C/(A + B) = {min(1.0, ceiling / (actors + batch)):.2f} of open loop; "
     )

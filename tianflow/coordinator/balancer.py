@@ -1,4 +1,4 @@
-"""ledger snapshots, settings, ticks -> Balancer -> limits in force (through laws)."""
+"""ledger snapshots, settings, ticks -> Balancer -> limits in force (through controllers)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from tianflow.interfaces import Controller, SettingsReader
 
 TICK_S = 0.25
-"""Between two looks when nothing else happens: a law that watches waiting must see time pass."""
+"""Between two looks when nothing else happens: a controller that watches waiting must see time
+pass.
+"""
 
 
-def make_laws(config: Config) -> dict[str, Controller]:
-    """The laws named by ``balance.controller``, each with ``balance.parameters``.
+def make_controllers(config: Config) -> dict[str, Controller]:
+    """The controllers named by ``balance.controller``, each with ``balance.parameters``.
 
     Raises:
         ConfigError: a name is unknown, or a parameter is refused.
@@ -35,21 +37,21 @@ def make_laws(config: Config) -> dict[str, Controller]:
         if isinstance(config.balance.controller, str)
         else config.balance.controller
     )
-    laws: dict[str, Controller] = {}
+    controllers: dict[str, Controller] = {}
     for name in wanted:
         factory = plugins.load("tianflow.controllers", name, path="balance.controller")
         try:
-            laws[name] = factory(**config.balance.parameters)  # type: ignore[operator]  # a plug-in: called as the contract says
+            controllers[name] = factory(**config.balance.parameters)  # type: ignore[operator]  # a plug-in: called as the contract says
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 [Problem("balance.parameters", dict(config.balance.parameters), f"{name}: {error}")]
             ) from error
-    return laws
+    return controllers
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerRequests:
-    """What one law asked for last; None: it has no wish there."""
+    """What one controller asked for last; None: it has no wish there."""
 
     credits: int | None = None
     bound: SetBound | None = None
@@ -67,17 +69,18 @@ class ControllerRequests:
                 return replace(self, admission=directive)
             case SetOrder():
                 return replace(self, order=directive)
-        raise TypeError(f"a law gave {directive!r}, which nobody can carry out")
+        raise TypeError(f"a controller gave {directive!r}, which nobody can carry out")
 
 
 def merge(
     wishes: Mapping[str, ControllerRequests], config: Config, *, slots: int
 ) -> tuple[Limits, str]:
-    """One set of limits from the config and all laws: the strictest wins. Also which law set the
-    credits ("" for none).
+    """One set of limits from the config and all controllers: the strictest wins. Also which
+    controller set the credits ("" for none).
 
-    A law may loosen the configured bound only when no other law and no credit setting is stricter:
-    ``open_loop`` does. Admission is open only where every law says so: ``consume_only``.
+    A controller may loosen the configured bound only when no other controller and no credit setting
+    is stricter: ``open_loop`` does. Admission is open only where every controller says so:
+    ``consume_only``.
     """
     bounds = [wish.bound.max_staleness for wish in wishes.values() if wish.bound is not None]
     finite = [bound for bound in bounds if bound is not None]
@@ -107,7 +110,7 @@ def merge(
 
 
 class Balancer:
-    """Shows laws what is, and puts in force what they ask for.
+    """Shows controllers what is, and puts in force what they ask for.
 
     Consumes: the ledger, settings, ticks. Produces: limits. Waits: never for long; it looks after
     every settled update, every change of settings and every tick. The ledger itself keeps C <=
@@ -116,7 +119,7 @@ class Balancer:
     Args:
         exchange: whose limits it sets.
         settings: live settings.
-        set_bound: told when laws want another bound in force.
+        set_bound: told when controllers want another bound in force.
         waiting_seconds: cumulative (learner, sum over actors) seconds waited.
         actors: how many there are.
         clock: monotonic seconds.
@@ -135,7 +138,7 @@ class Balancer:
         self.name = "balancer"
         self._exchange, self._settings, self._clock = exchange, settings, clock
         self._set_bound, self._waiting_seconds, self._actors = set_bound, waiting_seconds, actors
-        self._laws: dict[str, Controller] = {}
+        self._controllers: dict[str, Controller] = {}
         self._named: tuple[object, object] = (None, None)
         self._wishes: dict[str, ControllerRequests] = {}
         self._directives: dict[str, int] = {}
@@ -152,16 +155,16 @@ class Balancer:
             self.look()
 
     def look(self) -> None:
-        """Show every law what is now, and put the merged limits in force."""
+        """Show every controller what is now, and put the merged limits in force."""
         config = self._settings.value.config
         if self._named != (config.balance.controller, config.balance.parameters):
-            self._laws = make_laws(config)
-            self._wishes = {name: ControllerRequests() for name in self._laws}
+            self._controllers = make_controllers(config)
+            self._wishes = {name: ControllerRequests() for name in self._controllers}
             self._named = (config.balance.controller, config.balance.parameters)
-            self._directives |= {name: self._directives.get(name, 0) for name in self._laws}
+            self._directives |= {name: self._directives.get(name, 0) for name in self._controllers}
         observed = self._observe(config)
-        for name, law in self._laws.items():
-            for directive in law.handle(observed):
+        for name, controller in self._controllers.items():
+            for directive in controller.handle(observed):
                 self._wishes[name] = self._wishes[name].after(directive)
                 self._directives[name] += 1
         limits, self._winner = merge(self._wishes, config, slots=self._exchange.ledger.slots)
@@ -169,15 +172,15 @@ class Balancer:
         self._set_bound(limits.max_staleness)
 
     def bound_with(self, config: Config) -> int | None:
-        """The bound in force with ``config``, as far as the laws now running say; `look` then asks
-        the laws that it names.
+        """The bound in force with ``config``, as far as the controllers now running say; `look`
+        then asks the controllers that it names.
         """
         if self._named != (config.balance.controller, config.balance.parameters):
             return config.bound
         return merge(self._wishes, config, slots=self._exchange.ledger.slots)[0].max_staleness
 
     def statistics(self) -> tuple[ControllerStatistics, ...]:
-        """What each law asked for, and which one is in force."""
+        """What each controller asked for, and which one is in force."""
         return tuple(
             ControllerStatistics(
                 name,

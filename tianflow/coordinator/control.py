@@ -68,7 +68,7 @@ class LiveConfig:
         self._put(replace(self.cell.value, hold_learner=hold))
 
     def set_bound(self, bound: int | None) -> None:
-        """Laws asked for another bound than the one in force."""
+        """Controllers asked for another bound than the one in force."""
         if bound != self.cell.value.bound:
             self._put(replace(self.cell.value, bound=bound))
 

@@ -8,18 +8,21 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING
 
-from tianflow.coordinator.checkpointing import CheckpointManager
-from tianflow.coordinator.control import Control, LiveConfig
-from tianflow.coordinator.evaluation import TargetTracker
-from tianflow.coordinator.hosts import HostGroup
-from tianflow.coordinator.supervisor import Supervisor
 from tianflow.core.payloads import NO_VERSION
 from tianflow.core.statistics import HistogramBuilder
 from tianflow.errors import RunError, StateConflictError
-from tianflow.exchange.exchange import Exchange
 from tianflow.ledger.tickets import State
 from tianflow.logs import logger
+
+if TYPE_CHECKING:
+    from tianflow.coordinator.checkpointing import CheckpointManager
+    from tianflow.coordinator.control import Control, LiveConfig
+    from tianflow.coordinator.evaluation import TargetTracker
+    from tianflow.coordinator.hosts import HostGroup
+    from tianflow.coordinator.supervisor import Supervisor
+    from tianflow.exchange.exchange import Exchange
 
 ENDED = ("done", "failed", "stopped")
 

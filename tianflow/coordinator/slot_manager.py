@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tianflow.config.rules import rate_limits
-from tianflow.coordinator.balancer import make_laws
+from tianflow.coordinator.balancer import make_controllers
 from tianflow.core.limits import Limits
 from tianflow.errors import ConfigError, Problem, TianflowError
 from tianflow.exchange.exchange import Exchange
@@ -90,10 +90,10 @@ class SlotManager:
         )
 
     def check(self, config: Config) -> None:
-        """Raise ConfigError if ``config`` cannot be put in force: a law refuses it, or memory has
-        too few slots for batch and actors.
+        """Raise ConfigError if ``config`` cannot be put in force: a controller refuses it, or
+        memory has too few slots for batch and actors.
         """
-        make_laws(config)
+        make_controllers(config)
         capacity, batch = slots_capacity(config, self._layout), config.algorithm.batch_trajectories
         if capacity < batch:
             message = (

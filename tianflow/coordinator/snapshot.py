@@ -134,7 +134,7 @@ class RunSnapshot:
             elapsed_s=self._life.elapsed_s(now),
             ledger=self._ledger(),
             components=tuple(self._roster.reports),
-            laws=self._balancer.statistics(),
+            controllers=self._balancer.statistics(),
             env_steps=env_steps,
             env_frames=env_steps * self._spec.frames_per_step,
             episodes=goal.episodes.count,

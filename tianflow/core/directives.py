@@ -22,7 +22,7 @@ class SetCredits(Directive):
 
 @dataclass(frozen=True, slots=True)
 class SetBound(Directive):
-    """Hold the staleness bound at ``max_staleness`` (None: unbounded, which any stricter law
+    """Hold the staleness bound at ``max_staleness`` (None: unbounded, which any stricter controller
     overrides).
     """
 

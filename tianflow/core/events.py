@@ -1,7 +1,7 @@
 """What happened, past tense. Observers may lose events (counted); nothing exact is built from them.
 
-A law receives `Observed`, whose numbers are absolute (never increments), so a lost one costs time,
-not truth.
+A controller receives `Observed`, whose numbers are absolute (never increments), so a lost one costs
+time, not truth.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Observed(Event):
-    """One consistent look at the balance, for laws. Times are monotonic seconds; shares are
+    """One consistent look at the balance, for controllers. Times are monotonic seconds; shares are
     cumulative seconds.
     """
 

@@ -110,8 +110,8 @@ Admission = Literal["paced", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The settings that the ledger obeys. ``credits`` is the law's target; `Ledger.credits_limit`
-    is what is in force.
+    """The settings that the ledger obeys. ``credits`` is the controller's target;
+    `Ledger.credits_limit` is what is in force.
     """
 
     batch: int

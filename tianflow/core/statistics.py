@@ -1,7 +1,7 @@
 """Numbers that components give when asked: frozen dataclasses, and the small accumulators behind
 them.
 
-Exporters, screens and laws read these; no component knows who reads.
+Exporters, screens and controllers read these; no component knows who reads.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class ReplayStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ControllerStatistics:
-    """What one law asked for last, and how many directives it has given."""
+    """What one controller asked for last, and how many directives it has given."""
 
     name: str
     directives: int
@@ -246,9 +246,9 @@ class Diagnosis:
     suggested: Mapping[str, float] = field(default_factory=dict)
     """Values of settings that would help, by path."""
     steps_per_s: float | None = None
-    foretold_steps_per_s: float | None = None
+    forecast_steps_per_s: float | None = None
     """What they would bring, where that can be said."""
-    foretold_range: tuple[float, float] | None = None
+    forecast_range: tuple[float, float] | None = None
     """Between which it will lie, where times vary: of two standard errors of what was seen, and of
     what the model may be off by.
     """
@@ -271,7 +271,7 @@ class RunStatistics:
     elapsed_s: float
     ledger: LedgerSnapshot
     components: tuple[ComponentStatistics, ...]
-    laws: tuple[ControllerStatistics, ...]
+    controllers: tuple[ControllerStatistics, ...]
     env_steps: int
     env_frames: int
     episodes: int

@@ -107,8 +107,8 @@ class Ledger:
 
     @property
     def credits_limit(self) -> int:
-        """Credits in force: the law's target, never above the ceiling, never more than there are
-        slots.
+        """Credits in force: the controller's target, never above the ceiling, never more than there
+        are slots.
         """
         return self._credits_limit
 

@@ -100,7 +100,7 @@ def diagnose(
     if window.passed < LEAST_S or not window.actors or "learner" not in window.shares:
         return Diagnosis("starting", "there is too little to compare yet", window_s=window.passed)
     verdict = _verdict(window)
-    sentence, suggested, foretold = ADVICE[verdict](window)
+    sentence, suggested, forecast = ADVICE[verdict](window)
     return Diagnosis(
         verdict,
         sentence,
@@ -109,10 +109,10 @@ def diagnose(
         shares=window.shares,
         suggested=suggested,
         steps_per_s=window.pace,
-        foretold_steps_per_s=None if foretold is None else foretold.pace,
-        foretold_range=None
-        if foretold is None or foretold.low == foretold.high
-        else (foretold.low, foretold.high),
+        forecast_steps_per_s=None if forecast is None else forecast.pace,
+        forecast_range=None
+        if forecast is None or forecast.low == forecast.high
+        else (forecast.low, forecast.high),
     )
 
 
@@ -171,13 +171,13 @@ def _sampling(window: Window) -> Advice:
         suggested["balance.max_staleness"] = -(-enough // batch)
     wide = suggested.get("balance.max_staleness", bound)
     supply = window.pace * enough / max(1e-9, window.stepping)
-    foretold = window.foretell(
+    forecast = window.forecast(
         supply, window.pace / works, actors=enough, bound=None if wide is None else int(wide)
     )
     sentence = (
         f"{_waiting(window)}; about {1.0 / works:.1f}x the actors that step at once ({enough} "
         f"instead of {window.stepping:.1f}) "
-        f"would saturate it, at about {_told(foretold, window.pace)}, where there are cores for "
+        f"would saturate it, at about {_told(forecast, window.pace)}, where there are cores for "
         "them"
     )
     if "actors.hosts" in suggested:
@@ -195,16 +195,16 @@ def _sampling(window: Window) -> Advice:
                 f", nor would batch_trajectories = {larger}, with data as young as now "
                 "and fewer, larger updates"
             )
-    return sentence, suggested, foretold
+    return sentence, suggested, forecast
 
 
-def _told(foretold: Forecast, pace: float) -> str:
+def _told(forecast: Forecast, pace: float) -> str:
     likely = (
         ""
-        if foretold.low == foretold.high
-        else f" ({foretold.low:,.0f} to {foretold.high:,.0f}, as times vary)"
+        if forecast.low == forecast.high
+        else f" ({forecast.low:,.0f} to {forecast.high:,.0f}, as times vary)"
     )
-    return f"{foretold.pace:,.0f} steps/s instead of {pace:,.0f}{likely}"
+    return f"{forecast.pace:,.0f} steps/s instead of {pace:,.0f}{likely}"
 
 
 def _about(pace: float) -> Forecast:
@@ -216,15 +216,15 @@ def _learning(window: Window) -> Advice:
     supply = window.pace / busy
     if slowdown > 0.0:
         bound = window.run.ledger.max_staleness
-        foretold = window.foretell(
+        forecast = window.forecast(
             supply, window.pace * (1.0 + slowdown), actors=window.actors, bound=bound
         )
         sentence = (
             f"{_waiting(window)}; learner.slowdown = {slowdown:g} makes each update "
             f"{1.0 + slowdown:g}x as long: "
-            f"without it about {_told(foretold, window.pace)}"
+            f"without it about {_told(forecast, window.pace)}"
         )
-        return sentence, {"learner.slowdown": 0.0}, foretold
+        return sentence, {"learner.slowdown": 0.0}, forecast
     sentence = (
         f"{_waiting(window)}; a faster learner would be worth up to {1.0 / busy:.1f}x the steps"
     )
@@ -257,13 +257,13 @@ def _transport(window: Window) -> Advice:
 
 def _balance(window: Window) -> Advice:
     waits = _waiting(window)
-    foretold = window.pace / max(1e-9, 1.0 - min(MOST, window.learner_waits, window.actors_wait))
-    gain = f"both going on would make about {foretold:,.0f} steps/s instead of {window.pace:,.0f}"
+    forecast = window.pace / max(1e-9, 1.0 - min(MOST, window.learner_waits, window.actors_wait))
+    gain = f"both going on would make about {forecast:,.0f} steps/s instead of {window.pace:,.0f}"
     replay, config = window.run.replay, window.config
     if replay is not None:
         buffer = replay.limits.max_diff - replay.limits.min_diff
         sentence = f"{waits}, each held back in turn; {gain} with a wider replay.error_buffer"
-        return sentence, {"replay.error_buffer": round(buffer)}, _about(foretold)
+        return sentence, {"replay.error_buffer": round(buffer)}, _about(forecast)
     bound, batch, actors = (
         window.run.ledger.max_staleness,
         config.algorithm.batch_trajectories,
@@ -275,25 +275,29 @@ def _balance(window: Window) -> Advice:
             f"{actors} actors are more than max_staleness * B = {bound} * {batch} lets work "
             "during an update"
         )
-        fewer = f"; with actors.count = {bound * batch} none would be idle by law" if bound else ""
+        fewer = (
+            f"; with actors.count = {bound * batch} none would be idle because of the bound"
+            if bound
+            else ""
+        )
         return (
             (
                 f"{waits}: {cause}; {gain} with max_staleness = {wide}, for the price of older "
                 f"data{fewer}"
             ),
             {"balance.max_staleness": wide},
-            _about(foretold),
+            _about(forecast),
         )
     if config.balance.credits is not None and config.balance.credits < actors + batch:
         wide = actors + batch
         return (
             f"{waits}: {config.balance.credits} credits are too few; {gain} with {wide}",
             {"balance.credits": wide},
-            _about(foretold),
+            _about(forecast),
         )
     suggested: dict[str, float] = {} if bound is None else {"balance.max_staleness": bound + 1}
     cause = "in turn" if actors == 1 else f"the slowest, {_slowest(window)}, keeps the others"
-    return f"{waits}: {cause}; {gain} with a wider bound", suggested, _about(foretold)
+    return f"{waits}: {cause}; {gain} with a wider bound", suggested, _about(forecast)
 
 
 def _slowest(window: Window) -> str:

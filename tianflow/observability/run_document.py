@@ -76,8 +76,14 @@ def by_age(counts: Mapping[int, int]) -> dict[str, int]:
 
 
 def credits_target(run: RunStatistics) -> int:
-    """Credits that the winning law asks for; those in force while no law has asked for any."""
-    asked = [law.credits for law in run.laws if law.winning and law.credits is not None]
+    """Credits that the winning controller asks for; those in force while no controller has asked
+    for any.
+    """
+    asked = [
+        controller.credits
+        for controller in run.controllers
+        if controller.winning and controller.credits is not None
+    ]
     return min(asked, default=run.ledger.credits_limit)
 
 
@@ -171,7 +177,7 @@ def describe(run: RunStatistics, config: Config, rates: RunRates) -> dict[str, A
                 "ceiling": ledger.credits_ceiling,
                 "target": credits_target(run),
             },
-            "laws": [asdict(law) for law in run.laws],
+            "controllers": [asdict(controller) for controller in run.controllers],
             "settings": {
                 "generation": run.generation,
                 "changes": run.settings_changes,

@@ -62,7 +62,7 @@ def sustained(supply: Side, demand: Side, room: float) -> float:
     return max(0.0, supply.pace - held_back)
 
 
-def foretell(supply: Side, demand: Side, room: float) -> Forecast:
+def forecast(supply: Side, demand: Side, room: float) -> Forecast:
     """`sustained`, and how far off that may be, both sides misjudged by two standard errors;
     ``high`` is what neither could exceed.
 

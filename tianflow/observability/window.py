@@ -13,7 +13,7 @@ from functools import cached_property
 from tianflow.config.model import Config
 from tianflow.core.moments import Moments, moments
 from tianflow.core.statistics import ComponentStatistics, RunStatistics, TimeShares
-from tianflow.observability.throughput_model import Forecast, Side, foretell
+from tianflow.observability.throughput_model import Forecast, Side, forecast
 
 NOTICEABLE = 0.15
 """A share of waiting below this is noise of scheduling, not a bottleneck."""
@@ -142,7 +142,7 @@ class Window:
             return Side(pace)
         return Side(pace, varied.spread, varied.spread / math.sqrt(varied.count))
 
-    def foretell(self, supply: float, demand: float, *, actors: int, bound: int | None) -> Forecast:
+    def forecast(self, supply: float, demand: float, *, actors: int, bound: int | None) -> Forecast:
         """What ``actors`` that make ``supply`` and a learner that takes ``demand`` sustain under
         ``bound``, in steps per second.
 
@@ -152,9 +152,9 @@ class Window:
         sides = self.side("actor", supply), self.side("learner", demand)
         batch, limit = self.config.algorithm.batch_trajectories, self.config.balance.credits
         if bound is None or self.run.replay is not None:
-            return foretell(*sides, ENDLESS)
+            return forecast(*sides, ENDLESS)
         out = (bound + 1) * batch if limit is None else min(limit, (bound + 1) * batch)
-        return foretell(*sides, max(1.0, (out - actors) / batch + 1.0))
+        return forecast(*sides, max(1.0, (out - actors) / batch + 1.0))
 
     @property
     def hosts(self) -> int:

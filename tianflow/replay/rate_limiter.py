@@ -97,7 +97,7 @@ class Limiter:
         changes; counts stay.
         """
         old, self._limits = self._limits, limits
-        if _law(old) != _law(limits):
+        if _controller(old) != _controller(limits):
             self._diff = min(max(self._diff, limits.min_diff), limits.max_diff)
 
     def statistics(self) -> LimiterStatistics:
@@ -107,7 +107,7 @@ class Limiter:
         """Counts and ``diff`` for a checkpoint, with the ratio and band that ``diff`` was counted
         under; JSON has no number for a side without end, so that is None.
         """
-        spi, low, high = _law(self._limits)
+        spi, low, high = _controller(self._limits)
         counts = {"inserts": self._inserts, "samples": self._samples, "deletes": self._deletes}
         return {
             **counts,
@@ -125,7 +125,7 @@ class Limiter:
             int(state[name]) for name in ("inserts", "samples", "deletes")
         )
         self._diff = float(state["diff"])
-        spi, low, high = _law(self._limits)
+        spi, low, high = _controller(self._limits)
         if (spi, _finite(low), _finite(high)) != (
             state["samples_per_insert"],
             state["min_diff"],
@@ -134,7 +134,7 @@ class Limiter:
             self._diff = min(max(self._diff, self._limits.min_diff), self._limits.max_diff)
 
 
-def _law(limits: RateLimits) -> tuple[float, float, float]:
+def _controller(limits: RateLimits) -> tuple[float, float, float]:
     return limits.samples_per_insert, limits.min_diff, limits.max_diff
 
 

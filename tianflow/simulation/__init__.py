@@ -1,5 +1,5 @@
-"""A run in virtual time: the real ledger, laws and balancer against any number of actors, from
-measured rates.
+"""A run in virtual time: the real ledger, controllers and balancer against any number of actors,
+from measured rates.
 
 `tianflow.simulation.simulation.Simulation` is one; `tianflow.cli.simulate` is the command.
 """

@@ -161,7 +161,7 @@ def _require_same_work(own: Config, config: Config, directory: Path) -> None:
                     "--like",
                     str(directory),
                     message,
-                    "a run of the same work; counts, bounds, laws and speeds may differ",
+                    "a run of the same work; counts, bounds, controllers and speeds may differ",
                 )
             ]
         )

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from tianflow.simulation.rates import MeasuredRates
 
 MOST_S = 1e7
-"""Virtual time, four months: the laws look four times a second, and so often takes minutes."""
+"""Virtual time, four months: the controllers look four times a second, and so often takes
+minutes.
+"""
 MARGIN = 100.0
 """So many times as long as anything takes, without an update: one that dies of failures alone is a
 matter of chance, but not of more.

@@ -37,7 +37,7 @@ Ts = TypeVarTuple("Ts")
 MASK = 2**64 - 1
 """A seed may be negative; those of NumPy may not."""
 QUIET_TICKS = 400
-"""So many looks of the laws in a row with nothing else due: nothing ever will be."""
+"""So many looks of the controllers in a row with nothing else due: nothing ever will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class FixedSettings:
 class Simulation:
     """One run in virtual time. The same config, rates and seed give the same outcome.
 
-    The ledger, the laws, their merging, publishing and the check at use are those of a run. Its own
-    are times, and the small talk of actors and learner with the ledger.
+    The ledger, the controllers, their merging, publishing and the check at use are those of a run.
+    Its own are times, and the small talk of actors and learner with the ledger.
 
     Args:
         config: as for a run. ``actors.hosts`` None: every actor computes by itself.

@@ -287,7 +287,7 @@ FAMILIES: tuple[Family, ...] = (
         "Most credits that the bound allows.",
         one(lambda r: r.ledger.credits_ceiling),
     ),
-    gauge("credits_target", "Credits that the winning law asks for.", one(credits_target)),
+    gauge("credits_target", "Credits that the winning controller asks for.", one(credits_target)),
     gauge(
         "queue_trajectories",
         "Committed trajectories that wait for the learner.",
@@ -305,14 +305,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     counter(
         "balance_directives",
-        "Directives given by a law.",
-        lambda r: [((w.name,), w.directives) for w in r.laws],
+        "Directives given by a controller.",
+        lambda r: [((w.name,), w.directives) for w in r.controllers],
         "controller",
     ),
     gauge(
-        "balance_law_winning",
-        "1 for a law that is obeyed.",
-        lambda r: [((w.name,), float(w.winning)) for w in r.laws],
+        "balance_controller_winning",
+        "1 for a controller that is obeyed.",
+        lambda r: [((w.name,), float(w.winning)) for w in r.controllers],
         "controller",
     ),
     gauge(

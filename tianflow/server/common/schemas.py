@@ -220,7 +220,7 @@ def named() -> dict[str, Schema]:
         "Run": _run(version, struct(**component)),
         "Component": struct(**component, **more),
         "Diagnosis": of_dataclass(Diagnosis),
-        "Law": of_dataclass(ControllerStatistics),
+        "Controller": of_dataclass(ControllerStatistics),
         "AuditEntry": struct(
             ["old", "new"],
             time=TEXT | {"format": "date-time"},
@@ -309,7 +309,7 @@ def _run(version: Schema, component: Schema) -> Schema:
         replay=nullable(table(ANY)),
         queue=struct(trajectories=COUNT, oldest_age_s=NUMBER),
         credits=struct(limit=COUNT, in_use=COUNT, ceiling=COUNT, target=COUNT),
-        laws=listing(reference("Law")),
+        controllers=listing(reference("Controller")),
         settings=struct(generation=COUNT, changes=COUNT, refused=COUNT),
         actors=struct(wanted=COUNT, reporting=COUNT),
         components=listing(component),

@@ -36,7 +36,7 @@ export class DiagnosisPanel {
     this.compare(diagnosis.shares ?? {});
   }
 
-  suggest({ suggested = {}, steps_per_s: pace, foretold_steps_per_s: foretold }) {
+  suggest({ suggested = {}, steps_per_s: pace, forecast_steps_per_s: forecast }) {
     const paths = Object.keys(suggested);
     // The list is made anew only when it says something else: a button that is pressed must not be replaced under the pointer.
     const key = paths.map((path) => `${path} ${this.takes(path)}`).join();
@@ -51,7 +51,7 @@ export class DiagnosisPanel {
       entry.value = suggested[entry.path];
       say(entry.text, `${entry.path} = ${entry.value}`);
     }
-    if (this.gain) say(this.gain, foretold && pace ? gainOf(foretold, pace) : "");
+    if (this.gain) say(this.gain, forecast && pace ? gainOf(forecast, pace) : "");
   }
 
   button(entry) {
@@ -65,9 +65,9 @@ export class DiagnosisPanel {
   }
 }
 
-function gainOf(foretold, pace) {
-  const same = Math.abs(foretold - pace) < 0.01 * pace;
-  return same ? "at about the same speed" : `about ${number(foretold)} steps/s instead of ${number(pace)}`;
+function gainOf(forecast, pace) {
+  const same = Math.abs(forecast - pace) < 0.01 * pace;
+  return same ? "at about the same speed" : `about ${number(forecast)} steps/s instead of ${number(pace)}`;
 }
 
 function bar(name, shares) {

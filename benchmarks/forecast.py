@@ -1,4 +1,4 @@
-"""What `tianflow simulate` foretells of a run, and `tianflow diagnose` of one that follows its
+"""What `tianflow simulate` forecasts of a run, and `tianflow diagnose` of one that follows its
 advice, beside what comes of it.
 """
 
@@ -49,7 +49,7 @@ long, and each fails once a minute.
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run, and the ``source`` whose history it is foretold from: settings of another run, or None
+    """A run, and the ``source`` whose history it is forecast from: settings of another run, or None
     for its own.
     """
 
@@ -80,13 +80,13 @@ def simulated(*arguments: object) -> child.Finished:
     return child.run("tianflow", "simulate", *arguments, "--json", timeout_s=120.0)
 
 
-def foretell(directory: Path, changes: tuple[str, ...] = ()) -> dict[str, Any]:
+def forecast(directory: Path, changes: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the history in ``directory`` tells of its run, with ``changes``."""
     return simulated(directory / "config.toml", *changes, "--like", directory, *UPDATES).answer
 
 
 def compare(case: Case, window: training.Window, seed: int, scratch: Path) -> Values:
-    """Run ``case``, and foretell it."""
+    """Run ``case``, and forecast it."""
     with tempfile.TemporaryDirectory(dir=scratch) as runs:
 
         def run(name: str, settings: tuple[str, ...]) -> Values:
@@ -103,7 +103,7 @@ def compare(case: Case, window: training.Window, seed: int, scratch: Path) -> Va
         if case.source is not None:
             run("source", case.source)
         seen = run("seen", case.settings)
-        told = foretell(Path(runs) / ("seen" if case.source is None else "source"), case.changes)
+        told = forecast(Path(runs) / ("seen" if case.source is None else "source"), case.changes)
     return beside(seen, told)
 
 
@@ -114,9 +114,9 @@ def beside(seen: Values, told: dict[str, Any]) -> Values:
     pace, age = told["steps_per_s"], told["staleness"]["mean"]
     found = {
         "pace": seen["committed_per_s"],
-        "foretold_pace": pace,
+        "forecast_pace": pace,
         "age": seen["staleness_mean"],
-        "foretold_age": age,
+        "forecast_age": age,
     }
     return {
         **found,
@@ -153,31 +153,31 @@ def advised(seconds: float, scratch: Path) -> Values:
 
 
 def agreement(side: str, name: str) -> Callable[[RoundValues], float | None]:
-    """The smaller of what was foretold and what was seen, over the larger."""
+    """The smaller of what was forecast and what was seen, over the larger."""
 
     def of(values: RoundValues) -> float | None:
-        ratio = quotient(values[side][f"foretold_{name}"], values[side][name])
+        ratio = quotient(values[side][f"forecast_{name}"], values[side][name])
         return min(ratio, 1.0 / ratio) if ratio else None
 
     return of
 
 
-def foretold_over_seen(side: str, name: str) -> Callable[[RoundValues], float | None]:
-    """Above 1: it was foretold too high."""
-    return lambda values: quotient(values[side][f"foretold_{name}"], values[side][name])
+def forecast_over_seen(side: str, name: str) -> Callable[[RoundValues], float | None]:
+    """Above 1: it was forecast too high."""
+    return lambda values: quotient(values[side][f"forecast_{name}"], values[side][name])
 
 
 def ratios() -> tuple[Ratio, ...]:
-    """How near what was foretold is to what was seen, and on which side of it."""
+    """How near what was forecast is to what was seen, and on which side of it."""
     found = [
         ratio
         for side in CASES
         for name, what in (("pace", "steps/s"), ("age", "mean staleness"))
         for ratio in (
             Ratio(
-                f"foretold {what} over seen: {side}",
-                foretold_over_seen(side, name),
-                foretold=1.0,
+                f"forecast {what} over seen: {side}",
+                forecast_over_seen(side, name),
+                forecast=1.0,
                 sides=(side,),
             ),
             Ratio(
@@ -191,9 +191,9 @@ def ratios() -> tuple[Ratio, ...]:
     return (
         *found,
         Ratio(
-            "foretold steps/s over seen: advice",
-            foretold_over_seen(ADVICE, "pace"),
-            foretold=1.0,
+            "forecast steps/s over seen: advice",
+            forecast_over_seen(ADVICE, "pace"),
+            forecast=1.0,
             sides=(ADVICE,),
         ),
         Ratio(
@@ -231,8 +231,8 @@ def make(plan: Plan) -> Benchmark:
         return Side(name, lambda number: compare(case, window, seeds[number], plan.scratch))
 
     return Benchmark(
-        name="foretold",
-        title="what simulation and diagnosis foretell, beside what comes of it",
+        name="forecast",
+        title="what simulation and diagnosis forecast, beside what comes of it",
         sides=(
             *(side(name, case) for name, case in CASES.items()),
             Side(ADVICE, lambda _: advised(window.seconds, plan.scratch)),
@@ -241,9 +241,9 @@ def make(plan: Plan) -> Benchmark:
         ratios=ratios(),
         units={
             "pace": "env steps/s",
-            "foretold_pace": "env steps/s",
+            "forecast_pace": "env steps/s",
             "age": "updates, mean",
-            "foretold_age": "updates, mean",
+            "forecast_age": "updates, mean",
             **{
                 name: training.UNITS[name]
                 for name in (
@@ -264,12 +264,12 @@ def make(plan: Plan) -> Benchmark:
             "2; environments sleep 5 ms a step, "
             "exponentially where trajectories vary; IMPALA, 60 ms an update, exponentially where "
             "updates vary",
-            "other settings": f"{' '.join(WANTED)}, foretold from a run with {' '.join(OTHERS)}",
+            "other settings": f"{' '.join(WANTED)}, forecast from a run with {' '.join(OTHERS)}",
             LEARNS: f"configs/cartpole_ppo.toml, {' '.join(ENDLESS)}: nothing sleeps, learning "
             "goes on, actor and learner share the cores",
             "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; the history "
             "ends with it",
-            "foretold": f"tianflow simulate --like, {UPDATES[1]} updates after {UPDATES[3]}",
+            "forecast": f"tianflow simulate --like, {UPDATES[1]} updates after {UPDATES[3]}",
             ADVICE: "one actor of two such environments that sleep 5 ms each, T = 8, B = 2, 40 ms "
             "an update; "
             f"{window.seconds:g} s, {SETTLED_S:g} s after all that were advised work",
