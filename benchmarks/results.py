@@ -251,7 +251,7 @@ def _settings_line(settings: Mapping[str, object]) -> str:
 def _ratio_row(ratio: Mapping[str, Any]) -> tuple[str, ...]:
     aim = "" if ratio["aim"] is None else f"≥ {number(ratio['aim'])}"
     if ratio["forecast"] is not None:
-        aim = f"{aim} foretold {number(ratio['foretold'])}".strip()
+        aim = f"{aim} forecast {number(ratio['forecast'])}".strip()
     verdict = ""
     if ratio["aim"] is not None:
         verdict = (

@@ -671,7 +671,7 @@ def test_an_interrupt_while_the_script_is_imported_shows_no_trace(
         def __getattr__(self, name: str) -> object:
             raise KeyboardInterrupt
 
-    monkeypatch.setitem(sys.modules, "tianflow.cli", Slow("tianflow.cli"))
+    monkeypatch.setitem(sys.modules, "tianflow.cli.main", Slow("tianflow.cli.main"))
     with pytest.raises(SystemExit) as caught:
         __main__.main()
     assert (130, None) == (caught.value.code, caught.value.__cause__)

@@ -292,7 +292,7 @@ def test_a_lambda_is_refused_with_what_to_write_instead() -> None:
 
 def test_an_importable_object_is_refused_with_its_name() -> None:
     assert (
-        "tianflow.config:Config"
+        "tianflow.config.model:Config"
         == only_problem(tables=TABLES | {"network": {"name": Config}}).nearest
     )
 

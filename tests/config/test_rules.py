@@ -89,7 +89,7 @@ def test_a_run_has_at_least_one_controller() -> None:
 def test_something_importable_that_is_no_controller_is_refused() -> None:
     assert (
         "no handle(event)"
-        in refused("balance.controller=tianflow.config:Config")["balance.controller"].message
+        in refused("balance.controller=tianflow.config.model:Config")["balance.controller"].message
     )
 
 

@@ -470,7 +470,7 @@ async def test_nothing_that_cannot_be_written_keeps_a_run_from_ending_and_it_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    for name in ("coordinator.readings", "tallies"):
+    for name in ("coordinator.snapshot", "rundir.audit_log"):
         monkeypatch.setattr(f"tianflow.{name}.log.warning", lambda text, **_: told.append(text))
     world = World(tmp_path)
     for name in ("summary.json", "audit.jsonl"):

@@ -452,7 +452,7 @@ def test_mlp_with_memory_shares_its_torso() -> None:
 
 def test_checking_a_built_in_network_does_not_import_torch() -> None:
     code = (
-        "import sys; from tianflow import network_rules; from tianflow.core.payloads import *;"
+        "import sys; from tianflow.config import networks as network_rules; from tianflow.core.payloads import *;"
         "from tianflow.config.model import Config, EnvSettings, NetworkSettings, PPOSettings;"
         "leaf = LeafSpec('', (5,), 'float32'); action = ActionSpec('discrete', (), 'int64', (2,), "
         "(0,));"
