@@ -1,6 +1,4 @@
-"""The unit and the container file say what is there: commands that exist, paths that agree,
-privileges that are nobody's.
-"""
+"""The unit and the container file: commands exist, paths agree, the container has few privileges."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ needs_systemd = pytest.mark.skipif(
 
 
 def unit() -> dict[str, str]:
-    """The section of the service."""
+    """Keys of the section Service."""
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their case
     parser.read(UNIT)
@@ -35,7 +33,7 @@ def unit() -> dict[str, str]:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Of the container file: instruction and arguments, in order."""
+    """Instructions of the container file with their arguments, in order."""
     text = re.sub(r"^#.*\n", "", CONTAINER.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     return [
         (word, rest.strip())
@@ -44,7 +42,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def given(word: str) -> str:
-    """What the last instruction of this name says: that of the image which is kept."""
+    """Arguments of the last instruction of this name, which belongs to the final image."""
     return next(rest for name, rest in reversed(instructions()) if name == word)
 
 
@@ -53,12 +51,12 @@ def health_check() -> list[str]:
 
 
 STARTED = {"unit": shlex.split(unit()["ExecStart"]), "container": json.loads(given("ENTRYPOINT"))}
-"""The commands that they start."""
+"""The command that each of them starts."""
 either = pytest.mark.parametrize("command", STARTED.values(), ids=STARTED)
 
 
 @either
-def test_what_is_started_is_accepted_by_the_command_line(command: list[str]) -> None:
+def test_the_command_line_accepts_the_started_command(command: list[str]) -> None:
     program, subcommand, *arguments = command
     assert ("tianflow", "serve") == (Path(program).name, subcommand)
     serve = typer.main.get_command(app).commands[subcommand]  # type: ignore[attr-defined]  # it is a group
@@ -94,7 +92,7 @@ def test_a_key_that_systemd_does_not_know_is_noticed(tmp_path: Path) -> None:
     assert "KilMode" in done.stderr
 
 
-def test_a_stop_gives_runs_time_for_a_last_checkpoint_and_is_no_failure() -> None:
+def test_a_stop_leaves_time_for_a_last_checkpoint_and_is_not_a_failure() -> None:
     service = unit()
     assert ("mixed", "90", "on-failure") == tuple(
         service[key] for key in ("KillMode", "TimeoutStopSec", "Restart")
@@ -104,8 +102,8 @@ def test_a_stop_gives_runs_time_for_a_last_checkpoint_and_is_no_failure() -> Non
 
 
 def test_the_unit_forbids_nothing_that_training_needs() -> None:
-    """Kernels are made at run time, shared memory is a descriptor, hosts are forked, a GPU is a
-    device.
+    """PyTorch makes kernels at run time, shared memory is a descriptor, hosts are forked, a GPU is
+    a device.
     """
     assert set() == set(unit()) & {
         "MemoryDenyWriteExecute",
@@ -129,7 +127,7 @@ def test_the_container_runs_as_nobody_and_brings_no_compiler() -> None:
     assert not re.search(r"apt-get|\bgcc\b|build-essential", ran)
 
 
-def test_the_container_is_asked_where_it_answers_and_keeps_its_runs() -> None:
+def test_the_health_check_uses_the_exposed_port_and_runs_are_a_volume() -> None:
     command, port = STARTED["container"], given("EXPOSE")
     assert port == command[command.index("--port") + 1]
     assert f"127.0.0.1:{port}/livez" in health_check()[-1]
@@ -137,7 +135,7 @@ def test_the_container_is_asked_where_it_answers_and_keeps_its_runs() -> None:
     assert given("STOPSIGNAL") == "SIGTERM"
 
 
-def test_what_the_container_copies_is_there() -> None:
+def test_every_file_that_the_container_copies_exists() -> None:
     for word, rest in instructions():
         if word == "COPY" and not rest.startswith("--from"):
             assert all((ROOT / source).exists() for source in rest.split()[:-1]), rest

@@ -1,9 +1,10 @@
-"""The pages in ``docs/``, without running them: their files are short and well formed, settings and
-links exist, the reader is strict.
+"""The pages in ``docs/``, without running them: files are short and well formed, settings and links
+exist, the reader is strict.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
@@ -58,7 +59,7 @@ def exists(path: str) -> bool:
 
 
 def settings(text: str) -> set[str]:
-    """Every setting that a page names between backticks, in prose and tables."""
+    """Settings between backticks, in prose and tables."""
     return {
         found[0]
         for ticked in TICKS.findall(text)
@@ -76,9 +77,15 @@ def test_there_are_pages() -> None:
         "own-environment",
         "own-algorithm",
         "own-controller",
+        "own-network",
+        "own-sink",
+        "http-api",
         "settings-map",
         "staleness",
         "search",
+        "performance",
+        "tried",
+        "decisions",
     } <= {page.stem for page in PAGES}
 
 
@@ -108,6 +115,13 @@ def test_configs_of_the_pages_are_accepted(
             load_config(str(tmp_path / block.name), ())
     for block in named(page):
         sys.modules.pop(block.name.removesuffix(".py"), None)
+
+
+def test_the_configuration_and_the_program_of_the_readme_are_accepted(tmp_path: Path) -> None:
+    found = {block.language: block.text for block in blocks((ROOT / "README.md").read_text())}
+    (tmp_path / "readme.toml").write_text(found["toml"])
+    load_config(str(tmp_path / "readme.toml"), ())
+    compile(found["python"], "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 @EVERY_PAGE
@@ -159,7 +173,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_shown_has_to_be_seen_in_order() -> None:
+def test_expected_lines_must_appear_in_order() -> None:
     assert unseen(("a ... c", "d"), "x\n  a b c  \ny\nd\n") is None
     assert "d" == unseen(("a", "d"), "d\na\n")
     assert "a" == unseen(("a",), "ab\n")
@@ -167,23 +181,23 @@ def test_what_is_shown_has_to_be_seen_in_order() -> None:
 
 def test_files_are_written_and_commands_see_them(tmp_path: Path) -> None:
     page = (
-        '```python\n# told.py\nprint("hello")\n```\n\n```console\n$ python '
-        "told.py\nhello\n```\n\n```python\nimport told\n```\n"
+        '```python\n# said.py\nprint("hello")\n```\n\n```console\n$ python '
+        "said.py\nhello\n```\n\n```python\nimport said\n```\n"
     )
     Reader(tmp_path).follow(page)
-    assert (tmp_path / "told.py").read_text().startswith("# told.py")
+    assert (tmp_path / "said.py").read_text().startswith("# said.py")
 
 
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
         ("```console\n$ false\n```", "exit code 1: false"),
-        ("```console\n$ echo told\nasked\n```", "not seen: asked"),
+        ("```console\n$ echo said\nasked\n```", "not seen: asked"),
         ("```python\nraise SystemExit(3)\n```", "exit code 3"),
         ("```console\n$ false &\n```", "false & ended with 1"),
     ],
 )
-def test_a_reader_who_would_be_stuck_says_where(page: str, sentence: str, tmp_path: Path) -> None:
+def test_a_page_that_fails_names_the_command(page: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(PageError, match=sentence):
         Reader(tmp_path).follow(page)
 

@@ -1,6 +1,4 @@
-"""Whatever README, DESIGN, CONTRIBUTING and the pages name is there: commands and their flags,
-settings, addresses, metrics, files.
-"""
+"""Names in the documents exist: commands and their flags, settings, addresses, metrics, files."""
 
 from __future__ import annotations
 
@@ -42,8 +40,8 @@ ADDRESS = re.compile(r"(?<![\w.])/(?:api/v1[\w/.{}]*|(?:livez|readyz|metrics|ope
 
 
 def commands(text: str) -> Iterator[str]:
-    """What stands after ``tianflow`` in lines of a terminal and between backticks, one command
-    each, without what a remark says.
+    """Commands without ``tianflow`` and without remarks, from lines of a terminal and from
+    backticks.
     """
     for line in text.splitlines():
         typed = re.fullmatch(rf"(?: {{4}}|\$ )({COMMAND}.*)", line)
@@ -57,7 +55,7 @@ def commands(text: str) -> Iterator[str]:
 
 
 def named_wrongly(command: str) -> list[str]:
-    """What in ``command`` the command line does not know: its name, or flags."""
+    """Unknown parts of ``command``: its name, or its flags."""
     known: Any = typer.main.get_command(app)
     words = command.split()
     while words and hasattr(known, "commands") and not words[0].startswith("-"):  # a group
@@ -101,7 +99,7 @@ def test_every_setting_exists(text: Path) -> None:
         if not word.endswith((".md", ".py")) and (found := SETTING.match(word)) is not None
     }
     if text.name == "own-algorithm.md":
-        settings.remove("algorithm.epsilom")  # it shows what a misspelt one is answered
+        settings.remove("algorithm.epsilom")  # misspelt on purpose
     assert set() == {path for path in settings if not exists(path)}
 
 
@@ -118,7 +116,7 @@ def test_every_address_answers(text: Path) -> None:
 
 @pytest.fixture(scope="module")
 def names() -> set[str]:
-    """Of series and of families."""
+    """Names of series and of families."""
     return {
         name
         for emitted in labels_emitted()
@@ -138,7 +136,11 @@ def test_every_metric_is_emitted(text: Path, names: set[str]) -> None:
     }
 
 
-@EVERY_TEXT
+@pytest.mark.parametrize(
+    "text",
+    [*TEXTS, *PAGES, ROOT / "CHANGELOG.md"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_every_file_is_there(text: Path) -> None:
     written = text.read_text()
     linked = [
@@ -152,19 +154,19 @@ def test_every_file_is_there(text: Path) -> None:
     ]
     measured = (
         [RESULTS / name for name in re.findall(r"`([a-z_0-9]+\.(?:md|json))`", written)]
-        if text.name == "README.md"
+        if text.name in {"README.md", "performance.md", "tried.md"}
         else []
     )
-    kept = {"control.json", "summary.json", "service.json"}  # of a run
+    of_a_run = {"control.json", "summary.json", "service.json"}
     missing = [
         path
         for path in (*linked, *ticked, *measured)
-        if not path.exists() and path.name not in kept
+        if not path.exists() and path.name not in of_a_run
     ]
     assert [] == missing
 
 
-def test_what_is_not_there_is_noticed() -> None:
+def test_a_name_that_does_not_exist_is_noticed() -> None:
     found = list(
         commands(
             "    tianflow sett RUN x.y=1   # a remark\n`A=b tianflow top --evry 1`, `tianflow "

@@ -1,11 +1,11 @@
-"""The pages in ``docs/``, read as a person reads them: files are written, commands run, and what a
-page shows is what is seen.
+"""A reader of the pages in ``docs/``: it writes their files, runs their commands and compares the
+output with the page.
 
 - A fence that begins with ``# NAME.py`` or ``# NAME.toml`` is a file of that name.
-- In a ``console`` fence a line that begins with ``$`` is a command; the lines under it must be seen
-  in its output, in that order. ``...`` stands for anything. A command that ends in ``&`` goes on
-  until the page is over: it is waited for until it trains.
-- Every other ``python`` fence is a program, and ``text`` is nothing.
+- In a ``console`` fence a line that begins with ``$`` is a command. The lines under it must appear
+  in its output, in that order. ``...`` matches any text. A command that ends in ``&`` runs in the
+  background until the page ends; the reader waits until it trains.
+- Every other ``python`` fence is a program. A ``text`` fence is ignored.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))")
 COMMAND_S = 150.0
-"""Far more than any command of a page takes, on a machine that has other things to do."""
+"""Seconds; far more than any command of a page takes, on a busy machine."""
 LANGUAGES = ("console", "python", "toml", "text")
 
 
 @dataclass(frozen=True)
 class Command:
-    """One line of a console, and what a reader is told to see."""
+    """One command of a console, and the lines that its output must have."""
 
     line: str
     expected: tuple[str, ...]
 
     @property
-    def goes_on(self) -> bool:
+    def in_background(self) -> bool:
         return self.line.endswith("&") and not self.line.endswith("&&")
 
 
@@ -55,13 +55,13 @@ class Block:
 
     @property
     def name(self) -> str:
-        """Of the file that it is; "" if it is none."""
+        """Name of the file that the fence holds; "" for other fences."""
         found = NAME.match(self.text)
         return found[1] if found else ""
 
     @property
     def commands(self) -> list[Command]:
-        """Of a console."""
+        """Commands of a console fence."""
         found: list[tuple[str, list[str]]] = []
         for line in self.text.replace("\\\n", " ").splitlines():
             if line.startswith("$ "):
@@ -81,7 +81,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def rows(text: str) -> Iterator[list[str]]:
-    """Rows of all tables of a page, without their heads: the text of each cell."""
+    """Cells of the rows of all tables of a page, without heads."""
     row: list[str] = []
     inside = False
     for token in MarkdownIt().enable("table").parse(text):
@@ -97,8 +97,8 @@ def rows(text: str) -> Iterator[list[str]]:
 
 
 def unseen(expected: tuple[str, ...], output: str) -> str | None:
-    """The first of the ``expected`` lines that is not in ``output`` after those before it; None if
-    all are.
+    """The first of the ``expected`` lines that ``output`` does not have after the lines before it;
+    None if it has all of them.
     """
     lines = iter(output.splitlines())
     for wanted in expected:
@@ -109,7 +109,7 @@ def unseen(expected: tuple[str, ...], output: str) -> str | None:
 
 
 class PageError(AssertionError):
-    """Somebody who follows the page would be stuck here."""
+    """A reader of the page cannot continue here."""
 
 
 class Reader:
@@ -129,10 +129,10 @@ class Reader:
         self._where: dict[str, Any] = {"cwd": folder, "env": environment}
 
     def follow(self, text: str) -> None:
-        """Do all that a page says, from top to bottom.
+        """Follow a page from top to bottom.
 
         Raises:
-            PageError: a command fails, or does not say what the page shows.
+            PageError: a command fails, or its output differs from the page.
         """
         with self._running() as running:
             for block in blocks(text):
@@ -142,12 +142,12 @@ class Reader:
                     self._run([sys.executable, "-c", block.text], block.text, ())
                 elif block.language == "console":
                     for command in block.commands:
-                        if command.goes_on:
+                        if command.in_background:
                             running.append(self._start(command))
                         else:
                             self._run(["bash", "-c", command.line], command.line, command.expected)
 
-    def _run(self, arguments: list[str], told: str, expected: tuple[str, ...]) -> None:
+    def _run(self, arguments: list[str], label: str, expected: tuple[str, ...]) -> None:
         done = subprocess.run(
             arguments,
             **self._where,
@@ -157,7 +157,7 @@ class Reader:
             check=False,
             timeout=COMMAND_S,
         )
-        seen = f"{told}\n--- stdout\n{done.stdout[-3000:]}\n--- stderr\n{done.stderr[-3000:]}"
+        seen = f"{label}\n--- stdout\n{done.stdout[-3000:]}\n--- stderr\n{done.stderr[-3000:]}"
         if done.returncode:
             raise PageError(f"exit code {done.returncode}: {seen}")
         missing = unseen(expected, done.stdout)
@@ -165,9 +165,7 @@ class Reader:
             raise PageError(f"not seen: {missing}\n{seen}")
 
     def _start(self, command: Command) -> subprocess.Popen[bytes]:
-        """Start a run, and wait until it has something to tell: a person would read on
-        meanwhile.
-        """
+        """Start a run in the background and wait until it trains."""
         from tests.e2e.harness import until
         from tianflow.cli import client
 
@@ -205,9 +203,7 @@ class Reader:
 
     @contextmanager
     def _running(self) -> Iterator[list[subprocess.Popen[bytes]]]:
-        """Processes that the page started and did not wait for; by its end it has told each of them
-        to end.
-        """
+        """Background processes of the page, which must have stopped them by its end."""
         running: list[subprocess.Popen[bytes]] = []
         try:
             yield running
