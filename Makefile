@@ -36,7 +36,7 @@ bench-peers: $(VENV)/installed-bench
 	-$(BIN)/python -m benchmarks.peers.install
 	$(BIN)/python -m benchmarks --cores $(CORES) --rounds $(ROUNDS) peers_cartpole
 	$(BIN)/python -m benchmarks --cores $(CORES) --rounds 1 peers_pong
-	$(BIN)/python -m benchmarks.peers_table
+	$(BIN)/python -m benchmarks.peers.table
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

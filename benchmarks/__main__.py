@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import machine, results
-from benchmarks.harness import BenchmarkError, Plan, alternate, part
+from benchmarks.lib import machine, results
+from benchmarks.lib.harness import BenchmarkError, Plan, alternate, part
 
 NAMES = (
     "time_to_target",
@@ -31,9 +31,11 @@ NAMES = (
     "forecast",
 )
 LONG = ("stalled", "pong_gpu", "peers_cartpole", "peers_pong")
-"""Half an hour long, or in need of a GPU, or of peers that `make bench-peers` installs: only when
-they are named.
+"""Benchmarks that run only when they are named. They take half an hour, or need a GPU, or need the
+peers that `make bench-peers` installs.
 """
+STUDIES = ("stalled",)
+"""Benchmarks that lie in ``studies`` because of their length. The others lie in ``suites``."""
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -100,10 +102,15 @@ def _cores(text: str) -> set[int]:
     return wanted
 
 
+def module_of(name: str) -> str:
+    """Return the name of the module that makes benchmark ``name``."""
+    return f"benchmarks.{'studies' if name in STUDIES else 'suites'}.{name}"
+
+
 def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
     """Run one benchmark, print its table, write its results."""
     plan = Plan(quick=chosen.quick, rounds=chosen.rounds, scratch=scratch, seconds=chosen.seconds)
-    benchmark = importlib.import_module(f"benchmarks.{name}").make(plan)
+    benchmark = importlib.import_module(module_of(name)).make(plan)
     if chosen.only is not None:
         benchmark = part(benchmark, chosen.only)
     began = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import UNSET
+from benchmarks.lib.machine import UNSET
 
 EPISODES = 100
 """The mean of so many training episodes decides whether a target is reached."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.machine import ROOT
+from benchmarks.lib.machine import ROOT
 
 STAMP = "installed.json"
 PLACE = "TIANFLOW_PEERS"

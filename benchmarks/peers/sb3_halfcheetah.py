@@ -12,7 +12,7 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
-from benchmarks import child
+from benchmarks.lib import child
 
 SETTINGS = {
     "learning_rate": 3e-4,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.bound import (
+from benchmarks.lib.matrix import Record
+from benchmarks.studies.bound import (
     ACTORS,
     ALGORITHMS,
     HOLDERS,
@@ -15,7 +16,6 @@ from benchmarks.bound import (
     seconds_to_target,
     table,
 )
-from benchmarks.learning import Record
 from tianflow.config.loading import load_config
 from tianflow.planning.memory import slots_wanted
 

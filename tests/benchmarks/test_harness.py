@@ -16,36 +16,8 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import (
-    actors,
-    carriers,
-    channels,
-    child,
-    cost_of_balance,
-    forecast,
-    freshness,
-    halves,
-    idle,
-    impala_cartpole,
-    learner,
-    machine,
-    many_actors,
-    peers_cartpole,
-    peers_pong,
-    pong_gpu,
-    readers,
-    replay,
-    resting,
-    results,
-    shards,
-    stalled,
-    time_to_target,
-    training,
-    transports,
-    turns,
-    weights,
-)
-from benchmarks.harness import (
+from benchmarks.lib import child, machine, results
+from benchmarks.lib.harness import (
     Benchmark,
     BenchmarkError,
     Outcome,
@@ -59,8 +31,29 @@ from benchmarks.harness import (
     quotient,
     spread,
 )
-from benchmarks.machine import Load, Reading
-from benchmarks.paced import Pace
+from benchmarks.lib.machine import Load, Reading
+from benchmarks.lib.paced import Pace
+from benchmarks.studies import stalled
+from benchmarks.suites import (
+    actors,
+    channels,
+    cost_of_balance,
+    forecast,
+    freshness,
+    idle,
+    impala_cartpole,
+    learner,
+    many_actors,
+    peers_cartpole,
+    peers_pong,
+    pong_gpu,
+    readers,
+    replay,
+    time_to_target,
+    transports,
+    weights,
+)
+from benchmarks.workers import carriers, halves, paused_run, shards, training, turns
 from tianflow.config.loading import load_config
 from tianflow.simulation.calibration import _work
 
@@ -482,7 +475,7 @@ def test_children_that_run_together_wait_for_one_another(
 ) -> None:
     text = """
 import pathlib, sys, time
-from benchmarks import child
+from benchmarks.lib import child
 time.sleep(0.3 if sys.argv[1].endswith("b") else 0.0)  # the other one has to wait for it
 pathlib.Path(sys.argv[1]).touch()
 child.wait_for_go()
@@ -568,12 +561,9 @@ def test_every_benchmark_can_be_made_and_says_how_to_repeat_it(module: Any, tmp_
 
 
 def test_every_benchmark_that_can_be_named_is_there() -> None:
-    assert {
-        "time_to_target",
-        *(module.__name__.removeprefix("benchmarks.") for module in MADE),
-    } == {
-        *command_line.NAMES,
-        *command_line.LONG,
+    names = (*command_line.NAMES, *command_line.LONG)
+    assert {time_to_target.__name__, *(module.__name__ for module in MADE)} == {
+        command_line.module_of(name) for name in names
     }
 
 
@@ -733,7 +723,9 @@ def test_the_larger_the_fewer_messages_but_never_none() -> None:
 
 @pytest.mark.parametrize("carrier", ["memcpy", "queue"])
 def test_a_carrier_brings_every_message(carrier: str) -> None:
-    found = child.run("benchmarks.carriers", carrier, 0.02, 4096, timeout_s=30.0).answer["4096"]
+    found = child.run("benchmarks.workers.carriers", carrier, 0.02, 4096, timeout_s=30.0).answer[
+        "4096"
+    ]
     assert set(transports.FIGURES) == set(found)
     assert min(found.values()) > 0.0
 
@@ -760,22 +752,26 @@ def test_what_the_producer_wrote_is_what_the_consumer_copies() -> None:
 
 @pytest.mark.parametrize("what", ["slots", "ones", "cold"])
 def test_trajectories_stream_through_slots(what: str) -> None:
-    found = child.run("benchmarks.streamed", what, 0.02, 65536, timeout_s=30.0).answer["65536"]
+    found = child.run("benchmarks.workers.streaming", what, 0.02, 65536, timeout_s=30.0).answer[
+        "65536"
+    ]
     assert set(transports.FIGURES) == set(found)
     assert min(found.values()) > 0.0
 
 
 def test_the_last_reader_has_the_weights_after_they_were_published() -> None:
-    found = child.run("benchmarks.parameters", "spread", 4096, 2, 4, timeout_s=30.0).answer
+    found = child.run(
+        "benchmarks.workers.weight_readers", "spread", 4096, 2, 4, timeout_s=30.0
+    ).answer
     assert found["last_reader"] > found["publish"] > 0.0
 
 
 def test_a_stopped_process_uses_nothing_and_a_busy_one_all() -> None:
-    before, began = resting.cpu_seconds(os.getpid()), time.thread_time()
+    before, began = paused_run.cpu_seconds(os.getpid()), time.thread_time()
     while time.thread_time() - began < 0.1:
         pass
-    assert 0.09 < resting.cpu_seconds(os.getpid()) - before < 1.0
-    assert resting.pss_mib([os.getpid()]) > 1.0
+    assert 0.09 < paused_run.cpu_seconds(os.getpid()) - before < 1.0
+    assert paused_run.pss_mib([os.getpid()]) > 1.0
 
 
 def test_a_shard_is_filled_by_real_trajectories_until_it_lets_go() -> None:
@@ -873,7 +869,11 @@ def test_only_the_cores_that_may_be_used_count_as_load() -> None:
 
 @pytest.mark.parametrize(
     ("module", "hosted"),
-    [("benchmarks.bare", True), ("benchmarks.halves", True), ("tianflow.cli", False)],
+    [
+        ("benchmarks.workers.bare_loops", True),
+        ("benchmarks.workers.halves", True),
+        ("tianflow", False),
+    ],
 )
 def test_parts_of_a_run_get_the_environment_of_hosts(
     module: str, hosted: bool, monkeypatch: pytest.MonkeyPatch

@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command_line
-from benchmarks import beside, child, machine, peers_cartpole, peers_pong, peers_table, results
-from benchmarks.beside import Rival
-from benchmarks.harness import BenchmarkError, Plan, alternate
-from benchmarks.peers import common, factory_appo, install, rllib_algorithms
+from benchmarks.lib import child, machine, results
+from benchmarks.lib.harness import BenchmarkError, Plan, alternate
+from benchmarks.peers import common, comparison, factory_appo, install, rllib_algorithms
+from benchmarks.peers import table as peers_table
 from benchmarks.peers.common import Lag, Progress, Task, read_task
+from benchmarks.peers.comparison import Rival
+from benchmarks.suites import peers_cartpole, peers_pong
 from tianflow.config.loading import load_config
 
 CARTPOLE = Task("cartpole", 1, 475.0, 60.0, 0.0, {})
@@ -572,7 +574,7 @@ def test_a_peers_answer_becomes_the_values_of_its_row(
     there: None, module: Callable[[str], str]
 ) -> None:
     module(f"import json, sys; print(json.dumps({ANSWER!r} | {{'steps_to_target': sys.argv[1:]}}))")
-    values = beside.attempt(RIVAL, ("--seed", 4, "cartpole", "--target", 475.0), 20.0)
+    values = comparison.attempt(RIVAL, ("--seed", 4, "cartpole", "--target", 475.0), 20.0)
     assert {
         "time_to_target": 9.0,
         "start_to_target": 11.0,
@@ -591,12 +593,12 @@ def test_a_run_without_a_target_says_nothing_of_one(
 ) -> None:
     module(f"import json; print(json.dumps({ANSWER!r}))")
     assert not {"time_to_target", "start_to_target", "steps_to_target"} & set(
-        beside.attempt(RIVAL, (), 20.0)
+        comparison.attempt(RIVAL, (), 20.0)
     )
 
 
 def test_lag_is_in_the_row_of_a_peer_that_tells_it() -> None:
-    values = beside.told(
+    values = comparison.told(
         child.Finished(ANSWER | {"lag_mean": 1.5, "lag_max": 4.0}, 10.0, 15.0, 100.0)
     )
     assert {
@@ -610,9 +612,9 @@ def test_lag_is_in_the_row_of_a_peer_that_tells_it() -> None:
 def test_a_peer_that_hangs_is_a_sample_that_did_not_come_about(
     there: None, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beside, "GRACE_S", 0.5)
+    monkeypatch.setattr(comparison, "GRACE_S", 0.5)
     module("import time; time.sleep(600)")
-    values = beside.attempt(RIVAL, ("--target", 475.0), 0.5)
+    values = comparison.attempt(RIVAL, ("--target", 475.0), 0.5)
     assert (None, None, 1.0) == (
         values["time_to_target"],
         values["env_steps_per_s"],
@@ -624,7 +626,7 @@ def test_a_peer_that_fails_is_told_as_that_and_not_as_slow(
     there: None, module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     module("raise SystemExit('no such luck')")
-    values = beside.attempt(RIVAL, ("--target", 475.0), 5.0)
+    values = comparison.attempt(RIVAL, ("--target", 475.0), 5.0)
     assert (None, 1.0) == (values["time_to_target"], values["failed"])
     assert "hung" not in values
     assert "no such luck" in capsys.readouterr().err
@@ -722,7 +724,7 @@ def test_the_short_table_has_a_line_for_each_side_and_says_what_did_not_come_abo
         value("slow", "time_to_target", (None, 50.0, 50.0), 1, 3),
         value("slow", "env_steps_per_s", (900.0, 800.0, 1_000.0), 3, 3),
         value("never", "time_to_target", (None, None, None), 0, 3),
-        value("absent", beside.NOT_INSTALLED, (None, None, None), 0, 3),
+        value("absent", comparison.NOT_INSTALLED, (None, None, None), 0, 3),
     ]
     head, _, *lines = peers_table.compact({"values": values}).splitlines()
     assert ["side", "time to target, s", "env steps/s"] == [
@@ -767,7 +769,7 @@ def test_our_rows_of_pong_have_the_games_shape_and_the_passes_that_they_say(
     name: str, passes: int
 ) -> None:
     file, overrides = peers_pong.CONFIGS[name]
-    config = load_config(beside.training.CONFIGS / file, overrides)
+    config = load_config(comparison.training.CONFIGS / file, overrides)
     assert (84, 84, "nature_cnn") == (
         config.env.kwargs["img_height"],
         config.env.kwargs["img_width"],

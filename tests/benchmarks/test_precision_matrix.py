@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import learning
-from benchmarks.learning import POINTS, Record
-from benchmarks.precision import SECONDS, at, cases, table
+from benchmarks.lib import matrix
+from benchmarks.lib.matrix import POINTS, Record
+from benchmarks.studies.precision import SECONDS, at, cases, table
 from tianflow.config.loading import load_config
 
 CURVE = [(10.0, 1000, None), (170.0, 20_000, -20.5), (350.0, 40_000, -18.0), (539.0, 60_000, -9.0)]
@@ -81,7 +81,7 @@ def test_a_run_keeps_its_curve(monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(command, 0, '{"run": "a-run"}\n', "")
 
     monkeypatch.setattr(subprocess, "run", trained)
-    curve = learning.train(cases()[0], 1).summary["curve"]
+    curve = matrix.train(cases()[0], 1).summary["curve"]
     assert len(curve) <= POINTS
     assert curve[0][2] is None
     assert curve[-1] == (300.0, 30_000, -20.0)

@@ -106,7 +106,7 @@ class LiveRun:
         command = [
             sys.executable,
             "-m",
-            "tianflow.cli",
+            "tianflow",
             "train",
             *self.arguments,
             "--plain",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import results
-from benchmarks.machine import ROOT, clean_environment
+from benchmarks.lib import results
+from benchmarks.lib.machine import ROOT, clean_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -72,7 +72,7 @@ def recorded(live: LiveRun) -> list[Use]:
 
 def tianflow(live: LiveRun, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line, in a process of its own, as a person calls it."""
-    command = [sys.executable, "-m", "tianflow.cli", *arguments, "--runs-dir", str(live.folder)]
+    command = [sys.executable, "-m", "tianflow", *arguments, "--runs-dir", str(live.folder)]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "controllers"))),

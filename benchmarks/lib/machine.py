@@ -1,0 +1,188 @@
+"""On what something was measured: the machine, the versions, and how much of it others were using
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (
+    "tianflow",
+    "torch",
+    "numpy",
+    "gymnasium",
+    "ale-py",
+    "stable-baselines3",
+    "pyzmq",
+    "mpi4py",
+    "mpich",
+    "psutil",
+)
+UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+"""They make a numerical library take another machine for this one."""
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""One thread a role: two on networks this small are slower, and far less steady."""
+
+_BUSY = (0, 1, 2, 5, 6)  # user, nice, system, irq, softirq of the first line of /proc/stat
+_STOLEN = 7
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` for a benchmark process: nothing that misleads numerical libraries, one
+    thread, this checkout first.
+    """
+    path = os.pathsep.join(
+        part
+        for part in (str(ROOT), str(ROOT / "controllers"), environment.get("PYTHONPATH", ""))
+        if part
+    )
+    return (
+        {name: value for name, value in environment.items() if name not in UNSET}
+        | THREADS
+        | {"PYTHONPATH": path}
+    )
+
+
+def describe() -> dict[str, object]:
+    """Names and numbers only: nothing in it tells whose machine it was."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "cores_of_machine": os.cpu_count() or len(os.sched_getaffinity(0)),
+        "gpus": gpus(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {kernel_version(platform.release())}",
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "revision": _git("rev-parse", "--short=12", "HEAD") or "unknown",
+        "modified": bool(
+            _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+        ),
+        "threads": dict(THREADS),
+    }
+
+
+def kernel_version(release: str) -> str:
+    """The number alone: what follows a dash is whoever built it."""
+    return release.partition("-")[0]
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def gpus() -> list[str]:
+    """Names of the NVIDIA GPUs that this process may use, [] where there are none."""
+    try:
+        query = ("nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader")
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except OSError:
+        return []
+    found = dict(line.split(", ", 1) for line in done.stdout.splitlines() if ", " in line)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [name for index, name in found.items() if visible is None or index in visible.split(",")]
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Of the cores this process may use: how many others used, and the hypervisor took away, on
+    average over a time.
+    """
+
+    foreign_cores: float
+    stolen_cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """CPU seconds so far: of everybody, taken away, and of this process with all descendants that
+    were reaped.
+    """
+
+    at: float
+    busy: float
+    stolen: float
+    own: float
+
+
+def read_cpu() -> Reading:
+    """Counters now. Only the cores this process may use count: on the others of a large machine
+    something else may run.
+    """
+    fields = _core_times(Path("/proc/stat").read_text(encoding="utf-8"), os.sched_getaffinity(0))
+    ticks = os.sysconf("SC_CLK_TCK")
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    return Reading(
+        time.monotonic(), sum(fields[i] for i in _BUSY) / ticks, fields[_STOLEN] / ticks, own
+    )
+
+
+def _core_times(stat: str, cores: Collection[int]) -> list[int]:
+    """Sums over ``cores`` of the columns of ``/proc/stat``, in clock ticks."""
+    wanted = {f"cpu{core}" for core in cores}
+    lines = [line.split() for line in stat.splitlines() if line.split(" ", 1)[0] in wanted]
+    return [sum(map(int, column)) for column in zip(*(line[1:] for line in lines), strict=True)]
+
+
+def load_between(before: Reading, after: Reading) -> Load:
+    """What others used from ``before`` to ``after``."""
+    seconds = max(1e-9, after.at - before.at)
+    foreign = (after.busy - before.busy - (after.own - before.own)) / seconds
+    return Load(
+        round(max(0.0, foreign), 3), round(max(0.0, after.stolen - before.stolen) / seconds, 3)
+    )
+
+
+def wait_until_quiet(
+    patience_s: float,
+    *,
+    most_cores: float = 0.1,
+    look_s: float = 1.0,
+    read: Callable[[], Reading] = read_cpu,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float:
+    """Wait until others use less than ``most_cores``, for at most ``patience_s`` seconds. What they
+    used when last looked at.
+    """
+    end = read().at + patience_s
+    while True:
+        before = read()
+        if before.at >= end:
+            return float("nan")
+        sleep(look_s)
+        foreign = load_between(before, read()).foreign_cores
+        if foreign < most_cores or read().at >= end:
+            return foreign

@@ -1,0 +1,270 @@
+"""Matrices of training runs: cases, seeds, the records of finished runs, and the command line of a
+study.
+
+Each run is ``tianflow train``, as a user starts it. `main` keeps the results after each run. It does
+not repeat a run whose settings are recorded already, so a matrix can be completed in parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib import machine
+from tianflow.config.loading import load_config, to_toml, toml_value
+from tianflow.rundir import history
+
+SLOWED_SHARE = 0.8
+"""A slowed run counts if its mean staleness is at least this share of the bound."""
+POINTS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One config under one set of overrides, over ``seeds``.
+
+    Attributes:
+        needed: of so many seeds the target is expected; 0 where learning must fail, None where
+            nothing is expected.
+        rises_to: the mean of the last 100 training episodes that counts as solved, instead of the
+            target in evaluation.
+        curve: whether its curve is kept in the summary: at most `POINTS` of (seconds, steps, mean
+            return of 100 episodes).
+    """
+
+    name: str
+    config: str
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    seeds: int = 5
+    needed: int | None = 4
+    rises_to: float | None = None
+    curve: bool = False
+
+    def over(self, seeds: int) -> Case:
+        """The same over so many seeds, of which the same share is expected."""
+        return replace(
+            self,
+            seeds=seeds,
+            needed=None if self.needed is None else self.needed * seeds // self.seeds,
+        )
+
+    def settings(self, seed: int) -> dict[str, object]:
+        """Overrides of one run."""
+        return {**self.overrides, "run.seed": seed}
+
+    def solved(self, summary: Mapping[str, Any]) -> bool:
+        """Whether a run did what was asked."""
+        if self.rises_to is not None:
+            return summary["mean_return"] is not None and summary["mean_return"] >= self.rises_to
+        return bool(summary["target_reached"])
+
+    def old_enough(self, summary: Mapping[str, Any]) -> bool:
+        """Whether data were as old as the case wants them."""
+        return (
+            "learner.slowdown" not in self.overrides
+            or summary["staleness"]["mean"] >= SLOWED_SHARE * summary["staleness"]["bound"]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One finished run."""
+
+    case: str
+    seed: int
+    settings: str
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Cases that are run and shown together.
+
+    Attributes:
+        table: records and cases -> Markdown.
+        out: where records are kept; the table and the plot lie beside it.
+        plot: draws the records into a file; None: there is no plot.
+    """
+
+    doc: str | None
+    cases: Sequence[Case]
+    table: Callable[[Sequence[Record], Sequence[Case]], str]
+    out: Path
+    plot: Callable[[Sequence[Record], Path], None] | None = None
+
+
+def settings_of(case: Case, seed: int) -> str:
+    """The whole config of a run, by which a record of it is known again."""
+    return to_toml(load_config(case.config, case.settings(seed)), only_changed=True)
+
+
+def train(case: Case, seed: int) -> Record:
+    """One run in processes of its own; CalledProcessError if it failed."""
+    settings = settings_of(case, seed)  # before the run: somebody may edit the config meanwhile
+    with tempfile.TemporaryDirectory() as runs:
+        overrides = [
+            f"{path}={'null' if value is None else toml_value(value)}"
+            for path, value in case.settings(seed).items()
+        ]
+        options = ["--plain", "--json", "--no-http", "--runs-dir", runs, "placement.affinity=none"]
+        command = [sys.executable, "-m", "tianflow", "train", case.config, *options, *overrides]
+        environment = machine.clean_environment(os.environ)
+        done = subprocess.run(
+            command, cwd=machine.ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        rows = (
+            [
+                row
+                for path in Path(runs).glob(f"*/{history.NAME}")
+                for row in history.read_rows(path)
+            ]
+            if case.curve
+            else []
+        )
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        done.check_returncode()
+    summary = json.loads(done.stdout.splitlines()[-1])
+    if case.curve:
+        summary["curve"] = [
+            (round(row["t"], 1), row["env_steps"], row["mean_return"])
+            for row in history.thinned(rows, POINTS)
+        ]
+    return Record(case.name, seed, settings, summary)
+
+
+def read(path: Path) -> list[Record]:
+    """Records kept by an earlier call; none if there was none."""
+    if not path.exists():
+        return []
+    return [Record(**record) for record in json.loads(path.read_text(encoding="utf-8"))["runs"]]
+
+
+def write(
+    path: Path,
+    records: Iterable[Record],
+    known: Sequence[Case],
+    shown: Callable[[Sequence[Record], Sequence[Case]], str],
+) -> None:
+    """Keep ``records`` of ``known`` cases, with the machine, and the table that ``shown`` makes of
+    them beside them.
+    """
+    order = {case.name: index for index, case in enumerate(known)}
+    kept = sorted(
+        (record for record in records if record.case in order),
+        key=lambda record: (order[record.case], record.seed),
+    )
+    runs = [
+        {"case": r.case, "seed": r.seed, "settings": r.settings, "summary": dict(r.summary)}
+        for r in kept
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps({"machine": machine.describe(), "runs": runs}, indent=1) + "\n", encoding="utf-8"
+    )
+    path.with_suffix(".md").write_text(shown(kept, known), encoding="utf-8")
+
+
+def main(matrix: Matrix) -> int:
+    """Run what is missing; exit code 1 when a case has fewer solved runs than expected."""
+    parser = argparse.ArgumentParser(description=matrix.doc)
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=["*"],
+        metavar="PATTERN",
+        help="cases whose name matches one of these",
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="so many seeds of each case, instead of its own number"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs at once, each on two cores of its own"
+    )
+    parser.add_argument("--out", type=Path, default=matrix.out)
+    given = parser.parse_args()
+    everything = [case if given.seeds is None else case.over(given.seeds) for case in matrix.cases]
+    chosen = [
+        case
+        for case in everything
+        if any(fnmatch.fnmatch(case.name, pattern) for pattern in given.only)
+    ]
+    wanted = {
+        (case.name, seed): (case, settings_of(case, seed))
+        for case in everything
+        for seed in range(1, case.seeds + 1)
+    }
+    records = [
+        r for r in read(given.out) if wanted.get((r.case, r.seed), (None, ""))[1] == r.settings
+    ]
+    there = {(record.case, record.seed) for record in records}
+    asked = sorted(
+        ((case, seed) for case in chosen for seed in range(1, case.seeds + 1)),
+        key=lambda run: run[1],
+    )
+    missing = [(case, seed) for case, seed in asked if (case.name, seed) not in there]
+    pairs = _pairs(given.jobs)
+    with ThreadPoolExecutor(
+        given.jobs, initializer=lambda: os.sched_setaffinity(0, pairs.get_nowait())
+    ) as pool:
+        for future in as_completed([pool.submit(train, case, seed) for case, seed in missing]):
+            try:
+                record = future.result()
+            except subprocess.CalledProcessError as error:  # the others' hours are not lost for it
+                print(f"failed: {error}", file=sys.stderr, flush=True)
+                continue
+            records.append(record)
+            write(given.out, records, everything, matrix.table)
+            print(_brief(record), flush=True)
+    print(matrix.table(records, everything))
+    if matrix.plot is not None:
+        matrix.plot(records, given.out.with_suffix(".svg"))
+    return 0 if all(_as_expected(case, records) for case in chosen) else 1
+
+
+def _pairs(count: int) -> queue.SimpleQueue[set[int]]:
+    """Two cores for each of ``count`` workers, which what they start inherits; SystemExit when
+    there are too few.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if count > 1 and len(cores) < 2 * count:
+        raise SystemExit(f"--jobs {count} needs {2 * count} cores; there are {len(cores)}")
+    found: queue.SimpleQueue[set[int]] = queue.SimpleQueue()
+    for index in range(count):
+        found.put(set(cores[2 * index : 2 * index + 2]))
+    return found
+
+
+def _brief(record: Record) -> str:
+    summary = record.summary
+    mean, age = summary["evaluation"].get("mean_return"), summary["staleness"]
+    reached = "reached" if summary["target_reached"] else "not reached"
+    steps = (
+        f"{summary['env_steps']:,} steps, {summary['updates']:,} updates in "
+        f"{summary['training_s']:.0f} s"
+    )
+    return (
+        f"{record.case}, seed {record.seed}: target {reached}, evaluation {mean}, {steps}, "
+        f"staleness {age['mean']:.2f} max {age['max']}"
+    )
+
+
+def _as_expected(case: Case, records: Sequence[Record]) -> bool:
+    found = [record.summary for record in records if record.case == case.name]
+    if len(found) != case.seeds or any(summary["staleness"]["violations"] for summary in found):
+        return False
+    if case.needed is None:
+        return True
+    solved = sum(case.solved(summary) and case.old_enough(summary) for summary in found)
+    return solved >= case.needed if case.needed else solved == 0

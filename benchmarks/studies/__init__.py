@@ -1,0 +1,1 @@
+"""Long studies: matrices of many runs that take from half an hour to many hours."""

@@ -1,0 +1,52 @@
+"""Memory of a run with 128 actors whose learner stands still: nothing may grow, however long it
+lasts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+
+from benchmarks.lib import child
+from benchmarks.lib.harness import Benchmark, Plan, Ratio, Side, Values, quotient
+from benchmarks.suites.many_actors import CONFIG, MOST, overrides
+
+HOSTS = 2
+STALLED = "128 actors, learner stopped"
+TIMEOUT_S = 180.0
+
+
+def make(plan: Plan) -> Benchmark:
+    """The benchmark, sized by ``plan``."""
+    seconds = 2.0 if plan.quick else 1800.0
+    actors = 8 if plan.quick else MOST
+
+    def stalled() -> Values:
+        with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
+            arguments = (CONFIG, 2.0, seconds, runs, *overrides(actors, HOSTS))
+            return child.run(
+                "benchmarks.workers.stalled_run", *arguments, timeout_s=TIMEOUT_S + 2 * seconds
+            ).answer
+
+    return Benchmark(
+        name="stalled",
+        title="memory of a run with 128 actors while its learner stands still",
+        sides=(Side(STALLED, lambda _: stalled()),),
+        ratios=(
+            Ratio(
+                "memory at first over memory at last",
+                lambda v: quotient(v[STALLED]["first"], v[STALLED]["last"]),
+                aim=0.98,
+            ),
+        ),
+        units={
+            "first": "MiB, all processes, 10 s after the learner was stopped",
+            "last": f"MiB, {seconds / 60:g} minutes later",
+            "highest": "MiB, in between",
+            "processes": "processes",
+        },
+        settings={
+            "run": f"benchmarks/configs/{CONFIG.name} with {actors} actors in {HOSTS} hosts; "
+            "SIGSTOP after 2 s of training"
+        },
+        notes=("Proportional set sizes, looked at once a minute.",),
+    )

@@ -1,0 +1,1 @@
+"""Benchmark suites: one module with a function ``make(plan)`` for each benchmark."""

@@ -1,0 +1,130 @@
+"""A run of a child process that others read the events of, and those readers, in a process of their
+own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib import child
+from benchmarks.workers import training, turns
+from tianflow import open_run
+from tianflow.cli import client
+from tianflow.hosts import event_loop as loops
+from tianflow.rundir.control_file import ControlFile
+
+
+async def watch(
+    config: Path, window: training.Window, runs: Path, windows: int, readers: int
+) -> dict[str, Any]:
+    """In turn: a window of the run alone, and one beside the readers."""
+    http = (
+        f"http.{name}={2 * readers}"
+        for name in ("max_streams", "max_connections", "max_requests_per_s")
+    )
+    async with open_run(config, ["http.port=0", *http], runs_dir=runs, http=True) as run:
+        await training.until_started(run)
+        await turns.until_all_work(run)
+        await asyncio.sleep(window.warm_s)
+        (contact,) = client.running(runs).values()
+        alone, beside = [], []
+        for _ in range(windows):
+            alone.append(await turns.window(run, window.seconds) | {"events": 0.0})
+            async with reading(contact, readers) as heard:
+                found = await turns.window(run, window.seconds)
+            beside.append(found | {"events": heard[0]})
+    return {"alone": mean(alone), "beside": mean(beside)}
+
+
+def mean(found: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Of all windows; of lags, the 99th percentile."""
+    means = {
+        name: sum(one[name] for one in found) / len(found)
+        for name in ("trained_per_s", "staleness_mean", "events")
+    }
+    return means | {"lag": turns.p99_ms([late for one in found for late in one["late"]])}
+
+
+@asynccontextmanager
+async def reading(contact: ControlFile, readers: int) -> AsyncIterator[list[float]]:
+    """``readers`` read while the context is open; afterwards the list holds how many events a
+    second they heard.
+    """
+    heard: list[float] = []
+    command = (
+        sys.executable,
+        "-m",
+        "benchmarks.workers.event_readers",
+        "read",
+        contact.address,
+        contact.run or "",
+        contact.token,
+        str(readers),
+    )
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert process.stdout is not None
+    if await process.stdout.readline() != b"ready\n":
+        raise RuntimeError("the readers were not all served")
+    began = asyncio.get_running_loop().time()
+    yield heard
+    seconds = asyncio.get_running_loop().time() - began
+    said, _ = await process.communicate(b"")
+    heard.append(int(said) / seconds)
+
+
+async def read(address: str, run: str, token: str, readers: int) -> None:
+    """Say ``ready`` once so many are served; read until standard input ends, and say how many
+    events all of them heard.
+    """
+    host, port = address.removeprefix("http://").rsplit(":", 1)
+    head = (
+        f"GET /api/v1/runs/{run}/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer "
+        f"{token}\r\n\r\n"
+    ).encode()
+    events = 0
+
+    async def hear(reader: asyncio.StreamReader) -> None:
+        nonlocal events
+        while line := await reader.readline():
+            events += line.startswith(b"event:")
+
+    async with asyncio.TaskGroup() as group:
+        hearing = []
+        for _ in range(readers):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head)
+            if b" 200 " not in (await reader.readuntil(b"\r\n\r\n")).splitlines()[0]:
+                raise RuntimeError("a reader was refused")
+            hearing.append((group.create_task(hear(reader)), writer))
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        before = events
+        await asyncio.to_thread(sys.stdin.read)
+        sys.stdout.write(f"{events - before}\n")
+        for task, writer in hearing:
+            task.cancel()
+            writer.close()
+
+
+def main() -> None:
+    """``CONFIG WARM_S SECONDS RUNS WINDOWS READERS``, or ``read ADDRESS RUN TOKEN READERS``."""
+    if sys.argv[1] == "read":
+        address, run, token, readers = sys.argv[2:]
+        loops.run(read(address, run, token, int(readers)))
+        return
+    parser = training.arguments()
+    parser.add_argument("windows", type=int)
+    parser.add_argument("readers", type=int)
+    given = parser.parse_args()
+    window = training.Window(given.warm_s, given.seconds)
+    child.say(loops.run(watch(given.config, window, given.runs, given.windows, given.readers)))
+
+
+if __name__ == "__main__":
+    main()

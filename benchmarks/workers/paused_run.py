@@ -1,0 +1,116 @@
+"""A run that is paused, looked at from outside the program: CPU time of each of its processes, and
+memory of all of them.
+
+CPU time is that of `/proc/PID/task/*/schedstat`, in nanoseconds, because a process that rests uses
+less than a clock tick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.lib import child
+from benchmarks.lib.harness import Values
+from tianflow.hosts import event_loop as loops
+
+SETTLE_S = 1.0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all threads of a process that live."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            total += int((task / "schedstat").read_text(encoding="utf-8").split()[0])
+    return total / 1e9
+
+
+def tree() -> list[int]:
+    """This process and all its descendants."""
+    import psutil
+
+    own = psutil.Process()
+    return [own.pid, *(process.pid for process in own.children(recursive=True))]
+
+
+def pss_mib(pids: Sequence[int]) -> float:
+    """Proportional set sizes: pages that processes share are divided between them."""
+    total = 0
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
+async def shares(seconds: float) -> Values:
+    """Over ``seconds``: cores used by this process, by the busiest of the others, and by all."""
+    pids = tree()
+    before, began = {pid: cpu_seconds(pid) for pid in pids}, time.monotonic()
+    await asyncio.sleep(seconds)
+    took = time.monotonic() - began
+    used = {pid: (cpu_seconds(pid) - before[pid]) / took for pid in pids}
+    own = used.pop(pids[0])
+    return {
+        "coordinator": 100 * own,
+        "busiest_other": 100 * max(used.values()) if used else None,
+        "all": 100 * (own + sum(used.values())),
+        "processes": float(len(pids)),
+        "pss": pss_mib(pids),
+    }
+
+
+async def paused(
+    config: Path, overrides: Sequence[str], *, train_s: float, seconds: float, runs: Path
+) -> Values:
+    """Train for ``train_s``, pause, let it settle, look."""
+    from benchmarks.workers import training
+    from tianflow import open_run
+
+    async with open_run(config, overrides, runs_dir=runs) as run:
+        await training.until_started(run)
+        await asyncio.sleep(train_s)
+        run.control.pause(source="api")
+        await asyncio.sleep(SETTLE_S)
+        if run.control.state != "paused":
+            raise RuntimeError(f"the run is {run.control.state}")
+        return await shares(seconds)
+
+
+async def nothing(seconds: float) -> Values:
+    """One process that has loaded what a run needs, and waits."""
+    import gymnasium  # noqa: F401 - loaded for its memory
+    import torch  # noqa: F401 - loaded for its memory
+
+    return await shares(seconds)
+
+
+def main() -> None:
+    """``nothing SECONDS`` or ``paused SECONDS CONFIG TRAIN_S RUNS [section.key=value ...]``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("nothing", "paused"))
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("config", type=Path, nargs="?")
+    parser.add_argument("train_s", type=float, nargs="?")
+    parser.add_argument("runs", type=Path, nargs="?")
+    parser.add_argument("overrides", nargs="*")
+    given = parser.parse_args()
+    if given.what == "nothing":
+        child.say(loops.run(nothing(given.seconds)))
+    else:
+        work = paused(
+            given.config,
+            given.overrides,
+            train_s=given.train_s,
+            seconds=given.seconds,
+            runs=given.runs,
+        )
+        child.say(loops.run(work))
+
+
+if __name__ == "__main__":
+    main()
