@@ -1,7 +1,6 @@
-"""Benchmarks: ratios measured side by side in one run, as JSON and as a table. Run by ``make
-bench``.
+"""Benchmarks: ratios measured side by side in one run, as JSON and as a table.
 
-`harness` alternates the sides of a benchmark and keeps every sample, `results` writes them down,
-`machine` says on what, `child` starts processes. One benchmark is one file with a function
-``make(plan)``.
+``python -m benchmarks NAME`` runs one of `suites`, and `make bench` runs most of them. `workers`
+are the child processes that suites start. `studies` are long matrices of runs. `peers` are scripts
+of other projects. `lib` holds the harness.
 """

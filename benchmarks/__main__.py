@@ -39,48 +39,53 @@ STUDIES = ("stalled",)
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"which: {', '.join(NAMES)}, all of them when none is named; or {', '.join(LONG)}",
+        help=f"benchmarks to run: {', '.join(NAMES)} (default: all of these), {', '.join(LONG)}",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="prove that they run; the numbers mean nothing and go to names of their own",
+        help="short run that proves that a benchmark works; its numbers mean nothing, and its "
+        "results go to NAME-quick",
     )
     parser.add_argument(
         "--only",
         metavar="TEXT",
-        help="only sides whose name holds it, with results under a name of their own",
+        help="measure only the sides whose name contains TEXT; results go to NAME-part",
     )
-    parser.add_argument("--rounds", type=int, help="samples of each side; 5, or 1 with --quick")
+    parser.add_argument(
+        "--rounds", type=int, help="samples of each side (default: 5, with --quick 1)"
+    )
     parser.add_argument(
         "--patience",
         type=float,
         default=None,
-        help="seconds to wait before each sample for others to be quiet; 60, or 0 with --quick",
+        help="longest wait in seconds before each sample for other processes to be idle "
+        "(default: 60, with --quick 0)",
     )
     parser.add_argument(
         "--seconds",
         type=float,
-        help="of training in each run beside peers, or forecast; as many as each benchmark takes "
-        "by itself",
+        help="seconds of training in each run of peers_cartpole, peers_pong and forecast "
+        "(default: chosen by the benchmark)",
     )
+    parser.add_argument("--cores", type=_cores, help="cores to use, such as 0,1 (default: all)")
     parser.add_argument(
-        "--cores", type=_cores, help="those to use, such as 0,1; all that may be used"
-    )
-    parser.add_argument(
-        "--results", type=Path, default=results.RESULTS, help="where JSON and tables go"
+        "--results",
+        type=Path,
+        default=results.RESULTS,
+        help="directory for JSON documents and tables",
     )
     chosen = parser.parse_args(given)
     known = (*NAMES, *LONG)
     unknown = [name for name in chosen.names if name not in known]
     if unknown:
-        parser.error(f"there is no {unknown[0]!r}; known are {', '.join(known)}")
+        parser.error(f"{unknown[0]!r} is not a benchmark (expected {', '.join(known)})")
     chosen.names = chosen.names or list(NAMES)
     chosen.rounds = chosen.rounds or (1 if chosen.quick else 5)
     if chosen.rounds < 1:
@@ -92,12 +97,12 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 def _cores(text: str) -> set[int]:
-    """Numbers with commas between them, of cores that this process may use."""
+    """Parse core numbers separated by commas. This process must be allowed to use each of them."""
     wanted, there = {int(number) for number in text.split(",")}, os.sched_getaffinity(0)
     if not wanted <= there:
         raise argparse.ArgumentTypeError(
-            f"{text} is not all among the cores that may be used: "
-            f"{', '.join(map(str, sorted(there)))}"
+            f"{text} contains cores that this process may not use "
+            f"(expected {', '.join(map(str, sorted(there)))})"
         )
     return wanted
 
@@ -108,7 +113,7 @@ def module_of(name: str) -> str:
 
 
 def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
-    """Run one benchmark, print its table, write its results."""
+    """Run one benchmark, print its table, and write its results."""
     plan = Plan(quick=chosen.quick, rounds=chosen.rounds, scratch=scratch, seconds=chosen.seconds)
     benchmark = importlib.import_module(module_of(name)).make(plan)
     if chosen.only is not None:
@@ -118,7 +123,7 @@ def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
         benchmark,
         plan.rounds,
         patience_s=chosen.patience,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
+        log=lambda text: print(text, file=sys.stderr, flush=True),
     )
     found = results.document(outcome, machine=machine.describe(), began=began, quick=plan.quick)
     results.write(found, chosen.results)
@@ -126,15 +131,13 @@ def run(name: str, chosen: argparse.Namespace, scratch: Path) -> None:
 
 
 def main() -> int:
-    """Run what the command line asks for; 1 if a benchmark could not be run."""
+    """Run the benchmarks that the command line names. Return 1 if one could not run."""
     chosen = arguments(sys.argv[1:])
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # so that children are ended on the way out
+    # exiting ends the children on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if chosen.cores:
-        os.sched_setaffinity(
-            0, chosen.cores
-        )  # children inherit it, and the load of others is that on these
+        # children inherit the affinity, and the foreign load is measured on these cores
+        os.sched_setaffinity(0, chosen.cores)
     failed = False
     with tempfile.TemporaryDirectory(prefix="tianflow-bench-") as scratch:
         for name in chosen.names:
@@ -147,7 +150,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if any(name in os.environ for name in machine.UNSET):  # libraries read them when they load
+    if any(
+        name in os.environ for name in machine.UNSET
+    ):  # numerical libraries read them when they load
         os.execve(
             sys.executable,
             [sys.executable, "-m", "benchmarks", *sys.argv[1:]],

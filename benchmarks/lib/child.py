@@ -1,5 +1,5 @@
-"""Child processes of benchmarks: started clean, together if need be, watched, and gone afterwards
-whatever happens.
+"""Child processes of benchmarks: clean start, common start, memory sampling, and a guaranteed end
+of the whole process tree.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ from benchmarks.lib.machine import ROOT, THREADS, clean_environment
 from tianflow.launchers.host_forker import HOST_ENVIRONMENT
 
 READY = "ready"
-MEMORY_LOOK_S = 0.25
+MEMORY_POLL_S = 0.25
 AS_IN_HOSTS = (
     "benchmarks.workers.bare_loops",
     "benchmarks.workers.halves",
     "benchmarks.workers.lockstep",
     "benchmarks.workers.shards",
 )
-"""Parts of a run by themselves: their memory is dealt with as in the hosts of a run, so that a run
-is not compared with less.
+"""Workers that run a part of a run alone. They get the allocator settings of a run's hosts, so that
+the comparison is fair.
 """
 
 
-class TookLongerError(BenchmarkError):
-    """A child was not through within its time, and is gone with all that it started."""
+class ChildTimeoutError(BenchmarkError):
+    """Raised when a child exceeds its time limit. The child and its descendants are dead by
+    then.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a child said last, and what it cost. ``peak_mib``: of its whole tree, shared pages
-    divided; None if not asked for.
+    """Answer and cost of a finished child. ``peak_mib``: peak memory of its process tree with
+    shared pages divided; None if it was not sampled.
     """
 
     answer: dict[str, Any]
@@ -57,27 +59,28 @@ def run(
     *arguments: object,
     timeout_s: float,
     watch_memory: bool = False,
-    memory_look_s: float = MEMORY_LOOK_S,
+    memory_poll_s: float = MEMORY_POLL_S,
     python: Path | None = None,
     threads: int | None = 1,
 ) -> Finished:
-    """``python -m module arguments``, to its end; its last line of output is JSON.
+    """Run ``python -m module arguments`` to its end. The last line of its output is JSON.
 
-    Watching memory costs the child time, so a run that is timed does without, or is looked at
-    seldom. ``python``: an interpreter other than this one. ``threads``: of numerical libraries in
-    each process; None leaves it to them.
+    Sampling memory costs the child time, so a timed run does not sample, or samples rarely.
+
+    ``python`` names another interpreter than this one. ``threads`` is the number of threads of
+    numerical libraries in each process. None: the libraries choose.
 
     Raises:
-        TookLongerError: it was not through after ``timeout_s``.
-        BenchmarkError: it failed, or said nothing; with what it wrote to stderr.
+        ChildTimeoutError: the child was still running after ``timeout_s``.
+        BenchmarkError: the child failed or printed nothing. The message contains its stderr.
     """
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     process = _start(module, arguments, python, threads)
     with (
         _ended(process),
-        _MemoryWatch(process.pid if watch_memory else None, memory_look_s) as watch,
+        _MemoryWatch(process.pid if watch_memory else None, memory_poll_s) as watch,
     ):
-        answer = _last_words(process, module, timeout_s)
+        answer = _answer_of(process, module, timeout_s)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Finished(answer, time.monotonic() - began, cpu_s, watch.peak_mib)
@@ -86,8 +89,8 @@ def run(
 def run_together(
     commands: Sequence[tuple[str, Sequence[object]]], *, timeout_s: float
 ) -> list[dict[str, Any]]:
-    """Start all (module, arguments), wait until each has said that it is ready, let all go at once;
-    what each said last.
+    """Start all (module, arguments), wait until each is ready, and start their work at once. Return
+    their answers.
     """
     with contextlib.ExitStack() as stack:
         processes = []
@@ -99,18 +102,18 @@ def run_together(
             assert process.stdout is not None
             if process.stdout.readline().strip() != READY:
                 raise BenchmarkError(
-                    f"{module} did not get ready: {_last_words(process, module, timeout_s)}"
+                    f"{module} did not become ready: {_answer_of(process, module, timeout_s)}"
                 )
         for process, _ in processes:
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        return [_last_words(process, module, timeout_s) for process, module in processes]
+        return [_answer_of(process, module, timeout_s) for process, module in processes]
 
 
 class Partner:
-    """``python -m module arguments``, which is told things, and answers each with a line of JSON;
-    gone when the block is left.
+    """Child process that answers each line it receives with a line of JSON. It ends with the
+    block.
     """
 
     def __init__(self, module: str, *arguments: object) -> None:
@@ -125,39 +128,39 @@ class Partner:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def tell(self, what: object) -> None:
-        """One line; the next that `hear` gives is about it."""
+    def send(self, line: object) -> None:
+        """Send one line. The next `receive` returns its answer."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
-    def hear(self, *, timeout_s: float) -> dict[str, Any]:
-        """Its next line. Raises as `run` does."""
+    def receive(self, *, timeout_s: float) -> dict[str, Any]:
+        """Return the next answer. Raises as `run` does."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
-            raise TookLongerError(f"{self._module} took longer than {timeout_s:.0f} s")
+            raise ChildTimeoutError(f"{self._module} took longer than {timeout_s:.0f} s")
         line = self._process.stdout.readline()
-        return parse(line) if line else _last_words(self._process, self._module, timeout_s)
+        return parse(line) if line else _answer_of(self._process, self._module, timeout_s)
 
 
-def wait_for_go() -> None:
-    """In a child that `run_together` started: say that everything is made, and wait for the
-    others.
+def wait_for_start() -> None:
+    """In a child of `run_together`: report that everything is ready, and wait for the other
+    children.
     """
     sys.stdout.write(READY + "\n")
     sys.stdout.flush()
     sys.stdin.readline()
 
 
-def say(answer: dict[str, Any]) -> None:
-    """In a child: its last words."""
+def report(answer: dict[str, Any]) -> None:
+    """In a child: print the answer."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
-def parse(said: str) -> dict[str, Any]:
-    """The last line of what a child said."""
-    answer = json.loads(said.strip().splitlines()[-1])
+def parse(output: str) -> dict[str, Any]:
+    """Parse the last line of a child's output."""
+    answer = json.loads(output.strip().splitlines()[-1])
     assert isinstance(answer, dict)
     return answer
 
@@ -183,18 +186,16 @@ def _start(
 
 @contextlib.contextmanager
 def _ended(process: subprocess.Popen[str]) -> Any:
-    """Leaves neither the process nor its group nor any descendant behind."""
+    """Kill the process, its group and all its descendants on exit."""
     try:
         yield
     finally:
-        for pid in (
-            _descendants(process.pid) if process.poll() is None else ()
-        ):  # some make groups of their own
+        # some descendants make process groups of their own
+        for pid in _descendants(process.pid) if process.poll() is None else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(
-            ProcessLookupError
-        ):  # also when it has ended: what it started may not have
+        # descendants can outlive the process, so its group is killed even after its end
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for pipe in (process.stdin, process.stdout, process.stderr):
@@ -203,38 +204,38 @@ def _ended(process: subprocess.Popen[str]) -> Any:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Of a process that is there: those that it started, and those that they did, and so on."""
+    """Return the pids of all descendants of a running process."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the process ended meanwhile
             fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
     found = [pid]
-    for parent in found:  # grows while it is gone through
+    for parent in found:  # the list grows during the iteration
         found += children.get(parent, [])
     return found[1:]
 
 
-def _last_words(process: subprocess.Popen[str], module: str, timeout_s: float) -> dict[str, Any]:
+def _answer_of(process: subprocess.Popen[str], module: str, timeout_s: float) -> dict[str, Any]:
     try:
-        said, complaint = process.communicate(timeout=timeout_s)
+        output, complaint = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        raise TookLongerError(f"{module} took longer than {timeout_s:.0f} s") from None
-    if process.returncode != 0 or not said.strip():
+        raise ChildTimeoutError(f"{module} took longer than {timeout_s:.0f} s") from None
+    if process.returncode != 0 or not output.strip():
         raise BenchmarkError(
             f"{module} ended with {process.returncode}:\n{complaint.strip()[-4000:]}"
         )
-    return parse(said)
+    return parse(output)
 
 
 class _MemoryWatch:
-    """Looks at the proportional set size of a process and all its descendants while it is open."""
+    """Samples the proportional set size of a process tree while it is open."""
 
-    def __init__(self, pid: int | None, look_s: float) -> None:
-        self._pid, self._look_s = pid, look_s
+    def __init__(self, pid: int | None, poll_s: float) -> None:
+        self._pid, self._poll_s = pid, poll_s
         self.peak_mib: float | None = None
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> Self:
         if self._pid is not None:
@@ -246,13 +247,13 @@ class _MemoryWatch:
         if self._pid is not None:
             self._thread.join()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         import psutil
 
         assert self._pid is not None
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(self._pid)
-            while not self._over.wait(self._look_s):
+            while not self._over.wait(self._poll_s):
                 total = 0
                 for process in (root, *root.children(recursive=True)):
                     with contextlib.suppress(psutil.Error):

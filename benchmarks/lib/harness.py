@@ -1,5 +1,5 @@
-"""How every benchmark is run: its sides in alternation (A B A B), every sample kept, the load of
-others beside each.
+"""Harness of all benchmarks: sides alternate (A B A B), every sample is kept, and each sample
+carries the load of other processes.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from pathlib import Path
 from benchmarks.lib import machine
 
 Values = dict[str, float | None]
-"""What one sample of one side measured. None: it did not come about, e.g. a target that was not
+"""Values of one sample of one side. None: the value does not exist, e.g. for a target that was not
 reached.
 """
 RoundValues = Mapping[str, Values]
-"""The samples of one round, by side."""
+"""Samples of one round, by side."""
 
 
 class BenchmarkError(Exception):
-    """A benchmark could not be run; says which part of it, and why."""
+    """Raised when a benchmark cannot run. The message names the part and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is to be measured.
+    """Size of a measurement.
 
     Attributes:
-        quick: prove that everything runs, measure nothing: short windows, easy targets.
-        rounds: how often each side is measured.
-        scratch: a directory for whatever runs write.
-        seconds: of training looked at in each run beside peers, or forecast; None for as many as a
-            benchmark takes by itself.
+        quick: only prove that everything runs, with short windows and easy targets.
+        rounds: number of samples of each side.
+        scratch: directory for the files of runs.
+        seconds: length of training in each run of the benchmarks with peers and of forecast. None:
+            the benchmark chooses it.
     """
 
     quick: bool
@@ -45,8 +45,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the things compared. ``measure`` gets the number of the round; ``warm_up`` runs once
-    before, apart from the samples.
+    """One side of a comparison. ``measure`` gets the number of the round. ``warm_up`` runs once
+    before the rounds, and its values are not samples.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Sides that take turns in windows shorter than a sample. ``measure`` gets the number of the
-    round, and gives a sample of each.
+    """Several sides that take turns in windows shorter than a sample. ``measure`` gets the number
+    of the round and returns a sample of each side.
     """
 
     names: tuple[str, ...]
@@ -66,13 +66,13 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A quotient of two values of the same round.
+    """Quotient of two values of the same round.
 
     Attributes:
-        of: the quotient, from the values of one round; None when one of the two did not come about.
-        aim: what its median should at least be.
-        forecast: what theory says of it.
-        sides: whose values it needs; None for all of them.
+        of: computes the quotient from the values of one round. None: one of the two is missing.
+        aim: lower limit that the median should reach.
+        forecast: value that theory predicts.
+        sides: sides whose values it needs. None: all of them.
     """
 
     name: str
@@ -84,14 +84,14 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """What is compared, under which settings, and what is made of it.
+    """Sides of a comparison, their settings, and the ratios derived from them.
 
     Attributes:
-        units: of every value, by name; a value that has none is kept in the JSON and left out of
-            the table.
-        settings: everything a reader needs to repeat it.
-        seeds: of the rounds, in order.
-        notes: what must be known to read the table.
+        units: unit of each value, by name. A value without a unit stays in the JSON document and is
+            not in the table.
+        settings: everything that a reader needs to repeat the benchmark.
+        seeds: seeds of the rounds, in order.
+        notes: facts that a reader of the table needs.
     """
 
     name: str
@@ -105,13 +105,13 @@ class Benchmark:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all sides, in order."""
+        """Names of all sides, in order."""
         return tuple(name for side in self.sides for name in side_names(side))
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement of one side. ``round`` is -1 for the warm-up, which counts for nothing."""
+    """One measurement of one side. ``round`` is -1 for a warm-up, which does not count."""
 
     side: str
     round: int
@@ -122,10 +122,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, lowest and highest of ``count`` of ``asked`` samples; the others did not come about.
+    """Median, minimum and maximum of ``count`` of ``asked`` samples. The other samples are missing.
 
-    A sample that did not come about counts as endlessly large in the median, which is None when it
-    is one of those.
+    A missing sample counts as infinite in the median. The median is None if it falls on such a
+    sample.
     """
 
     median: float | None
@@ -137,7 +137,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that a benchmark brought to light."""
+    """All samples of a benchmark."""
 
     benchmark: Benchmark
     samples: tuple[Sample, ...]
@@ -145,7 +145,7 @@ class Outcome:
     warm_ups: tuple[Sample, ...] = field(default=())
 
     def values(self, side: str, name: str) -> list[float | None]:
-        """The samples of one value, in the order of the rounds."""
+        """Return the samples of one value, in the order of the rounds."""
         return [
             sample.values[name]
             for sample in self.samples
@@ -153,42 +153,43 @@ class Outcome:
         ]
 
     def rounds(self) -> Iterator[RoundValues]:
-        """The values of each round, by side."""
+        """Yield the values of each round, by side."""
         for number in sorted({sample.round for sample in self.samples}):
             yield {sample.side: sample.values for sample in self.samples if sample.round == number}
 
 
 def side_names(side: Side | Together) -> tuple[str, ...]:
-    """Of one side, or of those that are measured at once."""
+    """Return the name of a side, or the names of sides that are measured together."""
     return side.names if isinstance(side, Together) else (side.name,)
 
 
 def part(benchmark: Benchmark, text: str) -> Benchmark:
-    """Only the sides whose name holds ``text``, and the ratios that need no other; under a name of
-    its own, so that it replaces nothing.
+    """Keep only the sides whose name contains ``text``, and the ratios that need no other side.
+
+    The result has a name of its own, so that it does not replace the whole benchmark's results.
 
     Raises:
-        BenchmarkError: there is no such side.
+        BenchmarkError: no side's name contains ``text``.
     """
     sides = tuple(
         side for side in benchmark.sides if any(text in name for name in side_names(side))
     )
     if not sides:
         raise BenchmarkError(
-            f"no side's name holds {text!r}; there are {', '.join(benchmark.names)}"
+            f"no side's name contains {text!r} (expected a part of {', '.join(benchmark.names)})"
         )
-    names, everybody = {name for side in sides for name in side_names(side)}, benchmark.names
+    names, all_names = {name for side in sides for name in side_names(side)}, benchmark.names
     ratios = tuple(
         ratio
         for ratio in benchmark.ratios
-        if names.issuperset(everybody if ratio.sides is None else ratio.sides)
+        if names.issuperset(all_names if ratio.sides is None else ratio.sides)
     )
     return replace(benchmark, name=f"{benchmark.name}-part", sides=sides, ratios=ratios)
 
 
 def spread(samples: Sequence[float | None]) -> Spread:
-    """Median and range of ``samples``."""
-    there = [value for value in samples if value is not None]
+    """Return the median and the range of ``samples``."""
+    known = [value for value in samples if value is not None]
     middle = (
         statistics.median(math.inf if value is None else value for value in samples)
         if samples
@@ -196,15 +197,15 @@ def spread(samples: Sequence[float | None]) -> Spread:
     )
     return Spread(
         middle if math.isfinite(middle) else None,
-        min(there, default=None),
-        max(there, default=None),
-        len(there),
+        min(known, default=None),
+        max(known, default=None),
+        len(known),
         len(samples),
     )
 
 
 def quotient(numerator: float | None, denominator: float | None) -> float | None:
-    """None when either did not come about, or there is nothing to divide by."""
+    """Divide. None if a value is missing or the denominator is zero."""
     return numerator / denominator if numerator is not None and denominator else None
 
 
@@ -213,15 +214,15 @@ def alternate(
     rounds: int,
     *,
     patience_s: float,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     read: Callable[[], machine.Reading] = machine.read_cpu,
     quiet: Callable[[float], float] = machine.wait_until_quiet,
 ) -> Outcome:
-    """Measure every side once in each of ``rounds`` rounds, in the same order, after one warm-up of
-    each.
+    """Measure every side once in each of ``rounds`` rounds, always in the same order, after one
+    warm-up of each.
 
-    Before each sample others are waited for, up to ``patience_s`` seconds: what they use is used up
-    twice in a benchmark.
+    Before each sample it waits up to ``patience_s`` seconds until other processes are idle. Their
+    load would distort the ratios.
     """
     began = time.monotonic()
 
@@ -234,7 +235,7 @@ def alternate(
         load = machine.load_between(before, after)
         what = "warm-up" if number < 0 else f"round {number + 1} of {rounds}"
         for name, values in found.items():
-            say(
+            log(
                 f"{benchmark.name}  {what}  {name}: {_brief(values)}  (others: "
                 f"{load.foreign_cores:.2f} cores)"
             )

@@ -1,5 +1,5 @@
-"""On what something was measured: the machine, the versions, and how much of it others were using
-meanwhile.
+"""Description of the machine: hardware, versions, and the load of other processes during a
+measurement.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ PACKAGES = (
     "psutil",
 )
 UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-"""They make a numerical library take another machine for this one."""
+"""Variables that make a numerical library optimise for another machine."""
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""One thread a role: two on networks this small are slower, and far less steady."""
+"""One thread in each process. Networks this small are slower with two, and much less steady."""
 
 _BUSY = (0, 1, 2, 5, 6)  # user, nice, system, irq, softirq of the first line of /proc/stat
 _STOLEN = 7
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` for a benchmark process: nothing that misleads numerical libraries, one
-    thread, this checkout first.
+    """Return ``environment`` for a benchmark process: without `UNSET`, with one thread, and with
+    this checkout first on the path.
     """
     path = os.pathsep.join(
         part
@@ -52,7 +52,7 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe() -> dict[str, object]:
-    """Names and numbers only: nothing in it tells whose machine it was."""
+    """Describe the machine by names and numbers that do not identify its owner."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -71,7 +71,7 @@ def describe() -> dict[str, object]:
 
 
 def kernel_version(release: str) -> str:
-    """The number alone: what follows a dash is whoever built it."""
+    """Return the version number alone. The text after a dash names the builder."""
     return release.partition("-")[0]
 
 
@@ -83,7 +83,7 @@ def _cpu_model() -> str:
 
 
 def gpus() -> list[str]:
-    """Names of the NVIDIA GPUs that this process may use, [] where there are none."""
+    """Return the names of the NVIDIA GPUs that this process may use."""
     try:
         query = ("nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader")
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
@@ -117,8 +117,8 @@ def _git(*arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Of the cores this process may use: how many others used, and the hypervisor took away, on
-    average over a time.
+    """Average load on the cores that this process may use: cores used by other processes, and cores
+    taken by the hypervisor.
     """
 
     foreign_cores: float
@@ -127,8 +127,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """CPU seconds so far: of everybody, taken away, and of this process with all descendants that
-    were reaped.
+    """CPU seconds so far: of all processes, stolen by the hypervisor, and of this process with all
+    its reaped descendants.
     """
 
     at: float
@@ -138,8 +138,8 @@ class Reading:
 
 
 def read_cpu() -> Reading:
-    """Counters now. Only the cores this process may use count: on the others of a large machine
-    something else may run.
+    """Read the counters now. Only the cores that this process may use count, because other cores
+    can run unrelated work.
     """
     fields = _core_times(Path("/proc/stat").read_text(encoding="utf-8"), os.sched_getaffinity(0))
     ticks = os.sysconf("SC_CLK_TCK")
@@ -151,14 +151,14 @@ def read_cpu() -> Reading:
 
 
 def _core_times(stat: str, cores: Collection[int]) -> list[int]:
-    """Sums over ``cores`` of the columns of ``/proc/stat``, in clock ticks."""
+    """Sum the columns of ``/proc/stat`` over ``cores``, in clock ticks."""
     wanted = {f"cpu{core}" for core in cores}
     lines = [line.split() for line in stat.splitlines() if line.split(" ", 1)[0] in wanted]
     return [sum(map(int, column)) for column in zip(*(line[1:] for line in lines), strict=True)]
 
 
 def load_between(before: Reading, after: Reading) -> Load:
-    """What others used from ``before`` to ``after``."""
+    """Return the load of other processes from ``before`` to ``after``."""
     seconds = max(1e-9, after.at - before.at)
     foreign = (after.busy - before.busy - (after.own - before.own)) / seconds
     return Load(
@@ -170,19 +170,19 @@ def wait_until_quiet(
     patience_s: float,
     *,
     most_cores: float = 0.1,
-    look_s: float = 1.0,
+    poll_s: float = 1.0,
     read: Callable[[], Reading] = read_cpu,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait until others use less than ``most_cores``, for at most ``patience_s`` seconds. What they
-    used when last looked at.
+    """Wait until other processes use less than ``most_cores``, for at most ``patience_s`` seconds.
+    Return their last measured use.
     """
     end = read().at + patience_s
     while True:
         before = read()
         if before.at >= end:
             return float("nan")
-        sleep(look_s)
+        sleep(poll_s)
         foreign = load_between(before, read()).foreign_cores
         if foreign < most_cores or read().at >= end:
             return foreign

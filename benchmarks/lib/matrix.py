@@ -1,8 +1,8 @@
-"""Matrices of training runs: cases, seeds, the records of finished runs, and the command line of a
-study.
+"""Matrices of training runs: cases, seeds, the records of finished runs, and a study's command
+line.
 
-Each run is ``tianflow train``, as a user starts it. `main` keeps the results after each run. It does
-not repeat a run whose settings are recorded already, so a matrix can be completed in parts.
+Each run is ``tianflow train``, as a user starts it. `main` keeps the results after each run. It
+does not repeat a run whose settings are recorded already, so a matrix can be completed in parts.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tianflow.config.loading import load_config, to_toml, toml_value
 from tianflow.rundir import history
 
 SLOWED_SHARE = 0.8
-"""A slowed run counts if its mean staleness is at least this share of the bound."""
+"""Smallest mean staleness of a slowed run that counts, as a share of the bound."""
 POINTS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One config under one set of overrides, over ``seeds``.
+    """One config with one set of overrides, over ``seeds``.
 
     Attributes:
-        needed: of so many seeds the target is expected; 0 where learning must fail, None where
-            nothing is expected.
-        rises_to: the mean of the last 100 training episodes that counts as solved, instead of the
+        needed: number of seeds that are expected to succeed. 0: learning must fail. None: no
+            expectation.
+        rises_to: mean of the last 100 training episodes that counts as solved, instead of the
             target in evaluation.
-        curve: whether its curve is kept in the summary: at most `POINTS` of (seconds, steps, mean
+        curve: keep the learning curve in the summary, as at most `POINTS` of (seconds, steps, mean
             return of 100 episodes).
     """
 
@@ -52,7 +52,7 @@ class Case:
     curve: bool = False
 
     def over(self, seeds: int) -> Case:
-        """The same over so many seeds, of which the same share is expected."""
+        """Return the same case over ``seeds`` seeds, with the same expected share."""
         return replace(
             self,
             seeds=seeds,
@@ -60,17 +60,17 @@ class Case:
         )
 
     def settings(self, seed: int) -> dict[str, object]:
-        """Overrides of one run."""
+        """Return the overrides of one run."""
         return {**self.overrides, "run.seed": seed}
 
     def solved(self, summary: Mapping[str, Any]) -> bool:
-        """Whether a run did what was asked."""
+        """True if a run reached its goal."""
         if self.rises_to is not None:
             return summary["mean_return"] is not None and summary["mean_return"] >= self.rises_to
         return bool(summary["target_reached"])
 
     def old_enough(self, summary: Mapping[str, Any]) -> bool:
-        """Whether data were as old as the case wants them."""
+        """True if the data were as stale as the case wants them."""
         return (
             "learner.slowdown" not in self.overrides
             or summary["staleness"]["mean"] >= SLOWED_SHARE * summary["staleness"]["bound"]
@@ -92,9 +92,9 @@ class Matrix:
     """Cases that are run and shown together.
 
     Attributes:
-        table: records and cases -> Markdown.
-        out: where records are kept; the table and the plot lie beside it.
-        plot: draws the records into a file; None: there is no plot.
+        table: formats records and cases as Markdown.
+        out: file of the records. The table and the plot lie beside it.
+        plot: draws the records into a file. None: there is no plot.
     """
 
     doc: str | None
@@ -105,13 +105,15 @@ class Matrix:
 
 
 def settings_of(case: Case, seed: int) -> str:
-    """The whole config of a run, by which a record of it is known again."""
+    """Return the whole config of a run, which identifies its record."""
     return to_toml(load_config(case.config, case.settings(seed)), only_changed=True)
 
 
 def train(case: Case, seed: int) -> Record:
-    """One run in processes of its own; CalledProcessError if it failed."""
-    settings = settings_of(case, seed)  # before the run: somebody may edit the config meanwhile
+    """Train once in separate processes. Raises CalledProcessError if the run failed."""
+    settings = settings_of(
+        case, seed
+    )  # before the run, because the config file can change meanwhile
     with tempfile.TemporaryDirectory() as runs:
         overrides = [
             f"{path}={'null' if value is None else toml_value(value)}"
@@ -145,7 +147,7 @@ def train(case: Case, seed: int) -> Record:
 
 
 def read(path: Path) -> list[Record]:
-    """Records kept by an earlier call; none if there was none."""
+    """Read the records of earlier calls."""
     if not path.exists():
         return []
     return [Record(**record) for record in json.loads(path.read_text(encoding="utf-8"))["runs"]]
@@ -157,9 +159,7 @@ def write(
     known: Sequence[Case],
     shown: Callable[[Sequence[Record], Sequence[Case]], str],
 ) -> None:
-    """Keep ``records`` of ``known`` cases, with the machine, and the table that ``shown`` makes of
-    them beside them.
-    """
+    """Write the ``records`` of ``known`` cases with the machine, and the table beside them."""
     order = {case.name: index for index, case in enumerate(known)}
     kept = sorted(
         (record for record in records if record.case in order),
@@ -177,43 +177,43 @@ def write(
 
 
 def main(matrix: Matrix) -> int:
-    """Run what is missing; exit code 1 when a case has fewer solved runs than expected."""
+    """Run what is missing. Return 1 if a case has fewer solved runs than expected."""
     parser = argparse.ArgumentParser(description=matrix.doc)
     parser.add_argument(
         "--only",
         nargs="+",
         default=["*"],
         metavar="PATTERN",
-        help="cases whose name matches one of these",
+        help="names of cases to run, as shell patterns",
     )
     parser.add_argument(
-        "--seeds", type=int, help="so many seeds of each case, instead of its own number"
+        "--seeds", type=int, help="number of seeds of each case (default: chosen by the case)"
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, help="runs at once, each on two cores of its own"
+        "--jobs", type=int, default=1, help="number of runs at once, each on two cores of its own"
     )
     parser.add_argument("--out", type=Path, default=matrix.out)
     given = parser.parse_args()
-    everything = [case if given.seeds is None else case.over(given.seeds) for case in matrix.cases]
+    every_case = [case if given.seeds is None else case.over(given.seeds) for case in matrix.cases]
     chosen = [
         case
-        for case in everything
+        for case in every_case
         if any(fnmatch.fnmatch(case.name, pattern) for pattern in given.only)
     ]
     wanted = {
         (case.name, seed): (case, settings_of(case, seed))
-        for case in everything
+        for case in every_case
         for seed in range(1, case.seeds + 1)
     }
     records = [
         r for r in read(given.out) if wanted.get((r.case, r.seed), (None, ""))[1] == r.settings
     ]
-    there = {(record.case, record.seed) for record in records}
+    recorded = {(record.case, record.seed) for record in records}
     asked = sorted(
         ((case, seed) for case in chosen for seed in range(1, case.seeds + 1)),
         key=lambda run: run[1],
     )
-    missing = [(case, seed) for case, seed in asked if (case.name, seed) not in there]
+    missing = [(case, seed) for case, seed in asked if (case.name, seed) not in recorded]
     pairs = _pairs(given.jobs)
     with ThreadPoolExecutor(
         given.jobs, initializer=lambda: os.sched_setaffinity(0, pairs.get_nowait())
@@ -221,21 +221,23 @@ def main(matrix: Matrix) -> int:
         for future in as_completed([pool.submit(train, case, seed) for case, seed in missing]):
             try:
                 record = future.result()
-            except subprocess.CalledProcessError as error:  # the others' hours are not lost for it
+            except (
+                subprocess.CalledProcessError
+            ) as error:  # one failure must not lose the other runs
                 print(f"failed: {error}", file=sys.stderr, flush=True)
                 continue
             records.append(record)
-            write(given.out, records, everything, matrix.table)
-            print(_brief(record), flush=True)
-    print(matrix.table(records, everything))
+            write(given.out, records, every_case, matrix.table)
+            print(_line(record), flush=True)
+    print(matrix.table(records, every_case))
     if matrix.plot is not None:
         matrix.plot(records, given.out.with_suffix(".svg"))
     return 0 if all(_as_expected(case, records) for case in chosen) else 1
 
 
 def _pairs(count: int) -> queue.SimpleQueue[set[int]]:
-    """Two cores for each of ``count`` workers, which what they start inherits; SystemExit when
-    there are too few.
+    """Return two cores for each of ``count`` workers, which their children inherit. Raises
+    SystemExit if there are too few cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     if count > 1 and len(cores) < 2 * count:
@@ -246,9 +248,9 @@ def _pairs(count: int) -> queue.SimpleQueue[set[int]]:
     return found
 
 
-def _brief(record: Record) -> str:
+def _line(record: Record) -> str:
     summary = record.summary
-    mean, age = summary["evaluation"].get("mean_return"), summary["staleness"]
+    mean, staleness = summary["evaluation"].get("mean_return"), summary["staleness"]
     reached = "reached" if summary["target_reached"] else "not reached"
     steps = (
         f"{summary['env_steps']:,} steps, {summary['updates']:,} updates in "
@@ -256,7 +258,7 @@ def _brief(record: Record) -> str:
     )
     return (
         f"{record.case}, seed {record.seed}: target {reached}, evaluation {mean}, {steps}, "
-        f"staleness {age['mean']:.2f} max {age['max']}"
+        f"staleness {staleness['mean']:.2f} max {staleness['max']}"
     )
 
 

@@ -1,9 +1,7 @@
-"""An environment and an algorithm that take a set time, so that nothing but the balance controller
-limits a run.
+"""Environment and algorithm that take a set time, so that only the balance controller limits a run.
 
-They compute what CartPole and IMPALA compute, and rest for what is left of the time. Both halves of
-a run are then equally fast on any machine, and actors that share a core do not slow one another
-down.
+They compute what CartPole and IMPALA compute, and sleep for the rest of the time. Both halves of a
+run are then equally fast on any machine. Actors that share a core do not slow each other down.
 """
 
 from __future__ import annotations
@@ -25,45 +23,45 @@ from tianflow.core.payloads import EnvironmentSpec
 from tianflow.interfaces import LearnerBatch, StepResult
 
 SPIN_S = 1.5e-4
-"""A sleeping thread wakes up so much late; for the last bit it stays awake."""
+"""Delay with which a sleeping thread wakes up. The last part of a wait is spent awake."""
 OWN_SHARE = 0.25
-"""Choosing actions counts as part of a step up to this share of it; a longer gap is somebody
-waiting, and adds to it.
+"""Largest share of a step that the choice of actions may take. A longer gap means that the actor
+was waiting, and it extends the schedule.
 """
 
 
 def rest_until(due: float) -> None:
-    """Return at ``due`` (monotonic seconds), sleeping for most of the time."""
+    """Return at ``due`` (monotonic seconds), and sleep for most of the time."""
     while (left := due - time.monotonic()) > 0.0:
         if left > SPIN_S:
             time.sleep(left - SPIN_S)
 
 
 class Pace:
-    """Gives out the times at which steps are due, ``seconds`` apart while they follow one
-    another.
-    """
+    """Schedule of steps that are ``seconds`` apart while they follow each other."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._last = float("-inf")
 
     def due(self, now: float) -> float:
-        """When the step that begins ``now`` is due."""
+        """Return the time at which the step that begins ``now`` is due."""
         began = self._last if now - self._last <= OWN_SHARE * self._seconds else now
         self._last = began + self._seconds
         return self._last
 
 
 class PacedCartPole(CartPoleVectorEnv):
-    """Gymnasium's vectorised CartPole, one step of all environments every ``seconds`` seconds."""
+    """Gymnasium's vectorised CartPole with one step of all environments every ``seconds``
+    seconds.
+    """
 
     def __init__(self, num_envs: int, seconds: float) -> None:
         super().__init__(num_envs=num_envs, max_episode_steps=500)
         self._pace = Pace(seconds)
 
     def step(self, action: Any) -> Any:
-        """As CartPole's, and not before it is due."""
+        """Step as CartPole does, and return when the step is due."""
         due = self._pace.due(time.monotonic())
         outcome = super().step(action)
         rest_until(due)
@@ -71,19 +69,17 @@ class PacedCartPole(CartPoleVectorEnv):
 
 
 class PacedImpalaSettings(ImpalaSettings):
-    """IMPALA's, and how long an update takes: always, or on average where it ``varies``,
-    exponentially.
+    """Settings of IMPALA, and the duration of an update: constant, or exponentially distributed if
+    it ``varies``.
     """
 
-    name: Literal["benchmarks.lib.paced:PacedImpala"] = "benchmarks.lib.paced:PacedImpala"  # type: ignore[assignment]  # a plug-in's own name
+    name: Literal["benchmarks.lib.paced:PacedImpala"] = "benchmarks.lib.paced:PacedImpala"  # type: ignore[assignment]  # a plug-in has a name of its own
     update_seconds: PositiveFloat = 0.04
     varies: bool = False
 
 
 class PacedImpalaLearner(ImpalaLearner):
-    """IMPALA's update, which takes ``update_seconds``, or what it computes where a drawn time is
-    shorter.
-    """
+    """IMPALA's update, which takes at least ``update_seconds`` (or the drawn time)."""
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         super().__init__(config, spec, device)
@@ -93,7 +89,7 @@ class PacedImpalaLearner(ImpalaLearner):
         self._random = np.random.default_rng(config.run.seed)
 
     def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never) -> StepResult:
-        """As IMPALA's, and not before it is due."""
+        """Update as IMPALA does, and return when the update is due."""
         due = time.monotonic() + self._seconds * (
             self._random.exponential() if self._varies else 1.0
         )
@@ -103,18 +99,18 @@ class PacedImpalaLearner(ImpalaLearner):
 
 
 class PacedImpala:
-    """What ``algorithm.name`` names."""
+    """Algorithm that ``algorithm.name`` names."""
 
     settings = PacedImpalaSettings
 
     @staticmethod
     def make_policy(config: Config, spec: EnvironmentSpec) -> ActorCriticPolicy:
-        """IMPALA's."""
+        """Make IMPALA's policy."""
         return ActorCriticPolicy(config, spec)
 
     @staticmethod
     def make_learner(
         config: Config, spec: EnvironmentSpec, device: torch.device
     ) -> PacedImpalaLearner:
-        """The learner's half, on ``device``."""
+        """Make the learner's half, on ``device``."""
         return PacedImpalaLearner(config, spec, device)

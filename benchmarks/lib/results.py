@@ -1,4 +1,4 @@
-"""What was measured, as a JSON document with a fixed shape and as a table for people."""
+"""Result documents: JSON of a fixed shape, and a table in Markdown."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _SHAPE: dict[str, Any] = {
 def document(
     outcome: Outcome, *, machine: Mapping[str, object], began: str, quick: bool
 ) -> dict[str, Any]:
-    """Everything about ``outcome``, JSON-ready. ``began``: ISO 8601."""
+    """Build the JSON-ready document of ``outcome``. ``began``: ISO 8601."""
     benchmark = outcome.benchmark
     loads = [sample.load for sample in outcome.samples]
     return {
@@ -102,8 +102,8 @@ def document(
 
 
 def _values(outcome: Outcome) -> list[dict[str, Any]]:
-    """One entry for each side and value; one that only the warm-up measured is marked, and its
-    spread is of one sample.
+    """Return one entry for each side and value. A value that only the warm-up measured is marked,
+    and its spread has one sample.
     """
     found = []
     for side in outcome.benchmark.names:
@@ -152,19 +152,23 @@ def _sample(sample: Sample) -> dict[str, Any]:
 
 
 def check(found: object, shape: object = None, path: str = "") -> None:
-    """Raise `BenchmarkError` for the first place at which ``found`` has not the shape of a result
-    document.
+    """Check that ``found`` has the shape of a result document.
+
+    Raises:
+        BenchmarkError: names the first place that differs.
     """
     shape = _SHAPE if shape is None else shape
     if isinstance(shape, dict):
         if not isinstance(found, dict) or found.keys() != shape.keys():
             keys = sorted(found) if isinstance(found, dict) else type(found).__name__
-            raise BenchmarkError(f"{path or 'the document'} has {keys} instead of {sorted(shape)}")
+            raise BenchmarkError(
+                f"{path or 'the document'} has the keys {keys} (expected {sorted(shape)})"
+            )
         for key, part in shape.items():
             check(found[key], part, f"{path}.{key}" if path else key)
     elif isinstance(shape, list):
         if not isinstance(found, list):
-            raise BenchmarkError(f"{path} is no list")
+            raise BenchmarkError(f"{path} is not a list")
         for index, item in enumerate(found):
             check(item, shape[0], f"{path}[{index}]")
     else:
@@ -176,12 +180,16 @@ def check(found: object, shape: object = None, path: str = "") -> None:
             else isinstance(found, allowed) and isinstance(found, bool) == (bool in allowed)
         )
         if not fits:
-            raise BenchmarkError(f"{path} is {found!r}")
+            raise BenchmarkError(f"{path} is {found!r} (expected {_kinds(shape)})")
+
+
+def _kinds(shape: tuple[type | None, ...]) -> str:
+    return " or ".join("null" if kind is None else kind.__name__ for kind in shape)
 
 
 def write(found: dict[str, Any], directory: Path) -> Path:
-    """Write ``found`` as ``<benchmark>.json`` and its table as ``<benchmark>.md``; quick ones under
-    names of their own.
+    """Write ``found`` as ``<benchmark>.json`` and its table as ``<benchmark>.md``. A quick run gets
+    a name of its own.
     """
     check(found)
     directory.mkdir(parents=True, exist_ok=True)
@@ -194,12 +202,10 @@ def write(found: dict[str, Any], directory: Path) -> Path:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The document as Markdown that is also readable on a terminal."""
+    """Format the document as Markdown that is also readable on a terminal."""
     parts = [f"# {found['benchmark']}: {found['title']}", _head(found)]
     if found["quick"]:
-        parts.append(
-            "**A quick run: it proves that the benchmark works; its numbers mean nothing.**"
-        )
+        parts.append("**Quick run: it proves that the benchmark works. Its numbers mean nothing.**")
     if found["ratios"]:
         parts.append(
             grid(
@@ -240,7 +246,7 @@ def _head(found: Mapping[str, Any]) -> str:
 
 
 def _cores(machine: Mapping[str, Any]) -> str:
-    """Those that may be used, and of how many if not of all."""
+    """Return the number of usable cores, with the machine's total if they differ."""
     may, has = machine["cores"], machine["cores_of_machine"]
     return str(may) if may == has else f"{may} of {has}"
 
@@ -281,7 +287,7 @@ def _range(figures: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, thousands separated; "–" for what did not come about."""
+    """Format with three significant digits and thousands separators. A missing value is a dash."""
     if value is None:
         return "–"
     if abs(value) >= 1000:
@@ -290,8 +296,8 @@ def number(value: float | None) -> str:
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns are padded; the last but the first two are numbers, to the
-    right.
+    """Format a Markdown table with padded columns. Text columns are left-aligned, numbers are
+    right-aligned.
     """
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     left = sum(name in ("ratio", "side", "what", "") for name in head[:2])

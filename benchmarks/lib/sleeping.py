@@ -1,5 +1,5 @@
-"""An environment of Python whose steps take time without computing, as those that ask a simulator
-or a device do.
+"""Python environment whose steps take time without computing, like those of a simulator or a
+device.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ STEP_S = 0.005
 
 
 class Sleeping(gymnasium.Env[Any, Any]):
-    """Rests for `STEP_S` seconds a step, exponentially where it ``varies``; episodes of 200 steps
-    that say nothing.
+    """Sleeps `STEP_S` seconds a step, or exponentially distributed times if it ``varies``. An
+    episode has 200 steps.
     """
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)

@@ -1,3 +1,3 @@
-"""What others do with the same task, each in a process of its own, at settings its own project
-publishes.
+"""Peers: the same tasks in other libraries, each in an environment of its own, at the settings that
+its project publishes.
 """

@@ -1,9 +1,9 @@
-"""PPO in one file after CleanRL's ``ppo.py`` and ``ppo_atari_envpool.py``, with their settings and
-their order of things.
+"""Peer script: PPO in one file after CleanRL's ``ppo.py`` and ``ppo_atari_envpool.py``, with their
+settings and their order of steps.
 
-Written anew; what differs: Pong comes from the Arcade Learning Environment's own vector environment
-in place of envpool, which pins cores that may be taken. ``python -m benchmarks.peers.cleanrl_ppo
-cartpole|pong ...``. The clock starts at the first step.
+One part differs: Pong uses the vector environment of the Arcade Learning Environment instead of
+envpool, because envpool pins cores. ``python -m benchmarks.peers.cleanrl_ppo cartpole|pong ...``.
+The clock starts at the first step.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.peers.common import Progress, Speaker, Task, read_task
+from benchmarks.peers.common import Progress, Reporter, Task, read_task
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """As the two files have them by default."""
+    """Settings with the defaults of the two files."""
 
     envs: int
     steps: int
@@ -43,14 +43,14 @@ PONG = Settings(envs=8, steps=128, total=10_000_000, clip=0.1)
 
 
 def layer(made: Any, gain: float = 2.0**0.5) -> Any:
-    """``made`` with orthogonal weights and no bias at first."""
+    """Initialise ``made`` with orthogonal weights and zero bias."""
     nn.init.orthogonal_(made.weight, gain)
     nn.init.zeros_(made.bias)
     return made
 
 
 class MlpAgent(nn.Module):
-    """Actor and critic of their own: 64-64, tanh. Observations: (B, 4) float32."""
+    """Separate actor and critic: 64-64, tanh. Observations: (B, 4) float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,14 +64,14 @@ class MlpAgent(nn.Module):
     def forward(
         self, observations: torch.Tensor
     ) -> tuple[torch.distributions.Categorical, torch.Tensor]:
-        """Distribution of actions, and values (B,)."""
+        """Return the action distribution, and values (B,)."""
         return torch.distributions.Categorical(logits=self.actor(observations)), self.critic(
             observations
         ).flatten()
 
 
 class CnnAgent(nn.Module):
-    """The CNN of Nature, shared by actor and critic. Observations: (B, 4, 84, 84) uint8."""
+    """Nature CNN shared by actor and critic. Observations: (B, 4, 84, 84) uint8."""
 
     def __init__(self, actions: int) -> None:
         super().__init__()
@@ -92,14 +92,14 @@ class CnnAgent(nn.Module):
     def forward(
         self, observations: torch.Tensor
     ) -> tuple[torch.distributions.Categorical, torch.Tensor]:
-        """Distribution of actions, and values (B,)."""
+        """Return the action distribution, and values (B,)."""
         seen = self.body(observations / 255.0)
         return torch.distributions.Categorical(logits=self.actor(seen)), self.critic(seen).flatten()
 
 
 def make_environments(env: str, count: int) -> Any:
-    """A vector of ``count`` environments that hand out the next episode's first observation with
-    the last one's end.
+    """Make a vector of ``count`` environments that return the next episode's first observation with
+    the last step.
     """
     import gymnasium as gym
 
@@ -126,8 +126,8 @@ def advantages(
     last: torch.Tensor,
     settings: Settings,
 ) -> torch.Tensor:
-    """Generalised advantages (T, B) of ``rewards`` and values (T, B); ``over``: after which steps
-    an episode ended; ``last``: (B,).
+    """Return generalised advantages (T, B) of ``rewards`` and values (T, B). ``over``: steps after
+    which an episode ended. ``last``: (B,).
     """
     found, gain = torch.zeros_like(rewards), torch.zeros_like(last)
     for t in reversed(range(len(rewards))):
@@ -139,7 +139,7 @@ def advantages(
 
 
 class Trainer:
-    """Sampling and learning by turns."""
+    """Alternates sampling and learning."""
 
     def __init__(self, task: Task, settings: Settings) -> None:
         self._settings = settings
@@ -164,7 +164,7 @@ class Trainer:
         self._running = np.zeros(settings.envs)
 
     def sample(self) -> Iterator[list[float]]:
-        """Fill the buffers; yields the returns of the episodes that ended, step by step."""
+        """Fill the buffers. Yield the returns of the episodes that ended, step by step."""
         for t in range(self._settings.steps):
             with torch.no_grad():
                 chances, self._values[t] = self._agent(self._seen)
@@ -184,8 +184,8 @@ class Trainer:
             yield returns
 
     def learn(self, left: float) -> None:
-        """Epochs over what was sampled; ``left``: the share of training to come, by which the
-        learning rate falls.
+        """Run epochs over the samples. ``left``: remaining share of training, which scales the
+        learning rate.
         """
         settings = self._settings
         self._optimiser.param_groups[0]["lr"] = left * settings.learning_rate
@@ -230,8 +230,8 @@ class Trainer:
 
 
 def train(task: Task, settings: Settings, progress: Progress) -> None:
-    """Until ``progress`` says so. Looked at after each step where a target counts, after each cycle
-    where the rate does.
+    """Train until ``progress`` ends it. It observes after each step if there is a target, else
+    after each cycle.
     """
     trainer = Trainer(task, settings)
     progress.start()
@@ -242,24 +242,24 @@ def train(task: Task, settings: Settings, progress: Progress) -> None:
             steps += settings.envs
             returns += ended
             if task.target is not None and ended:
-                over = progress.look(steps, returns)
+                over = progress.observe(steps, returns)
                 returns = []
             if over:
                 return
         trainer.learn(1.0 - (steps - settings.envs * settings.steps) / settings.total)
-        over = progress.look(steps, returns) or steps >= settings.total
+        over = progress.observe(steps, returns) or steps >= settings.total
 
 
 def main() -> None:
-    """Train, tell how it went."""
+    """Train, and report the result."""
     task = read_task(__doc__)
-    speaker = Speaker()
+    reporter = Reporter()
     torch.manual_seed(task.seed)
     settings = CARTPOLE if task.env == "cartpole" else PONG
     progress = Progress(task)
     train(task, settings, progress)
     packages = ("torch", "gymnasium", "ale-py", "numpy")
-    speaker.tell(
+    reporter.report(
         task,
         progress,
         peer="CleanRL-style PPO",

@@ -1,7 +1,7 @@
-"""What every peer's script shares: its command line, the rule of the target, its clocks, and the
-one line that it prints.
+"""Common part of the peers' scripts: command line, target rule, clocks, and the line that a script
+prints.
 
-Peers run in environments of their own, so nothing here needs more than the standard library.
+Peers run in environments of their own, so this module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 from benchmarks.lib.machine import UNSET
 
 EPISODES = 100
-"""The mean of so many training episodes decides whether a target is reached."""
+"""Number of training episodes whose mean return decides whether a target is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a peer's script is asked to do.
+    """Task of a peer's script.
 
     Attributes:
         env: "cartpole" or "pong".
-        target: mean return at which training ends; None when only the rate counts.
-        seconds: of training, at most.
-        warm_s: of these, so many pass before the rate is looked at.
+        target: mean return at which training ends. None: only the rate counts.
+        seconds: longest training.
+        warm_s: seconds of training before the rate is measured.
         options: ``name=value`` pairs that choose between settings of one peer.
     """
 
@@ -50,10 +50,10 @@ def read_task(
     *,
     envs: Sequence[str] = ("cartpole", "pong"),
 ) -> Task:
-    """The command line: ``ENV [--seed N] [--target RETURN] [--seconds S] [--warm S] [name=value
-    ...]``.
+    """Parse ``ENV [--seed N] [--target RETURN] [--seconds S] [--warm S] [name=value ...]``.
 
-    Clears what misleads numerical libraries, so it is to be called before they are loaded.
+    It removes variables that mislead numerical libraries, so a script calls it before it loads
+    them.
     """
     for name in UNSET:
         os.environ.pop(name, None)
@@ -65,25 +65,26 @@ def read_task(
         "--target",
         type=float,
         default=None,
-        help="mean return of the last 100 training episodes that ends training",
+        help="mean return of the last 100 training episodes at which training ends",
     )
-    parser.add_argument("--seconds", type=float, default=90.0, help="of training, at most")
+    parser.add_argument("--seconds", type=float, default=90.0, help="longest training in seconds")
     parser.add_argument(
-        "--warm", type=float, default=0.0, help="seconds of training before the rate is looked at"
+        "--warm", type=float, default=0.0, help="seconds of training before the rate is measured"
     )
     chosen = parser.parse_intermixed_args(given)
-    strange = [option for option in chosen.options if "=" not in option]
-    if strange:
-        parser.error(f"{strange[0]!r} is not of the form name=value")
+    malformed = [option for option in chosen.options if "=" not in option]
+    if malformed:
+        parser.error(f"{malformed[0]!r} is not a valid option (expected name=value)")
     options = dict(option.split("=", 1) for option in chosen.options)
     return Task(chosen.env, chosen.seed, chosen.target, chosen.seconds, chosen.warm, options)
 
 
 class Progress:
-    """How far training has come: when the target was reached, when time is up, and the rate after
-    warming up.
+    """Progress of training: when the target was reached, when time is up, and the rate after the
+    warm-up.
 
-    The target is reached at the first look at which the last 100 training episodes average it.
+    The target is reached at the first observation at which the last 100 training episodes average
+    it.
     """
 
     def __init__(
@@ -104,21 +105,23 @@ class Progress:
         self.steps_to_target: int | None = None
 
     def start(self) -> None:
-        """The clock of training starts now: everything is imported and made."""
+        """Start the clock of training. Everything is imported and made by now."""
         self._began = self._clock()
 
-    def look(self, steps: int, returns: Iterable[float] = ()) -> bool:
-        """Take in the returns of training episodes that ended since the last look, after ``steps``
-        environment steps in all.
+    def observe(self, steps: int, returns: Iterable[float] = ()) -> bool:
+        """Add the returns of training episodes that ended since the last call, after ``steps``
+        environment steps in total.
 
-        True once training is to end.
+        Return True when training should end.
         """
         self._returns.extend(returns)
         mean = sum(self._returns) / len(self._returns) if self._returns else None
-        return self.look_at_mean(steps, mean, len(self._returns))
+        return self.observe_mean(steps, mean, len(self._returns))
 
-    def look_at_mean(self, steps: int, mean: float | None, episodes: int) -> bool:
-        """The same for a peer that keeps the mean of its last 100 training ``episodes`` itself."""
+    def observe_mean(self, steps: int, mean: float | None, episodes: int) -> bool:
+        """Observe as `observe` does, for a peer that keeps the mean of its last 100 training
+        ``episodes`` itself.
+        """
         now = self._clock() - self._began
         self.mean_return, self._last = mean, (now, steps)
         if self._first is None and now >= self._task.warm_s:
@@ -140,18 +143,20 @@ class Progress:
 
     @property
     def training_s(self) -> float:
-        """Seconds of training up to the last look."""
+        """Seconds of training up to the last observation."""
         return self._last[0]
 
     @property
     def steps(self) -> int:
-        """Environment steps up to the last look; a step of a game that skips frames counts once."""
+        """Environment steps up to the last observation. A step of a game with frame skip counts
+        once.
+        """
         return self._last[1]
 
     @property
     def steps_per_s(self) -> float | None:
-        """From the first look after warming up to the last; from the start when there is no warming
-        up.
+        """Rate from the first observation after the warm-up to the last one, or from the start
+        without a warm-up.
         """
         at, steps = (0.0, 0) if self._task.warm_s <= 0.0 else self._first or self._last
         seconds = self._last[0] - at
@@ -159,7 +164,7 @@ class Progress:
 
 
 class Lag:
-    """Policy lag as a peer itself tells it: the mean of its means, the largest of its maxima."""
+    """Policy lag as a peer reports it: the mean of its means, the largest of its maxima."""
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
@@ -167,13 +172,13 @@ class Lag:
         self._max: float | None = None
 
     def add(self, mean: float, most: float) -> None:
-        """One report. One that is not a number says nothing."""
-        if mean == mean and most == most:  # noqa: PLR0124 - False for what is not a number
+        """Add one report. NaN is ignored."""
+        if mean == mean and most == most:  # noqa: PLR0124 - False for NaN
             self._sum, self._count = self._sum + mean, self._count + 1
             self._max = most if self._max is None else max(self._max, most)
 
-    def told(self) -> dict[str, Any]:
-        """As `tell` prints it."""
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of the answer."""
         return {
             "lag_mean": self._sum / self._count if self._count else None,
             "lag_max": self._max,
@@ -182,12 +187,12 @@ class Lag:
 
 
 NO_LAG: dict[str, Any] = {"lag_mean": None, "lag_max": None, "lag_unit": None}
-"""Of a peer that tells none."""
+"""Fields of a peer that does not report its lag."""
 
 
-class Speaker:
-    """Keeps standard output for the answer alone: whatever a library prints from now on, in any
-    process, goes to standard error.
+class Reporter:
+    """Keeps standard output for the answer alone. From now on, the output of libraries in any
+    process goes to standard error.
     """
 
     def __init__(self) -> None:
@@ -195,7 +200,7 @@ class Speaker:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
 
-    def tell(
+    def report(
         self,
         task: Task,
         progress: Progress,
@@ -207,8 +212,8 @@ class Speaker:
         lag: Mapping[str, Any] = NO_LAG,
         **more: Any,
     ) -> None:
-        """Print the one line. ``packages``: whose versions to tell. ``clock_starts``: at what the
-        clock of training started.
+        """Print the answer. ``packages``: packages whose versions it contains. ``clock_starts``:
+        the event that started the clock of training.
         """
         answer = {
             "peer": peer,
@@ -232,7 +237,7 @@ class Speaker:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Of those that are installed."""
+    """Return the versions of the installed packages."""
     found = {}
     for package in packages:
         try:
@@ -243,8 +248,8 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started, imports included, to a hundredth. From Linux's
-    ``/proc``.
+    """Return the seconds since this process started, imports included, to a hundredth. It reads
+    Linux's ``/proc``.
     """
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")

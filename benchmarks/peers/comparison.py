@@ -1,5 +1,5 @@
-"""tianflow beside a peer: each run a process of its own, with its own interpreter, told in the same
-values.
+"""Rows of a comparison with peers: each run is a process with an interpreter of its own, and all
+rows have the same values.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from benchmarks.peers import install
 from benchmarks.workers import training
 
 GRACE_S = 60.0
-"""What a peer may need beyond its training, to start and to end, before it counts as hanging."""
-LOOK_S = 1.0
-"""Seconds between looks at memory: the largest trees of processes take hundredths of a core so."""
+"""Time that a peer gets beyond its training, to start and to end. After it the peer counts as
+hung.
+"""
+POLL_S = 1.0
+"""Seconds between memory samples. The largest process trees then cost hundredths of a core."""
 TO_TARGET = ("time_to_target", "start_to_target", "steps_to_target")
-"""Of runs that have a target."""
+"""Values of runs that have a target."""
 NOT_INSTALLED = "not_installed"
 UNITS = {
     "time_to_target": "s of training",
@@ -35,7 +37,7 @@ UNITS = {
     "whole_process": "s",
     "cores": "cores used",
     "peak_pss": "MiB, process tree",
-    "hung": "runs ended after their time",
+    "hung": "runs that exceeded their time",
     "failed": "runs that ended with an error",
     NOT_INSTALLED: "make bench-peers installs it",
 }
@@ -43,15 +45,15 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """One row that is not tianflow's.
+    """One row of a peer.
 
     Attributes:
-        name: of the row.
-        peer: its environment, a name in `install.PEERS`.
+        name: name of the row.
+        peer: name of its environment in `install.PEERS`.
         module: its script.
-        options: for the script, beside what the benchmark says.
-        threads: of numerical libraries in each process; None leaves it to the peer.
-        settings: what a reader needs to know.
+        options: options of the script, beside those of the benchmark.
+        threads: threads of numerical libraries in each process. None: the peer chooses.
+        settings: description of its settings for the reader.
     """
 
     name: str
@@ -65,7 +67,9 @@ class Rival:
 def rival_side(
     rival: Rival, arguments: tuple[object, ...], seconds: float, seeds: tuple[int, ...]
 ) -> Side:
-    """Measures ``rival``; one that is not installed says so in each round, and costs no time."""
+    """Make the side that measures ``rival``. A peer that is not installed gives that value in each
+    round and costs no time.
+    """
     if not install.versions(install.PEERS[rival.peer]):
         return Side(rival.name, lambda _: {NOT_INSTALLED: None})
     return Side(
@@ -74,8 +78,8 @@ def rival_side(
 
 
 def attempt(rival: Rival, arguments: tuple[object, ...], seconds: float) -> Values:
-    """One run of ``seconds`` of training at most; what hangs or fails is told as that, for the
-    other rows' sake.
+    """Run ``seconds`` of training at most. A run that hangs or fails gives a value that says so,
+    and the other rows go on.
     """
     values = _attempt(rival, arguments, seconds)
     return (
@@ -94,46 +98,46 @@ def _attempt(rival: Rival, arguments: tuple[object, ...], seconds: float) -> Val
             *given,
             timeout_s=seconds + GRACE_S,
             watch_memory=True,
-            memory_look_s=LOOK_S,
+            memory_poll_s=POLL_S,
             python=install.interpreter(rival.peer),
             threads=rival.threads,
         )
-    except child.TookLongerError:
+    except child.ChildTimeoutError:
         return nothing | {"hung": 1.0}
     except BenchmarkError as error:
         print(error, file=sys.stderr, flush=True)
         return nothing | {"failed": 1.0}
-    return told(done)
+    return values_of(done)
 
 
-def told(done: child.Finished) -> Values:
-    """The values of a peer's answer, as `benchmarks.peers.common` has it; without what the peer
-    does not tell.
+def values_of(done: child.Finished) -> Values:
+    """Return the values of a peer's answer in the form of `benchmarks.peers.common`, without the
+    values that the peer does not report.
     """
-    said = done.answer
+    answer = done.answer
     values: Values = {
-        "time_to_target": said["time_to_target_s"],
-        "start_to_target": said["start_to_target_s"],
-        "steps_to_target": said["steps_to_target"],
-        "env_steps_per_s": said["env_steps_per_s"],
-        "return": said["mean_return"],
+        "time_to_target": answer["time_to_target_s"],
+        "start_to_target": answer["start_to_target_s"],
+        "steps_to_target": answer["steps_to_target"],
+        "env_steps_per_s": answer["env_steps_per_s"],
+        "return": answer["mean_return"],
     }
-    if said["lag_mean"] is not None:
-        values |= {"lag_mean": said["lag_mean"], "lag_max": said["lag_max"]}
+    if answer["lag_mean"] is not None:
+        values |= {"lag_mean": answer["lag_mean"], "lag_max": answer["lag_max"]}
     return values | cost(done)
 
 
 def cost(done: child.Finished) -> Values:
-    """What a run took."""
+    """Return the cost of a run."""
     spent: Values = {"whole_process": done.wall_s, "cores": done.cpu_s / done.wall_s}
     return spent if done.peak_mib is None else spent | {"peak_pss": done.peak_mib}
 
 
 def ours_to_target(config: str, overrides: tuple[str, ...], plan: Plan, seconds: float) -> Values:
-    """``tianflow train`` as a user calls it, until the target or for ``seconds``.
+    """Run ``tianflow train`` as a user calls it, until the target or for ``seconds``.
 
-    It evaluates 100 episodes and ends before it says how it went, so time since the start and steps
-    are upper bounds.
+    It evaluates 100 episodes and shuts down before it prints the result. Time since the start and
+    steps are therefore upper bounds.
     """
     with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
         arguments = (
@@ -150,7 +154,7 @@ def ours_to_target(config: str, overrides: tuple[str, ...], plan: Plan, seconds:
             *options,
             timeout_s=seconds + GRACE_S,
             watch_memory=True,
-            memory_look_s=LOOK_S,
+            memory_poll_s=POLL_S,
         )
     summary = done.answer
     reached = summary["time_to_target_s"]
@@ -170,7 +174,7 @@ def ours_to_target(config: str, overrides: tuple[str, ...], plan: Plan, seconds:
 def ours_sustained(
     config: Path, overrides: tuple[str, ...], plan: Plan, window: training.Window
 ) -> Values:
-    """A run without end, looked at over ``window``."""
+    """Measure an endless run over ``window``."""
     with tempfile.TemporaryDirectory(dir=plan.scratch) as runs:
         arguments = (config, window.warm_s, window.seconds, runs, *overrides)
         timeout_s = window.warm_s + window.seconds + GRACE_S
@@ -179,27 +183,25 @@ def ours_sustained(
             *arguments,
             timeout_s=timeout_s,
             watch_memory=True,
-            memory_look_s=LOOK_S,
+            memory_poll_s=POLL_S,
         )
-    said: Mapping[str, Any] = done.answer
+    answer: Mapping[str, Any] = done.answer
     return {
-        "env_steps_per_s": said["trained_per_s"],
-        "return": said["return"],
-        "lag_mean": said["staleness_mean"],
-        "lag_max": said["staleness_max"],
+        "env_steps_per_s": answer["trained_per_s"],
+        "return": answer["return"],
+        "lag_mean": answer["staleness_mean"],
+        "lag_max": answer["staleness_max"],
         **cost(done),
     }
 
 
 def versions(rivals: tuple[Rival, ...]) -> dict[str, str]:
-    """A line of settings for each rival: what it runs with, and which versions are installed, if
-    any.
-    """
+    """Return a line of settings for each rival, with its installed versions."""
     found = {}
     for rival in rivals:
-        there = install.versions(install.PEERS[rival.peer])
+        installed = install.versions(install.PEERS[rival.peer])
         packages = (
-            ", ".join(f"{name} {version}" for name, version in there.items()) or "not installed"
+            ", ".join(f"{name} {version}" for name, version in installed.items()) or "not installed"
         )
         found[rival.name] = f"{rival.settings} ({packages})"
     return found

@@ -1,9 +1,9 @@
-"""Sample Factory's APPO: CartPole-v1 to a target return, Pong for its rate.
+"""Peer script: Sample Factory's APPO, CartPole-v1 to a target return, Pong for its rate.
 
 ``python -m benchmarks.peers.factory_appo cartpole|pong ...``, with an interpreter that has
-sample-factory. For Pong ``epochs=1`` takes one pass over the data with asynchronous workers for two
-cores, nothing takes the defaults of Sample Factory's Atari example. The clock starts with ``run``,
-when all processes are up; policy lag is Sample Factory's own, in minibatches.
+sample-factory. For Pong, ``epochs=1`` takes one pass over the data with asynchronous workers for
+two cores. Without it, the script uses the defaults of Sample Factory's Atari example. The clock
+starts with ``run``, when all processes are up. Policy lag is Sample Factory's own, in minibatches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.peers.common import EPISODES, Lag, Progress, Speaker, Task, read_task
+from benchmarks.peers.common import EPISODES, Lag, Progress, Reporter, Task, read_task
 
 CARTPOLE: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -29,7 +29,7 @@ CARTPOLE: dict[str, Any] = {
 }
 """The command that Sample Factory documents for CartPole."""
 PONG: dict[str, Any] = {"env": "atari_pong"}
-"""All as in Sample Factory's Atari example: 84 x 84 x 4, frame skip 4, the CNN of Nature."""
+"""Sample Factory's Atari example: 84 x 84 x 4, frame skip 4, Nature CNN."""
 ONE_EPOCH: dict[str, Any] = {
     **PONG,
     "async_rl": True,
@@ -42,22 +42,24 @@ ONE_EPOCH: dict[str, Any] = {
     "num_epochs": 1,
 }
 SAME_NETWORK: dict[str, Any] = {"encoder_mlp_layers": (64, 64), "nonlinearity": "tanh"}
-"""For CartPole with ``network=64-64``: what the other peers have, in place of Sample Factory's
-512-512.
+"""Network of the other peers, in place of Sample Factory's 512-512, for CartPole with
+``network=64-64``.
 """
 FRAME_SKIP = {"cartpole": 1, "pong": 4}
 """Sample Factory counts frames."""
 
 
 def settings_of(task: Task) -> dict[str, Any]:
-    """Those that its options choose."""
+    """Return the settings that the task's options choose."""
     if task.env == "cartpole":
         return CARTPOLE | (SAME_NETWORK if task.options.get("network") == "64-64" else {})
     return ONE_EPOCH if task.options.get("epochs") == "1" else PONG
 
 
 def command_line(settings: Mapping[str, Any]) -> list[str]:
-    """As Sample Factory's parser takes it; what has several values without the equals sign."""
+    """Format ``settings`` for Sample Factory's parser. A tuple becomes several arguments without
+    the equals sign.
+    """
     given: list[str] = []
     for name, value in settings.items():
         given += (
@@ -69,8 +71,8 @@ def command_line(settings: Mapping[str, Any]) -> list[str]:
 def make_pong(
     name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None
 ) -> Any:
-    """The example's environment; in each process the games must have been registered, and OpenCV is
-    to keep to one thread.
+    """Make the example's environment. Each process must register the games and limit OpenCV to one
+    thread.
     """
     import ale_py  # noqa: F401 - registers games
     import cv2
@@ -81,7 +83,7 @@ def make_pong(
 
 
 def configuration(task: Task, settings: dict[str, Any], directory: str) -> Any:
-    """Sample Factory's own, from its own command line."""
+    """Return Sample Factory's configuration, parsed by its own command line."""
     common: dict[str, Any] = {
         "algo": "APPO",
         "device": "cpu",
@@ -90,10 +92,9 @@ def configuration(task: Task, settings: dict[str, Any], directory: str) -> Any:
         "experiment": "peer",
         "stats_avg": EPISODES,
     }
-    common["num_workers"] = len(
-        os.sched_getaffinity(0)
-    )  # its default counts cores that may not be used
-    # a little later than the observer stops it, in case that its looks cease
+    # the default counts cores that this process may not use
+    common["num_workers"] = len(os.sched_getaffinity(0))
+    # a fallback for the case that the observer is not called any more
     common["train_for_seconds"] = int(task.seconds) + 30
     given = command_line(common | settings)
     if task.env == "cartpole":
@@ -110,30 +111,30 @@ def configuration(task: Task, settings: dict[str, Any], directory: str) -> Any:
 
 
 def observer(task: Task, progress: Progress, lag: Lag) -> Any:
-    """Looks at every step of training."""
+    """Make an observer of every step of training."""
     from sample_factory.algo.runners.runner import AlgoObserver
 
-    class Looks(AlgoObserver):  # type: ignore[misc]  # it comes without type hints where lint runs
-        def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:  # noqa: ARG002 - as it is called
-            told = runner.policy_lag[0]
-            if "version_diff_avg" in told:
-                lag.add(float(told["version_diff_avg"]), float(told["version_diff_max"]))
+    class Observer(AlgoObserver):  # type: ignore[misc]  # the lint environment lacks its type hints
+        def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:  # noqa: ARG002 - the caller passes it by name
+            lags = runner.policy_lag[0]
+            if "version_diff_avg" in lags:
+                lag.add(float(lags["version_diff_avg"]), float(lags["version_diff_max"]))
             returns = (
                 runner.policy_avg_stats["reward"][0] if "reward" in runner.policy_avg_stats else ()
             )
             mean = float(sum(returns)) / len(returns) if returns else None
-            if progress.look_at_mean(
+            if progress.observe_mean(
                 runner.env_steps.get(0, 0) // FRAME_SKIP[task.env], mean, len(returns)
             ):
-                runner._stop_training()  # noqa: SLF001 - there is no other way to end a run from an observer
+                runner._stop_training()  # noqa: SLF001 - an observer has no public way to end a run
 
-    return Looks()
+    return Observer()
 
 
 def main() -> None:
-    """Train, tell how it went."""
+    """Train, and report the result."""
     task = read_task(__doc__)
-    speaker = Speaker()
+    reporter = Reporter()
     settings = settings_of(task)
     from sample_factory.algo.utils.misc import ExperimentStatus
     from sample_factory.train import make_runner
@@ -147,15 +148,15 @@ def main() -> None:
             progress.start()
             status = runner.run()
     if status == ExperimentStatus.FAILURE:
-        raise SystemExit("Sample Factory says that the run failed")
-    speaker.tell(
+        raise SystemExit("Sample Factory reports that the run failed")
+    reporter.report(
         task,
         progress,
         peer="Sample Factory APPO",
         clock_starts="run(), its processes being up",
         settings=settings,
         packages=("sample-factory", "torch", "gymnasium", "ale-py", "numpy"),
-        lag=lag.told(),
+        lag=lag.summary(),
     )
 
 

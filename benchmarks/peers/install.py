@@ -1,8 +1,8 @@
-"""``python -m benchmarks.peers.install [PEER ...]``: an environment of its own for each peer, since
-no one environment holds them all.
+"""Installer of peers: ``python -m benchmarks.peers.install [PEER ...]`` makes an environment for
+each peer, because their dependencies conflict.
 
-They lie in ``.peers/NAME`` of the checkout, or where ``TIANFLOW_PEERS`` says. One that is as it
-should be is left alone.
+The environments lie in ``.peers/NAME`` of the checkout, or in the folder that ``TIANFLOW_PEERS``
+names. A current environment stays as it is.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ NEW = ("numpy==2.4.6", "gymnasium==1.4.0", "ale-py==0.12.1")
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How a peer that has no wheels is built, which takes a C++ compiler.
+    """Build of a peer without wheels, which needs a C++ compiler.
 
     Attributes:
-        needs: what has to be there before, with versions; `COMMON` is, too.
-        variables: of the environment in which it is built.
-        lists: names that its setup script uses as lists and may not have defined; they are empty
-            then.
+        needs: packages that the build needs beside `COMMON`, with versions.
+        variables: environment variables of the build.
+        lists: names that its setup script uses as lists without defining them. They become empty
+            lists.
     """
 
     needs: tuple[str, ...]
@@ -44,14 +44,14 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One to compare with.
+    """One library to compare with.
 
     Attributes:
-        name: of its environment.
-        package: whose presence says that it is there.
-        packages: what it is installed from, with the versions it was tried with.
-        newest_python: a newer one has no wheels of these versions.
-        build: how it is built; None if there are wheels.
+        name: name of its environment.
+        package: package whose presence shows that the peer is installed.
+        packages: packages to install, with the tested versions.
+        newest_python: last Python version with wheels of these packages.
+        build: its build. None: there are wheels.
     """
 
     name: str
@@ -69,8 +69,8 @@ PEERS = {
             "stable-baselines3",
             ("stable-baselines3==2.9.2", "opencv-python-headless==4.13.0.92", *NEW),
         ),
-        # it asks for numpy < 2 and gymnasium < 1; the later ale-py do not register games with that
-        # gymnasium
+        # it requires numpy < 2 and gymnasium < 1; later ale-py versions do not register games with
+        # that gymnasium
         Peer(
             "sample_factory",
             "sample-factory",
@@ -83,7 +83,7 @@ PEERS = {
             ),
             newest_python=(3, 12),
         ),
-        # it asks for this gymnasium
+        # it requires this gymnasium
         Peer(
             "rllib",
             "ray",
@@ -95,9 +95,9 @@ PEERS = {
                 "opencv-python-headless==4.13.0.92",
             ),
         ),
-        Peer("cleanrl", "gymnasium", NEW),  # its algorithm is one file of ours
-        # by itself its setup wants graphics libraries from the net, and without them fails for a
-        # name; nvcc it would use with any PyTorch
+        Peer("cleanrl", "gymnasium", NEW),  # benchmarks.peers.cleanrl_ppo is its algorithm
+        # its setup downloads graphics libraries, and fails with a NameError without them; it uses
+        # nvcc with any PyTorch
         Peer(
             "pufferlib",
             "pufferlib",
@@ -122,23 +122,21 @@ PEERS = {
         ),
     )
 }
-"""By name."""
+"""Peers by name."""
 
 
 def home() -> Path:
-    """Where the environments lie."""
+    """Return the folder of all environments."""
     return Path(os.environ.get(PLACE) or ROOT / ".peers")
 
 
 def interpreter(name: str) -> Path:
-    """Of one peer, there or not."""
+    """Return the path of one peer's interpreter."""
     return home() / name / "bin" / "python"
 
 
 def plan(peer: Peer) -> dict[str, object]:
-    """What the environment is to hold. As long as its stamp says the same, there is nothing
-    to do.
-    """
+    """Return the content of the environment. An environment whose stamp equals it is current."""
     return {
         "packages": sorted((*COMMON, *_needs(peer), *peer.packages)),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -146,7 +144,7 @@ def plan(peer: Peer) -> dict[str, object]:
 
 
 def is_current(peer: Peer) -> bool:
-    """True once the environment holds what `plan` says."""
+    """True if the environment holds the content of `plan`."""
     stamp = home() / peer.name / STAMP
     try:
         return (
@@ -158,29 +156,27 @@ def is_current(peer: Peer) -> bool:
 
 
 def pip_environment(environment: Mapping[str, str], constraints: Path) -> dict[str, str]:
-    """``environment`` in which pip takes ``constraints`` in place of whatever this machine's
-    settings constrain.
+    """Return ``environment`` with ``constraints`` in place of the machine's own pip constraints.
 
-    Settings of a machine for all its users may hold versions that a peer cannot live with; where
-    packages come from stays as set. The variable outranks a setting, while an option on the command
-    line would only be added to it.
+    A machine-wide constraint can name versions that a peer does not accept. The package index stays
+    as configured. The variable overrides a pip setting. An option on the command line would only
+    add to it.
     """
     return {**environment, "PIP_CONSTRAINT": str(constraints), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 def install(peer: Peer, run: Callable[..., object] = subprocess.run) -> bool:
-    """Make the environment of ``peer`` if need be; True if there was something to do.
+    """Make the environment of ``peer`` if it is not current. Return True if it was made.
 
     Raises:
-        subprocess.CalledProcessError: pip, or making an environment, failed; what they wrote says
-        why.
+        subprocess.CalledProcessError: pip or venv failed. Their output names the reason.
         RuntimeError: this Python is too new for the peer.
     """
     if is_current(peer):
         return False
     if sys.version_info[:2] > peer.newest_python:
         raise RuntimeError(
-            f"{peer.name} has no packages for a Python newer than "
+            f"{peer.name} has no packages for Python versions later than "
             f"{'.'.join(map(str, peer.newest_python))}"
         )
     folder = home() / peer.name
@@ -189,9 +185,8 @@ def install(peer: Peer, run: Callable[..., object] = subprocess.run) -> bool:
     run([sys.executable, "-m", "venv", str(folder)], check=True)
     packages = sorted((*COMMON, *peer.packages))
     constraints = folder / "constraints.txt"
-    without_extras = [
-        re.sub(r"\[.*\]", "", package) for package in packages
-    ]  # a constraint may name none
+    # a constraint must not name extras
+    without_extras = [re.sub(r"\[.*\]", "", package) for package in packages]
     constraints.write_text("\n".join(without_extras) + "\n", encoding="utf-8")
     environment = pip_environment(os.environ, constraints)
     command = [str(interpreter(peer.name)), "-m", "pip", "install", "--quiet"]
@@ -210,15 +205,15 @@ def _needs(peer: Peer) -> tuple[str, ...]:
 
 
 def _define(lists: Sequence[str], folder: Path) -> None:
-    """Empty lists that every program of the environment in ``folder`` finds among its builtins."""
+    """Define empty lists as builtins of every program in the environment in ``folder``."""
     lines = ["import builtins", *(f"builtins.{name} = []" for name in lists)]
     for place in folder.glob("lib/python*/site-packages"):
         (place / "lists.pth").write_text("; ".join(lines) + "\n", encoding="utf-8")
 
 
 def versions(peer: Peer) -> dict[str, str]:
-    """Versions of what `Peer.packages` and `COMMON` name, as its interpreter sees them; empty if
-    the peer is not there.
+    """Return the versions of `Peer.packages` and `COMMON` in the peer's environment. Empty if the
+    peer is not installed.
     """
     python = interpreter(peer.name)
     if not python.exists():
@@ -238,24 +233,28 @@ def versions(peer: Peer) -> dict[str, str]:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Install those named, or all; 1 if any could not be. The others are installed all the same."""
+    """Install the named peers, or all. Return 1 if one failed. A failure does not stop the
+    others.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.install", description=__doc__)
     parser.add_argument(
         "peers",
         nargs="*",
         metavar="PEER",
-        help=f"which: {', '.join(PEERS)}; all of them when none is named",
+        help=f"peers to install: {', '.join(PEERS)} (default: all)",
     )
     chosen = parser.parse_args(given).peers or list(PEERS)
     unknown = [name for name in chosen if name not in PEERS]
     if unknown:
-        parser.error(f"there is no {unknown[0]!r}; known are {', '.join(PEERS)}")
+        parser.error(f"{unknown[0]!r} is not a peer (expected {', '.join(PEERS)})")
     failed = False
     for name in chosen:
         try:
-            print(f"{name}: {'installed' if install(PEERS[name]) else 'nothing to do'}", flush=True)
+            print(
+                f"{name}: {'installed' if install(PEERS[name]) else 'already current'}", flush=True
+            )
         except (subprocess.CalledProcessError, RuntimeError) as error:
-            print(f"{name}: could not be installed: {error}", file=sys.stderr, flush=True)
+            print(f"{name}: the installation failed: {error}", file=sys.stderr, flush=True)
             failed = True
     return int(failed)
 

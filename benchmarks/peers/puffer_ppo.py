@@ -1,10 +1,10 @@
-"""PufferLib's own trainer with its own defaults, on CPU cores: CartPole-v1 for as many steps a
-second as it makes.
+"""Peer script: PufferLib's own trainer with its own defaults on CPU cores, CartPole-v1 for its
+rate.
 
-Its settings for CartPole are for Gymnasium's CartPole-v0 and name nothing of the algorithm, so it
-gets those of its ``config/default.ini``; how many environments there are, and in how many
-processes, are options. ``python -m benchmarks.peers.puffer_ppo cartpole ...``, with an interpreter
-that has pufferlib. The clock starts with the first evaluation.
+PufferLib's settings for CartPole are for CartPole-v0 and do not set the algorithm, so the script
+takes those of ``config/default.ini``. Options choose the number of environments and processes.
+``python -m benchmarks.peers.puffer_ppo cartpole ...``, with an interpreter that has pufferlib. The
+clock starts with the first evaluation.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 import gymnasium
 import torch
 
-from benchmarks.peers.common import Progress, Speaker, Task, read_task
+from benchmarks.peers.common import Progress, Reporter, Task, read_task
 
 HIDDEN = 64
 NEVER = 10**9
 
 
 class Returns(gymnasium.Wrapper):
-    """Tells the return of each episode with its last step."""
+    """Reports the return of each episode with its last step."""
 
     def reset(self, **options: Any) -> Any:
         """Begin an episode."""
@@ -36,7 +36,7 @@ class Returns(gymnasium.Wrapper):
         return self.env.reset(**options)
 
     def step(self, action: Any) -> Any:
-        """One step of the environment."""
+        """Step the environment."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
         if terminated or truncated:
@@ -45,15 +45,15 @@ class Returns(gymnasium.Wrapper):
 
 
 def environment(buf: Any = None, seed: int = 0) -> Any:
-    """One environment, in PufferLib's wrapper."""
+    """Make one environment in PufferLib's wrapper."""
     from pufferlib.emulation import GymnasiumPufferEnv
 
     return GymnasiumPufferEnv(env=Returns(gymnasium.make("CartPole-v1")), buf=buf, seed=seed)
 
 
 def vector(task: Task) -> Any:
-    """All of them: in this process, or in ``workers``, in which case half of them step while the
-    other half is inferred.
+    """Make all environments, in this process or in ``workers``. With workers, one half of them
+    steps while the other half waits for actions.
     """
     from pufferlib import vector
 
@@ -67,7 +67,7 @@ def vector(task: Task) -> Any:
 
 
 def defaults() -> dict[str, Any]:
-    """The trainer's settings, as they were installed."""
+    """Return the trainer's installed settings."""
     shipped = configparser.ConfigParser()
     shipped.read(
         str(
@@ -81,12 +81,12 @@ def defaults() -> dict[str, Any]:
 def _value(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (SyntaxError, ValueError):  # a word
+    except (SyntaxError, ValueError):  # a plain word
         return text
 
 
 def settings_of(task: Task) -> dict[str, Any]:
-    """What the trainer is given. It writes into the working directory."""
+    """Return the trainer's settings. The trainer writes into the working directory."""
     own = {
         "env": "cartpole",
         "seed": task.seed,
@@ -100,10 +100,10 @@ def settings_of(task: Task) -> dict[str, Any]:
 
 
 def train(task: Task, progress: Progress, settings: dict[str, Any]) -> None:
-    """Until ``progress`` says so."""
+    """Train until ``progress`` ends it."""
     from pufferlib import models, pufferl
 
-    pufferl.PuffeRL.print_dashboard = lambda *_, **__: None  # drawn ten times a second, for nobody
+    pufferl.PuffeRL.print_dashboard = lambda *_, **__: None  # it would be drawn ten times a second
     environments = vector(task)
     trainer = pufferl.PuffeRL(
         dict(settings), environments, models.Default(environments.driver_env, hidden_size=HIDDEN)
@@ -115,26 +115,24 @@ def train(task: Task, progress: Progress, settings: dict[str, Any]) -> None:
         returns = list(trainer.stats["episode_return"])
         trainer.stats.clear()
         trainer.train()
-        over = progress.look(trainer.global_step, returns)
+        over = progress.observe(trainer.global_step, returns)
     trainer.utilization.stop()
     environments.close()
 
 
 def main() -> None:
-    """Train, tell how it went."""
+    """Train, and report the result."""
     task = read_task(__doc__, envs=("cartpole",))
-    speaker = Speaker()
+    reporter = Reporter()
     warnings.filterwarnings("ignore")
     torch.manual_seed(task.seed)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     progress = Progress(task)
     settings = settings_of(task)
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        contextlib.chdir(scratch),
-    ):  # its import leaves a link where it happens
+    # the import of pufferlib leaves a link in the working directory
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         train(task, progress, settings)
-    speaker.tell(
+    reporter.report(
         task,
         progress,
         peer="PufferLib PPO",

@@ -1,8 +1,9 @@
-"""RLlib on its new API: PPO on CartPole-v1 to a target return, IMPALA on Pong for its rate.
+"""Peer script: RLlib on its new API, PPO on CartPole-v1 to a target return, IMPALA on Pong for its
+rate.
 
 ``python -m benchmarks.peers.rllib_algorithms cartpole|pong ...``, with an interpreter that has
 ``ray[rllib]``. CartPole takes the settings of RLlib's own tuned example, with eight environments
-for each of two runners. The clock starts with the first ``train``, after building; policy lag is
+for each of two runners. The clock starts with the first ``train``, after building. Policy lag is
 RLlib's own, in gradient updates.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.common import Lag, Progress, Speaker, Task, read_task
+from benchmarks.peers.common import Lag, Progress, Reporter, Task, read_task
 
 CARTPOLE: dict[str, Any] = {
     "algorithm": "PPO",
@@ -51,18 +52,16 @@ PONG: dict[str, Any] = {
         "vf_share_layers": True,
     },
 }
-"""84 x 84 x 4, frame skip 4, the CNN of Nature; one runner beside the learner is what two cores
-carry.
-"""
+"""84 x 84 x 4, frame skip 4, Nature CNN. Two cores carry one runner beside the learner."""
 SAME_NETWORK = {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh", "vf_share_layers": False}
-"""For CartPole with ``network=64-64``: what the other peers have, in place of the example's 32
-linear units.
+"""Network of the other peers, in place of the example's 32 linear units, for CartPole with
+``network=64-64``.
 """
 LAG = "diff_num_grad_updates"
 
 
 def settings_of(task: Task) -> dict[str, Any]:
-    """Those that its options choose."""
+    """Return the settings that the task's options choose."""
     if task.env == "cartpole":
         return CARTPOLE | (
             {"model": SAME_NETWORK} if task.options.get("network") == "64-64" else {}
@@ -71,7 +70,7 @@ def settings_of(task: Task) -> dict[str, Any]:
 
 
 def make_pong(_: Any) -> Any:
-    """As RLlib wraps Atari games."""
+    """Make Pong with RLlib's Atari wrappers."""
     import ale_py
     import cv2
     import gymnasium as gym
@@ -88,10 +87,10 @@ def make_pong(_: Any) -> Any:
 def note_return(
     file: Path, *, episode: Any, prev_episode_chunks: Sequence[Any] | None = None, **_: Any
 ) -> None:
-    """In a runner: one line for the training episode that ended.
+    """Write the return of a training episode that ended in a runner.
 
-    RLlib's own mean is of the episodes of one iteration, however few; and it hands out episodes in
-    the pieces that sampling cut.
+    RLlib's own mean covers the episodes of one iteration only. RLlib also reports an episode in the
+    pieces into which sampling cut it.
     """
     pieces = (*(prev_episode_chunks or ()), episode)
     with file.open("a", encoding="utf-8") as noted:
@@ -99,8 +98,8 @@ def note_return(
 
 
 def build(task: Task, settings: Mapping[str, Any], returns: Path) -> Any:
-    """The algorithm, with its learner in this process and its runners in processes of their own,
-    which note ``returns``.
+    """Build the algorithm, with its learner in this process and its runners in separate processes,
+    which write ``returns``.
     """
     from ray import tune
     from ray.rllib.algorithms.impala import IMPALAConfig
@@ -127,7 +126,7 @@ def build(task: Task, settings: Mapping[str, Any], returns: Path) -> Any:
 
 
 def numbers(found: Mapping[str, Any], key: str) -> Iterator[float]:
-    """Every number in nested ``found`` whose name contains ``key``."""
+    """Yield every number in nested ``found`` whose name contains ``key``."""
     for name, value in found.items():
         if isinstance(value, Mapping):
             yield from numbers(value, key)
@@ -136,7 +135,7 @@ def numbers(found: Mapping[str, Any], key: str) -> Iterator[float]:
 
 
 def train(algorithm: Any, progress: Progress, lag: Lag, returns: Path) -> None:
-    """Until ``progress`` says so, looking once for each ``train``."""
+    """Train until ``progress`` ends it. It observes once for each ``train``."""
     progress.start()
     with returns.open(encoding="utf-8") as noted:
         over = False
@@ -148,21 +147,20 @@ def train(algorithm: Any, progress: Progress, lag: Lag, returns: Path) -> None:
             )
             for number in numbers(result.get("learners", {}), LAG):
                 lag.add(number, number)
-            over = progress.look(int(steps), map(float, noted))
+            over = progress.observe(int(steps), map(float, noted))
 
 
 def main() -> None:
-    """Train, tell how it went."""
+    """Train, and report the result."""
     task = read_task(__doc__)
-    speaker = Speaker()
+    reporter = Reporter()
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     import ray
 
     settings = settings_of(task)
     lag, progress = Lag("gradient updates"), Progress(task)
-    with tempfile.TemporaryDirectory(
-        prefix="ray", dir="/tmp"
-    ) as directory:  # names of its sockets must stay short
+    # the names of Ray's sockets must stay short
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as directory:
         ray.init(
             num_cpus=4, include_dashboard=False, object_store_memory=2 << 30, _temp_dir=directory
         )
@@ -170,14 +168,14 @@ def main() -> None:
         returns.touch()
         algorithm = build(task, settings, returns)
         train(algorithm, progress, lag, returns)
-        speaker.tell(
+        reporter.report(
             task,
             progress,
             peer=f"RLlib {settings['algorithm']}",
-            clock_starts="the first train(), the algorithm being built",
+            clock_starts="the first train(), after building",
             settings=settings,
             packages=("ray", "torch", "gymnasium", "ale-py", "numpy"),
-            lag=lag.told(),
+            lag=lag.summary(),
         )
         algorithm.stop()
         ray.shutdown()

@@ -1,5 +1,5 @@
-"""Stable-Baselines3's SAC on HalfCheetah-v5 with the settings of ``configs/halfcheetah_sac.toml``,
-for so many steps.
+"""Peer script: Stable-Baselines3's SAC on HalfCheetah-v5 with the settings of
+``configs/halfcheetah_sac.toml``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ EPISODES = 10
 
 
 def main() -> None:
-    """``SEED STEPS``: train, play `EPISODES` with the most probable actions, say how it went."""
+    """Arguments: ``SEED STEPS``. Train, play `EPISODES` with the most probable actions, and report
+    the result.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("seed", type=int)
     parser.add_argument("steps", type=int)
@@ -48,7 +50,7 @@ def main() -> None:
     mean, deviation = evaluate_policy(
         model, make_vec_env("HalfCheetah-v5", 1, seed=given.seed + 1000), n_eval_episodes=EPISODES
     )
-    child.say(
+    child.report(
         {
             "evaluation_return": float(mean),
             "deviation": float(deviation),

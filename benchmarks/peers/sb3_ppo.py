@@ -1,16 +1,16 @@
-"""Stable-Baselines3's PPO with the settings that RL Zoo publishes: CartPole-v1 to a target return,
-Pong for its rate.
+"""Peer script: Stable-Baselines3's PPO with RL Zoo's published settings, CartPole-v1 to a target
+return, Pong for its rate.
 
 ``python -m benchmarks.peers.sb3_ppo cartpole|pong ...``, with an interpreter that has
-stable-baselines3; ``episodes=N`` evaluates the end over N episodes of most probable actions. The
-clock is that of training: it starts with ``learn``, after imports and construction.
+stable-baselines3. ``episodes=N`` evaluates the result over N episodes of most probable actions. The
+clock starts with ``learn``, after imports and construction.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.peers.common import Progress, Speaker, Task, read_task
+from benchmarks.peers.common import Progress, Reporter, Task, read_task
 
 CARTPOLE: dict[str, Any] = {
     "n_envs": 8,
@@ -24,8 +24,8 @@ CARTPOLE: dict[str, Any] = {
     "clip_range": 0.2,
     "schedule_steps": 100_000,
 }
-"""``ppo: CartPole-v1``. Rate and clip fall linearly; a run that is not there after
-``schedule_steps`` has not reached the target.
+"""RL Zoo's ``ppo: CartPole-v1``. Rate and clip fall linearly. A run without the target after
+``schedule_steps`` has failed.
 """
 PONG: dict[str, Any] = {
     "n_envs": 8,
@@ -38,11 +38,11 @@ PONG: dict[str, Any] = {
     "clip_range": 0.1,
     "schedule_steps": 10_000_000,
 }
-"""``ppo: atari``: 84 x 84 x 4, frame skip 4, the CNN of Nature."""
+"""RL Zoo's ``ppo: atari``: 84 x 84 x 4, frame skip 4, Nature CNN."""
 
 
 def make_environments(env: str, count: int, seed: int) -> Any:
-    """Vector of ``count`` environments as RL Zoo wraps them."""
+    """Make a vector of ``count`` environments with RL Zoo's wrappers."""
     import gymnasium as gym
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
     from stable_baselines3.common.vec_env import VecFrameStack
@@ -58,12 +58,12 @@ def make_environments(env: str, count: int, seed: int) -> Any:
 
 
 def callback(progress: Progress, *, each_step: bool) -> Any:
-    """Looks at every step at which an episode ends, or, where the rate counts, at whole cycles of
-    sampling and learning.
+    """Make a callback that observes each step at which an episode ends, or whole cycles of sampling
+    and learning if only the rate counts.
     """
     from stable_baselines3.common.callbacks import BaseCallback
 
-    class Looks(BaseCallback):  # type: ignore[misc]  # it comes without type hints where lint runs
+    class Observer(BaseCallback):  # type: ignore[misc]  # the lint environment lacks its type hints
         def __init__(self) -> None:
             super().__init__()
             self._over = False
@@ -73,7 +73,7 @@ def callback(progress: Progress, *, each_step: bool) -> Any:
             progress.start()
 
         def _on_rollout_start(self) -> None:
-            self._over = progress.look(self.num_timesteps, self._returns)
+            self._over = progress.observe(self.num_timesteps, self._returns)
             self._returns = []
 
         def _on_step(self) -> bool:
@@ -84,11 +84,11 @@ def callback(progress: Progress, *, each_step: bool) -> Any:
                 self._on_rollout_start()
             return not self._over
 
-    return Looks()
+    return Observer()
 
 
 def train(task: Task, progress: Progress) -> Any:
-    """The trained model."""
+    """Return the trained model."""
     from stable_baselines3 import PPO
 
     settings = CARTPOLE if task.env == "cartpole" else PONG
@@ -113,7 +113,7 @@ def train(task: Task, progress: Progress) -> Any:
 
 
 def evaluate(model: Any, seed: int, episodes: int) -> float:
-    """Mean return of CartPole with the most probable actions."""
+    """Return CartPole's mean return with the most probable actions."""
     from stable_baselines3.common.evaluation import evaluate_policy
 
     mean_return, _ = evaluate_policy(
@@ -126,13 +126,13 @@ def evaluate(model: Any, seed: int, episodes: int) -> float:
 
 
 def main() -> None:
-    """Train, evaluate if asked to, tell how it went."""
+    """Train, evaluate if requested, and report the result."""
     task = read_task(__doc__)
-    speaker = Speaker()
+    reporter = Reporter()
     progress = Progress(task)
     model = train(task, progress)
     episodes = int(task.options.get("episodes", "0"))
-    speaker.tell(
+    reporter.report(
         task,
         progress,
         peer="Stable-Baselines3 PPO",

@@ -1,5 +1,5 @@
-"""``python -m benchmarks.peers.table [FILE ...]``: what was measured beside peers, one line for
-each, from the results.
+"""Short table of the comparison with peers: ``python -m benchmarks.peers.table [FILE ...]`` prints
+one line for each side.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ COLUMNS = {
     "cores": "cores",
     "peak_pss": "peak memory, MiB",
 }
-"""Values in the order in which they are shown. A column of which no side has a value is left out.
-"""
+"""Values in the order of the columns. A column without any value is omitted."""
 
 
 def compact(found: Mapping[str, Any]) -> str:
-    """The document's values as Markdown: median (low – high), and of how many rounds where some did
-    not come about.
+    """Format the document's values as Markdown: median (low – high), and the number of rounds with
+    a value if some are missing.
     """
     by_side: dict[str, dict[str, Mapping[str, Any]]] = {}
     for value in found["values"]:
@@ -65,18 +64,18 @@ def _cell(values: Mapping[str, Mapping[str, Any]], name: str) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Print a table for each file; 1 if one is not there."""
+    """Print a table for each file. Return 1 if a file does not exist."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.table", description=__doc__)
     parser.add_argument(
         "files",
         nargs="*",
         type=Path,
-        help="results; those that `make bench-peers` writes when none is named",
+        help="result files (default: those that `make bench-peers` writes)",
     )
     missing = False
     for file in parser.parse_args(given).files or [results.RESULTS / name for name in FILES]:
         if not file.exists():
-            print(f"{file} is not there: make bench-peers", file=sys.stderr)
+            print(f"{file} does not exist; run `make bench-peers`", file=sys.stderr)
             missing = True
             continue
         found = json.loads(file.read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
-"""TorchRL's collector, ``ClipPPOLoss`` and ``GAE`` put together as in its examples: CartPole-v1 to
-a target return.
+"""Peer script: TorchRL's collector, ``ClipPPOLoss`` and ``GAE``, combined as in its examples,
+CartPole-v1 to a target return.
 
-TorchRL publishes no settings for CartPole, so it gets those that RL Zoo publishes for PPO. ``python
--m benchmarks.peers.torchrl_ppo cartpole ...``, with an interpreter that has torchrl. The clock
-starts with the first batch asked for.
+TorchRL publishes no settings for CartPole, so it gets RL Zoo's settings for PPO. ``python -m
+benchmarks.peers.torchrl_ppo cartpole ...``, with an interpreter that has torchrl. The clock starts
+with the request of the first batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.peers.common import Progress, Speaker, Task, read_task
+from benchmarks.peers.common import Progress, Reporter, Task, read_task
 
 SETTINGS: dict[str, Any] = {
     "n_envs": 8,
@@ -29,11 +29,11 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 1e-3,
     "schedule_steps": 100_000,
 }
-"""The learning rate falls linearly; a batch is one minibatch."""
+"""The learning rate falls linearly. A batch is one minibatch."""
 
 
 def networks() -> tuple[Any, Any]:
-    """Actor and critic of their own: 64-64, tanh."""
+    """Return separate actor and critic: 64-64, tanh."""
     from tensordict.nn import TensorDictModule
     from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, ValueOperator
 
@@ -46,14 +46,14 @@ def networks() -> tuple[Any, Any]:
 
 
 def make_collector(actor: Any, seed: int) -> Any:
-    """One process, as its PPO examples have it for classic control."""
+    """Make a collector in one process, as in TorchRL's PPO examples for classic control."""
     from torchrl import collectors
     from torchrl.envs import Compose, GymEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
 
     def environment() -> Any:
         return TransformedEnv(GymEnv("CartPole-v1"), Compose(RewardSum(), StepCounter()))
 
-    kind = getattr(collectors, "SyncDataCollector", None) or collectors.Collector  # the newer name
+    kind = getattr(collectors, "SyncDataCollector", None) or collectors.Collector  # its later name
     amount = {
         "frames_per_batch": SETTINGS["frames_per_batch"],
         "total_frames": SETTINGS["schedule_steps"],
@@ -64,7 +64,7 @@ def make_collector(actor: Any, seed: int) -> Any:
 
 
 def train(task: Task, progress: Progress) -> None:
-    """Until ``progress`` says so, or the schedule is over."""
+    """Train until ``progress`` ends it or the schedule is over."""
     from torchrl.objectives import ClipPPOLoss
     from torchrl.objectives.value import GAE
 
@@ -85,7 +85,7 @@ def train(task: Task, progress: Progress) -> None:
     for batch in collector:
         steps += batch.numel()
         over = batch["next", "done"].squeeze(-1)
-        if progress.look(steps, batch["next", "episode_reward"].squeeze(-1)[over].tolist()):
+        if progress.observe(steps, batch["next", "episode_reward"].squeeze(-1)[over].tolist()):
             break
         optimiser.param_groups[0]["lr"] = SETTINGS["learning_rate"] * max(
             0.0, 1.0 - steps / SETTINGS["schedule_steps"]
@@ -104,18 +104,18 @@ def train(task: Task, progress: Progress) -> None:
 
 
 def main() -> None:
-    """Train, tell how it went."""
+    """Train, and report the result."""
     task = read_task(__doc__, envs=("cartpole",))
-    speaker = Speaker()
+    reporter = Reporter()
     warnings.filterwarnings("ignore")
     torch.manual_seed(task.seed)
     progress = Progress(task)
     train(task, progress)
-    speaker.tell(
+    reporter.report(
         task,
         progress,
         peer="TorchRL PPO",
-        clock_starts="the first batch asked for",
+        clock_starts="the request of the first batch",
         settings=SETTINGS,
         packages=("torchrl", "tensordict", "torch", "gymnasium", "numpy"),
     )

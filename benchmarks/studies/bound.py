@@ -1,13 +1,12 @@
-"""Why the bound matters: ``python -m benchmarks.studies.bound`` trains with learners of several speeds
-under several bounds, controllers and algorithms.
+"""Study of the staleness bound: ``python -m benchmarks.studies.bound`` trains with several speeds
+of the learner, bounds, controllers and algorithms.
 
-Four actors feed one learner, which is as fast as it can be or sleeps so many times as long as it
-computes. Data are then as old as the bound, or whatever takes its place, lets them become: a bound
-kept by pacing (controller ``staleness``), the same bound kept by throwing away at the learner's
-door (``consume_only``), or none (``open_loop``, where memory holds `SLOTS` trajectories). A run
-ends when 100 episodes of evaluation average the target, or after `SECONDS` of training. With
-``--only none`` nothing is run, and what was measured earlier is shown and drawn; that needs the
-extra ``plots``.
+Four actors feed one learner, which runs at full speed, or sleeps a multiple of its computing time.
+Data become as stale as the limit allows. The limit is a bound kept by pacing (controller
+``staleness``), the same bound kept by dropping at the learner (``consume_only``), or memory for
+`SLOTS` trajectories (``open_loop``). A run ends when 100 evaluation episodes average the target, or
+after `SECONDS` of training. ``--only none`` runs nothing, and formats and plots the recorded runs.
+Plots need the extra ``plots``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SECONDS = 30.0
 ACTORS = 4
 SLOTS = 32
 SLOWDOWNS = (0.0, 4.0, 10.0)
-"""Seconds the learner sleeps for each that it computes."""
+"""Seconds of sleep for each second of the learner's computing."""
 ALGORITHMS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "PPO": ("cartpole_ppo", {"algorithm.decoupled": False}),
     "decoupled PPO": ("cartpole_ppo", {"algorithm.decoupled": True}),
@@ -39,33 +38,33 @@ HOLDERS: Mapping[str, Mapping[str, object]] = {
     "filter at 16": {"balance.max_staleness": 16, "balance.controller": "consume_only"},
     "open loop": {"balance.max_staleness": "unbounded", "balance.controller": "open_loop"},
 }
-"""What holds the age of data."""
+"""Settings that limit staleness."""
 COMMON: Mapping[str, object] = {
     "actors.count": ACTORS,
     "run.max_seconds": SECONDS,
     "run.max_env_steps": None,
 }
-HEAD = f"""# Why the bound matters
+HEAD = f"""# Effect of the staleness bound
 
-CartPole to a mean of 475 over 100 episodes of evaluation, {ACTORS} actors of 32 environments, two
-cores a run, at most {SECONDS:.0f} s of training. *slowed*: the learner sleeps so many times as long
-as it computes. η: the bound, kept by pacing actors. *filter*: actors are not paced, and what is too
-old is dropped when the learner takes it. *open loop*: no bound, {SLOTS} trajectories of memory.
-Medians over seeds; a run that did not reach the target counts as {SECONDS:.0f} s. Final return: of
-the last evaluation. Dropped: of the trajectories that were begun, those begun in vain.
+CartPole to a mean of 475 over 100 evaluation episodes, {ACTORS} actors of 32 environments, two cores
+for each run, at most {SECONDS:.0f} s of training. *slowed*: the learner sleeps this multiple of its
+computing time. η: the bound, kept by pacing actors. *filter*: actors are not paced, and the learner
+drops expired trajectories. *open loop*: no bound, memory for {SLOTS} trajectories. Values are medians
+over seeds. A run that did not reach the target counts as {SECONDS:.0f} s. Final return: return of the
+last evaluation. Dropped: share of the begun trajectories that were not trained on.
 
-| algorithm | slowed | held by | reached | time to target, s (range) | final return | steps/s trained | staleness mean | max | dropped |
+| algorithm | slowed | limit | reached | time to target, s (range) | final return | steps/s trained | staleness mean | max | dropped |
 |---|---|---|---|---|---|---|---|---|---|
 """  # noqa: E501 - a row of a Markdown table
 
 
 def name(algorithm: str, slowdown: float, holder: str) -> str:
-    """What a case is called."""
+    """Return the name of a case."""
     return f"{algorithm}, slowed {slowdown:g}, {holder}"
 
 
 def cases() -> tuple[Case, ...]:
-    """Every algorithm with every speed of the learner under every holder."""
+    """Return every algorithm with every speed of the learner and every limit."""
     return tuple(
         Case(
             name(algorithm, slowdown, holder),
@@ -80,15 +79,15 @@ def cases() -> tuple[Case, ...]:
 
 
 def seconds_to_target(summary: Mapping[str, Any]) -> float:
-    """Seconds of training until the target was reached; ``SECONDS`` where it was not, or only by
-    the evaluation at the end.
+    """Return the seconds of training until the target, or ``SECONDS`` if only the final evaluation
+    reached it, or none did.
     """
     found = summary["time_to_target_s"] if summary["target_reached"] else None
     return SECONDS if found is None else min(SECONDS, float(found))
 
 
 def table(records: Sequence[Record], _known: Sequence[Case]) -> str:
-    """For people: one line a case."""
+    """Format one line for each case."""
     return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in _lines(records))
 
 
@@ -112,7 +111,7 @@ def _lines(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
 
 def _figures(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     times = [seconds_to_target(summary) for summary in found]
-    ages = [summary["staleness"] for summary in found]
+    staleness = [summary["staleness"] for summary in found]
     dropped = sum(sum(summary["trajectories"]["dropped"].values()) for summary in found)
     begun = sum(summary["trajectories"]["begun"] for summary in found)
     trained = [
@@ -127,20 +126,20 @@ def _figures(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         f"{statistics.median(times):.1f} ({min(times):.1f} – {max(times):.1f})",
         f"{statistics.median(final):.0f}",
         f"{statistics.median(trained):,.0f}",
-        f"{statistics.median(age['mean'] for age in ages):.2f}",
-        str(max(age["max"] for age in ages)),
+        f"{statistics.median(each['mean'] for each in staleness):.2f}",
+        str(max(each["max"] for each in staleness)),
         f"{dropped / begun:.0%}",
     )
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Time to target over how much the learner is slowed, into ``path`` (SVG): one panel an
-    algorithm, one line a holder.
+    """Plot time to target over the learner's slowdown into ``path`` (SVG): one panel for each
+    algorithm, one line for each limit.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print("no plot: it needs the extra 'plots'", file=sys.stderr)
+        print("no plot: install the extra 'plots'", file=sys.stderr)
         return
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     panels = figure.subplots(1, len(ALGORITHMS), sharey=True)
@@ -163,11 +162,10 @@ def plot(records: Sequence[Record], path: Path) -> None:
                 [middle - min(found) for middle, (_, found) in zip(middles, points, strict=True)],
                 [max(found) - middle for middle, (_, found) in zip(middles, points, strict=True)],
             ]
-            beside = [
-                x * 1.03 ** (index - 2.5) for x, _ in points
-            ]  # or the bars of one slowdown would lie on each other
+            # bars of the same slowdown must not overlap
+            positions = [x * 1.03 ** (index - 2.5) for x, _ in points]
             panel.errorbar(
-                beside,
+                positions,
                 middles,
                 yerr=spread,
                 label=holder,
@@ -176,7 +174,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
                 markersize=4,
                 capsize=2,
             )
-        panel.set(title=algorithm, xscale="log", xlabel="an update takes so many times as long")
+        panel.set(title=algorithm, xscale="log", xlabel="slowdown of an update")
         panel.set_xticks([1 + slow for slow in SLOWDOWNS], [f"{1 + slow:g}" for slow in SLOWDOWNS])
         panel.minorticks_off()
         panel.grid(alpha=0.3)

@@ -1,8 +1,8 @@
-"""SAC on HalfCheetah beside Stable-Baselines3's: return after equal steps with equal settings.
-``python -m benchmarks.studies.halfcheetah``.
+"""Study of SAC on HalfCheetah: ``python -m benchmarks.studies.halfcheetah`` compares the return
+with Stable-Baselines3's, after equal steps with equal settings.
 
-Both run at once, each on a core of its own, because one run takes half an hour. What counts is the
-return.
+Both run at once, each on a core of its own, because one run takes half an hour. Only the return
+counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = ("tianflow sac", "Stable-Baselines3 SAC")
 
 
 def tianflow(core: int, seed: int, steps: int) -> dict[str, Any]:
-    """The shipped config, learner and actor in one process."""
+    """Run the shipped config, with learner and actor in one process."""
     with tempfile.TemporaryDirectory() as runs:
         settings = (
             f"run.seed={seed}",
@@ -33,22 +33,22 @@ def tianflow(core: int, seed: int, steps: int) -> dict[str, Any]:
             "placement.affinity=none",
         )
         options = ("--plain", "--json", "--no-http", "--runs-dir", runs)
-        said = _run(core, "tianflow", "train", "halfcheetah_sac", *options, *settings)
+        answer = _run(core, "tianflow", "train", "halfcheetah_sac", *options, *settings)
     return {
-        "evaluation_return": said["evaluation"]["mean_return"],
-        "training_s": said["training_s"],
-        "env_steps": said["env_steps"],
-        "updates": said["updates"],
+        "evaluation_return": answer["evaluation"]["mean_return"],
+        "training_s": answer["training_s"],
+        "env_steps": answer["env_steps"],
+        "updates": answer["updates"],
     }
 
 
 def stable_baselines3(core: int, seed: int, steps: int) -> dict[str, Any]:
-    """The peer."""
+    """Run the peer."""
     return _run(core, "benchmarks.peers.sb3_halfcheetah", str(seed), str(steps))
 
 
 def _run(core: int, module: str, *arguments: str) -> dict[str, Any]:
-    os.sched_setaffinity(0, {core})  # of this thread, and of what it starts
+    os.sched_setaffinity(0, {core})  # of this thread and its children
     environment = machine.clean_environment(os.environ)
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(
@@ -59,13 +59,15 @@ def _run(core: int, module: str, *arguments: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run both for each seed, keep what came of it; exit code 1 if tianflow's median is below 0.8
-    of the peer's.
+    """Run both for each seed and write the results. Return 1 if tianflow's median is below 0.8 of
+    the peer's.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--out", type=Path, default=RESULTS / "halfcheetah.json")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
+    parser.add_argument("--steps", type=int, default=100_000, help="steps of each run")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "halfcheetah.json", help="file of the results"
+    )
     given = parser.parse_args()
     first, second = sorted(os.sched_getaffinity(0))[:2]
     runs: list[dict[str, Any]] = []

@@ -16,8 +16,8 @@ from benchmarks.lib.results import RESULTS
 
 BOUNDS = (0, 1, 4, 16)
 SLOWED: Mapping[str, object] = {"learner.slowdown": 3.0, "actors.count": 2}
-"""The learner takes four times as long, and two actors keep its queue full: batches are then as old
-as the bound allows.
+"""The learner takes four times as long, and two actors keep its queue full, so batches become as
+stale as the bound allows.
 """
 MEMORY: Mapping[str, object] = {
     "env.id": "tianflow.envs.recall:Recall",
@@ -30,7 +30,7 @@ MEMORY: Mapping[str, object] = {
     "algorithm.entropy_cost": 0.005,
     "run.target_return": 0.95,
 }
-"""What was shown in one fragment must be said in another."""
+"""A task in which the policy must repeat in one fragment what it saw in another."""
 MEMORY_BY: Mapping[str, Mapping[str, object]] = {
     "ppo": {
         "algorithm.learning_rate": 3e-3,
@@ -41,11 +41,11 @@ MEMORY_BY: Mapping[str, Mapping[str, object]] = {
     "impala": {"algorithm.learning_rate": 2e-3, "algorithm.normalise_advantages": False},
 }
 PONG_RISES = -20.0
-"""A player that does nothing loses every point, which is -21."""
+"""A player that does nothing loses every point, which is a return of -21."""
 
 
 def cases() -> tuple[Case, ...]:
-    """The whole matrix, in the order in which it is shown."""
+    """Return the whole matrix in the order of the table."""
     found = []
     for config in ("cartpole_ppo", "cartpole_impala"):
         for bound in BOUNDS:
@@ -115,10 +115,10 @@ def cases() -> tuple[Case, ...]:
 
 HEAD = """# Learning
 
-Each line: runs of `tianflow train` with other seeds, to the target of the config (100 episodes of
-evaluation) or to the end of its steps. *slowed*: the learner sleeps three times as long as it
-computes, so that data become as old as the bound allows. Staleness is counted in updates, per
-trajectory trained on; its mean is the median over runs, its maximum that of all.
+Each line: runs of `tianflow train` with different seeds, to the target of the config (100
+evaluation episodes) or to the end of its steps. *slowed*: the learner sleeps three times as long as
+it computes, so that data become as stale as the bound allows. Staleness is in updates, for each
+trained trajectory. Its mean is the median over runs, its maximum is that of all runs.
 
 | case | solved | wanted | median env steps | median updates | staleness mean | max | violations |
 |---|---|---|---|---|---|---|---|
@@ -126,7 +126,7 @@ trajectory trained on; its mean is the median over runs, its maximum that of all
 
 
 def table(records: Sequence[Record], known: Sequence[Case]) -> str:
-    """For people: one line a case."""
+    """Format one line for each case."""
     return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in _lines(records, known))
 
 
@@ -137,16 +137,16 @@ def _lines(records: Sequence[Record], known: Sequence[Case]) -> Iterator[tuple[s
             solved = [
                 summary for summary in found if case.solved(summary) and case.old_enough(summary)
             ]
-            ages = [summary["staleness"] for summary in found]
+            staleness = [summary["staleness"] for summary in found]
             yield (
                 case.name,
                 f"{len(solved)} of {len(found)}",
                 f"{case.needed} of {case.seeds}" if case.needed else "none",
                 f"{statistics.median(summary['env_steps'] for summary in solved or found):,.0f}",
                 f"{statistics.median(summary['updates'] for summary in solved or found):,.0f}",
-                f"{statistics.median(age['mean'] for age in ages):.2f}",
-                str(max(age["max"] for age in ages)),
-                str(sum(age["violations"] for age in ages)),
+                f"{statistics.median(each['mean'] for each in staleness):.2f}",
+                str(max(each["max"] for each in staleness)),
+                str(sum(each["violations"] for each in staleness)),
             )
 
 

@@ -1,11 +1,11 @@
-"""Does bfloat16 learn alike? ``python -m benchmarks.studies.precision --jobs N`` trains Pong at 42 x 42 in
+"""Study of bfloat16: ``python -m benchmarks.studies.precision --jobs N`` trains Pong at 42 x 42 in
 both precisions, over many seeds.
 
-The same config (``configs/pong_impala.toml``), for each seed one run with ``learner.precision``
-fp32, one with bf16, and one with ``actors.precision`` bf16, too; two cores and at most `SECONDS` a
-run. Kept with each run is its curve: the mean return of the last 100 training episodes over time
-and over steps. With ``--only none`` nothing is run, and what was measured earlier is shown and
-drawn; that needs the extra ``plots``.
+For each seed, ``configs/pong_impala.toml`` runs with ``learner.precision`` fp32, with bf16, and
+with ``actors.precision`` bf16 as well. A run has two cores and at most `SECONDS`. The record of a
+run contains its curve: the mean return of the last 100 training episodes over time and steps.
+``--only none`` runs nothing, and formats and plots the recorded runs. Plots need the extra
+``plots``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PRECISIONS: Mapping[str, Mapping[str, object]] = {
 }
 COMMON: Mapping[str, object] = {"run.max_seconds": SECONDS, "run.target_return": None}
 MOMENTS = " | ".join(f"return at {t:.0f} s" for t in AT_SECONDS)
-HEAD = f"""# Does bfloat16 learn alike?
+HEAD = f"""# Learning in bfloat16
 
 IMPALA on ALE Pong at 42 x 42 (`configs/pong_impala.toml`), {SECONDS:.0f} s of training on two cores
-a run; medians over seeds, with the range. Returns are means of the last 100 training episodes: -21
-is a player who loses every point, 21 one who wins every point. *At the same steps*: where the
-slowest of all runs ended.
+for each run. Values are medians over seeds, with the range. Returns are means of the last 100
+training episodes, from -21 (every point lost) to 21 (every point won). *At the same steps*: at the
+last step of the slowest run.
 
 | precision | runs | steps/s | {MOMENTS} | at the same steps | staleness mean | max | violations |
 |---|---|---|{"---|" * len(AT_SECONDS)}---|---|---|---|
@@ -41,7 +41,7 @@ slowest of all runs ended.
 
 
 def cases() -> tuple[Case, ...]:
-    """One for each precision."""
+    """Return one case for each precision."""
     return tuple(
         Case(name, "pong_impala", {**COMMON, **settings}, needed=None, curve=True)
         for name, settings in PRECISIONS.items()
@@ -49,15 +49,15 @@ def cases() -> tuple[Case, ...]:
 
 
 def at(curve: Sequence[Sequence[float | None]], axis: int, place: float) -> float | None:
-    """The return at ``place`` of a curve of (seconds, steps, return), on its ``axis`` 0 or 1: that
-    of the last point up to there.
+    """Return the return at ``place`` on ``axis`` 0 or 1 of a curve of (seconds, steps, return):
+    that of the last point up to there.
     """
     known = [point for point in curve if point[2] is not None and (point[axis] or 0.0) <= place]
     return known[-1][2] if known else None
 
 
 def table(records: Sequence[Record], _known: Sequence[Case]) -> str:
-    """For people: one line a precision."""
+    """Format one line for each precision."""
     return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in _lines(records))
 
 
@@ -66,7 +66,7 @@ def _lines(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     for precision in PRECISIONS:
         found = [record.summary for record in records if record.case == precision]
         if found:
-            ages = [summary["staleness"] for summary in found]
+            staleness = [summary["staleness"] for summary in found]
             yield (
                 precision,
                 str(len(found)),
@@ -76,9 +76,9 @@ def _lines(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
                     for t in AT_SECONDS
                 ),
                 _spread([at(summary["curve"], 1, slowest) for summary in found], ".1f"),
-                f"{statistics.median(age['mean'] for age in ages):.2f}",
-                str(max(age["max"] for age in ages)),
-                str(sum(age["violations"] for age in ages)),
+                f"{statistics.median(each['mean'] for each in staleness):.2f}",
+                str(max(each["max"] for each in staleness)),
+                str(sum(each["violations"] for each in staleness)),
             )
 
 
@@ -90,13 +90,13 @@ def _spread(values: Sequence[float | None], form: str) -> str:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Returns over time and over steps, into ``path`` (SVG): a thin line a run, a colour a
-    precision.
+    """Plot returns over time and over steps into ``path`` (SVG): a thin line for each run, a colour
+    for each precision.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print("no plot: it needs the extra 'plots'", file=sys.stderr)
+        print("no plot: install the extra 'plots'", file=sys.stderr)
         return
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels: Any = figure.subplots(1, 2, sharey=True)

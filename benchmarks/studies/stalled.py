@@ -1,5 +1,5 @@
-"""Memory of a run with 128 actors whose learner stands still: nothing may grow, however long it
-lasts.
+"""Study: memory of a run with 128 actors whose learner is stopped for half an hour. It must not
+grow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TIMEOUT_S = 180.0
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``."""
+    """Make the benchmark in the size of ``plan``."""
     seconds = 2.0 if plan.quick else 1800.0
     actors = 8 if plan.quick else MOST
 
@@ -29,24 +29,24 @@ def make(plan: Plan) -> Benchmark:
 
     return Benchmark(
         name="stalled",
-        title="memory of a run with 128 actors while its learner stands still",
+        title="memory of a run with 128 actors while its learner is stopped",
         sides=(Side(STALLED, lambda _: stalled()),),
         ratios=(
             Ratio(
-                "memory at first over memory at last",
+                "memory at the start over memory at the end",
                 lambda v: quotient(v[STALLED]["first"], v[STALLED]["last"]),
                 aim=0.98,
             ),
         ),
         units={
-            "first": "MiB, all processes, 10 s after the learner was stopped",
+            "first": "MiB, all processes, 10 s after the stop",
             "last": f"MiB, {seconds / 60:g} minutes later",
-            "highest": "MiB, in between",
+            "highest": "MiB, between the two",
             "processes": "processes",
         },
         settings={
             "run": f"benchmarks/configs/{CONFIG.name} with {actors} actors in {HOSTS} hosts; "
             "SIGSTOP after 2 s of training"
         },
-        notes=("Proportional set sizes, looked at once a minute.",),
+        notes=("Proportional set sizes, sampled once a minute.",),
     )

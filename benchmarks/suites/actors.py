@@ -1,5 +1,5 @@
-"""What slots cost an actor: its environments alone, with inference, and with inference and
-slots.
+"""Suite: the cost of slots for an actor. It compares environments alone, with inference, and with
+inference and slots.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ CASES = {
         ("env.id=benchmarks.lib.sleeping:Sleeping", "env.num_envs=4", "actors.rollout_steps=4"),
     ),
 }
-"""Config and overrides, by what the environments are and how many."""
+"""Config and overrides by environments and their number."""
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``.
+    """Make the benchmark in the size of ``plan``.
 
     Raises:
         BenchmarkError: ale-py is not installed.
@@ -77,8 +77,8 @@ def make(plan: Plan) -> Benchmark:
             ),
         ),
         units={
-            "environment": "env steps/s, nothing else",
-            "inference": "env steps/s, with the policy as a rollout asks it",
+            "environment": "env steps/s, environments alone",
+            "inference": "env steps/s, with the policy as a rollout calls it",
             "slots": "env steps/s, the shipped rollout",
         },
         settings={
@@ -90,11 +90,5 @@ def make(plan: Plan) -> Benchmark:
             "sleeping": f"4 environments of Python, one after another, {sleeping.STEP_S * 1e3:g} "
             "ms a step each, T = 4, mlp 64-64 relu",
         },
-        notes=(
-            (
-                "With slots: also log-probabilities, flags, episode returns, and looking for what "
-                "is "
-                "not finite."
-            ),
-        ),
+        notes=("With slots: also log-probabilities, flags, episode returns, and a check for NaN.",),
     )

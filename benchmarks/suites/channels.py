@@ -1,4 +1,6 @@
-"""The shared-memory channels alone, beside a plain copy of as many bytes."""
+"""Suite: the shared-memory channels alone, compared with a plain copy of the same number of
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ TIMEOUT_S = 120.0
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``."""
+    """Make the benchmark in the size of ``plan``."""
     slots, weights = (40, 40) if plan.quick else (1000, 400)
 
     def measure(channel: str, nbytes: int, count: int) -> Values:
@@ -64,17 +66,13 @@ def make(plan: Plan) -> Benchmark:
             "memcpy": "µs",
         },
         settings={
-            "slots": f"{slots} trajectories, one credit, bound 0",
+            "slots": f"{slots} trajectories, one credit, max_staleness 0",
             "weights": f"{weights} versions",
             "processes": "actor, coordinator, learner",
         },
         notes=(
             "Commit to receive: two messages and two wake-ups, through the coordinator.",
-            (
-                "Data do not move, but writing and copying them leaves caches and cores cold for "
-                "the "
-                "messages."
-            ),
-            "Publishing and reading each make and verify a checksum besides the copy.",
+            "The channel does not copy data. Writing and copying leave cold caches for messages.",
+            "Publishing computes a checksum, and reading verifies it, beside the copy.",
         ),
     )

@@ -1,5 +1,5 @@
-"""What the staleness bound costs: throughput under the controller over throughput with no balance
-at all.
+"""Suite: the cost of a staleness bound. It compares throughput under the controller with throughput
+without balance.
 """
 
 from __future__ import annotations
@@ -21,32 +21,28 @@ from benchmarks.workers import lockstep, training, turns
 
 PACED, FREE = "paced.toml", "impala_cartpole.toml"
 UPDATE_S, STEPS = 0.04, 32
-"""As in ``paced.toml``: an update takes as long as T steps of one actor alone do."""
+"""As in ``paced.toml``: an update takes as long as T steps of one actor."""
 OPEN_LOOP = ("balance.controller=open_loop", "balance.max_staleness=unbounded")
 
 
 PACING = (
-    "Paced: the environment's step and the learner's update rest until a set time has passed, so "
-    "that A actors together make "
-    "one trajectory in the time of one update: both halves are equally fast, where the controller "
-    "costs "
-    "most, and nothing else limits "
-    "the run, not even a shared core. Free: the same without rests, limited by this machine."
+    "Paced: a step and an update sleep until a set time has passed. A actors together make one "
+    "trajectory in the time of one update. Both halves are equally fast, where the controller "
+    "costs most, and nothing else limits the run, not even a shared core. Free: the same without "
+    "sleep, limited by this machine."
 )
 HALVES = (
-    "Bare halves: rollout and update as shipped, each in a process of its own that tells the "
-    "other with one byte; no coordinator, no "
-    "weights. With η = 1 trajectory n begins when update n - 2 is over, and update n - 1 begins "
-    "when trajectory n - 1 is there, so "
-    "whatever one half is slower than the other in any single cycle is lost. That costs every "
-    "implementation as much."
+    "Bare halves: the shipped rollout and update, each in a process of its own, which exchange one "
+    "byte; no coordinator, no weights. With η = 1 trajectory n begins when update n - 2 has ended, "
+    "and update n - 1 begins when trajectory n - 1 has arrived. Any delay of one half in a cycle "
+    "is therefore lost. That costs every implementation the same."
 )
 SHOWN = ("trained_per_s", "return", "staleness_mean", "staleness_max", "dropped")
 
 
 def paced(actors: int) -> tuple[str, ...]:
-    """Settings with which ``actors`` actors together make one trajectory in the time of one update,
-    each in a process of its own.
+    """Return settings with which ``actors`` actors together make one trajectory in the time of one
+    update, each in a process of its own.
     """
     return (
         f"actors.count={actors}",
@@ -56,12 +52,12 @@ def paced(actors: int) -> tuple[str, ...]:
 
 
 def bound(value: int) -> tuple[str, ...]:
-    """Settings of the default controller with that bound."""
+    """Return settings of the default controller with ``value`` as its bound."""
     return ("balance.controller=staleness", f"balance.max_staleness={value}")
 
 
 def forecast(actors: int, batch: int, max_staleness: int) -> float:
-    """min(1, C/(A + B)): of C = (max_staleness + 1) B credits B sit in the update, so C - B
+    """Return min(1, C/(A + B)). Of C = (max_staleness + 1) B credits the update holds B, so C - B
     trajectories roll out meanwhile.
     """
     return min(1.0, (max_staleness + 1) * batch / (actors + batch))
@@ -77,7 +73,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "free, A = 1, open loop": (FREE, OPEN_LOOP),
     "free, A = 1, η = 1": (FREE, bound(1)),
 }
-"""B = 1 throughout. Config and what differs from it, by side."""
+"""Config and overrides by side. B = 1 throughout."""
 FREE_CASES = tuple(case for case in CASES if case.startswith("free"))
 TURNS = 16
 SLOTS = 32
@@ -86,7 +82,7 @@ LIMITS = {"bare halves, open loop": SLOTS, "bare halves, η = 1": 2}
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``."""
+    """Make the benchmark in the size of ``plan``."""
     window = training.Window(0.3, 1.5) if plan.quick else training.Window(2.0, 8.0)
     free, times = (
         (training.Window(0.3, 0.5), 2) if plan.quick else (training.Window(2.0, 0.75), TURNS)
@@ -117,7 +113,7 @@ def make(plan: Plan) -> Benchmark:
 
     return Benchmark(
         name="cost_of_balance",
-        title="trained steps/s under a staleness bound over open loop",
+        title="trained steps/s under a staleness bound over those of an open loop",
         sides=(
             *(side(case) for case in CASES if case not in FREE_CASES),
             Together(FREE_CASES, in_turn),
@@ -137,7 +133,7 @@ def make(plan: Plan) -> Benchmark:
                 forecast(4, 1, 4),
             ),
             Ratio(
-                "η = 1, A = 4·B: actors idle by controller",
+                "η = 1, A = 4·B: the controller idles actors",
                 _over("paced, A = 4, η = 1", "paced, A = 4, open loop"),
                 None,
                 forecast(4, 1, 1),
@@ -149,16 +145,16 @@ def make(plan: Plan) -> Benchmark:
                 forecast(1, 1, 0),
             ),
             Ratio(
-                "η = 1, A = B, as fast as it goes",
+                "η = 1, A = B, unpaced",
                 _over("free, A = 1, η = 1", "free, A = 1, open loop"),
                 0.95,
             ),
             Ratio(
-                "the same with nothing between the halves",
+                "η = 1 over open loop, bare halves",
                 _over("bare halves, η = 1", "bare halves, open loop"),
             ),
             Ratio(
-                "η = 1, as fast as it goes, over bare halves under η = 1",
+                "η = 1, unpaced, over bare halves under η = 1",
                 _over("free, A = 1, η = 1", "bare halves, η = 1"),
             ),
         ),
@@ -170,8 +166,8 @@ def make(plan: Plan) -> Benchmark:
             "free": f"benchmarks/configs/{FREE}: CartPole and IMPALA unpaced, 64 environments, B "
             "= 1, T = 32",
             "window": f"paced {window.seconds:g} s after {window.warm_s:g} s of training; "
-            f"free {times} of {free.seconds:g} s a round and side, in turn, both runs up and one "
-            "of them paused; "
+            f"free {times} of {free.seconds:g} s in each round for each side, in turn, while the "
+            "other run is paused; "
             f"bare halves {loops.seconds:g} s after {loops.warm_s:g} s",
             "cores": "learner on one, actors on the others; a host process for each actor",
             "threads": "1 a process",
@@ -180,8 +176,8 @@ def make(plan: Plan) -> Benchmark:
         notes=(
             PACING,
             (
-                f"Open loop: no bound, credits for all slots, batches in order of arrival; {SLOTS} "
-                "slots push back."
+                "Open loop: no bound, credits for all slots, batches in order of arrival. The only "
+                f"limit is {SLOTS} slots."
             ),
             HALVES,
             "Forecast: min(1, C/(A + B)) with C = (η + 1)·B.",

@@ -1,6 +1,4 @@
-"""What `tianflow simulate` forecasts of a run, and `tianflow diagnose` of one that follows its
-advice, beside what comes of it.
-"""
+"""Suite: the forecasts of `tianflow simulate` and of a diagnosis, compared with measurements."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ VARIES = "env.kwargs.varies=true"
 OTHERS = ("actors.count=2", "balance.max_staleness=1", "learner.slowdown=1")
 WANTED = ("actors.count=5", "balance.max_staleness=2", "learner.slowdown=0")
 QUIET_S = 5.5
-"""A history tells nothing of the first five seconds, see `tianflow.simulation.calibration`."""
+"""A history does not count the first five seconds, see `tianflow.simulation.calibration`."""
 SETTLED_S = 2.0
-"""After the last actor that was advised has begun its work."""
+"""Seconds from the start of the last advised actor to the measurement."""
 UPDATES = ("--updates", 1000, "--warmup", 100)
 LEARNS = "cartpole_ppo as shipped"
 ADVICE, CROWD = "advice on actors", "10,000 actors"
@@ -43,15 +41,15 @@ HARD = {
     "failures_per_hour": 60.0,
     "latency_s": 0.001,
 }
-"""Actors together make a batch in the time of an update; two of a hundred take twenty times as
-long, and each fails once a minute.
+"""The actors together make a batch in the time of an update. Two per cent of the trajectories take
+twenty times as long, and each actor fails once a minute.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run, and the ``source`` whose history it is forecast from: settings of another run, or None
-    for its own.
+    """A run and the ``source`` of its forecast: settings of another run whose history is used, or
+    None for its own history.
     """
 
     config: Path
@@ -60,7 +58,7 @@ class Case:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What the simulation is told beside the source's config."""
+        """Settings of the simulation beside the source's config."""
         return (
             ()
             if self.source is None
@@ -70,24 +68,24 @@ class Case:
 
 CASES = {
     "trajectories vary": Case(SLEEPING, (VARIES,)),
-    "updates vary, too": Case(SLEEPING, (VARIES, "algorithm.varies=true")),
+    "updates vary too": Case(SLEEPING, (VARIES, "algorithm.varies=true")),
     "from a run with other settings": Case(SLEEPING, (VARIES, *WANTED), source=(VARIES, *OTHERS)),
     LEARNS: Case(CARTPOLE, ENDLESS),
 }
 
 
 def simulated(*arguments: object) -> child.Finished:
-    """``tianflow simulate arguments``, its outcome as JSON."""
+    """Run ``tianflow simulate arguments`` and parse its JSON."""
     return child.run("tianflow", "simulate", *arguments, "--json", timeout_s=120.0)
 
 
 def forecast(directory: Path, changes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What the history in ``directory`` tells of its run, with ``changes``."""
+    """Forecast a run from the history in ``directory``, with ``changes``."""
     return simulated(directory / "config.toml", *changes, "--like", directory, *UPDATES).answer
 
 
 def compare(case: Case, window: training.Window, seed: int, scratch: Path) -> Values:
-    """Run ``case``, and forecast it."""
+    """Run ``case`` and forecast it."""
     with tempfile.TemporaryDirectory(dir=scratch) as runs:
 
         def run(name: str, settings: tuple[str, ...]) -> Values:
@@ -106,20 +104,22 @@ def compare(case: Case, window: training.Window, seed: int, scratch: Path) -> Va
         if case.source is not None:
             run("source", case.source)
         seen = run("seen", case.settings)
-        told = forecast(Path(runs) / ("seen" if case.source is None else "source"), case.changes)
-    return beside(seen, told)
+        predicted = forecast(
+            Path(runs) / ("seen" if case.source is None else "source"), case.changes
+        )
+    return compared(seen, predicted)
 
 
-def beside(seen: Values, told: dict[str, Any]) -> Values:
-    """A window of a run (`training.between`) and the outcome of a simulation, as values of one
-    side.
+def compared(seen: Values, predicted: dict[str, Any]) -> Values:
+    """Combine a window of a run (`training.between`) and the result of a simulation into the values
+    of one side.
     """
-    pace, age = told["steps_per_s"], told["staleness"]["mean"]
+    pace, staleness = predicted["steps_per_s"], predicted["staleness"]["mean"]
     found = {
         "pace": seen["committed_per_s"],
         "forecast_pace": pace,
-        "age": seen["staleness_mean"],
-        "forecast_age": age,
+        "staleness": seen["staleness_mean"],
+        "forecast_staleness": staleness,
     }
     return {
         **found,
@@ -130,25 +130,27 @@ def beside(seen: Values, told: dict[str, Any]) -> Values:
 
 
 def crowd(seconds: float, seed: int) -> Values:
-    """Simulate `ACTORS` of them for so many ``seconds`` of virtual time, in a process whose whole
-    CPU time counts.
+    """Simulate `ACTORS` actors for ``seconds`` of virtual time, in a process whose whole CPU time
+    counts.
     """
     rates = [f"rates.{name}={value}" for name, value in HARD.items()]
     limits = ("--updates", 10**6, "--warmup", 0, "--seconds", seconds, "--seed", seed)
     done = simulated("cartpole_ppo", f"actors={ACTORS}", *CROWD_SETTINGS, *rates, *limits)
-    told = done.answer
+    outcome = done.answer
     return {
-        "virtual_per_cpu_s": told["seconds"] / done.cpu_s,
-        "staleness_max": float(told["staleness"]["max"]),
-        "violations": float(told["staleness"]["violations"]),
-        "died": float(told["dropped"].get("died", 0)),
-        "cut": float(told["cuts"]),
-        "trained": float(told["trained"]),
+        "virtual_per_cpu_s": outcome["seconds"] / done.cpu_s,
+        "staleness_max": float(outcome["staleness"]["max"]),
+        "violations": float(outcome["staleness"]["violations"]),
+        "died": float(outcome["dropped"].get("died", 0)),
+        "cut": float(outcome["cuts"]),
+        "trained": float(outcome["trained"]),
     }
 
 
 def advised(seconds: float, scratch: Path) -> Values:
-    """One actor of environments that sleep; as many as the diagnosis advises."""
+    """Measure one actor of sleeping environments, then the number of actors that the diagnosis
+    suggests.
+    """
     with tempfile.TemporaryDirectory(dir=scratch) as runs:
         return child.run(
             "benchmarks.workers.advised_run", SLEEPING, SETTLED_S, seconds, runs, timeout_s=180.0
@@ -156,7 +158,7 @@ def advised(seconds: float, scratch: Path) -> Values:
 
 
 def agreement(side: str, name: str) -> Callable[[RoundValues], float | None]:
-    """The smaller of what was forecast and what was seen, over the larger."""
+    """Return the smaller of forecast and measurement over the larger."""
 
     def of(values: RoundValues) -> float | None:
         ratio = quotient(values[side][f"forecast_{name}"], values[side][name])
@@ -165,21 +167,21 @@ def agreement(side: str, name: str) -> Callable[[RoundValues], float | None]:
     return of
 
 
-def forecast_over_seen(side: str, name: str) -> Callable[[RoundValues], float | None]:
-    """Above 1: it was forecast too high."""
+def forecast_over_measured(side: str, name: str) -> Callable[[RoundValues], float | None]:
+    """Return forecast over measurement. Above 1, the forecast is too high."""
     return lambda values: quotient(values[side][f"forecast_{name}"], values[side][name])
 
 
 def ratios() -> tuple[Ratio, ...]:
-    """How near what was forecast is to what was seen, and on which side of it."""
+    """Return the agreement of forecast and measurement, and its direction."""
     found = [
         ratio
         for side in CASES
-        for name, what in (("pace", "steps/s"), ("age", "mean staleness"))
+        for name, what in (("pace", "steps/s"), ("staleness", "mean staleness"))
         for ratio in (
             Ratio(
-                f"forecast {what} over seen: {side}",
-                forecast_over_seen(side, name),
+                f"forecast {what} over measured: {side}",
+                forecast_over_measured(side, name),
                 forecast=1.0,
                 sides=(side,),
             ),
@@ -194,8 +196,8 @@ def ratios() -> tuple[Ratio, ...]:
     return (
         *found,
         Ratio(
-            "forecast steps/s over seen: advice",
-            forecast_over_seen(ADVICE, "pace"),
+            "forecast steps/s over measured: advice",
+            forecast_over_measured(ADVICE, "pace"),
             forecast=1.0,
             sides=(ADVICE,),
         ),
@@ -212,7 +214,7 @@ def ratios() -> tuple[Ratio, ...]:
             sides=(CROWD,),
         ),
         Ratio(
-            "10,000 actors: bound over oldest",
+            "10,000 actors: bound over largest staleness",
             lambda v: quotient(BOUND, v[CROWD]["staleness_max"]),
             aim=1.0,
             sides=(CROWD,),
@@ -221,7 +223,7 @@ def ratios() -> tuple[Ratio, ...]:
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``."""
+    """Make the benchmark in the size of ``plan``."""
     window = (
         training.Window(QUIET_S, 3.0)
         if plan.quick
@@ -235,7 +237,7 @@ def make(plan: Plan) -> Benchmark:
 
     return Benchmark(
         name="forecast",
-        title="what simulation and diagnosis forecast, beside what comes of it",
+        title="forecasts of simulation and diagnosis over measurements",
         sides=(
             *(side(name, case) for name, case in CASES.items()),
             Side(ADVICE, lambda _: advised(window.seconds, plan.scratch)),
@@ -245,8 +247,8 @@ def make(plan: Plan) -> Benchmark:
         units={
             "pace": "env steps/s",
             "forecast_pace": "env steps/s",
-            "age": "updates, mean",
-            "forecast_age": "updates, mean",
+            "staleness": "updates, mean",
+            "forecast_staleness": "updates, mean",
             **{
                 name: training.UNITS[name]
                 for name in (
@@ -257,9 +259,9 @@ def make(plan: Plan) -> Benchmark:
                     "violations",
                 )
             },
-            "actors": "as advised",
+            "actors": "suggested number",
             "before": "env steps/s of one actor",
-            "virtual_per_cpu_s": "s of virtual time a CPU second, start of the process included",
+            "virtual_per_cpu_s": "s of virtual time for each CPU second, process start included",
             **dict.fromkeys(("trained", "died", "cut"), "trajectories"),
         },
         settings={
@@ -268,14 +270,13 @@ def make(plan: Plan) -> Benchmark:
             "exponentially where trajectories vary; IMPALA, 60 ms an update, exponentially where "
             "updates vary",
             "other settings": f"{' '.join(WANTED)}, forecast from a run with {' '.join(OTHERS)}",
-            LEARNS: f"configs/cartpole_ppo.toml, {' '.join(ENDLESS)}: nothing sleeps, learning "
-            "goes on, actor and learner share the cores",
+            LEARNS: f"configs/cartpole_ppo.toml, {' '.join(ENDLESS)}: nothing sleeps, the policy "
+            "learns, actor and learner share the cores",
             "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; the history "
-            "ends with it",
+            "ends with the window",
             "forecast": f"tianflow simulate --like, {UPDATES[1]} updates after {UPDATES[3]}",
-            ADVICE: "one actor of two such environments that sleep 5 ms each, T = 8, B = 2, 40 ms "
-            "an update; "
-            f"{window.seconds:g} s, {SETTLED_S:g} s after all that were advised work",
+            ADVICE: "one actor of two environments that sleep 5 ms each, T = 8, B = 2, 40 ms an "
+            f"update; {window.seconds:g} s, {SETTLED_S:g} s after all suggested actors work",
             CROWD: f"{virtual_s:g} s of virtual time, B = {BATCH}, max_staleness = {BOUND}, "
             + ", ".join(f"{name} = {value:g}" for name, value in HARD.items()),
             "threads": "1 a process",
@@ -283,9 +284,8 @@ def make(plan: Plan) -> Benchmark:
         seeds=seeds,
         notes=(
             (
-                "Nothing of pace or staleness goes into a simulation: only where time went, and "
-                "how "
-                "much durations vary."
+                "A simulation gets the durations of the work and their spread. It does not get "
+                "pace or staleness."
             ),
         ),
     )

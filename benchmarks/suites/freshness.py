@@ -1,5 +1,5 @@
-"""Where sampling is the faster half: the controller that looks for the smallest staleness beside
-the one that allows whatever the bound does.
+"""Suite: the controller that minimises staleness, compared with the default controller where
+sampling is the faster half.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from benchmarks.suites.cost_of_balance import PACING, SHOWN, STEPS
 from benchmarks.workers import training
 
 ACTORS, BATCH, BOUND, FASTER = 8, 4, 4, 2.0
-"""FASTER: the actors together could make so many batches while one is trained on."""
+"""FASTER: number of batches that all actors make in the time of an update."""
 UPDATE_S = 0.16
-"""A step of an actor then takes 5 ms, of which it is awake for about 0.3: eight of them find room
-on one core, and keep their pace.
+"""An actor's step then takes 5 ms and computes for 0.3 ms, so eight actors keep their pace on one
+core.
 """
 BOUNDED, FRESHEST = "staleness", "freshest"
 
 
 def overrides(controller: str, seed: int) -> tuple[str, ...]:
-    """Settings of one run."""
+    """Return the settings of one run."""
     return (
         f"run.seed={seed}",
         f"balance.controller={controller}",
@@ -32,8 +32,8 @@ def overrides(controller: str, seed: int) -> tuple[str, ...]:
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``."""
-    # the controller gives back a credit every few updates, so it takes seconds to come down
+    """Make the benchmark in the size of ``plan``."""
+    # the controller returns a credit every few updates, so it needs seconds to settle
     window = training.Window(0.5, 1.5) if plan.quick else training.Window(15.0, 15.0)
     seeds = tuple(range(1, plan.rounds + 1))
 

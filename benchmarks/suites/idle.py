@@ -1,4 +1,4 @@
-"""What a paused run uses: CPU of each process, and the memory of all."""
+"""Suite: the cost of a paused run, as CPU of each process and memory of all processes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from benchmarks.workers import training
 PAUSED, NOTHING = "tianflow, paused", "limit: one process that waits"
 OVERRIDES = ("actors.count=4", "actors.hosts=2")
 MOST = 2.0
-"""Per cent of a core that a process of a paused run may use."""
+"""Largest use of a core by a process of a paused run, in per cent."""
 TIMEOUT_S = 120.0
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``."""
+    """Make the benchmark in the size of ``plan``."""
     train_s, seconds = (0.5, 1.0) if plan.quick else (1.0, 3.0)
     config = training.CONFIGS / "impala_cartpole.toml"
 
@@ -53,7 +53,7 @@ def make(plan: Plan) -> Benchmark:
             ),
         ),
         units={
-            "coordinator": "% of a core; of the limit: its one process",
+            "coordinator": "% of a core; for the limit, its only process",
             "busiest_other": "% of a core",
             "all": "% of a core",
             "processes": "processes",
@@ -65,5 +65,5 @@ def make(plan: Plan) -> Benchmark:
             "window": f"{seconds:g} s, a second after the pause",
             "limit": "asyncio, with PyTorch and Gymnasium loaded",
         },
-        notes=("The program that opened the run is in the coordinator's process.",),
+        notes=("The coordinator's process contains the program that opened the run.",),
     )

@@ -1,6 +1,4 @@
-"""IMPALA on CartPole as fast as it goes, over what its two halves could do with nothing between
-them.
-"""
+"""Suite: IMPALA on CartPole at full speed, over the limits of its two halves."""
 
 from __future__ import annotations
 
@@ -17,20 +15,20 @@ RUN, ALONE, TOGETHER, PARTS, PLAIN = (
     "plain PyTorch",
 )
 REFERENCE = {"act": 620_000.0, "step": 490_000.0}
-"""Observations and samples a second that plain PyTorch reached on a two-core reference machine, at
-64 and at 32 x 64.
+"""Observations/s and samples/s of plain PyTorch on a two-core reference machine, at 64 and at 32 x
+64.
 """
 LOOP_TIMEOUT_S = 120.0
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``."""
+    """Make the benchmark in the size of ``plan``."""
     window = training.Window(0.5, 1.5) if plan.quick else training.Window(3.0, 12.0)
     seconds = 0.5 if plan.quick else 3.0
     seeds = tuple(range(1, plan.rounds + 1))
 
     def loops(**halves: str) -> dict[str, float]:
-        """Rates of the named loops, run at once: {half: loop}."""
+        """Return the rates of the named loops, run at once: {half: loop}."""
         commands = [
             bare_loops.command(loop, training.CONFIGS / CONFIG, half, seconds)
             for half, loop in halves.items()
@@ -118,19 +116,14 @@ def make(plan: Plan) -> Benchmark:
         },
         seeds=seeds,
         notes=(
+            "One pass over the data: one gradient sample for each environment step. No frame skip.",
             (
-                "One pass over the data: one gradient sample for each environment step. CartPole "
-                "skips no frames."
+                "The limits exclude writing slots, log-probabilities, NaN checks, copying the "
+                "batch, and messages."
             ),
             (
-                "Left out of the limits: writing slots, log-probabilities, looking for NaN, "
-                "copying "
-                "the batch, messages."
-            ),
-            (
-                "Plain PyTorch: tanh for relu, multinomial sampling, a log-probability and a "
-                "value at "
-                "each step, PyTorch's Adam."
+                "Plain PyTorch: tanh for relu, multinomial sampling, a log-probability and a value "
+                "at each step, PyTorch's Adam."
             ),
         ),
     )

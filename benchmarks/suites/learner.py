@@ -1,4 +1,4 @@
-"""From slots to the gradient, over the same step on a batch that stays where it is."""
+"""Suite: the learner's step from slots to gradient, over the same step on a resident batch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CASES = {
     "nature_cnn": (PIXELS, PONG),
     "impala_resnet": (PIXELS, (*PONG, "env.num_envs=4", "network.name=impala_resnet")),
 }
-"""Config and overrides, by network."""
+"""Config and overrides by network."""
 BF16 = "nature_cnn, bf16"
 SIDES = {**CASES, BF16: (PIXELS, (*PONG, "learner.precision=bf16"))}
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``.
+    """Make the benchmark in the size of ``plan``.
 
     Raises:
         BenchmarkError: ale-py is not installed.
@@ -57,7 +57,7 @@ def make(plan: Plan) -> Benchmark:
         ),
         units={
             "resident": "samples/s, the step alone",
-            "slots": "samples/s, copied out of slots, step, weights laid out",
+            "slots": "samples/s, copy out of slots, step, weights laid out flat",
         },
         settings={
             "parts": f"take turns of {halves.TURN_S:g} s or one update in one process on one "
@@ -68,7 +68,7 @@ def make(plan: Plan) -> Benchmark:
             "impala_resnet": "IMPALA, 4 x 20 samples of 84 x 84 x 4",
         },
         notes=(
-            "Left out of both: messages, and publishing the weights.",
-            "Where the CPU has no bfloat16 arithmetic, bf16 is emulated, and slower than fp32.",
+            "Both exclude messages and the publication of weights.",
+            "A CPU without bfloat16 arithmetic emulates bf16, which is slower than fp32.",
         ),
     )

@@ -1,5 +1,5 @@
-"""1 to 128 actors that share the same cores: what having many of them costs, and how late the
-coordinator's loop is.
+"""Suite: 1 to 128 actors on the same cores. It measures their overhead and the lag of the
+coordinator's loop.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ CONFIG = training.CONFIGS / "impala_cartpole.toml"
 COUNTS = (1, 8, 32, 128)
 MOST = COUNTS[-1]
 ENVS, STEPS, BATCH, BOUND = 16, 32, 32, 4
-assert (BOUND + 1) * BATCH >= MOST + BATCH  # nobody is idle by controller
+assert (BOUND + 1) * BATCH >= MOST + BATCH  # the controller idles no actor
 TURNS = 6
 
 
 def side_of(actors: int) -> str:
-    """Its name."""
+    """Return the name of the side with ``actors`` actors."""
     return f"A = {actors}"
 
 
 def overrides(actors: int, hosts: int) -> tuple[str, ...]:
-    """Settings of one run: the same updates, whoever makes their trajectories."""
+    """Return the settings of one run. The updates are the same for any number of actors."""
     return (
         f"actors.count={actors}",
         f"actors.hosts={min(actors, hosts)}",
@@ -37,7 +37,7 @@ def overrides(actors: int, hosts: int) -> tuple[str, ...]:
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``."""
+    """Make the benchmark in the size of ``plan``."""
     counts = (1, 8) if plan.quick else COUNTS
     window, times = (
         (training.Window(0.5, 0.5), 2) if plan.quick else (training.Window(4.0, 1.0), TURNS)
@@ -91,11 +91,10 @@ def make(plan: Plan) -> Benchmark:
             "run": f"benchmarks/configs/{CONFIG.name}: {ENVS} environments an actor, T = {STEPS}, "
             f"B = {BATCH}, max_staleness = {BOUND}",
             "hosts": f"as many as actors, at most {hosts}: a core each, the learner on its own",
-            "windows": f"{times} of {window.seconds:g} s a round and side, in turn: all runs are "
-            "up, and all but one of them paused; "
-            f"each trained for {window.warm_s:g} s before, and {turns.SETTLE_S:g} s after a pause",
-            "lag": f"how much later than asked sleeps of {1000 * turns.ASLEEP_S:g} ms end, in all "
-            "windows of a round",
+            "windows": f"{times} of {window.seconds:g} s in each round for each side, in turn, "
+            f"while the other runs are paused; each run trains {window.warm_s:g} s before the "
+            f"first, and {turns.SETTLE_S:g} s after each pause",
+            "lag": f"delay of sleeps of {1000 * turns.ASLEEP_S:g} ms, over all windows of a round",
             "threads": "1 a process",
         },
         seeds=seeds,
@@ -103,7 +102,7 @@ def make(plan: Plan) -> Benchmark:
 
 
 def _over(other: str, most: str) -> Callable[[RoundValues], float | None]:
-    """Over each of the others by itself: the best of several samples of the same thing is above
-    their median by chance alone.
+    """Compare with each other side alone. The best of several equal sides is above their median by
+    chance.
     """
     return lambda values: quotient(values[most]["trained_per_s"], values[other]["trained_per_s"])

@@ -1,5 +1,5 @@
-"""CartPole-v1 to 475, beside Stable-Baselines3, RLlib, Sample Factory, CleanRL-style PPO and
-TorchRL; steps/s beside PufferLib.
+"""Suite: CartPole-v1 to 475, compared with Stable-Baselines3, RLlib, Sample Factory, CleanRL-style
+PPO and TorchRL; steps/s compared with PufferLib.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from benchmarks.workers import training
 
 OURS, SUSTAINED = "tianflow PPO", "tianflow IMPALA, sustained"
 WIDE = ("env.num_envs=256",)
-"""Overrides of what is sustained: what a step costs shrinks with the number of them that are taken
-at once.
+"""Overrides of the sustained run. The cost of a step falls with the number of environments that
+step at once.
 """
 SECONDS = 60.0
-"""Each run's training at most; three rounds of all take some twelve minutes then."""
+"""Longest training of a run. Three rounds of all sides take about twelve minutes."""
 RIVALS = (
     Rival(
         "Stable-Baselines3 PPO",
@@ -51,10 +51,7 @@ RIVALS = (
         "RL Zoo's settings, 8 environments, 1 process, 64-64 tanh",
     ),
 )
-PUFFER = (
-    "its defaults, 64 relu; environments and processes with which it was quickest among "
-    "sixteen settings"
-)
+PUFFER = "its defaults, 64 relu; the quickest of sixteen settings of environments and processes"
 FASTEST = (
     Rival(
         "PufferLib PPO, sustained",
@@ -71,11 +68,13 @@ FASTEST = (
         ("envs=4096", "workers=2", "horizon=32"),
     ),
 )
-"""For the rate alone: with these settings it does not reach the target."""
+"""Rows for the rate alone. PufferLib does not reach the target with these settings."""
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``. A peer that is not installed is a row that says so."""
+    """Make the benchmark in the size of ``plan``. A peer that is not installed is a row that says
+    so.
+    """
     target = 30.0 if plan.quick else 475.0
     seconds = plan.seconds or (20.0 if plan.quick else SECONDS)
     window = training.Window(0.5, 1.5) if plan.quick else training.Window(3.0, 12.0)
@@ -95,8 +94,7 @@ def make(plan: Plan) -> Benchmark:
 
     return Benchmark(
         name="peers_cartpole",
-        title=f"CartPole-v1 until the last 100 training episodes average {target:.0f}, beside "
-        "peers",
+        title=f"CartPole-v1 until the last 100 training episodes average {target:.0f}, with peers",
         sides=(
             Side(OURS, ours),
             *(
@@ -131,41 +129,40 @@ def make(plan: Plan) -> Benchmark:
             SUSTAINED: f"benchmarks/configs/impala_cartpole.toml, {' '.join(WIDE)}, "
             f"{window.seconds:g} s after {window.warm_s:g} s, no target",
             **comparison.versions((*RIVALS, *FASTEST)),
-            "threads": "1 in each process: two are slower, and far less steady, on networks this "
-            "small",
+            "threads": "1 in each process, because two are slower and much less steady on networks "
+            "this small",
             "cores": len(os.sched_getaffinity(0)),
             "seconds of training at most": seconds,
         },
         seeds=seeds,
         notes=(
             (
-                "One machine and the same cores for all, each at the settings that its own project "
-                "recommends, the network among them."
+                "All rows use the same cores of one machine. Each has the settings that its own "
+                "project recommends, including the network."
             ),
             (
-                "The clock of training starts when all is made: an actor and the learner, the "
-                "algorithm, or its processes are up."
+                "The clock of training starts when an actor and the learner, the algorithm, or its "
+                "processes are up."
             ),
             (
-                "Since the process started: imports and building included. tianflow's is up to its "
-                "end, with an evaluation, so an upper bound."
+                "Time since the process started includes imports and building. tianflow's value is "
+                "an upper bound, because it includes an evaluation and the end of the process."
             ),
             (
-                f"A run not there within {seconds:g} s counts as endlessly slow in the median, "
-                "and as "
-                "no sample in the range."
+                f"A run that has not reached the target within {seconds:g} s counts as infinitely "
+                "slow in the median, and is not in the range."
             ),
             (
-                "Policy lag as each tells it: tianflow and RLlib in updates, Sample Factory in "
-                "minibatches. The others have none to tell."
+                "Each row reports its own policy lag: tianflow and RLlib in updates, Sample "
+                "Factory in minibatches. The others do not report it."
             ),
-            f"Memory is looked at every {comparison.LOOK_S:g} s, in every run.",
+            f"Memory is sampled every {comparison.POLL_S:g} s in every run.",
         ),
     )
 
 
 def over_the_quicker(values: RoundValues) -> float | None:
-    """How many times as many steps a second."""
+    """Return tianflow's steps/s over those of the quicker peer."""
     rates = [
         rate for rival in FASTEST if (rate := values[rival.name].get("env_steps_per_s")) is not None
     ]
@@ -173,7 +170,7 @@ def over_the_quicker(values: RoundValues) -> float | None:
 
 
 def slower(name: str) -> Callable[[RoundValues], float | None]:
-    """How many times longer ``name`` takes."""
+    """Return how many times longer ``name`` takes."""
     return lambda values: quotient(
         values[name].get("time_to_target"), values[OURS]["time_to_target"]
     )

@@ -1,5 +1,5 @@
-"""ALE Pong at 84 x 84 x 4 with the CNN of Nature: environment steps/s while training, beside Sample
-Factory and others.
+"""Suite: ALE Pong at 84 x 84 x 4 with the Nature CNN. It compares environment steps/s in training
+with Sample Factory and other peers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONFIGS = {
     FOUR_PASSES: ("pong_ppo.toml", EPOCHS),
     f"{FOUR_PASSES}, bf16": ("pong_ppo.toml", (*EPOCHS, *BF16)),
 }
-"""Config in ``benchmarks/configs`` and overrides."""
+"""Config in ``benchmarks/configs`` and overrides, by row."""
 RIVALS = (
     Rival(
         "Sample Factory, 1 pass",
@@ -82,11 +82,12 @@ PAIRS = (
     (FOUR_PASSES, "Stable-Baselines3 PPO, 4 passes"),
     (FOUR_PASSES, "Sample Factory, its defaults"),
 )
-"""Like with like: the same passes over the data, in float32."""
+"""Comparable rows: the same number of passes over the data, in float32."""
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``. A peer that is not installed is a row that says so.
+    """Make the benchmark in the size of ``plan``. A peer that is not installed is a row that says
+    so.
 
     Raises:
         BenchmarkError: ale-py is not installed.
@@ -112,8 +113,8 @@ def make(plan: Plan) -> Benchmark:
 
     return Benchmark(
         name="peers_pong",
-        title="ALE Pong, 84 x 84 x 4, frame skip 4, the CNN of Nature: environment steps/s while "
-        "training, beside peers",
+        title="ALE Pong, 84 x 84 x 4, frame skip 4, Nature CNN: environment steps/s in training, "
+        "with peers",
         sides=(*map(ours, CONFIGS), *map(theirs, RIVALS)),
         ratios=(
             *(Ratio(f"{our} over {their}", faster(our, their)) for our, their in PAIRS),
@@ -129,30 +130,28 @@ def make(plan: Plan) -> Benchmark:
                 for name, (file, overrides) in CONFIGS.items()
             },
             **comparison.versions(RIVALS),
-            "threads": "tianflow 1 in each process unless said otherwise; the others as they "
-            "choose by themselves",
+            "threads": "tianflow 1 in each process unless a row says otherwise; the peers choose",
             "cores": len(os.sched_getaffinity(0)),
             "window": f"{window.seconds:g} s after {window.warm_s:g} s of training",
         },
         seeds=seeds,
         notes=(
             (
-                "Environment steps before frame skip: each is four frames. Rates are of whole "
-                "cycles "
-                "of sampling and learning."
+                "An environment step is four frames. Rates are of whole cycles of sampling and "
+                "learning."
             ),
-            "Nobody learns Pong in a minute: the returns are those of a beginner.",
+            "A minute is too short to learn Pong, so the returns are those of a beginner.",
             (
-                "Policy lag as each tells it: tianflow, RLlib in updates, Sample Factory in "
-                "minibatches."
+                "Each row reports its own policy lag: tianflow and RLlib in updates, Sample "
+                "Factory in minibatches."
             ),
-            f"Memory is looked at every {comparison.LOOK_S:g} s.",
+            f"Memory is sampled every {comparison.POLL_S:g} s.",
         ),
     )
 
 
 def faster(our: str, their: str) -> Callable[[RoundValues], float | None]:
-    """How many times more steps a second ``our`` row makes."""
+    """Return how many times more steps/s the row ``our`` makes."""
     return lambda values: quotient(
         values[our]["env_steps_per_s"], values[their].get("env_steps_per_s")
     )

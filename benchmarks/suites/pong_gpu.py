@@ -1,5 +1,5 @@
-"""IMPALA on Pong with its learner on a GPU and an actor on every core, over what those cores could
-step with nothing else to do.
+"""Suite: IMPALA on Pong with its learner on a GPU and an actor on every core, over the environments
+alone on these cores.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ CASES: dict[str, tuple[tuple[str, ...], bool]] = {
     "42 x 42, B = A/2": ((), True),
     "84 x 84, B = A/2": (STANDARD, True),
 }
-"""What differs from the config, and whether a batch has a trajectory for every two actors: with
-one, most actors are idle by controller.
+"""Overrides, and whether a batch has a trajectory for every two actors. With one trajectory in a
+batch, the controller idles most actors.
 """
 RESERVED = 2
-"""Cores that are left to the learner and the coordinator."""
+"""Number of cores for the learner and the coordinator."""
 TIMEOUT_S = 120.0
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``.
+    """Make the benchmark in the size of ``plan``.
 
     Raises:
         BenchmarkError: there is no GPU, or ale-py is not installed.
@@ -67,7 +67,7 @@ def make(plan: Plan) -> Benchmark:
         return training.measure(str(CONFIG), settings, window, plan.scratch)
 
     def alone(case: str) -> Values:
-        """One process of environments on every core."""
+        """Run one process of environments on every core."""
         commands = [
             (
                 "benchmarks.workers.bare_loops",
@@ -103,11 +103,11 @@ def make(plan: Plan) -> Benchmark:
             "window": f"{window.seconds:g} s after {window.warm_s:g} s of training; environments "
             f"alone {seconds:g} s",
             "limit": f"{len(cores)} processes of 16 environments, one thread and one core each, "
-            "actions at random",
+            "random actions",
             "threads": "1 a process",
         },
         seeds=seeds,
-        notes=("Returns say how far a run had come after so short a time, and no more.",),
+        notes=("The windows are short, so a return only shows how far a run had come.",),
     )
 
 

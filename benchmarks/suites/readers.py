@@ -1,4 +1,4 @@
-"""What 1,000 readers of a run's events cost its training: one run, in windows with and without
+"""Suite: the cost of 1,000 readers of a run's events for its training, as one run with and without
 them.
 """
 
@@ -12,11 +12,11 @@ from benchmarks.lib.harness import Benchmark, Plan, Ratio, Together, Values, quo
 from benchmarks.workers import training
 
 CONFIG = training.CONFIGS / "sleeping.toml"
-ALONE, BESIDE = "alone", "beside the readers"
+ALONE, BESIDE = "alone", "with the readers"
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``."""
+    """Make the benchmark in the size of ``plan``."""
     readers, windows, window = (
         (20, 1, training.Window(0.5, 1.0)) if plan.quick else (1000, 3, training.Window(2.0, 5.0))
     )
@@ -33,11 +33,11 @@ def make(plan: Plan) -> Benchmark:
 
     return Benchmark(
         name="readers",
-        title=f"a run's training beside {readers:,} readers of its events",
+        title=f"a run's training with {readers:,} readers of its events",
         sides=(Together((ALONE, BESIDE), measure),),
         ratios=(
             Ratio(
-                "steps/s beside the readers over those alone",
+                "steps/s with the readers over those alone",
                 lambda values: quotient(
                     values[BESIDE]["trained_per_s"], values[ALONE]["trained_per_s"]
                 ),
@@ -48,13 +48,13 @@ def make(plan: Plan) -> Benchmark:
             "trained_per_s": training.UNITS["trained_per_s"],
             "staleness_mean": training.UNITS["staleness_mean"],
             "lag": "ms, p99 of the coordinator's loop",
-            "events": "heard by all readers, per second",
+            "events": "events/s, received by all readers",
         },
         settings={
-            "run": f"benchmarks/configs/{CONFIG.name}: it rests most of the time, so the cores "
-            "that the readers use are not missed",
-            "readers": f"{readers} connections of one process, all served: http.max_streams and "
-            "http.max_connections are raised to that",
+            "run": f"benchmarks/configs/{CONFIG.name}: it sleeps most of the time, so it does not "
+            "need the cores that the readers use",
+            "readers": f"{readers} connections of one process; http.max_streams and "
+            "http.max_connections allow all of them",
             "windows": f"{windows} of {window.seconds:g} s of each kind in a round, in turn, "
             f"after {window.warm_s:g} s of training",
         },

@@ -1,5 +1,5 @@
-"""A replay shard alone, and Ape-X on CartPole over the smaller of what its shards and its learner
-could do alone.
+"""Suite: a replay shard alone, and Ape-X on CartPole over the smaller limit of its shards and its
+learner.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ ENDLESS = (
 
 
 def run_of(count: int) -> str:
-    """The side that trains with so many shards."""
+    """Return the side that trains with ``count`` shards."""
     return f"apex, {count} shard{'s' * (count > 1)}"
 
 
 def limits_of(count: int) -> str:
-    """The side that measures its limits."""
+    """Return the side that measures the limits with ``count`` shards."""
     return f"limits, {count} shard{'s' * (count > 1)}"
 
 
 def over_limit(values: RoundValues, count: int) -> float | None:
-    """Updates/s over the smaller limit."""
+    """Return updates/s over the smaller limit."""
     found = [values[limits_of(count)][name] for name in ("draws", "steps")]
     return quotient(
         values[run_of(count)]["updates_per_s"], min(value for value in found if value is not None)
@@ -53,7 +53,7 @@ def over_limit(values: RoundValues, count: int) -> float | None:
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``.
+    """Make the benchmark in the size of ``plan``.
 
     Raises:
         BenchmarkError: ale-py is not installed.
@@ -116,9 +116,9 @@ def make(plan: Plan) -> Benchmark:
         ),
         units={
             "insert": "transitions/s",
-            "copy": "transitions/s, their arrays copied",
+            "copy": "transitions/s, plain copy of their arrays",
             "draw": "transitions/s",
-            "pick": "transitions/s, rows picked at random from plain arrays",
+            "pick": "transitions/s, random rows of plain arrays",
             "updates_per_s": "updates/s of 128 items",
             "committed_per_s": training.UNITS["committed_per_s"],
             "return": training.UNITS["return"],
@@ -127,9 +127,9 @@ def make(plan: Plan) -> Benchmark:
         },
         settings={
             "CartPole-like": "configs/cartpole_apex.toml: 16 environments, T = 16, n = 3, "
-            "prioritised, room for 50,000",
+            "prioritised, capacity 50,000",
             "Atari-like": "configs/pong_apex.toml at 84 x 84 x 4, frames stored once: 16 "
-            "environments, T = 20, n = 3, room for 8,000",
+            "environments, T = 20, n = 3, capacity 8,000",
             "shards": f"full, in one process on one core; parts take turns, {seconds:g} s each",
             "apex": f"configs/cartpole_apex.toml, {window.seconds:g} s after {window.warm_s:g} s "
             "of training, no evaluation",
@@ -138,13 +138,12 @@ def make(plan: Plan) -> Benchmark:
         notes=(
             (
                 "A drawn window of n = 3 steps is 3 transitions. Inserting also finds windows, "
-                "frames "
-                "and first priorities."
+                "frames and first priorities."
             ),
-            "Of 2 shards each draws half an update, at the same time as the other.",
+            "Each of 2 shards draws half an update, at the same time as the other.",
             (
-                "The limits have a core each; with fewer cores than the learner, the actor and the "
-                "shards need, a run cannot reach them."
+                "The limits have a core each. A run cannot reach them with fewer cores than the "
+                "learner, the actor and the shards need."
             ),
         ),
     )

@@ -1,4 +1,4 @@
-"""From nothing to a mean return of 475 on CartPole, beside Stable-Baselines3."""
+"""Suite: training time to a mean return of 475 on CartPole, compared with Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ UNITS = {
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``."""
+    """Make the benchmark in the size of ``plan``."""
     if importlib.util.find_spec("stable_baselines3") is None:
         raise BenchmarkError(
-            "time_to_target compares with Stable-Baselines3, which is not installed: pip install "
-            "-e '.[bench]'"
+            "time_to_target needs Stable-Baselines3, which is not installed: pip install -e "
+            "'.[bench]'"
         )
     target = 100.0 if plan.quick else 475.0
     seeds = tuple(range(1, plan.rounds + 1))
@@ -88,18 +88,18 @@ def make(plan: Plan) -> Benchmark:
             timeout_s=2 * TIMEOUT_S,
             watch_memory=watch_memory,
         )
-        said = done.answer
+        answer = done.answer
         return {
-            "time_to_target": said["time_to_target_s"],
-            "env_steps": said["env_steps"],
-            "env_steps_per_s": said["env_steps_per_s"],
-            "evaluation_return": said["evaluation_return"],
+            "time_to_target": answer["time_to_target_s"],
+            "env_steps": answer["env_steps"],
+            "env_steps_per_s": answer["env_steps_per_s"],
+            "evaluation_return": answer["evaluation_return"],
             **_cost(done),
         }
 
     return Benchmark(
         name="time_to_target",
-        title=f"CartPole-v1, time of training until the last 100 episodes average {target:.0f}",
+        title=f"CartPole-v1, training time until the last 100 episodes average {target:.0f}",
         sides=(
             Side(
                 OURS,
@@ -125,22 +125,16 @@ def make(plan: Plan) -> Benchmark:
         seeds=seeds,
         notes=(
             (
-                "The clock is that of training: tianflow's starts when learner and an actor are "
-                "up, "
-                "Stable-Baselines3's with learn()."
+                "The clock of training starts when the learner and an actor are up, and for "
+                "Stable-Baselines3 with learn()."
             ),
+            "Whole-process time starts with the interpreter. CartPole has no frame skip.",
             (
-                "Whole-process time starts with the interpreter. Environment steps; CartPole "
-                "skips no "
-                "frames."
+                "A run that never reaches the target counts as infinitely slow in the median, and "
+                "is not in the range."
             ),
-            (
-                "A run that never reaches the target counts as endlessly slow in the median, and "
-                "as "
-                "no sample in the range."
-            ),
-            "tianflow's learner and actors have a core each; Stable-Baselines3 is one process.",
-            "Memory is that of the warm-up run, because looking at it costs time.",
+            "tianflow's learner and actors have a core each. Stable-Baselines3 is one process.",
+            "Memory comes from the warm-up run, because sampling it costs time.",
         ),
     )
 

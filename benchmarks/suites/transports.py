@@ -1,6 +1,4 @@
-"""Trajectories through shared memory, from 1 KiB to 64 MiB, beside other ways to bring as many
-bytes to another process.
-"""
+"""Suite: trajectories of 1 KiB to 64 MiB through shared memory, compared with other transports."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ SIZES = {"1 KiB": 2**10, "16 KiB": 2**14, "1 MiB": 2**20, "16 MiB": 2**24, "64 M
 OURS, ONES, COLD, COPY, QUEUE, MPI = (
     "tianflow",
     "tianflow, batches of one",
-    "tianflow, 1 KiB beside as much copying",
+    "tianflow, 1 KiB while copying as much",
     "memcpy",
     "multiprocessing.Queue",
     "mpi4py",
@@ -26,7 +24,9 @@ TIMEOUT_S = 120.0
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``. What is not installed is left out, and a note says so."""
+    """Make the benchmark in the size of ``plan``. A note names each library that is not
+    installed.
+    """
     share = 0.02 if plan.quick else 1.0
     missing = missing_carriers()
 
@@ -62,7 +62,7 @@ def make(plan: Plan) -> Benchmark:
     )
     return Benchmark(
         name="transports",
-        title="trajectories of 1 KiB to 64 MiB through shared memory, and other ways",
+        title="trajectories of 1 KiB to 64 MiB through shared memory, and through other transports",
         sides=sides,
         ratios=ratios(missing),
         units={f"{size}: {name}": unit for size in SIZES for name, unit in FIGURES.items()},
@@ -75,7 +75,7 @@ def make(plan: Plan) -> Benchmark:
                 f"{carriers.in_flight(nbytes)} of {size}" for size, nbytes in SIZES.items()
             ),
             "pause before a timed message": f"{carriers.PAUSE_S * 1e3:g} ms",
-            "processes": "producer and consumer on any cores; with tianflow the coordinator, too",
+            "processes": "producer and consumer on any cores; for tianflow also the coordinator",
         },
         notes=(
             (
@@ -83,46 +83,43 @@ def make(plan: Plan) -> Benchmark:
                 "consumer's copy into its batch."
             ),
             (
-                "p50 and p99: from commit or send until the consumer has the data, written "
-                "beforehand, one at a time; memcpy's is both copies."
+                "p50 and p99: from commit or send until the consumer has data that were written "
+                "before, one message at a time. For memcpy, both copies."
             ),
+            "tianflow: the actor asks for grants ahead and the learner pulls one batch ahead.",
             (
-                "tianflow: an actor has grants ahead and the learner pulls one batch ahead, as the "
-                "shipped ones do."
-            ),
-            (
-                "A batch has a quarter of what is in flight: 4 messages up to 1 MiB, else 1. "
-                f"{ONES}: "
-                "always 1."
+                "A batch is a quarter of the messages in flight: 4 messages up to 1 MiB, else 1. "
+                f"{ONES}: always 1."
             ),
             "Latency: messages one at a time, each a batch, from four slots.",
             (
-                f"{COLD}: a message of 1 KiB, while both ends copy as much privately: what size "
-                "costs "
-                "without being sent."
+                f"{COLD}: a message of 1 KiB while both ends copy as much privately, which shows "
+                "the cost of size without sending it."
             ),
-            *(f"{name} is not installed, so it was left out." for name in missing),
+            *(f"{name} is not installed and was skipped." for name in missing),
         ),
     )
 
 
 def missing_carriers() -> tuple[str, ...]:
-    """Names of sides whose library is not there."""
+    """Return the sides whose library is not installed."""
     zmq = () if importlib.util.find_spec("zmq") else tuple(ZMQ)
     return zmq if importlib.util.find_spec("mpi4py") and carriers.mpiexec() else (*zmq, MPI)
 
 
 def ratios(missing: tuple[str, ...]) -> tuple[Ratio, ...]:
-    """Latency must not grow with size; bandwidth is compared with the limit and with others.
+    """Return the ratios of latency, which must not grow with size, and of bandwidth, over the limit
+    and over other transports.
 
-    Whoever has just copied 16 MiB has cold caches, whatever is sent: what its size costs a message
-    is seen beside one of 1 KiB whose ends copied as much.
+    A process that has just copied 16 MiB has cold caches, and any message is then slower. The
+    effect of a message's own size shows in comparison with a message of 1 KiB whose ends copied as
+    much.
     """
 
     def latency(side: str) -> Callable[[RoundValues], float | None]:
         return lambda values: quotient(values[OURS]["1 KiB: p50"], values[side]["16 MiB: p50"])
 
-    def beside_copying(values: RoundValues) -> float | None:
+    def while_copying(values: RoundValues) -> float | None:
         return quotient(values[COLD]["16 MiB: p50"], values[OURS]["16 MiB: p50"])
 
     def bandwidth(size: str, other: str) -> Callable[[RoundValues], float | None]:
@@ -137,10 +134,8 @@ def ratios(missing: tuple[str, ...]) -> tuple[Ratio, ...]:
 
     return (
         Ratio("latency of 1 KiB over that of 16 MiB", latency(OURS), aim=0.5),
-        Ratio("latency of 1 KiB over that of 1 KiB beside copying 16 MiB", latency(COLD)),
-        Ratio(
-            "latency of 1 KiB beside copying 16 MiB over that of 16 MiB", beside_copying, aim=0.8
-        ),
+        Ratio("latency of 1 KiB over that of 1 KiB while copying 16 MiB", latency(COLD)),
+        Ratio("latency of 1 KiB while copying 16 MiB over that of 16 MiB", while_copying, aim=0.8),
         *(Ratio(f"{size}: MB/s over two plain copies", bandwidth(size, COPY)) for size in SIZES),
         *(
             Ratio(f"1 MiB: MB/s over {other}", bandwidth("1 MiB", other), aim=5.0)

@@ -1,6 +1,4 @@
-"""Weights to 1, 8 and 64 readers, and a learner whose reader has stalled over one whose readers all
-run.
-"""
+"""Suite: weights to 1, 8 and 64 readers, and a learner with one stalled reader."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ TIMEOUT_S = 120.0
 
 
 def make(plan: Plan) -> Benchmark:
-    """The benchmark, sized by ``plan``."""
+    """Make the benchmark in the size of ``plan``."""
     versions, turns = (8, 1) if plan.quick else (60, 20)
 
     def spread(nbytes: int, readers: int) -> Values:
@@ -43,7 +41,7 @@ def make(plan: Plan) -> Benchmark:
     }
     return Benchmark(
         name="weights",
-        title="weights published and read by many, and a reader that stalls",
+        title="weights published to many readers, and a stalled reader",
         sides=(
             *(Side(name, lambda _, c=case: spread(*c)) for name, case in cases.items()),  # type: ignore[misc]
             Side(STALLED, lambda _: stalled()),
@@ -51,7 +49,7 @@ def make(plan: Plan) -> Benchmark:
         ratios=(
             *(
                 Ratio(
-                    f"{name}: plain copies over time until the last has it",
+                    f"{name}: plain copies over time until the last reader has it",
                     lambda v, n=name, k=readers: _limit(v[n], k),  # type: ignore[misc]
                 )
                 for name, (_, readers) in cases.items()
@@ -69,7 +67,7 @@ def make(plan: Plan) -> Benchmark:
                 aim=0.98,
             ),
             Ratio(
-                "step p99, all readers running over the same again",
+                "step p99, all readers running over the same repeated",
                 lambda v: quotient(v[STALLED]["step_all_99"], v[STALLED]["step_again_99"]),
             ),
         ),
@@ -84,17 +82,16 @@ def make(plan: Plan) -> Benchmark:
             },
         },
         settings={
-            "versions": f"{versions} of each size, each after the last reader had the one before",
+            "versions": f"{versions} of each size, each after the last reader had the previous one",
             "bytes": ", ".join(f"{size} = {nbytes}" for size, nbytes in SIZES.items()),
             "learner": f"{turns} × {weight_readers.TURN} updates of IMPALA on 64 x 32 samples of "
-            "CartPole with each version published, "
-            "as many with one of the readers stopped, and as many again with all running, in "
-            f"turns of {weight_readers.TURN}",
-            "processes": "one for each reader; a message to each announces a version",
-            "cores": "any; with the learner, that on one and the readers on the next",
+            "CartPole with each version published, the same number with one reader stopped, and "
+            f"the same with all running again, in turns of {weight_readers.TURN}",
+            "processes": "one for each reader; a message to each reader announces a version",
+            "cores": "any; with a learner, the first for the learner and the next for the readers",
         },
         notes=(
-            "Publishing and each reading make and verify a checksum besides the copy.",
+            "Publishing computes a checksum, and each reading verifies it, beside the copy.",
             "Plain copies: one by the publisher and one by each reader, over all cores.",
         ),
     )

@@ -1,5 +1,5 @@
-"""A run that follows the advice of its own diagnosis: what that forecasts, beside what comes
-of it.
+"""Worker: a run that follows the advice of its own diagnosis. It measures the forecast throughput
+and the actual one.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ ALONE = (
     "algorithm.update_seconds=0.04",
     "balance.max_staleness=4",
 )
-"""One actor makes 200 steps a second, and the learner could take 800."""
+"""One actor makes 200 steps/s, and the learner could take 800."""
 WINDOW_S = 5.0
-"""A diagnosis of less looks back at the start."""
+"""Shortest window of a diagnosis that does not look back at the start."""
 HELD_S = 2.0
 PATIENCE_S = 60.0
 
 
 async def advice(run: RunHandle) -> Diagnosis:
-    """The diagnosis, once it is of a whole window, stays as it is and has something to suggest.
+    """Return the diagnosis as soon as it covers a whole window, is stable, and suggests a change.
 
     Raises:
-        BenchmarkError: there is none within `PATIENCE_S`.
+        BenchmarkError: there is no such diagnosis within `PATIENCE_S`.
     """
     loop = asyncio.get_running_loop()
     end, found = loop.time() + PATIENCE_S, None
@@ -48,18 +48,18 @@ async def advice(run: RunHandle) -> Diagnosis:
         ):
             return found
         await asyncio.sleep(0.2)
-    raise BenchmarkError(f"nothing was advised within {PATIENCE_S:g} s: {found}")
+    raise BenchmarkError(f"no diagnosis suggested a change within {PATIENCE_S:g} s: {found}")
 
 
 async def follow(config: Path, window: training.Window, runs: Path) -> Values:
-    """Steps/s as forecast, and as measured over ``window`` after every setting that was suggested
-    is in force.
+    """Return the forecast steps/s, and the steps/s measured over ``window`` after all suggested
+    settings took effect.
     """
     async with open_run(config, ALONE, runs_dir=runs) as run:
         await training.until_started(run)
-        told = await advice(run)
+        diagnosis = await advice(run)
         sections: dict[str, dict[str, float]] = {}
-        for path, value in told.suggested.items():
+        for path, value in diagnosis.suggested.items():
             section, key = path.split(".")
             sections.setdefault(section, {})[key] = value
         run.control.change(sections, source="python")
@@ -70,18 +70,18 @@ async def follow(config: Path, window: training.Window, runs: Path) -> Values:
         found = training.between(before, run.control.statistics())
     return {
         "pace": found["committed_per_s"],
-        "forecast_pace": told.forecast_steps_per_s,
-        "before": told.steps_per_s,
-        "actors": told.suggested.get("actors.count"),
+        "forecast_pace": diagnosis.forecast_steps_per_s,
+        "before": diagnosis.steps_per_s,
+        "actors": diagnosis.suggested.get("actors.count"),
         "learner_waits": found["learner_waits"],
         "actors_wait": found["actors_wait"],
     }
 
 
 def main() -> None:
-    """`benchmarks.workers.training.arguments`."""
+    """Arguments: `benchmarks.workers.training.arguments`."""
     given = training.arguments().parse_args()
-    child.say(
+    child.report(
         loops.run(follow(given.config, training.Window(given.warm_s, given.seconds), given.runs))
     )
 

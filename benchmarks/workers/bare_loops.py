@@ -1,13 +1,13 @@
-"""Loops with nothing around them, each in a process on a core of its own: what the parts could do
-alone.
+"""Worker: loops of single parts, each in a process on a core of its own. They give the limits of
+the parts.
 
-``rollout``   the shipped policy on the bare Gymnasium vector: no slot, no message, no
-log-probability
-``environments``  steps of the environments that the config names, and no policy
+``rollout``   the shipped policy on the bare Gymnasium vector, without slots, messages and
+             log-probabilities
+``environments``  steps of the config's environments, without a policy
 ``act``       the same policy on one observation, without an environment
-``step``      the shipped learner's ``step`` on one batch that stays where it is
-``torch_act`` ``torch_step``  what anyone would write in PyTorch for the same network sizes: the
-yardstick for the two above
+``step``      the shipped learner's ``step`` on one resident batch
+``torch_act`` ``torch_step``  plain PyTorch code for the same network sizes, as the reference for
+             the two loops above
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 WARM_S = 0.5
 Work = Callable[[], int]
-"""Does a piece of work, and says how many environment steps, observations or samples it was."""
+"""Does a piece of work and returns its number of environment steps, observations or samples."""
 
 
 def acting(
     policy: Policy, steps: int, environments: int
 ) -> tuple[Callable[[torch.Tensor], Sequence[Any]], Callable[[Array, Any], Array]]:
-    """How a rollout asks ``policy``, and nothing around it.
+    """Return two functions that query ``policy`` as a rollout does.
 
-    Two functions: noise [T, N, K], which is used up, to what each step needs of it; observation [N,
-    ...] and that, to actions [N].
+    The first splits noise [T, N, K] into the rows of the steps. The second maps an observation [N,
+    ...] and a row to actions [N].
     """
     import numpy as np
     import torch
@@ -69,7 +69,7 @@ def acting(
 
 
 def rollout(config: Config) -> Work:
-    """Act and step, ``actors.rollout_steps`` at a time, with noise drawn once for as many."""
+    """Act and step for ``actors.rollout_steps`` at a time, with noise drawn once."""
     import gymnasium
     import numpy as np
     import torch
@@ -99,16 +99,14 @@ def rollout(config: Config) -> Work:
 
 
 def environments(config: Config) -> Work:
-    """Step the vector of environments of one actor, as `benchmarks.workers.halves` does beside the other
-    parts.
-    """
+    """Step the environment vector of one actor."""
     from benchmarks.workers import halves
 
     return halves.actor(config)["environment"]
 
 
 def act(config: Config) -> Work:
-    """Choose actions for the same observation again and again."""
+    """Choose actions for the same observation repeatedly."""
     import numpy as np
     import torch
 
@@ -139,15 +137,15 @@ def step(config: Config) -> Work:
     def work() -> int:
         result = learner.step(batch)
         if not result.finite:
-            raise RuntimeError("the update was not finite, so it was undone: that is other work")
+            raise RuntimeError("the update was not finite and was undone, which is different work")
         return int(result.samples)
 
     return work
 
 
 def learning(config: Config) -> tuple[Algorithm, LearnerBatch]:
-    """The shipped learner and a batch for it. The learning rate is 0, so that the batch stays
-    on-policy for ever.
+    """Return the shipped learner and a batch for it. The learning rate is 0, so that the batch
+    stays on-policy.
     """
     import torch
 
@@ -161,7 +159,7 @@ def learning(config: Config) -> tuple[Algorithm, LearnerBatch]:
 
 
 def _batch(config: Config, spec: EnvironmentSpec) -> LearnerBatch:
-    """A batch as the learner gets it, filled by the shipped rollout and stacker."""
+    """Return a learner's batch, filled by the shipped rollout and stacker."""
     import torch
 
     from tianflow.channels.memory import heap_arena
@@ -195,8 +193,8 @@ def _batch(config: Config, spec: EnvironmentSpec) -> LearnerBatch:
 
 
 def torch_act(config: Config) -> Work:
-    """Two networks of two layers, a sampled action, its log-probability and the value, all as
-    arrays.
+    """Evaluate two networks of two layers, and return a sampled action, its log-probability and the
+    value as arrays.
     """
     import torch
 
@@ -217,7 +215,7 @@ def torch_act(config: Config) -> Work:
 
 
 def torch_step(config: Config) -> Work:
-    """V-trace with a loop over time, and PyTorch's own Adam."""
+    """Update with V-trace, as a loop over time, and PyTorch's own Adam."""
     import torch
     from torch.nn import functional, utils
 
@@ -298,8 +296,8 @@ LOOPS: dict[str, Callable[[Config], Work]] = {
 
 
 def cores() -> dict[str, int | None]:
-    """The core that each half has in a run: the learner the first, actors the next. None when there
-    is only one.
+    """Return the core that each half has in a run: the learner the first, actors the next. None if
+    there is only one core.
     """
     ours = sorted(os.sched_getaffinity(0))
     return (
@@ -310,7 +308,9 @@ def cores() -> dict[str, int | None]:
 
 
 def command(loop: str, config: Path, half: str, seconds: float) -> tuple[str, tuple[object, ...]]:
-    """What `benchmarks.lib.child.run_together` starts to time ``loop`` on the core of ``half``."""
+    """Return the command with which `benchmarks.lib.child.run_together` times ``loop`` on the core
+    of ``half``.
+    """
     core = cores()[half]
     return "benchmarks.workers.bare_loops", (
         loop,
@@ -321,7 +321,7 @@ def command(loop: str, config: Path, half: str, seconds: float) -> tuple[str, tu
 
 
 def rate(work: Work, seconds: float) -> float:
-    """Units a second over ``seconds``, after a warm-up."""
+    """Return units per second over ``seconds``, after a warm-up."""
     for _ in _during(WARM_S):
         work()
     began = time.perf_counter()
@@ -336,9 +336,7 @@ def _during(seconds: float) -> Iterator[None]:
 
 
 def main() -> None:
-    """``LOOP CONFIG SECONDS [section.key=value ...] [--core N]``: make it, wait for the others,
-    time it.
-    """
+    """Arguments: ``LOOP CONFIG SECONDS [section.key=value ...] [--core N]``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("loop", choices=sorted(LOOPS))
     parser.add_argument("config", type=Path)
@@ -355,8 +353,8 @@ def main() -> None:
     torch.set_num_threads(1)
     work = LOOPS[given.loop](load_config(given.config, given.overrides))
     work()
-    child.wait_for_go()
-    child.say({"per_s": rate(work, given.seconds)})
+    child.wait_for_start()
+    child.report({"per_s": rate(work, given.seconds)})
 
 
 if __name__ == "__main__":

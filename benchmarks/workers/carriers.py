@@ -1,13 +1,15 @@
-"""Other ways to bring an array from one process to another, each timed as the product's own is.
+"""Worker: transports of other libraries that bring an array to another process, timed as tianflow's
+own is.
 
-A message is what a trajectory would be: the producer writes it (a copy into memory that is its
-own), sends it, and the consumer copies what came into its batch. First as many as go, after as many
-as may be in flight; then one at a time with both ends asleep before, timed from the send on.
+A message stands for a trajectory. The producer writes it (a copy into its own memory) and sends it.
+The consumer copies it into its batch. The first part measures throughput with as many messages as
+may be in flight. The second part measures latency: one message at a time, both ends asleep before,
+timed from the send.
 
-``memcpy``   both copies in one process, and nothing between them: the limit
-``zmq-ipc`` ``zmq-tcp``   pyzmq PUSH and PULL, without copies of its own from `ZERO_COPY` bytes on
+``memcpy``   both copies in one process, without a transport: the limit
+``zmq-ipc`` ``zmq-tcp``   pyzmq PUSH and PULL, zero-copy from `ZERO_COPY` bytes
 ``queue``    multiprocessing.Queue: pickle through a pipe
-``mpi``      mpi4py's pickled send and receive, between two ranks of one host
+``mpi``      mpi4py's pickled send and receive between two ranks of one host
 """
 
 from __future__ import annotations
@@ -33,31 +35,31 @@ from benchmarks.lib import child
 
 Bytes = NDArray[np.uint8]
 Write = Callable[[int, Bytes], Bytes]
-"""Write the numbered message, whose bytes are given, into memory of the producer's: that memory."""
+"""Writes the numbered message into the producer's memory, and returns that memory."""
 Send = Callable[[Bytes, int], object]
-"""Send what was written, by number."""
+"""Sends a written message, by number."""
 Receive = Callable[[], Bytes]
 
-STAMP = 8  # bytes at the start of a message: when it was sent, in monotonic nanoseconds
+STAMP = 8  # bytes at the start of a message: its send time in monotonic nanoseconds
 PAUSE_S = 0.0005
-"""Before a message that is timed: the consumer sleeps by now."""
+"""Pause before a timed message, in which the consumer falls asleep."""
 ZERO_COPY = 64 * 2**10
 BATCHES_IN_FLIGHT = 4
-"""So many batches of the product's are in its slots where it learns from more than one trajectory
-at a time.
+"""Number of batches that fit into tianflow's slots if it learns from several trajectories at a
+time.
 """
 
 
 def in_flight(nbytes: int) -> int:
-    """How many messages a carrier may hold, and slots of the product there are: 16 MiB of them, 4
-    at least, 16 at most.
+    """Return the largest number of messages in a carrier, and of slots in tianflow: 16 MiB of them,
+    at least 4 and at most 16.
     """
     return min(16, max(4, 2**24 // nbytes))
 
 
 def counts(nbytes: int, share: float) -> tuple[int, int]:
-    """How many messages are sent one after another (some whole fillings of all slots), and how many
-    one at a time.
+    """Return the number of messages of the throughput part (a multiple of all slots) and of the
+    latency part.
     """
     many, single = min(4000.0, 2**30 / nbytes), min(200.0, 2**29 / nbytes)
     return max(1, round(many * share / in_flight(nbytes))) * in_flight(nbytes), max(
@@ -66,7 +68,7 @@ def counts(nbytes: int, share: float) -> tuple[int, int]:
 
 
 def figures(seconds: float, many: int, nbytes: int, latency: list[int]) -> dict[str, float]:
-    """What is told of one size. The first quarter of the latencies is warm-up."""
+    """Return the figures of one size. The first quarter of the latencies is warm-up."""
     later = sorted(latency[len(latency) // 4 :])
     return {
         "messages": many / seconds,
@@ -79,14 +81,14 @@ def figures(seconds: float, many: int, nbytes: int, latency: list[int]) -> dict[
 def produce(
     write: Write, send: Send, acknowledged: Callable[[], object], nbytes: int, share: float
 ) -> None:
-    """The producer's end: all messages of one size. ``acknowledged`` waits until the last one has
-    been copied.
+    """Run the producer's end for all messages of one size. ``acknowledged`` waits until the last
+    message was copied.
     """
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     many, single = counts(nbytes, share)
     for number in range(in_flight(nbytes)):
         send(write(number, source), number)
-    acknowledged()  # whatever is set up by the first ones is there now
+    acknowledged()  # the first messages have set up the carrier
     for number in range(many):
         send(write(number, source), number)
     acknowledged()
@@ -101,7 +103,7 @@ def produce(
 def consume(
     receive: Receive, acknowledge: Callable[[], object], nbytes: int, share: float
 ) -> dict[str, float]:
-    """The consumer's end. Its batch has as many rows as one of the product's."""
+    """Run the consumer's end. Its batch has as many rows as a batch of tianflow."""
     batch = np.zeros((in_flight(nbytes) // BATCHES_IN_FLIGHT, nbytes), np.uint8)
     many, single = counts(nbytes, share)
     for row in itertools.islice(itertools.cycle(batch), in_flight(nbytes)):
@@ -121,29 +123,29 @@ def consume(
     return figures(seconds, many, nbytes, latency)
 
 
-# In two processes: over pipes for what the consumer acknowledges
-# -----------------------------------------------------------
+# Between two processes
+# --------------------------------------------------------------------------------------------------
 
 
 def between(
     produce_over: Callable[[Callable[[], object]], None],
     consume_over: Callable[[Callable[[], object]], dict[str, float]],
 ) -> dict[str, float]:
-    """Fork a producer; consume here."""
-    told, tell = os.pipe()
+    """Fork a producer and consume here. A pipe carries the acknowledgements."""
+    ack_reader, ack_writer = os.pipe()
     producer = multiprocessing.get_context("fork").Process(
-        target=lambda: produce_over(lambda: os.read(told, 1)), daemon=True
+        target=lambda: produce_over(lambda: os.read(ack_reader, 1)), daemon=True
     )
     producer.start()
-    found = consume_over(lambda: os.write(tell, b"."))
+    found = consume_over(lambda: os.write(ack_writer, b"."))
     producer.join()
-    os.close(told)
-    os.close(tell)
+    os.close(ack_reader)
+    os.close(ack_writer)
     return found
 
 
 def zmq_over(address: str, nbytes: int, share: float) -> dict[str, float]:
-    """PUSH to PULL over ``address``, bound by the consumer."""
+    """Send from PUSH to PULL over ``address``, which the consumer binds."""
     zmq: Any = importlib.import_module("zmq")
     copy = nbytes < ZERO_COPY
 
@@ -187,13 +189,13 @@ def zmq_over(address: str, nbytes: int, share: float) -> dict[str, float]:
 
 
 def zmq_ipc(nbytes: int, share: float) -> dict[str, float]:
-    """Over a Unix socket."""
+    """Send over a Unix socket."""
     with tempfile.TemporaryDirectory(prefix="tianflow-bench-") as directory:
         return zmq_over(f"ipc://{directory}/socket", nbytes, share)
 
 
 def zmq_tcp(nbytes: int, share: float) -> dict[str, float]:
-    """Over the loopback device."""
+    """Send over the loopback device."""
     import socket
 
     with socket.socket() as probe:
@@ -203,7 +205,7 @@ def zmq_tcp(nbytes: int, share: float) -> dict[str, float]:
 
 
 def queue(nbytes: int, share: float) -> dict[str, float]:
-    """A new array for each message, because its feeder thread pickles later."""
+    """Send a new array for each message, because the queue's feeder thread pickles later."""
     carrier: multiprocessing.Queue[Bytes] = multiprocessing.get_context("fork").Queue(
         in_flight(nbytes)
     )
@@ -223,7 +225,7 @@ def queue(nbytes: int, share: float) -> dict[str, float]:
 
 
 def memcpy(nbytes: int, share: float) -> dict[str, float]:
-    """The two copies alone; the time of a pair of them stands for latency."""
+    """Make the two copies alone. The time of a pair stands for latency."""
     source, slot, target = (np.ones(nbytes, np.uint8) for _ in range(3))
     many, single = counts(nbytes, share)
 
@@ -244,13 +246,13 @@ def memcpy(nbytes: int, share: float) -> dict[str, float]:
 
 
 def mpiexec() -> str | None:
-    """Where the launcher is: beside this interpreter, or wherever a shell would find it."""
+    """Return the path of the launcher beside this interpreter, or on the PATH."""
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def mpi(sizes: list[int], share: float) -> dict[str, Any]:
-    """Start the two ranks; what `of_all` says there."""
+    """Start the two ranks and return rank 0's result of `of_all`."""
     launcher = mpiexec()
     assert launcher is not None
     command = [
@@ -271,7 +273,7 @@ def mpi(sizes: list[int], share: float) -> dict[str, Any]:
 
 
 def mpi_rank(nbytes: int, share: float) -> dict[str, float]:
-    """Rank 0 consumes, so that what it says is the last word; rank 1 produces."""
+    """Consume on rank 0, which prints the answer, and produce on rank 1."""
     world: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
     buffer = np.zeros(nbytes, np.uint8)
 
@@ -307,23 +309,25 @@ CARRIERS: dict[str, Carrier] = {
 
 
 def of_all(carrier: Carrier, sizes: list[int], share: float) -> dict[str, Any]:
-    """Figures of each size in turn, by the number of its bytes."""
+    """Return the figures of each size, by its number of bytes."""
     return {str(nbytes): carrier(nbytes, share) for nbytes in sizes}
 
 
 def main() -> None:
-    """``CARRIER SHARE NBYTES ...``: ``share`` of the messages of a full measurement."""
+    """Arguments: ``CARRIER SHARE NBYTES ...``. ``share``: part of the messages of a full
+    measurement.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("carrier", choices=["mpi", *CARRIERS])
     parser.add_argument("share", type=float)
     parser.add_argument("sizes", type=int, nargs="+")
     given = parser.parse_args()
     if given.carrier == "mpi":
-        child.say(mpi(given.sizes, given.share))
+        child.report(mpi(given.sizes, given.share))
         return
     found = of_all(CARRIERS[given.carrier], given.sizes, given.share)
-    if all(found.values()):  # else it is the rank that produced
-        child.say(found)
+    if all(found.values()):  # the producing rank has no figures
+        child.report(found)
 
 
 if __name__ == "__main__":

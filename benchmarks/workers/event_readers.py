@@ -1,6 +1,4 @@
-"""A run of a child process that others read the events of, and those readers, in a process of their
-own.
-"""
+"""Worker: a run whose events many clients read, and those clients in a process of their own."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tianflow.rundir.control_file import ControlFile
 async def watch(
     config: Path, window: training.Window, runs: Path, windows: int, readers: int
 ) -> dict[str, Any]:
-    """In turn: a window of the run alone, and one beside the readers."""
+    """Measure windows of the run alone and windows beside the readers, in turn."""
     http = (
         f"http.{name}={2 * readers}"
         for name in ("max_streams", "max_connections", "max_requests_per_s")
@@ -35,14 +33,14 @@ async def watch(
         alone, beside = [], []
         for _ in range(windows):
             alone.append(await turns.window(run, window.seconds) | {"events": 0.0})
-            async with reading(contact, readers) as heard:
+            async with reading(contact, readers) as events_per_s:
                 found = await turns.window(run, window.seconds)
-            beside.append(found | {"events": heard[0]})
+            beside.append(found | {"events": events_per_s[0]})
     return {"alone": mean(alone), "beside": mean(beside)}
 
 
 def mean(found: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of all windows; of lags, the 99th percentile."""
+    """Return the means over all windows, and the 99th percentile of the lags."""
     means = {
         name: sum(one[name] for one in found) / len(found)
         for name in ("trained_per_s", "staleness_mean", "events")
@@ -52,10 +50,10 @@ def mean(found: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 @asynccontextmanager
 async def reading(contact: ControlFile, readers: int) -> AsyncIterator[list[float]]:
-    """``readers`` read while the context is open; afterwards the list holds how many events a
-    second they heard.
+    """Keep ``readers`` readers connected while the context is open. Afterwards the list holds their
+    events per second.
     """
-    heard: list[float] = []
+    events_per_s: list[float] = []
     command = (
         sys.executable,
         "-m",
@@ -70,17 +68,17 @@ async def reading(contact: ControlFile, readers: int) -> AsyncIterator[list[floa
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     assert process.stdout is not None
     if await process.stdout.readline() != b"ready\n":
-        raise RuntimeError("the readers were not all served")
+        raise RuntimeError("the server refused some of the readers")
     began = asyncio.get_running_loop().time()
-    yield heard
+    yield events_per_s
     seconds = asyncio.get_running_loop().time() - began
-    said, _ = await process.communicate(b"")
-    heard.append(int(said) / seconds)
+    output, _ = await process.communicate(b"")
+    events_per_s.append(int(output) / seconds)
 
 
 async def read(address: str, run: str, token: str, readers: int) -> None:
-    """Say ``ready`` once so many are served; read until standard input ends, and say how many
-    events all of them heard.
+    """Print ``ready`` once all readers are connected. Read until standard input ends, and print the
+    number of events of all readers.
     """
     host, port = address.removeprefix("http://").rsplit(":", 1)
     head = (
@@ -89,31 +87,33 @@ async def read(address: str, run: str, token: str, readers: int) -> None:
     ).encode()
     events = 0
 
-    async def hear(reader: asyncio.StreamReader) -> None:
+    async def count_events(reader: asyncio.StreamReader) -> None:
         nonlocal events
         while line := await reader.readline():
             events += line.startswith(b"event:")
 
     async with asyncio.TaskGroup() as group:
-        hearing = []
+        connections = []
         for _ in range(readers):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(head)
             if b" 200 " not in (await reader.readuntil(b"\r\n\r\n")).splitlines()[0]:
-                raise RuntimeError("a reader was refused")
-            hearing.append((group.create_task(hear(reader)), writer))
+                raise RuntimeError("the server refused a reader")
+            connections.append((group.create_task(count_events(reader)), writer))
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         before = events
         await asyncio.to_thread(sys.stdin.read)
         sys.stdout.write(f"{events - before}\n")
-        for task, writer in hearing:
+        for task, writer in connections:
             task.cancel()
             writer.close()
 
 
 def main() -> None:
-    """``CONFIG WARM_S SECONDS RUNS WINDOWS READERS``, or ``read ADDRESS RUN TOKEN READERS``."""
+    """Arguments: ``CONFIG WARM_S SECONDS RUNS WINDOWS READERS``, or ``read ADDRESS RUN TOKEN
+    READERS``.
+    """
     if sys.argv[1] == "read":
         address, run, token, readers = sys.argv[2:]
         loops.run(read(address, run, token, int(readers)))
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("readers", type=int)
     given = parser.parse_args()
     window = training.Window(given.warm_s, given.seconds)
-    child.say(loops.run(watch(given.config, window, given.runs, given.windows, given.readers)))
+    child.report(loops.run(watch(given.config, window, given.runs, given.windows, given.readers)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The halves of a run, each with one part more than the one before, taking turns in one process.
+"""Worker: the halves of a run, in stages that each add one part, and that take turns in one
+process.
 
-``actor``    the environments alone; with inference; with inference and slots, as the shipped
-rollout does it
-``learner``  the step on a batch that stays where it is; with the batch copied out of slots and the
-weights laid out flat
+``actor``    the environments alone, with inference, and with inference and slots as in the shipped
+             rollout
+``learner``  the step on a resident batch, and with the batch copied out of slots and the weights
+             laid out flat
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
     from tianflow.interfaces import AlgorithmFactory
 
 TURN_S = 0.1
-"""Whose turn it is keeps it for so long: long enough for caches to be its own."""
+"""Length of a turn: long enough that the caches hold the stage's own data."""
 
 
 def take_turns(works: Mapping[str, bare_loops.Work], seconds: float) -> dict[str, float]:
-    """Units a second of each, in turns of at least `TURN_S`, until each had ``seconds``. The first
-    round counts for nothing.
+    """Return units per second of each work, in turns of at least `TURN_S`, until each had
+    ``seconds``. The first round does not count.
     """
     done, spent = dict.fromkeys(works, 0), dict.fromkeys(works, 0.0)
 
     def turn(work: bare_loops.Work) -> tuple[int, float]:
         units, began = work(), time.perf_counter()
-        units = 0  # the first call finds the caches of another
+        units = 0  # the first call runs on the caches of another stage
         while not units or time.perf_counter() - began < TURN_S:
             units += work()
         return units, time.perf_counter() - began
@@ -49,8 +50,8 @@ def take_turns(works: Mapping[str, bare_loops.Work], seconds: float) -> dict[str
 
 
 def actor(config: Config) -> dict[str, bare_loops.Work]:
-    """Steps of the environments of one actor."""
-    vector = _vector(config)
+    """Return the stages of the actor's half. A unit is an environment step."""
+    vector = _make_vector(config)
     observation, _ = vector.reset(seed=config.run.seed)
     return {
         "environment": _stepping(config, vector),
@@ -59,8 +60,8 @@ def actor(config: Config) -> dict[str, bare_loops.Work]:
     }
 
 
-def _vector(config: Config) -> Any:
-    """What `tianflow.envs.make` makes, without what it puts around it."""
+def _make_vector(config: Config) -> Any:
+    """Make the environment vector without the wrappers of `tianflow.envs.make`."""
     import gymnasium
 
     from tianflow import plugins
@@ -73,7 +74,7 @@ def _vector(config: Config) -> Any:
         return gymnasium.vector.SyncVectorEnv([found] * settings.num_envs, copy=False)
     kwargs = dict(settings.kwargs)
     if settings.id.startswith("ALE/"):
-        import ale_py  # noqa: F401 - importing it registers its ids
+        import ale_py  # noqa: F401 - the import registers its ids
 
         kwargs["num_threads"] = 1
     return gymnasium.make_vec(
@@ -82,7 +83,7 @@ def _vector(config: Config) -> Any:
 
 
 def _stepping(config: Config, vector: Any) -> bare_loops.Work:
-    """Actions that were drawn beforehand."""
+    """Step with actions that were drawn beforehand."""
     import numpy as np
 
     steps = config.actors.rollout_steps
@@ -100,7 +101,7 @@ def _stepping(config: Config, vector: Any) -> bare_loops.Work:
 
 
 def _acting(config: Config, vector: Any, observation: Any) -> bare_loops.Work:
-    """What the shipped policy chooses; nothing is kept."""
+    """Step with the shipped policy's actions, and store nothing."""
     import numpy as np
     import torch
 
@@ -125,7 +126,7 @@ def _acting(config: Config, vector: Any, observation: Any) -> bare_loops.Work:
 
 
 def _rolling(config: Config) -> bare_loops.Work:
-    """The shipped rollout, into two slots in turn."""
+    """Run the shipped rollout into two alternating slots."""
     from tianflow import envs
     from tianflow.channels.memory import heap_arena
     from tianflow.components.rollout import Rollout
@@ -157,8 +158,8 @@ def _rolling(config: Config) -> bare_loops.Work:
 
 
 def learner(config: Config) -> dict[str, bare_loops.Work]:
-    """Samples of updates on real trajectories. The learning rate is 0, so that they stay on-policy
-    for ever.
+    """Return the stages of the learner's half. The learning rate is 0, so that real trajectories
+    stay on-policy. A unit is a sample.
     """
     import torch
 
@@ -199,7 +200,7 @@ def learner(config: Config) -> dict[str, bare_loops.Work]:
     def step(batch: Any) -> int:
         result = algorithm.step(batch)
         if not result.finite:
-            raise RuntimeError("the update was not finite, so it was undone: that is other work")
+            raise RuntimeError("the update was not finite and was undone, which is different work")
         return int(result.samples)
 
     def from_slots() -> int:
@@ -232,9 +233,7 @@ HALVES: dict[str, Callable[[Config], dict[str, bare_loops.Work]]] = {
 def measure(
     half: str, config: Path, overrides: Sequence[str], seconds: float
 ) -> dict[str, float | None]:
-    """Rates of the parts of ``half`` in a child process, on the core that this half has in a
-    run.
-    """
+    """Return the rates of ``half`` from a child process on the core that this half has in a run."""
     core = bare_loops.cores()[half]
     pinned = () if core is None else ("--core", core)
     return child.run(
@@ -249,7 +248,7 @@ def measure(
 
 
 def main() -> None:
-    """``actor|learner CONFIG SECONDS [--core N] [section.key=value ...]``."""
+    """Arguments: ``actor|learner CONFIG SECONDS [--core N] [section.key=value ...]``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("half", choices=sorted(HALVES))
     parser.add_argument("config", type=Path)
@@ -264,7 +263,7 @@ def main() -> None:
     from tianflow.config.loading import load_config
 
     torch.set_num_threads(1)
-    child.say(
+    child.report(
         take_turns(HALVES[given.half](load_config(given.config, given.overrides)), given.seconds)
     )
 

@@ -1,9 +1,8 @@
-"""What a bound costs where nothing else is between the halves of a run: two processes, a byte for
-each trajectory and for each update.
+"""Worker: the two halves of a run with nothing between them, as the limit of a run under a bound.
 
-One rolls out, one trains, each on its own core and on slots of its own, as `benchmarks.workers.halves` does
-it. The first has so many credits; a finished update gives one back. No coordinator, no weights, no
-ledger: a limit, not an implementation.
+Two processes exchange a byte for each trajectory and for each update. One rolls out and one trains,
+each on a core and slots of its own. The first has a number of credits, and a finished update
+returns one. There is no coordinator, no ledger and no weights.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from benchmarks.workers import bare_loops, halves
 
 COMMITTED, SETTLED = b"c", b"s"
 AT_ONCE = 4096
-"""Bytes read at a time: more than there are ever credits."""
+"""Bytes read at a time: more than the number of credits."""
 
 
 def measure(config: Path, credit_count: int, warm_s: float, seconds: float) -> Values:
-    """Trained steps/s with ``credit_count`` credits, of which one trajectory each takes one until
-    it is trained on.
+    """Return the trained steps/s with ``credit_count`` credits. A trajectory holds a credit until
+    the learner has trained on it.
     """
     return child.run(
         "benchmarks.workers.lockstep",
@@ -39,7 +38,7 @@ def measure(config: Path, credit_count: int, warm_s: float, seconds: float) -> V
 
 
 def roll(work: bare_loops.Work, link: socket.socket, credit_count: int) -> None:
-    """Make a trajectory for each credit, until the other end is closed."""
+    """Make a trajectory for each credit until the other end closes."""
     left = credit_count
     while True:
         if not left:
@@ -52,7 +51,7 @@ def roll(work: bare_loops.Work, link: socket.socket, credit_count: int) -> None:
 
 
 def train(work: bare_loops.Work, link: socket.socket, warm_s: float, seconds: float) -> float:
-    """Train on each trajectory that was told of; samples/s over the window."""
+    """Train on each reported trajectory, and return samples/s over the window."""
     waiting, samples, before = 0, 0, 0
     began = time.perf_counter() + warm_s
     while (now := time.perf_counter()) < began + seconds:
@@ -74,7 +73,7 @@ def _pin(half: str) -> None:
 
 
 def main() -> None:
-    """``CONFIG CREDITS WARM_S SECONDS``."""
+    """Arguments: ``CONFIG CREDITS WARM_S SECONDS``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("config", type=Path)
     parser.add_argument("credits", type=int)
@@ -85,14 +84,13 @@ def main() -> None:
 
     config = load_config(given.config)
     ours, theirs = socket.socketpair()
-    actor = os.fork()  # before PyTorch is there, which has threads
+    actor = os.fork()  # before PyTorch starts threads
     if not actor:
         ours.close()
         _pin("actor")
         work = halves.actor(config)["slots"]
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # the other has what it wanted
+        # the learner has finished its window
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             roll(work, theirs, given.credits)
         os._exit(0)
     theirs.close()
@@ -101,7 +99,7 @@ def main() -> None:
     found = train(learning, ours, given.warm_s, given.seconds)
     ours.close()
     os.waitpid(actor, 0)
-    child.say({"trained_per_s": found})
+    child.report({"trained_per_s": found})
 
 
 if __name__ == "__main__":

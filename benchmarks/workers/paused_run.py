@@ -1,8 +1,7 @@
-"""A run that is paused, looked at from outside the program: CPU time of each of its processes, and
-memory of all of them.
+"""Worker: a paused run. It measures the CPU time of each process and the memory of all processes.
 
-CPU time is that of `/proc/PID/task/*/schedstat`, in nanoseconds, because a process that rests uses
-less than a clock tick.
+CPU time comes from `/proc/PID/task/*/schedstat`, in nanoseconds, because an idle process uses less
+than a clock tick.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SETTLE_S = 1.0
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all threads of a process that live."""
+    """Return the CPU time of all live threads of a process."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -31,7 +30,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def tree() -> list[int]:
-    """This process and all its descendants."""
+    """Return the pids of this process and all its descendants."""
     import psutil
 
     own = psutil.Process()
@@ -39,7 +38,9 @@ def tree() -> list[int]:
 
 
 def pss_mib(pids: Sequence[int]) -> float:
-    """Proportional set sizes: pages that processes share are divided between them."""
+    """Return the sum of proportional set sizes, in which shared pages are divided between
+    processes.
+    """
     total = 0
     for pid in pids:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
@@ -48,7 +49,9 @@ def pss_mib(pids: Sequence[int]) -> float:
 
 
 async def shares(seconds: float) -> Values:
-    """Over ``seconds``: cores used by this process, by the busiest of the others, and by all."""
+    """Return the cores used over ``seconds`` by this process, by the busiest other process, and by
+    all processes.
+    """
     pids = tree()
     before, began = {pid: cpu_seconds(pid) for pid in pids}, time.monotonic()
     await asyncio.sleep(seconds)
@@ -67,7 +70,7 @@ async def shares(seconds: float) -> Values:
 async def paused(
     config: Path, overrides: Sequence[str], *, train_s: float, seconds: float, runs: Path
 ) -> Values:
-    """Train for ``train_s``, pause, let it settle, look."""
+    """Train for ``train_s``, pause, wait until the run has settled, and measure."""
     from benchmarks.workers import training
     from tianflow import open_run
 
@@ -77,12 +80,12 @@ async def paused(
         run.control.pause(source="api")
         await asyncio.sleep(SETTLE_S)
         if run.control.state != "paused":
-            raise RuntimeError(f"the run is {run.control.state}")
+            raise RuntimeError(f"the run is {run.control.state} (expected paused)")
         return await shares(seconds)
 
 
 async def nothing(seconds: float) -> Values:
-    """One process that has loaded what a run needs, and waits."""
+    """Measure one process that has loaded the libraries of a run, and waits."""
     import gymnasium  # noqa: F401 - loaded for its memory
     import torch  # noqa: F401 - loaded for its memory
 
@@ -90,7 +93,9 @@ async def nothing(seconds: float) -> Values:
 
 
 def main() -> None:
-    """``nothing SECONDS`` or ``paused SECONDS CONFIG TRAIN_S RUNS [section.key=value ...]``."""
+    """Arguments: ``nothing SECONDS`` or ``paused SECONDS CONFIG TRAIN_S RUNS [section.key=value
+    ...]``.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("nothing", "paused"))
     parser.add_argument("seconds", type=float)
@@ -100,7 +105,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
     if given.what == "nothing":
-        child.say(loops.run(nothing(given.seconds)))
+        child.report(loops.run(nothing(given.seconds)))
     else:
         work = paused(
             given.config,
@@ -109,7 +114,7 @@ def main() -> None:
             seconds=given.seconds,
             runs=given.runs,
         )
-        child.say(loops.run(work))
+        child.report(loops.run(work))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The shared-memory channels with nothing behind them: an actor's end, the exchange and a learner's
-end, a process each.
+"""Worker: the shared-memory channels alone, with an actor's end, the exchange and a learner's end
+in separate processes.
 
-Time is that from an actor's commit to the learner's batch, through the coordinator, with everybody
-asleep before.
+It measures the time from an actor's commit to the learner's batch, through the coordinator, with
+all processes asleep before.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tianflow.exchange.remote import LinkBatchSource, LinkTrajectorySender, Serv
 from tianflow.hosts import event_loop as loops
 from tianflow.ledger.ledger import Ledger
 
-STAMP = 8  # bytes at the start of a slot: when it was committed, in monotonic nanoseconds
+STAMP = 8  # bytes at the start of a slot: its commit time in monotonic nanoseconds
 
 
 def layout_of(nbytes: int) -> TrajectoryLayout:
-    """One array of so many bytes."""
+    """Return a layout of one array of ``nbytes`` bytes."""
     return TrajectoryLayout(1, 1, (Field("data", (nbytes,), "uint8", 0, nbytes),), nbytes)
 
 
 async def failing(work: Coroutine[None, None, None]) -> None:
-    """Do ``work``, and end this process if a message breaks a callback: nobody would ever hear of
-    it.
+    """Run ``work``, and end this process if a message breaks a callback. Otherwise the failure
+    would stay unnoticed.
     """
 
     def fail(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
@@ -54,7 +54,7 @@ async def failing(work: Coroutine[None, None, None]) -> None:
 
 
 async def send(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
-    """The actor's end: fill each granted slot, stamp it, commit it."""
+    """Run the actor's end: fill each granted slot, stamp it, and commit it."""
     source = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
 
     def handle(message: Message) -> None:
@@ -63,7 +63,7 @@ async def send(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
         else:
             sender.grant(None)
 
-    link = Link(end=end, handle=handle, closed=lambda: sender.close())  # noqa: PLW0108 - there is no sender yet
+    link = Link(end=end, handle=handle, closed=lambda: sender.close())  # noqa: PLW0108 - the sender is made later
     sender = LinkTrajectorySender(
         link=link, arena=shared.arena, holder="actor-0", announce=lambda _: None
     )
@@ -73,7 +73,7 @@ async def send(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
             data = sender.view(grant).arrays["data"]
             np.copyto(data, source)
             sender.begin(grant, grant.version)
-            await asyncio.sleep(0.0005)  # the learner waits by now
+            await asyncio.sleep(0.0005)  # the learner falls asleep
             data[:STAMP].view(np.int64)[0] = time.monotonic_ns()
             sender.commit(Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), ())
     except (EndOfChannel, ClosedChannelError):
@@ -83,8 +83,8 @@ async def send(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
 async def receive(
     end: socket.socket, shared: SharedArena, nbytes: int, count: int, results: Connection
 ) -> None:
-    """The learner's end: take ``count`` batches of one, copy each out, and time both, and a plain
-    copy beside them.
+    """Run the learner's end: take ``count`` batches of one, copy each out, and time the arrival,
+    the copy, and a plain copy.
     """
     link = Link(
         end=end, handle=lambda message: source.batch(message[1]), closed=lambda: source.batch(None)
@@ -122,7 +122,7 @@ def _serve_one(exchange: Exchange, end: socket.socket, closed: Callable[[], None
 
 
 async def serve(ends: list[socket.socket], shared: SharedArena, limits: Limits) -> None:
-    """The coordinator's end, until one of the others has gone."""
+    """Run the coordinator's end until one of the other processes has ended."""
     exchange = Exchange(
         ledger=Ledger(limits=limits, slots=shared.arena.capacity), arena=shared.arena
     )
@@ -136,8 +136,8 @@ async def serve(ends: list[socket.socket], shared: SharedArena, limits: Limits) 
 
 
 def _in_child(others: Iterable[socket.socket], work: Coroutine[None, None, None]) -> None:
-    """Do ``work`` in a forked child, without the ends of others: a link ends when nobody has its
-    other end.
+    """Run ``work`` in a forked child. It closes the other sockets first, because a link ends only
+    if no process holds its other end.
     """
     for end in others:
         end.close()
@@ -151,28 +151,27 @@ ReceiveEnd = Callable[[socket.socket, SharedArena, Connection], Coroutine[None, 
 def through(
     send_end: SendEnd, receive_end: ReceiveEnd, *, nbytes: int, slots: int, limits: Limits
 ) -> dict[str, list[int]]:
-    """Run the two ends in a process each, and the exchange between them here; what the receiving
-    end found.
+    """Run the two ends in separate processes and the exchange in this one. Return the receiving
+    end's results.
     """
     shared = SharedArena(layout=layout_of(nbytes), capacity=slots)
     shared.add_slots(slots)
-    context = multiprocessing.get_context(
-        "fork"
-    )  # nothing that a fork could break has been started
+    # this process has started nothing that a fork could break
+    context = multiprocessing.get_context("fork")
     pairs = [socket_pair(), socket_pair()]
     ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    results, told = context.Pipe(duplex=False)
+    results, results_end = context.Pipe(duplex=False)
     actor = context.Process(
         target=lambda: _in_child([*ours, theirs[1]], send_end(theirs[0], shared))
     )
     learner = context.Process(
-        target=lambda: _in_child([*ours, theirs[0]], receive_end(theirs[1], shared, told))
+        target=lambda: _in_child([*ours, theirs[0]], receive_end(theirs[1], shared, results_end))
     )
     for process in (actor, learner):
         process.start()
     for end in theirs:
         end.close()
-    told.close()  # so that a learner that ended early is noticed
+    results_end.close()  # so that an early end of the learner is an error here
     loops.run(failing(serve(ours, shared, limits)))
     found: dict[str, list[int]] = results.recv()
     for process in (actor, learner):
@@ -181,10 +180,10 @@ def through(
 
 
 def relay(nbytes: int, count: int) -> dict[str, float]:
-    """Send ``count`` slots of ``nbytes`` bytes through; times of the later three quarters."""
+    """Send ``count`` slots of ``nbytes`` bytes. Return times of the last three quarters."""
     found = through(
         lambda end, shared: send(end, shared, nbytes),
-        lambda end, shared, told: receive(end, shared, nbytes, count, told),
+        lambda end, shared, results: receive(end, shared, nbytes, count, results),
         nbytes=nbytes,
         slots=2,
         limits=Limits(batch=1, max_staleness=0, credits=1),
@@ -200,8 +199,8 @@ def relay(nbytes: int, count: int) -> dict[str, float]:
 
 
 def weights(nbytes: int, count: int) -> dict[str, float]:
-    """Publish and read weights of ``nbytes`` bytes, ``count`` times, and copy as much beside it;
-    medians.
+    """Publish and read weights of ``nbytes`` bytes ``count`` times, and make a plain copy of the
+    same size. Return medians.
     """
     memory = SharedMemory.create("weights", SharedWeights.nbytes_for(nbytes))
     channel = SharedWeights(memory=memory, nbytes=nbytes)
@@ -226,13 +225,13 @@ def weights(nbytes: int, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """``trajectories|weights NBYTES COUNT``."""
+    """Arguments: ``trajectories|weights NBYTES COUNT``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("channel", choices=("trajectories", "weights"))
     parser.add_argument("nbytes", type=int)
     parser.add_argument("count", type=int)
     given = parser.parse_args()
-    child.say((relay if given.channel == "trajectories" else weights)(given.nbytes, given.count))
+    child.report((relay if given.channel == "trajectories" else weights)(given.nbytes, given.count))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""One replay shard alone: what it stores and draws a second, with as much plain copying beside it;
-and a learner on one draw.
+"""Worker: one replay shard alone, and a learner on one resident draw.
 
-``rates``    transitions inserted and items drawn, in turns with copying as many rows in order, and
-picking as many at random
-``limits``   updates a second that the shard's draws with their priorities, and the learner's steps
-on a resident draw, would allow
+``rates``    transitions inserted and items drawn, in turns with copying the same number of rows in
+             order, and picking the same number at random
+``limits``   updates/s that the shard's draws with their priorities would allow, and that the
+             learner's steps on a resident draw would allow
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
     from tianflow.replay.shard import Shard
 
 FRAGMENTS = 16
-"""Real trajectories that are inserted again and again, each time round as another incarnation of
-their actor.
+"""Real trajectories that are inserted repeatedly, each time as another incarnation of their
+actor.
 """
 
 
 def fragments(config: Config) -> Iterator[Fragment]:
-    """Without end, filled by the shipped rollout before the first is given out."""
+    """Yield fragments without end. The shipped rollout fills them before the first is yielded."""
     from tianflow import envs, plugins
     from tianflow.channels.memory import heap_arena
     from tianflow.components.rollout import Rollout
@@ -68,7 +67,7 @@ def fragments(config: Config) -> Iterator[Fragment]:
 
 
 def filled(config: Config, source: Iterator[Fragment]) -> Shard:
-    """A shard that has begun to let go of its oldest steps."""
+    """Return a shard that has begun to evict its oldest steps."""
     from tianflow import envs
     from tianflow.hosts.shard_factory import make_shard
 
@@ -79,7 +78,7 @@ def filled(config: Config, source: Iterator[Fragment]) -> Shard:
 
 
 def rates(config: Config) -> dict[str, bare_loops.Work]:
-    """Inserting and drawing, and their limits. Every transition counts as one in all four."""
+    """Return inserting, drawing, and their limits. A transition counts as one unit in all four."""
     source, generator, n = (
         fragments(config),
         np.random.default_rng(config.run.seed),
@@ -122,7 +121,7 @@ def rates(config: Config) -> dict[str, bare_loops.Work]:
 
 
 def limits(config: Config) -> dict[str, bare_loops.Work]:
-    """One unit is one update: what one of the shards has to do for it, and what the learner has."""
+    """Return one shard's and the learner's work for an update. A unit is an update."""
     import torch
 
     from tianflow import envs, plugins
@@ -155,7 +154,7 @@ def limits(config: Config) -> dict[str, bare_loops.Work]:
 
     def step() -> int:
         if not algorithm.step(resident).finite:
-            raise RuntimeError("the update was not finite, so it was undone: that is other work")
+            raise RuntimeError("the update was not finite and was undone, which is different work")
         return 1
 
     return {"draws": draw, "steps": step}
@@ -164,7 +163,7 @@ def limits(config: Config) -> dict[str, bare_loops.Work]:
 def measure(
     what: str, config: Path, overrides: tuple[str, ...], seconds: float
 ) -> dict[str, float | None]:
-    """`rates` or `limits` in a child process on a core of its own."""
+    """Run `rates` or `limits` in a child process on a core of its own."""
     core = bare_loops.cores()["actor"]
     pinned = () if core is None else ("--core", core)
     return child.run(
@@ -179,7 +178,7 @@ def measure(
 
 
 def main() -> None:
-    """``rates|limits CONFIG SECONDS [--core N] [section.key=value ...]``."""
+    """Arguments: ``rates|limits CONFIG SECONDS [--core N] [section.key=value ...]``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("rates", "limits"))
     parser.add_argument("config", type=Path)
@@ -195,7 +194,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     works: Any = rates if given.what == "rates" else limits
-    child.say(halves.take_turns(works(load_config(given.config, given.overrides)), given.seconds))
+    child.report(
+        halves.take_turns(works(load_config(given.config, given.overrides)), given.seconds)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""One run with many actors: memory of all its processes while its learner stands."""
+"""Worker: a run with many actors. It measures the memory of all processes while the learner is
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ async def stalled(
     *,
     train_s: float,
     seconds: float,
-    looks: int,
+    samples: int,
     runs: Path,
 ) -> Values:
-    """Memory of all processes while the learner is stopped: once what is in flight has settled, and
-    ``looks`` times over ``seconds``.
+    """Measure memory while the learner is stopped: after data in flight have settled, and
+    ``samples`` times over ``seconds``.
     """
     async with open_run(config, overrides, runs_dir=runs) as run:
         await training.until_started(run)
@@ -39,8 +41,8 @@ async def stalled(
             await asyncio.sleep(SETTLE_S)
             first = paused_run.pss_mib(paused_run.tree())
             found = []
-            for _ in range(looks):
-                await asyncio.sleep(seconds / looks)
+            for _ in range(samples):
+                await asyncio.sleep(seconds / samples)
                 found.append(paused_run.pss_mib(paused_run.tree()))
         finally:
             os.kill(learner, signal.SIGCONT)
@@ -57,7 +59,7 @@ def _name(pid: int) -> str:
 
 
 def main() -> None:
-    """``CONFIG TRAIN_S SECONDS RUNS [section.key=value ...]``."""
+    """Arguments: ``CONFIG TRAIN_S SECONDS RUNS [section.key=value ...]``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("config", type=Path)
     parser.add_argument("train_s", type=float)
@@ -65,16 +67,16 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
-    looks = max(1, round(given.seconds / 60.0))
+    samples = max(1, round(given.seconds / 60.0))
     work = stalled(
         given.config,
         given.overrides,
         train_s=given.train_s,
         seconds=given.seconds,
-        looks=looks,
+        samples=samples,
         runs=given.runs,
     )
-    child.say(loops.run(work))
+    child.report(loops.run(work))
 
 
 if __name__ == "__main__":

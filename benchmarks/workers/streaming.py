@@ -1,16 +1,15 @@
-"""Trajectories through shared memory as a run sends them, timed as `benchmarks.workers.carriers` times
-other ways.
+"""Worker: trajectories through shared memory as a run sends them, timed as in
+`benchmarks.workers.carriers`.
 
-An actor's end, the exchange and a learner's end, a process each. The actor's write goes into the
-slot itself, and the learner's copy into the batch is the only other one. The actor has grants ahead
-and the learner pulls one batch ahead, as the shipped ones do; their loops read the link while
-another thread computes, these two between two copies.
+An actor's end, the exchange and a learner's end have a process each. The actor writes into the slot
+itself, and the learner's copy into the batch is the only other copy. The actor asks for grants
+ahead and the learner pulls one batch ahead, as the shipped ones do. In a run, an event loop reads
+the link while another thread computes. Here the ends read it between two copies.
 
 ``slots``  batches of a quarter of the slots, each trajectory copied to its place in the batch
 ``ones``   the same slots, and a batch of each trajectory
-``cold``   a message of `SMALL` bytes, and beside it as many private bytes are copied as the larger
-message has: what size does to
-           caches and cores, without any of it being sent
+``cold``   messages of `SMALL` bytes, while both ends copy as many private bytes as the larger
+             message has: the effect of size on caches and cores without sending it
 
 Latency is always that of a batch of one, sent alone.
 """
@@ -42,16 +41,16 @@ from tianflow.exchange.remote import LinkBatchSource, LinkTrajectorySender
 
 SMALL = 1024
 SLOTS_ALONE = 4
-"""Slots where messages are sent one at a time."""
+"""Number of slots in the latency part."""
 
 
 class Sender:
-    """The actor's end: what is acquired is filled and committed.
+    """Actor's end: fills and commits acquired slots.
 
     Args:
-        end: of its link.
-        shared: whose slots are granted.
-        nbytes: to be copied for each, whether they are sent or not.
+        end: socket of its link.
+        shared: arena of the slots.
+        nbytes: bytes to copy for each slot, sent or not.
     """
 
     def __init__(self, end: socket.socket, shared: SharedArena, nbytes: int) -> None:
@@ -70,13 +69,13 @@ class Sender:
         self._sender.close()
 
     def acquire(self) -> Coroutine[Any, Any, Grant]:
-        """Ask; what is asked leaves now, with the commit before it."""
-        asked = self._sender.acquire()
+        """Request a grant. The request leaves now, together with the previous commit."""
+        request = self._sender.acquire()
         self.link.push()
-        return asked
+        return request
 
     def write(self, grant: Grant) -> NDArray[np.uint8]:
-        """Fill the slot, and say that it is begun. The slot's bytes."""
+        """Fill the slot and announce its begin. Return the slot's bytes."""
         data: NDArray[np.uint8] = self._sender.view(grant).arrays["data"]
         if self._sent.nbytes < self._source.nbytes:
             np.copyto(self._private, self._source)
@@ -85,18 +84,18 @@ class Sender:
         return data
 
     def commit(self, grant: Grant) -> None:
-        """Hand it over."""
+        """Commit the slot."""
         self._sender.commit(Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), ())
 
 
 async def send_many(end: socket.socket, shared: SharedArena, nbytes: int) -> None:
-    """Fill and commit slots as grants come, until the other end has had enough."""
+    """Fill and commit slots as grants come, until the other end closes."""
     sender = Sender(end, shared, nbytes)
-    asked = sender.acquire()
+    request = sender.acquire()
     try:
         while True:
-            grant = await asked
-            asked = sender.acquire()
+            grant = await request
+            request = sender.acquire()
             sender.write(grant)
             sender.commit(grant)
             sender.link.handle_one()
@@ -105,11 +104,9 @@ async def send_many(end: socket.socket, shared: SharedArena, nbytes: int) -> Non
 
 
 async def send_alone(
-    end: socket.socket, shared: SharedArena, nbytes: int, single: int, told: int
+    end: socket.socket, shared: SharedArena, nbytes: int, single: int, acks: int
 ) -> None:
-    """Fill a slot, sleep, stamp and commit it; the next one when ``told`` says that it was
-    copied.
-    """
+    """Fill a slot, sleep, stamp it and commit it. Read ``acks`` before the next slot."""
     sender = Sender(end, shared, nbytes)
     for _ in range(SLOTS_ALONE + single):
         grant = await sender.acquire()
@@ -117,19 +114,19 @@ async def send_alone(
         await asyncio.sleep(carriers.PAUSE_S)
         data[: carriers.STAMP].view(np.int64)[0] = time.monotonic_ns()
         sender.commit(grant)
-        await sender.link.flush()  # this process blocks now
-        os.read(told, 1)
+        await sender.link.flush()  # the next line blocks this process
+        os.read(acks, 1)
     sender.link.close()
 
 
 class Receiver:
-    """The learner's end: batches, one of them pulled ahead.
+    """Learner's end: takes batches and pulls one ahead.
 
     Args:
-        end: of its link.
-        shared: where batches lie.
-        nbytes: to be copied for each message, whether they came or not.
-        limits: those of the exchange.
+        end: socket of its link.
+        shared: arena of the batches.
+        nbytes: bytes to copy for each message, received or not.
+        limits: limits of the exchange.
     """
 
     def __init__(
@@ -143,7 +140,7 @@ class Receiver:
         self._source = LinkBatchSource(link=self.link, arena=shared.arena)
         self._source.opened(Version(1, 0))
         sent = shared.arena.layout.nbytes
-        self._limits, self._number, self._beside = limits, 0, nbytes > sent
+        self._limits, self._number, self._copies_private = limits, 0, nbytes > sent
         self._private = np.ones(nbytes, np.uint8)
         self._target = np.zeros((limits.batch, nbytes), np.uint8)
         self._batch = list(self._target[:, :sent])
@@ -153,17 +150,19 @@ class Receiver:
         return self._source.next_batch(Version(1, self._number))
 
     async def take(self) -> int:
-        """Wait for one batch, pull the next, copy, settle. When it was there, in monotonic
+        """Wait for one batch, pull the next, copy, and settle. Return the arrival time in monotonic
         nanoseconds.
         """
         batch = await self._ahead
         arrived = time.monotonic_ns()
         self._number += 1
-        self._ahead = self._pull()  # goes out before the copy, with the settlement before it
+        self._ahead = (
+            self._pull()
+        )  # the request leaves before the copy, with the previous settlement
         for row, target, trajectory in zip(
             self._batch, self._target, batch.trajectories, strict=True
         ):
-            if self._beside:
+            if self._copies_private:
                 np.copyto(target, self._private)
             np.copyto(row, self._source.view(trajectory)["data"])
         tickets = tuple(trajectory.ticket for trajectory in batch.trajectories)
@@ -174,11 +173,11 @@ class Receiver:
         return arrived
 
     def stamp(self) -> int:
-        """That of the last one."""
+        """Return the stamp of the last message."""
         return int(self._target[0, : carriers.STAMP].view(np.int64)[0])
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop taking batches."""
         self._ahead.close()
         self.link.close()
 
@@ -193,7 +192,7 @@ async def receive_many(
     slots: int,
     results: Connection,
 ) -> None:
-    """Time ``many`` messages, after as many as there are slots."""
+    """Time ``many`` messages, after a warm-up of one message for each slot."""
     receiver = Receiver(end, shared, nbytes, limits)
     for _ in range(slots // limits.batch):
         await receiver.take()
@@ -213,28 +212,30 @@ async def receive_alone(
     *,
     limits: Limits,
     results: Connection,
-    tell: int,
+    acks: int,
 ) -> None:
-    """Time ``single`` messages that come one at a time, after as many as there are slots."""
+    """Time ``single`` messages that come one at a time, after a warm-up of one message for each
+    slot.
+    """
     receiver = Receiver(end, shared, nbytes, limits)
     latency = []
     for _ in range(SLOTS_ALONE + single):
         latency.append(await receiver.take() - receiver.stamp())
         await receiver.link.flush()
-        os.write(tell, b".")
+        os.write(acks, b".")
     results.send({"latency": latency[SLOTS_ALONE:]})
     receiver.close()
 
 
 def limits_of(slots: int, batch: int) -> Limits:
-    """Every slot a credit."""
+    """Return limits with one credit for each slot."""
     return Limits(batch=batch, max_staleness=slots // batch - 1, credits=slots)
 
 
 def stream(
     nbytes: int, share: float, *, sent: int | None = None, ones: bool = False
 ) -> dict[str, float]:
-    """`carriers.figures` of slots of ``sent`` bytes (by default all ``nbytes``)."""
+    """Return `carriers.figures` of slots of ``sent`` bytes (by default all ``nbytes``)."""
     many, single = carriers.counts(nbytes, share)
     slots = carriers.in_flight(nbytes)
     limits, alone = (
@@ -250,30 +251,30 @@ def stream(
         slots=slots,
         limits=limits,
     )
-    told, tell = os.pipe()
+    ack_reader, ack_writer = os.pipe()
     found = through(
-        lambda end, shared: send_alone(end, shared, nbytes, single, told),
+        lambda end, shared: send_alone(end, shared, nbytes, single, ack_reader),
         lambda end, shared, results: receive_alone(
-            end, shared, nbytes, single, limits=alone, results=results, tell=tell
+            end, shared, nbytes, single, limits=alone, results=results, acks=ack_writer
         ),
         nbytes=sent or nbytes,
         slots=SLOTS_ALONE,
         limits=alone,
     )
-    os.close(told)
-    os.close(tell)
+    os.close(ack_reader)
+    os.close(ack_writer)
     return carriers.figures(streamed["nanoseconds"][0] / 1e9, many, nbytes, found["latency"])
 
 
 def main() -> None:
-    """``slots|ones|cold SHARE NBYTES ...``."""
+    """Arguments: ``slots|ones|cold SHARE NBYTES ...``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("slots", "ones", "cold"))
     parser.add_argument("share", type=float)
     parser.add_argument("sizes", type=int, nargs="+")
     given = parser.parse_args()
     sent, ones = SMALL if given.what == "cold" else None, given.what == "ones"
-    child.say(
+    child.report(
         carriers.of_all(
             lambda nbytes, share: stream(nbytes, share, sent=sent, ones=ones),
             given.sizes,

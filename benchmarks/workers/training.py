@@ -1,6 +1,4 @@
-"""One training run in a process of its own, looked at over a window in which nothing starts and
-nothing ends.
-"""
+"""Worker: one training run, measured over a window in which nothing starts and nothing ends."""
 
 from __future__ import annotations
 
@@ -34,22 +32,22 @@ UNITS = {
     "learner_waits": "of the time",
     "actors_wait": "of the time",
 }
-"""What `measure` gives, with units; beside that ``updates_per_s``, which says something only where
-updates are all alike.
+"""Units of the values of `measure`. Beside these there is ``updates_per_s``, which is meaningful
+only if all updates are alike.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Seconds of training before anybody looks, and seconds looked at."""
+    """Seconds of training before the measurement, and seconds of the measurement."""
 
     warm_s: float
     seconds: float
 
 
 def measure(config: str, overrides: Sequence[str], window: Window, scratch: Path) -> Values:
-    """Train ``config`` (a file in ``configs``, or a whole path) in a child process; rates and
-    shares over ``window``.
+    """Train ``config`` (a file in ``configs``, or a whole path) in a child process. Return rates
+    and shares over ``window``.
     """
     with tempfile.TemporaryDirectory(dir=scratch) as runs:
         arguments = (CONFIGS / config, window.warm_s, window.seconds, runs, *overrides)
@@ -61,13 +59,13 @@ def measure(config: str, overrides: Sequence[str], window: Window, scratch: Path
 
 
 async def until_started(run: RunHandle) -> None:
-    """Until learner and actors work, or the run has ended."""
-    while run.control.state == "starting":  # noqa: ASYNC110 - a run has no bell for it, and this is not timed
+    """Wait until learner and actors work, or the run has ended."""
+    while run.control.state == "starting":  # noqa: ASYNC110 - a run has no event for it, and this wait is not timed
         await asyncio.sleep(0.02)
 
 
 async def watch(config: Path, overrides: Sequence[str], window: Window, runs: Path) -> Values:
-    """In the child: the run itself, stopped after the window."""
+    """Run in the child: train, and stop after the window."""
     async with open_run(config, overrides, runs_dir=runs) as run:
         await until_started(run)
         await asyncio.sleep(window.warm_s)
@@ -80,12 +78,12 @@ async def watch(config: Path, overrides: Sequence[str], window: Window, runs: Pa
 
 
 def between(before: RunStatistics, after: RunStatistics) -> Values:
-    """Rates, staleness and shares from one look to a later one."""
+    """Return rates, staleness and shares between two snapshots."""
     seconds = after.now - before.now
     first, last = before.ledger, after.ledger
-    ages = Counter(last.staleness)
-    ages.subtract(first.staleness)
-    trained = ages.total()
+    staleness = Counter(last.staleness)
+    staleness.subtract(first.staleness)
+    trained = staleness.total()
     actors = max(1, sum(component.role == "actor" for component in after.components))
     (learner_before, actors_before), (learner_after, actors_after) = (
         waiting_seconds(s.components, s.now) for s in (before, after)
@@ -96,10 +94,10 @@ def between(before: RunStatistics, after: RunStatistics) -> Values:
         "updates_per_s": (last.updates - first.updates) / seconds,
         "trained_per_s": (last.steps_trained - first.steps_trained) / seconds,
         "return": sum(returns) / len(returns) if returns else None,
-        "staleness_mean": sum(age * count for age, count in ages.items()) / trained
+        "staleness_mean": sum(updates * count for updates, count in staleness.items()) / trained
         if trained
         else None,
-        "staleness_max": float(max(+ages)) if trained else None,
+        "staleness_max": float(max(+staleness)) if trained else None,
         "dropped": float(sum(last.dropped.values()) - sum(first.dropped.values())),
         "violations": float(last.violations - first.violations),
         "learner_waits": (learner_after - learner_before) / seconds,
@@ -108,7 +106,9 @@ def between(before: RunStatistics, after: RunStatistics) -> Values:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """``CONFIG WARM_S SECONDS RUNS``, of a child that watches a run over a window."""
+    """Return the parser of ``CONFIG WARM_S SECONDS RUNS``, of a worker that measures a run over a
+    window.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("config", type=Path)
     parser.add_argument("warm_s", type=float)
@@ -118,11 +118,11 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """`arguments`, and then ``[section.key=value ...]``."""
+    """Arguments: those of `arguments`, then ``[section.key=value ...]``."""
     parser = arguments()
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
-    child.say(
+    child.report(
         loops.run(
             watch(given.config, given.overrides, Window(given.warm_s, given.seconds), given.runs)
         )

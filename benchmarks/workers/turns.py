@@ -1,9 +1,9 @@
-"""Live runs that take turns: all are up, and one trains while the others are paused, in windows too
-short for the machine to change.
+"""Worker: a live run that trains only in its turn. `measure` starts several, and gives them short
+windows in turn.
 
-A run in a process of its own does not end between two of its windows, so that many of them cost the
-time of one start, and what others do to the machine meets every run alike. A child opens its run,
-lets it train for a while, and is then told of each window.
+All runs are up, and one trains while the others are paused. The windows are too short for the
+machine to change. A run does not end between two windows, so many windows cost the time of one
+start, and foreign load meets every run alike.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from tianflow.core.statistics import ComponentStatistics
 from tianflow.hosts import event_loop as loops
 
 ASLEEP_S = 0.01
-"""Lag is how much later than asked a sleep of so many seconds ends."""
+"""Length of a sleep. Lag is its delay beyond that."""
 SETTLE_S = 0.25
-"""From the end of a pause to the beginning of a window. A run in which nothing has moved for so
-long is really paused.
+"""Seconds from the end of a pause to the start of a window. A run is at rest if nothing moved for
+that time.
 """
 START_S = 180.0
 Case = tuple[Path, Sequence[str]]
-"""A config and what differs from it."""
+"""A config and its overrides."""
 Windows = dict[str, list[dict[str, Any]]]
 
 
 def measure(
     cases: Mapping[str, Case], *, turns: int, window: training.Window, scratch: Path
 ) -> Windows:
-    """Start every case, and give each ``turns`` windows, one after the other; what
-    `training.between` says of each window.
+    """Start every case and give each ``turns`` windows in turn. Return `training.between` of each
+    window.
 
-    ``window.warm_s`` is how long each run trains by itself first. Beside that a window has
-    ``late``, seconds by which sleeps on the coordinator's loop ended late, and ``bare_late``, those
-    on the loop of this process, which does nothing else meanwhile.
+    ``window.warm_s`` is each run's training before its first window. Each window also has ``late``,
+    delays of sleeps on the coordinator's loop in seconds, and ``bare_late``, delays on the loop of
+    this process, which is idle.
     """
     with contextlib.ExitStack() as stack:
         live = {}
@@ -55,21 +55,21 @@ def measure(
             runs = stack.enter_context(tempfile.TemporaryDirectory(dir=scratch))
             arguments = (config, runs, window.warm_s, *overrides)
             live[name] = stack.enter_context(child.Partner("benchmarks.workers.turns", *arguments))
-            live[name].hear(timeout_s=START_S)
+            live[name].receive(timeout_s=START_S)
         windows: Windows = {name: [] for name in cases}
         for _ in range(turns):
             for name, partner in live.items():
-                partner.tell(window.seconds)
+                partner.send(window.seconds)
                 late = loops.run(_bare(SETTLE_S + window.seconds))
                 windows[name].append(
-                    {**partner.hear(timeout_s=60.0 + window.seconds), "bare_late": late}
+                    {**partner.receive(timeout_s=60.0 + window.seconds), "bare_late": late}
                 )
         return windows
 
 
 def merged(windows: Sequence[Mapping[str, Any]]) -> Values:
-    """Means of what is the same in all windows of a run but for chance; the largest staleness; the
-    newest return; and the p99 lags.
+    """Return the means of the windows' values, the largest staleness, the latest return, and the
+    p99 lags.
     """
     lags = {
         name: p99_ms([late for window in windows for late in window[f"{name[:-3]}late"]])
@@ -89,8 +89,8 @@ def merged(windows: Sequence[Mapping[str, Any]]) -> Values:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 async def _bare(seconds: float) -> list[float]:
@@ -100,25 +100,25 @@ async def _bare(seconds: float) -> list[float]:
 
 
 async def lags(over: asyncio.Event) -> list[float]:
-    """Seconds by which sleeps on this loop ended late, until it is over."""
+    """Return the delays in seconds of sleeps on this loop, until ``over`` is set."""
     late = []
     while not over.is_set():
-        asked = time.monotonic()
+        began = time.monotonic()
         await asyncio.sleep(ASLEEP_S)
-        late.append(max(0.0, time.monotonic() - asked - ASLEEP_S))
+        late.append(max(0.0, time.monotonic() - began - ASLEEP_S))
     return late
 
 
 def p99_ms(late: Sequence[float]) -> float:
-    """99th percentile, in milliseconds."""
+    """Return the 99th percentile in milliseconds."""
     return 1000.0 * sorted(late)[int(0.99 * len(late))]
 
 
 async def until_all_work(run: RunHandle) -> None:
-    """Until no actor is still making its environments: the thread that does it is the one that the
-    others roll out on.
+    """Wait until all actors have made their environments. The thread that makes them also runs the
+    rollouts of other actors.
     """
-    while (  # noqa: ASYNC110 - as there
+    while (  # noqa: ASYNC110 - a run has no event for it, and this wait is not timed
         sum(component.time.current != "starting" for component in _actors(run))
         < run.control.config.actors.count
     ):
@@ -132,24 +132,24 @@ def _actors(run: RunHandle) -> list[ComponentStatistics]:
 
 
 async def live(config: Path, overrides: Sequence[str], warm_s: float, runs: Path) -> None:
-    """In the child: the run itself, until standard input ends."""
+    """Run in the child until standard input ends."""
     async with open_run(config, overrides, runs_dir=runs) as run:
         await training.until_started(run)
         await until_all_work(run)
         await asyncio.sleep(warm_s)
         await _rest(run)
-        child.say({})
+        child.report({})
         while line := await asyncio.to_thread(sys.stdin.readline):
             run.control.resume(source="benchmark")
             await asyncio.sleep(SETTLE_S)
             found = await window(run, float(line))
             await _rest(run)
-            child.say(found)
+            child.report(found)
 
 
 async def window(run: RunHandle, seconds: float) -> dict[str, Any]:
-    """From the end of an update to the end of another: a large batch is many steps, and a window
-    holds few of them.
+    """Measure from the end of an update to the end of another. A large batch has many steps, and a
+    window holds few batches.
     """
     over = asyncio.Event()
     await _update(run)
@@ -171,10 +171,12 @@ async def _update(run: RunHandle) -> None:
 
 
 async def _rest(run: RunHandle) -> None:
-    """Pause, until what was granted already is made and trained on, as far as it fills batches."""
+    """Pause, and wait until granted trajectories are committed and trained on, as far as they fill
+    batches.
+    """
     run.control.pause(source="benchmark")
     before = None
-    while before != (before := _progress(run)):  # noqa: ASYNC110 - a run has no bell for it, and this is not timed
+    while before != (before := _progress(run)):  # noqa: ASYNC110 - a run has no event for it, and this wait is not timed
         await asyncio.sleep(SETTLE_S)
 
 
@@ -184,8 +186,8 @@ def _progress(run: RunHandle) -> tuple[int, int]:
 
 
 def main() -> None:
-    """``CONFIG RUNS WARM_S [section.key=value ...]``; each line of standard input is the length of
-    a window, each of output what it was.
+    """Arguments: ``CONFIG RUNS WARM_S [section.key=value ...]``. Each line of standard input is the
+    length of a window, and each line of output is its result.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("config", type=Path)

@@ -1,13 +1,11 @@
-"""The weights channel with many readers: one publisher, and readers in processes of their own that
-take every version.
+"""Worker: the weights channel with one publisher and many readers in separate processes.
 
-``spread``   from the moment a version is published until the last of the readers has a whole copy,
-verified
-``stalled``  the learner's step with its publishing, while all readers run and while one of them is
-stopped (SIGSTOP)
+``spread``   time from the publication of a version until the last reader has a whole, verified copy
+``stalled``  the learner's step with its publication, while all readers run and while one is stopped
+             (SIGSTOP)
 
-A version is announced by a message to each reader, as the coordinator announces it to hosts; the
-copy is the reader's own.
+A message to each reader announces a version, as the coordinator announces it to hosts. Each reader
+makes its own copy.
 """
 
 from __future__ import annotations
@@ -38,14 +36,14 @@ from tianflow.hosts import event_loop as loops
 
 PATIENCE_S = 20.0
 TURN = 100
-"""Updates with and without a stalled reader, in turn: so few messages fit into the socket of one
-that does not read.
+"""Updates in a turn with or without a stalled reader. This number of messages fits into the socket
+of a reader that does not read.
 """
 
 
 async def read(end: socket.socket, memory: SharedMemory, nbytes: int) -> None:
-    """A reader: copies each version that is announced, and says so with the time at which it had
-    it.
+    """Run a reader: copy each announced version, and report the time at which the copy was
+    complete.
     """
     over = asyncio.Event()
     weights, flat = SharedWeights(memory=memory, nbytes=nbytes), np.zeros(nbytes, np.uint8)
@@ -63,8 +61,8 @@ class Readers:
     """``count`` reading processes and the links to them.
 
     Args:
-        ends: our ends.
-        pids: of the processes.
+        ends: our ends of the links.
+        pids: pids of the processes.
     """
 
     def __init__(self, ends: list[socket.socket], pids: list[int]) -> None:
@@ -86,14 +84,16 @@ class Readers:
         return handle
 
     def announce(self, version: Version) -> None:
-        """Tell every reader."""
+        """Announce ``version`` to every reader."""
         self._all.clear()
         for link in self._links:
             link.send(*version)
 
     async def last_had(self, version: Version) -> int:
-        """Wait until all have ``version``; when the last one had it, in monotonic nanoseconds."""
-        async with asyncio.timeout(PATIENCE_S):  # one that failed would be waited for without end
+        """Wait until all readers have ``version``. Return the last one's time, in monotonic
+        nanoseconds.
+        """
+        async with asyncio.timeout(PATIENCE_S):  # a failed reader would never answer
             while len(self._had.get(version.number, {})) < len(self._links):
                 self._all.clear()
                 await self._all.wait()
@@ -111,8 +111,8 @@ class Readers:
 async def readers(
     count: int, memory: SharedMemory, nbytes: int, core: int | None = None
 ) -> AsyncIterator[Readers]:
-    """Fork ``count`` readers of ``memory``, on ``core`` if given. Before anything is started that a
-    fork could break.
+    """Fork ``count`` readers of ``memory``, on ``core`` if given. The fork comes before anything
+    that a fork could break.
     """
     pairs = [socket_pair() for _ in range(count)]
     context = multiprocessing.get_context("fork")
@@ -125,7 +125,7 @@ async def readers(
         if core is not None:
             os.sched_setaffinity(0, {core})
         asyncio.set_event_loop(None)
-        asyncio.events._set_running_loop(None)  # noqa: SLF001 - forked inside a running loop, of which nothing is used
+        asyncio.events._set_running_loop(None)  # noqa: SLF001 - the fork inherits a running loop that it must not use
         loops.run(failing(read(pairs[index][1], memory, nbytes)))
 
     processes: list[BaseProcess] = []
@@ -145,7 +145,7 @@ async def readers(
 
 
 async def spread(nbytes: int, count: int, versions: int) -> dict[str, float]:
-    """Publish ``versions`` versions, each after the last reader had the one before."""
+    """Publish ``versions`` versions, each after the last reader had the previous one."""
     memory = SharedMemory.create("weights", SharedWeights.nbytes_for(nbytes))
     weights, flat = (
         SharedWeights(memory=memory, nbytes=nbytes),
@@ -160,7 +160,7 @@ async def spread(nbytes: int, count: int, versions: int) -> dict[str, float]:
             found.announce(version)
             last.append((await found.last_had(version) - began) / 1e3)
             publish.append((published - began) / 1e3)
-            await asyncio.sleep(0.0005)  # they sleep by now
+            await asyncio.sleep(0.0005)  # the readers fall asleep
     copies = _copies(flat, max(8, versions // 4))
     return {
         "publish": statistics.median(publish[versions // 4 :]),
@@ -179,11 +179,10 @@ def _copies(flat: NDArray[np.uint8], count: int) -> list[float]:
 
 
 async def stalled(config: Path, count: int, turns: int) -> dict[str, float]:
-    """Turns of `TURN` updates, every third one with the first reader stopped; quantiles of the step
-    with its publishing, in µs.
+    """Measure turns of `TURN` updates with all readers, with the first one stopped, and with all
+    readers again. Return quantiles of the step in µs.
 
-    Turns with all readers running are counted twice, as ``all`` and as ``again``: how these differ
-    is what chance does.
+    The difference between ``all`` and ``again`` is noise.
     """
     nbytes, memory = _weights_of(config)
     kinds = ("all", "stalled", "again")
@@ -219,8 +218,8 @@ async def stalled(config: Path, count: int, turns: int) -> dict[str, float]:
 
 
 def _weights_of(config: Path) -> tuple[int, SharedMemory]:
-    """How many bytes the flat weights have, asked of a child, because nothing may be started here
-    before readers are forked.
+    """Return the size of the flat weights from a child, because this process must not start threads
+    before it forks readers.
     """
     nbytes = int(
         child.run("benchmarks.workers.weight_readers", "bytes", config, timeout_s=60.0).answer[
@@ -231,7 +230,7 @@ def _weights_of(config: Path) -> tuple[int, SharedMemory]:
 
 
 def _update(config: Path, memory: SharedMemory, nbytes: int) -> Callable[[], NDArray[np.uint8]]:
-    """The shipped learner's step on a resident batch, and its flat weights."""
+    """Return the shipped learner's step on a resident batch, which returns the flat weights."""
     import torch
 
     from tianflow.config.loading import load_config
@@ -248,7 +247,9 @@ def _update(config: Path, memory: SharedMemory, nbytes: int) -> Callable[[], NDA
 
 
 def main() -> None:
-    """``spread NBYTES READERS VERSIONS``, ``stalled CONFIG READERS TURNS`` or ``bytes CONFIG``."""
+    """Arguments: ``spread NBYTES READERS VERSIONS``, ``stalled CONFIG READERS TURNS`` or ``bytes
+    CONFIG``.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("spread", "stalled", "bytes"))
     parser.add_argument("of")
@@ -257,11 +258,11 @@ def main() -> None:
     if given.what == "bytes":
         from tianflow.config.loading import load_config
 
-        child.say({"nbytes": bare_loops.learning(load_config(Path(given.of)))[0].flat().nbytes})
+        child.report({"nbytes": bare_loops.learning(load_config(Path(given.of)))[0].flat().nbytes})
     elif given.what == "spread":
-        child.say(loops.run(spread(int(given.of), *given.numbers)))
+        child.report(loops.run(spread(int(given.of), *given.numbers)))
     else:
-        child.say(loops.run(stalled(Path(given.of), *given.numbers)))
+        child.report(loops.run(stalled(Path(given.of), *given.numbers)))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def test_every_cell_is_one_valid_config_of_its_own() -> None:
     assert len({config.model_dump_json() for config in found.values()}) == len(found)
 
 
-def test_who_is_not_paced_has_the_room_of_an_open_loop() -> None:
+def test_actors_that_are_not_paced_have_the_slots_of_an_open_loop() -> None:
     rooms = {
         case.name: slots_wanted(load_config(case.config, case.settings(1))) for case in cases()
     }
@@ -47,13 +47,13 @@ def test_who_is_not_paced_has_the_room_of_an_open_loop() -> None:
     assert rooms["PPO, slowed 0, η = 4"] == 5 + ACTORS
 
 
-def test_a_run_that_met_the_target_too_late_or_never_counts_as_the_whole_time() -> None:
+def test_a_run_that_reached_the_target_too_late_or_never_counts_as_the_whole_time() -> None:
     late = summary(time_to_target_s=None)
     never = summary(target_reached=False)
     assert [7.0, SECONDS, SECONDS] == [seconds_to_target(each) for each in (summary(), late, never)]
 
 
-def test_the_table_counts_who_failed_and_what_was_begun_in_vain() -> None:
+def test_the_table_counts_failed_runs_and_dropped_trajectories() -> None:
     case = cases()[0]
     failed = summary(target_reached=False, time_to_target_s=None, evaluation={"mean_return": 20.0})
     line = table(

@@ -117,7 +117,7 @@ def run(rounds: int = 3, **parts: Any) -> tuple[Outcome, list[str], list[str]]:
     log: list[str] = []
     said: list[str] = []
     outcome = alternate(
-        benchmark(log, **parts), rounds, patience_s=0.0, say=said.append, read=Clock()
+        benchmark(log, **parts), rounds, patience_s=0.0, log=said.append, read=Clock()
     )
     return outcome, log, said
 
@@ -137,15 +137,13 @@ def test_spread_is_median_and_range() -> None:
     assert (3.0, 1.0, 9.0, 5, 5) == (found.median, found.low, found.high, found.count, found.asked)
 
 
-def test_a_sample_that_did_not_come_about_counts_as_endless_in_the_median_and_not_in_the_range() -> (
-    None
-):
+def test_a_missing_sample_counts_as_infinite_in_the_median_and_is_not_in_the_range() -> None:
     found = spread([3.0, None, 1.0])
     assert (3.0, 1.0, 3.0, 2, 3) == (found.median, found.low, found.high, found.count, found.asked)
 
 
 @pytest.mark.parametrize("samples", [[None, None, 1.0], [None, 1.0], [], [None]])
-def test_there_is_no_median_when_half_of_the_samples_did_not_come_about(
+def test_there_is_no_median_when_half_of_the_samples_are_missing(
     samples: list[float | None],
 ) -> None:
     assert spread(samples).median is None
@@ -155,7 +153,7 @@ def test_there_is_no_median_when_half_of_the_samples_did_not_come_about(
     ("numerator", "denominator", "expected"),
     [(6.0, 3.0, 2.0), (None, 3.0, None), (6.0, None, None), (6.0, 0.0, None)],
 )
-def test_a_quotient_needs_both_its_parts(
+def test_a_quotient_needs_both_values(
     numerator: float | None, denominator: float | None, expected: float | None
 ) -> None:
     assert expected == quotient(numerator, denominator)
@@ -170,7 +168,7 @@ def test_sides_alternate() -> None:
     assert ["ours0", "theirs0", "ours1", "theirs1", "ours2", "theirs2"] == log
 
 
-def test_sides_that_are_measured_together_have_a_sample_each_in_every_round_and_the_load_of_all():
+def test_sides_measured_together_have_a_sample_each_in_every_round_and_share_the_load():
     both = Together(("one", "two"), lambda number: {"one": {"s": 1.0 + number}, "two": {"s": 3.0}})
     outcome, _, said = run(rounds=2, sides=(both, Side("ours", lambda n: {"s": 4.0})))
     assert ("one", "two", "ours") == outcome.benchmark.names
@@ -182,7 +180,7 @@ def test_sides_that_are_measured_together_have_a_sample_each_in_every_round_and_
     assert 6 == len(said)
 
 
-def test_warm_ups_come_first_and_are_no_samples() -> None:
+def test_warm_ups_come_first_and_are_not_samples() -> None:
     log: list[str] = []
 
     def warm_up() -> Values:
@@ -219,40 +217,40 @@ def test_ratios_are_of_the_same_round() -> None:
     )
 
 
-def test_a_part_has_the_sides_that_were_asked_for_and_the_ratios_that_need_no_other() -> None:
+def test_a_part_has_the_selected_sides_and_the_ratios_that_need_no_other_side() -> None:
     ours, both = (
         Ratio(name, lambda values: values["ours"]["s"], sides=sides)
         for name, sides in (("ours", ("ours",)), ("both", None))
     )
     whole = benchmark([], ratios=(ours, both))
-    outcome = alternate(part(whole, "our"), 1, patience_s=0.0, say=lambda _: None, read=Clock())
+    outcome = alternate(part(whole, "our"), 1, patience_s=0.0, log=lambda _: None, read=Clock())
     found = results.document(outcome, machine=MACHINE, began="now", quick=False)
     assert "race-part" == found["benchmark"]
     assert {"ours"} == {sample["side"] for sample in found["samples"]}
     assert [("ours", [1.0])] == [(ratio["name"], ratio["samples"]) for ratio in found["ratios"]]
-    with pytest.raises(BenchmarkError, match="there are ours, theirs"):
-        part(whole, "nobody")
+    with pytest.raises(BenchmarkError, match="expected a part of ours, theirs"):
+        part(whole, "neither")
 
 
-def test_each_sample_has_the_load_of_others_beside_it() -> None:
+def test_each_sample_has_the_load_of_other_processes() -> None:
     outcome, _, said = run(rounds=1)
     assert [Load(0.25, 0.0)] * 2 == [sample.load for sample in outcome.samples]
     assert [1.0, 1.0] == [sample.seconds for sample in outcome.samples]
     assert said[0].endswith("round 1 of 1  ours: s 1  (others: 0.25 cores)")
 
 
-def test_others_are_waited_for_before_every_sample() -> None:
+def test_alternate_waits_for_other_processes_before_every_sample() -> None:
     asked: list[float] = []
 
     def quiet(patience_s: float) -> float:
         asked.append(patience_s)
         return 0.0
 
-    alternate(benchmark([]), 2, patience_s=7.0, say=lambda _: None, read=Clock(), quiet=quiet)
+    alternate(benchmark([]), 2, patience_s=7.0, log=lambda _: None, read=Clock(), quiet=quiet)
     assert [7.0] * 4 == asked
 
 
-def test_waiting_ends_when_others_are_quiet() -> None:
+def test_waiting_ends_when_other_processes_are_idle() -> None:
     readings = iter(
         [
             Reading(0, 0, 0, 0),
@@ -275,7 +273,7 @@ def test_waiting_ends_with_patience() -> None:
     assert clock.now < 12.0
 
 
-def test_what_this_process_uses_is_not_the_load_of_others() -> None:
+def test_the_use_of_this_process_is_not_the_load_of_others() -> None:
     assert Load(0.5, 0.25) == machine.load_between(
         Reading(0.0, 10.0, 1.0, 5.0), Reading(2.0, 14.0, 1.5, 8.0)
     )
@@ -306,9 +304,9 @@ def test_a_document_has_every_sample_and_fits_its_shape() -> None:
         ("quick", 1, "quick is 1"),
         ("schema", True, "schema is True"),
         ("seeds", ["one"], r"seeds\[0\] is 'one'"),
-        ("ratios", [{}], r"ratios\[0\] has \[\]"),
-        ("load", {"foreign_cores_median": 1.0}, "load has"),
-        ("samples", None, "samples is no list"),
+        ("ratios", [{}], r"ratios\[0\] has the keys \[\]"),
+        ("load", {"foreign_cores_median": 1.0}, "load has the keys"),
+        ("samples", None, "samples is not a list"),
     ],
 )
 def test_a_document_of_another_shape_is_refused(path: str, value: object, complaint: str) -> None:
@@ -316,7 +314,7 @@ def test_a_document_of_another_shape_is_refused(path: str, value: object, compla
         results.check({**document(), path: value})
 
 
-def test_a_document_with_a_key_too_many_is_refused() -> None:
+def test_a_document_with_an_extra_key_is_refused() -> None:
     with pytest.raises(BenchmarkError, match="extra"):
         results.check({**document(), "extra": 1})
 
@@ -336,7 +334,7 @@ def test_a_quick_run_never_replaces_a_real_one(tmp_path: Path) -> None:
     assert "numbers mean nothing" in (tmp_path / "race-quick.md").read_text(encoding="utf-8")
 
 
-def test_the_table_says_what_was_compared_and_whether_the_aim_was_met() -> None:
+def test_the_table_names_the_sides_and_whether_the_aim_was_met() -> None:
     lines = results.table(document()).splitlines()
     assert "# race: who is first" == lines[0]
     assert "abacus, 2 cores" in lines[2]
@@ -365,7 +363,7 @@ def test_an_aim_that_no_sample_reached_is_missed() -> None:
     ]
 
 
-def test_what_only_the_warm_up_measured_is_marked() -> None:
+def test_a_value_that_only_the_warm_up_measured_is_marked() -> None:
     sides = (Side("ours", lambda n: {"s": 1.0}, lambda: {"mib": 12.0}),)
     found = document(sides=sides, ratios=(), units={"s": "s", "mib": "MiB"})["values"]
     assert [("s", 1.0, False, 3), ("mib", 12.0, True, 1)] == [
@@ -385,25 +383,25 @@ def test_numbers_are_short(value: float | None, text: str) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_the_machine_is_told_by_names_and_numbers_alone() -> None:
+def test_the_machine_is_described_by_names_and_numbers_alone() -> None:
     found = machine.describe()
     results.check({**document(), "machine": found})
     assert str(machine.ROOT) not in json.dumps(found)
 
 
-def test_of_the_kernel_only_the_version_is_told() -> None:
+def test_the_kernel_is_described_by_its_version_alone() -> None:
     assert ["6.18.44", "6.1.0"] == [
-        machine.kernel_version(release) for release in ("6.18.44-made-by-somebody", "6.1.0")
+        machine.kernel_version(release) for release in ("6.18.44-made-by-a-builder", "6.1.0")
     ]
     assert "-" not in str(machine.describe()["system"])
 
 
 @pytest.mark.parametrize(("has", "told"), [(2, "abacus, 2 cores,"), (16, "abacus, 2 of 16 cores,")])
-def test_cores_that_may_not_be_used_are_told(has: int, told: str) -> None:
+def test_the_table_names_the_total_of_cores_if_some_are_not_usable(has: int, told: str) -> None:
     assert told in results.table({**document(), "machine": {**MACHINE, "cores_of_machine": has}})
 
 
-def test_gpus_that_may_be_used_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_usable_gpus_are_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho '0, Abacus One'\necho '1, Abacus Two'\n")
     program.chmod(0o755)
@@ -422,7 +420,7 @@ def test_gpus_that_may_be_used_are_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert [] == machine.gpus()
 
 
-def test_what_misleads_numerical_libraries_is_unset_for_children() -> None:
+def test_children_do_not_inherit_variables_that_mislead_numerical_libraries() -> None:
     found = machine.clean_environment(
         {"OPENBLAS_CORETYPE": "X", "OPENBLAS_L2_SIZE": "1", "HOME": "here", "OMP_NUM_THREADS": "8"}
     )
@@ -453,14 +451,12 @@ def test_the_last_line_of_a_child_is_its_answer(module: Callable[[str], str]) ->
     assert found.peak_mib is None
 
 
-def test_a_child_that_fails_is_told_with_what_it_said(module: Callable[[str], str]) -> None:
+def test_the_error_of_a_failed_child_contains_its_output(module: Callable[[str], str]) -> None:
     with pytest.raises(BenchmarkError, match="no such luck"):
         child.run(module("raise SystemExit('no such luck')"), timeout_s=30.0)
 
 
-def test_a_child_that_takes_too_long_is_gone_afterwards(
-    module: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_child_that_times_out_has_ended(module: Callable[[str], str], tmp_path: Path) -> None:
     name = module(
         "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); "
         "time.sleep(600)"
@@ -478,8 +474,8 @@ import pathlib, sys, time
 from benchmarks.lib import child
 time.sleep(0.3 if sys.argv[1].endswith("b") else 0.0)  # the other one has to wait for it
 pathlib.Path(sys.argv[1]).touch()
-child.wait_for_go()
-child.say({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
+child.wait_for_start()
+child.report({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
 """
     name, a, b = module(text), tmp_path / "a", tmp_path / "b"
     assert [{"others": [True]}, {"others": [True]}] == child.run_together(
@@ -487,7 +483,7 @@ child.say({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
     )
 
 
-def test_a_partner_answers_line_by_line_and_says_why_it_failed(
+def test_a_partner_answers_line_by_line_and_its_failure_has_a_reason(
     module: Callable[[str], str],
 ) -> None:
     name = module(
@@ -495,17 +491,17 @@ def test_a_partner_answers_line_by_line_and_says_why_it_failed(
     )
     with child.Partner(name) as partner:
         for number in (3, 5):
-            partner.tell(number)
-            assert {"twice": 2 * number} == partner.hear(timeout_s=30.0)
-        with pytest.raises(child.TookLongerError, match="took longer than 0 s"):
-            partner.hear(timeout_s=0.1)
-        partner.tell("no number")
+            partner.send(number)
+            assert {"twice": 2 * number} == partner.receive(timeout_s=30.0)
+        with pytest.raises(child.ChildTimeoutError, match="took longer than 0 s"):
+            partner.receive(timeout_s=0.1)
+        partner.send("no number")
         with pytest.raises(BenchmarkError, match="invalid literal"):
-            partner.hear(timeout_s=30.0)
+            partner.receive(timeout_s=30.0)
     assert partner._process.poll() is not None
 
 
-def test_of_many_windows_means_are_made_and_lags_put_together() -> None:
+def test_windows_merge_into_means_and_pooled_lags() -> None:
     first: dict[str, Any] = {
         "trained_per_s": 10.0,
         "staleness_max": 1.0,
@@ -553,21 +549,23 @@ MADE = [
 
 
 @pytest.mark.parametrize("module", MADE)
-def test_every_benchmark_can_be_made_and_says_how_to_repeat_it(module: Any, tmp_path: Path) -> None:
+def test_every_benchmark_can_be_made_and_has_settings_for_repeating_it(
+    module: Any, tmp_path: Path
+) -> None:
     made = module.make(Plan(quick=True, rounds=2, scratch=tmp_path))
     assert len(made.names) == len(set(made.names))
     assert made.settings
     assert made.name in (*command_line.NAMES, *command_line.LONG)
 
 
-def test_every_benchmark_that_can_be_named_is_there() -> None:
+def test_every_name_of_the_command_line_is_a_module() -> None:
     names = (*command_line.NAMES, *command_line.LONG)
     assert {time_to_target.__name__, *(module.__name__ for module in MADE)} == {
         command_line.module_of(name) for name in names
     }
 
 
-def test_nobody_is_idle_by_controller_however_many_actors_there_are() -> None:
+def test_the_controller_idles_no_actor_at_any_number_of_actors() -> None:
     for count in many_actors.COUNTS:
         config = load_config(many_actors.CONFIG, many_actors.overrides(count, 7))
         assert config.bound is not None
@@ -597,7 +595,7 @@ def test_actors_are_faster_than_the_learner_where_freshness_is_measured() -> Non
     assert ("freshest", 4) == (config.balance.controller, config.bound)
 
 
-def test_carriers_that_are_not_installed_are_left_out_and_said(
+def test_carriers_that_are_not_installed_are_skipped_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transports.importlib.util, "find_spec", lambda name: None)
@@ -606,20 +604,20 @@ def test_carriers_that_are_not_installed_are_left_out_and_said(
         made.names
     )
     assert {
-        f"{name} is not installed, so it was left out." for name in ("zmq ipc", "zmq tcp", "mpi4py")
+        f"{name} is not installed and was skipped." for name in ("zmq ipc", "zmq tcp", "mpi4py")
     } == set(made.notes[6:])
     values = {name: dict.fromkeys(made.units, 2.0) for name in made.names}
     assert {1.0} == {ratio.of(values) for ratio in made.ratios}
 
 
-def test_without_an_mpi_there_is_no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi4py_is_skipped_without_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(carriers, "mpiexec", lambda: None)
     assert ("mpi4py",) == transports.missing_carriers()
 
 
 @pytest.mark.parametrize("module", [actors, learner, pong_gpu, replay])
-def test_without_atari_it_is_said_what_to_install(
+def test_the_error_without_atari_names_the_package_to_install(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
@@ -628,7 +626,7 @@ def test_without_atari_it_is_said_what_to_install(
 
 
 @pytest.mark.parametrize("case", forecast.CASES.values(), ids=list(forecast.CASES))
-def test_every_run_that_is_forecast_is_a_config_and_takes_what_its_source_does(
+def test_every_forecast_run_is_a_config_with_the_work_of_its_source(
     case: forecast.Case,
 ) -> None:
     """Otherwise nothing would be told: a time is that of a piece of work."""
@@ -640,7 +638,7 @@ def test_every_run_that_is_forecast_is_a_config_and_takes_what_its_source_does(
     assert config.run.target_return is None
 
 
-def test_what_is_forecast_is_compared_with_what_was_seen_on_either_side_of_it() -> None:
+def test_forecasts_are_compared_with_measurements_in_both_directions() -> None:
     seen: Values = {
         "committed_per_s": 100.0,
         "staleness_mean": 2.0,
@@ -649,7 +647,7 @@ def test_what_is_forecast_is_compared_with_what_was_seen_on_either_side_of_it() 
         "actors_wait": 0.0,
     }
     values = dict.fromkeys(
-        forecast.CASES, forecast.beside(seen, {"steps_per_s": 125.0, "staleness": {"mean": 1.5}})
+        forecast.CASES, forecast.compared(seen, {"steps_per_s": 125.0, "staleness": {"mean": 1.5}})
     )
     values |= {forecast.ADVICE: {"pace": 100.0, "forecast_pace": 50.0}}
     values |= {forecast.CROWD: {"virtual_per_cpu_s": 3.0, "staleness_max": 10.0}}
@@ -704,12 +702,12 @@ def test_parts_take_turns_and_their_rates_are_their_own() -> None:
     assert min(found.values()) > 0.0
 
 
-def test_a_message_is_told_by_rate_and_by_the_later_latencies() -> None:
+def test_figures_are_the_rate_and_quantiles_of_the_later_latencies() -> None:
     found = carriers.figures(2.0, 10, 1_000_000, [9_000_000, 1000, 2000, 3000])
     assert {"messages": 5.0, "bandwidth": 5.0, "p50": 2.0, "p99": 2.0} == found
 
 
-def test_the_larger_the_fewer_messages_but_never_none() -> None:
+def test_larger_messages_are_fewer_but_at_least_two() -> None:
     sizes = list(transports.SIZES.values())
     for share in (0.02, 1.0):
         found = [carriers.counts(nbytes, share) for nbytes in sizes]
@@ -730,7 +728,7 @@ def test_a_carrier_brings_every_message(carrier: str) -> None:
     assert min(found.values()) > 0.0
 
 
-def test_what_the_producer_wrote_is_what_the_consumer_copies() -> None:
+def test_the_consumer_copies_the_producers_messages() -> None:
     sent: list[Any] = []
     carriers.produce(
         lambda _, data: data.copy(),
@@ -774,7 +772,7 @@ def test_a_stopped_process_uses_nothing_and_a_busy_one_all() -> None:
     assert paused_run.pss_mib([os.getpid()]) > 1.0
 
 
-def test_a_shard_is_filled_by_real_trajectories_until_it_lets_go() -> None:
+def test_real_trajectories_fill_a_shard_until_it_evicts() -> None:
     config = load_config(
         replay.CARTPOLE, ("replay.capacity=2000", "replay.min_size=100", "env.num_envs=4")
     )
@@ -787,7 +785,7 @@ def test_a_shard_is_filled_by_real_trajectories_until_it_lets_go() -> None:
     assert found.resident > 1000
 
 
-def test_without_its_peer_a_comparison_says_what_to_install(
+def test_the_error_without_the_peer_names_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time_to_target.importlib.util, "find_spec", lambda name: None)
@@ -822,12 +820,12 @@ def test_the_controller_forecasts_throughput() -> None:
     ]
 
 
-def test_a_paced_step_counts_what_its_actor_computed_but_not_what_it_waited() -> None:
+def test_a_paced_step_includes_its_actors_computing_but_not_its_waiting() -> None:
     pace = Pace(1.0)
     assert [11.0, 12.0, 13.0, 14.5] == [pace.due(now) for now in (10.0, 11.1, 12.25, 13.5)]
 
 
-def test_nothing_named_means_all() -> None:
+def test_the_default_is_all_benchmarks() -> None:
     chosen = command_line.arguments([])
     assert (list(command_line.NAMES), 5, 60.0) == (chosen.names, chosen.rounds, chosen.patience)
 
@@ -837,7 +835,7 @@ def test_quick_is_one_round_without_waiting() -> None:
     assert (["channels"], 1, 0.0) == (chosen.names, chosen.rounds, chosen.patience)
 
 
-def test_an_unknown_benchmark_is_answered_with_those_there_are(
+def test_the_error_for_an_unknown_benchmark_lists_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

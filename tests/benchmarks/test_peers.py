@@ -48,48 +48,46 @@ def progress(task: Task = CARTPOLE) -> tuple[Progress, Clock]:
 # ------------------------------------------------------------------------------------------------
 
 
-def test_the_target_is_reached_at_the_first_look_at_which_the_last_100_episodes_average_it() -> (
-    None
-):
+def test_the_target_is_reached_when_the_last_100_episodes_average_it() -> None:
     made, clock = progress()
     clock.now = 1.0
-    assert not made.look(100, [474.0] * 100)
+    assert not made.observe(100, [474.0] * 100)
     clock.now = 2.0
-    assert made.look(200, [500.0] * 4)  # (96 * 474 + 4 * 500) / 100 = 475.04
+    assert made.observe(200, [500.0] * 4)  # (96 * 474 + 4 * 500) / 100 = 475.04
     assert (2.0, 9.0, 200) == (made.time_to_target_s, made.start_to_target_s, made.steps_to_target)
     clock.now = 3.0
-    made.look(300, [500.0])
+    made.observe(300, [500.0])
     assert 2.0 == made.time_to_target_s
 
 
 def test_fewer_than_100_episodes_reach_nothing() -> None:
     made, _ = progress()
-    assert not made.look(99, [500.0] * 99)
+    assert not made.observe(99, [500.0] * 99)
     assert made.time_to_target_s is None
-    assert made.look(100, [500.0])
+    assert made.observe(100, [500.0])
 
 
 def test_only_the_last_100_episodes_count() -> None:
     made, _ = progress()
-    assert not made.look(1, [0.0] * 100)
-    assert made.look(2, [475.0] * 100)
+    assert not made.observe(1, [0.0] * 100)
+    assert made.observe(2, [475.0] * 100)
     assert 475.0 == made.mean_return
 
 
-def test_a_peer_that_keeps_the_mean_itself_is_held_to_the_same_rule() -> None:
+def test_the_same_rule_holds_for_a_peer_that_keeps_the_mean_itself() -> None:
     made, _ = progress()
     assert [False, False, True] == [
-        made.look_at_mean(1, mean, episodes)
+        made.observe_mean(1, mean, episodes)
         for mean, episodes in ((None, 0), (490.0, 99), (475.0, 100))
     ]
 
 
-def test_training_ends_when_its_time_is_up_and_the_target_has_not_come_about() -> None:
+def test_training_ends_when_its_time_is_up_without_the_target() -> None:
     made, clock = progress()
     clock.now = 59.9
-    assert not made.look(5_000)
+    assert not made.observe(5_000)
     clock.now = 60.0
-    assert made.look(6_000, [1.0])
+    assert made.observe(6_000, [1.0])
     assert (None, None, None, 1.0) == (
         made.time_to_target_s,
         made.start_to_target_s,
@@ -105,45 +103,45 @@ def test_the_clock_starts_when_everything_is_made() -> None:
     clock.now = 10.0
     made.start()
     clock.now = 12.0
-    made.look(10)
+    made.observe(10)
     assert (2.0, 5.0) == (made.training_s, made.steps_per_s)
 
 
-def test_the_rate_is_from_the_first_look_after_warming_up_to_the_last() -> None:
+def test_the_rate_is_from_the_first_observation_after_the_warm_up_to_the_last() -> None:
     made, clock = progress(Task("pong", 1, None, 60.0, 10.0, {}))
     for now, steps in ((0.0, 0), (8.0, 80), (12.0, 100), (20.0, 900), (61.0, 5_000)):
         clock.now = now
-        over = made.look(steps)
+        over = made.observe(steps)
     assert over
     assert pytest.approx((5_000 - 100) / 49.0) == made.steps_per_s
 
 
-def test_there_is_no_rate_before_there_is_a_second_look_after_warming_up() -> None:
+def test_the_rate_needs_a_second_observation_after_the_warm_up() -> None:
     made, clock = progress(Task("pong", 1, None, 60.0, 10.0, {}))
     clock.now = 12.0
-    made.look(100)
+    made.observe(100)
     assert made.steps_per_s is None
 
 
-def test_without_a_target_any_return_is_only_told() -> None:
+def test_no_return_ends_training_without_a_target() -> None:
     made, _ = progress(Task("pong", 1, None, 60.0, 0.0, {}))
-    assert not made.look(1, [1000.0] * 100)
+    assert not made.observe(1, [1000.0] * 100)
     assert made.time_to_target_s is None
 
 
 def test_lag_is_the_mean_of_means_and_the_largest_maximum() -> None:
     lag = Lag("updates")
-    assert {"lag_mean": None, "lag_max": None, "lag_unit": "updates"} == lag.told()
+    assert {"lag_mean": None, "lag_max": None, "lag_unit": "updates"} == lag.summary()
     for mean, most in ((1.0, 3.0), (float("nan"), 9.0), (2.0, 2.0)):
         lag.add(mean, most)
-    assert {"lag_mean": 1.5, "lag_max": 3.0, "lag_unit": "updates"} == lag.told()
+    assert {"lag_mean": 1.5, "lag_max": 3.0, "lag_unit": "updates"} == lag.summary()
 
 
 # What a script is given, and says
 # ------------------------------------------------------------------------------------
 
 
-def test_a_task_is_read_from_the_command_line_and_what_misleads_libraries_is_cleared(
+def test_a_task_is_read_from_the_command_line_and_misleading_variables_are_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(machine.UNSET[0], "X")
@@ -153,22 +151,22 @@ def test_a_task_is_read_from_the_command_line_and_what_misleads_libraries_is_cle
 
 
 @pytest.mark.parametrize("given", [["tetris"], ["pong", "epochs"], []])
-def test_a_task_that_makes_no_sense_is_refused(given: list[str]) -> None:
+def test_an_invalid_task_is_refused(given: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         read_task("", given)
 
 
-def test_an_answer_stands_alone_on_standard_output_whatever_libraries_print() -> None:
+def test_the_answer_is_alone_on_standard_output_when_libraries_print() -> None:
     text = """
 import os
-from benchmarks.peers.common import Progress, Speaker, Task
-speaker = Speaker()
+from benchmarks.peers.common import Progress, Reporter, Task
+reporter = Reporter()
 print("chatter of a library")
 os.system("echo chatter of another process")
 task = Task("cartpole", 1, 475.0, 60.0, 0.0, {})
 progress = Progress(task)
-progress.look(64, [1.0, 3.0])
-speaker.tell(task, progress, peer="it", clock_starts="now", settings={"n": 1}, packages=("pytest", "no-such-package"), more=2)
+progress.observe(64, [1.0, 3.0])
+reporter.report(task, progress, peer="it", clock_starts="now", settings={"n": 1}, packages=("pytest", "no-such-package"), more=2)
 """
     done = subprocess.run(
         [sys.executable, "-c", text], cwd=machine.ROOT, capture_output=True, text=True, check=True
@@ -188,7 +186,7 @@ speaker.tell(task, progress, peer="it", clock_starts="now", settings={"n": 1}, p
     )
 
 
-def test_a_process_knows_how_long_ago_it_was_started() -> None:
+def test_a_process_knows_its_age() -> None:
     text = (
         "import time; time.sleep(0.3); from benchmarks.peers.common import process_age_s; "
         "print(process_age_s())"
@@ -200,7 +198,7 @@ def test_a_process_knows_how_long_ago_it_was_started() -> None:
     assert 0.3 <= float(done.stdout) <= time.monotonic() - began + 0.02
 
 
-def test_rllibs_episodes_are_put_together_from_the_pieces_that_it_cuts_them_into(
+def test_rllibs_episodes_are_joined_from_their_pieces(
     tmp_path: Path,
 ) -> None:
     class Piece:
@@ -218,7 +216,7 @@ def test_rllibs_episodes_are_put_together_from_the_pieces_that_it_cuts_them_into
     assert "460.0\n12.0\n" == noted.read_text(encoding="utf-8")
 
 
-def test_rllibs_lag_is_found_wherever_it_lies() -> None:
+def test_rllibs_lag_is_found_at_any_depth() -> None:
     found = {
         "a": {"diff_num_grad_updates_vs_sampler_policy": 2, "loss": 0.5},
         "diff_num_grad_updates": 1.0,
@@ -227,7 +225,7 @@ def test_rllibs_lag_is_found_wherever_it_lies() -> None:
 
 
 @pytest.mark.parametrize("script", [factory_appo, rllib_algorithms])
-def test_a_peers_own_network_can_be_changed_for_that_of_the_others(script: Any) -> None:
+def test_a_peers_own_network_can_be_replaced_by_that_of_the_others(script: Any) -> None:
     own, same = (
         script.settings_of(CARTPOLE),
         script.settings_of(Task("cartpole", 1, 475.0, 60.0, 0.0, {"network": "64-64"})),
@@ -240,7 +238,7 @@ def test_a_peers_own_network_can_be_changed_for_that_of_the_others(script: Any) 
     )
 
 
-def test_sample_factory_is_told_several_values_as_its_parser_takes_them() -> None:
+def test_sample_factory_gets_several_values_in_the_form_of_its_parser() -> None:
     assert ["--env=CartPole-v1", "--encoder_mlp_layers", "64", "64"] == factory_appo.command_line(
         {"env": "CartPole-v1", "encoder_mlp_layers": (64, 64)}
     )
@@ -254,7 +252,7 @@ def test_one_pass_over_pong_is_an_option_of_sample_factory() -> None:
     )
 
 
-def test_sample_factorys_frames_are_told_as_environment_steps() -> None:
+def test_sample_factorys_frames_are_converted_to_environment_steps() -> None:
     assert {"cartpole": 1, "pong": 4} == factory_appo.FRAME_SKIP
 
 
@@ -302,21 +300,21 @@ def test_a_peer_is_installed_once_and_again_when_the_plan_changes(
     assert "torch==9.9.9" in shell.commands[3]
 
 
-def test_an_installation_that_failed_is_not_taken_for_one(place: Path) -> None:
+def test_a_failed_installation_does_not_count_as_installed(place: Path) -> None:
     peer = install.PEERS["cleanrl"]
     with pytest.raises(subprocess.CalledProcessError):
         install.install(peer, Shell(failing="pip"))
     assert install.install(peer, Shell())
 
 
-def test_an_environment_whose_interpreter_is_gone_is_made_anew(place: Path) -> None:
+def test_an_environment_without_its_interpreter_is_made_again(place: Path) -> None:
     peer = install.PEERS["cleanrl"]
     install.install(peer, Shell())
     install.interpreter("cleanrl").unlink()
     assert install.install(peer, Shell())
 
 
-def test_what_a_machine_constrains_for_all_does_not_bind_a_peer(
+def test_constraints_of_the_machine_do_not_apply_to_a_peer(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_CONSTRAINT", "/somewhere/constraints.txt")
@@ -333,7 +331,7 @@ def test_what_a_machine_constrains_for_all_does_not_bind_a_peer(
     assert "ray[rllib]==2.60.0" in shell.commands[-1]
 
 
-def test_a_peer_without_wheels_is_built_with_what_its_build_needs_and_what_its_setup_leaves_undefined(
+def test_a_peer_without_wheels_is_built_with_its_build_packages_and_undefined_names(
     place: Path,
 ) -> None:
     shell, peer = Shell(), install.PEERS["pufferlib"]
@@ -386,7 +384,7 @@ class PuffeRL:
 """As much of it as its script calls. Like the real one it leaves something where it is imported."""
 
 
-def test_pufferlib_gets_what_it_ships_with_and_what_it_leaves_behind_goes(tmp_path: Path) -> None:
+def test_pufferlib_gets_its_defaults_and_its_leftovers_are_removed(tmp_path: Path) -> None:
     for name, text in PUFFERLIB.items():
         path = tmp_path / "installed" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -428,15 +426,15 @@ def test_pufferlib_gets_what_it_ships_with_and_what_it_leaves_behind_goes(tmp_pa
     } == told
 
 
-def test_a_python_without_packages_for_a_peer_is_refused(
+def test_a_python_version_without_packages_of_a_peer_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(install.sys, "version_info", (3, 13, 0))
-    with pytest.raises(RuntimeError, match=r"newer than 3\.12"):
+    with pytest.raises(RuntimeError, match=r"later than 3\.12"):
         install.install(install.PEERS["sample_factory"], Shell())
 
 
-def test_a_peer_that_cannot_be_installed_does_not_keep_the_others_from_it(
+def test_a_failed_installation_does_not_stop_the_others(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
@@ -453,13 +451,13 @@ def test_a_peer_that_cannot_be_installed_does_not_keep_the_others_from_it(
     assert 0 == install.main(["torchrl"])
 
 
-def test_a_peer_that_is_not_known_is_refused_with_those_that_are(
+def test_the_error_for_an_unknown_peer_lists_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
         install.main(["tianji"])
     assert (
-        "known are sb3, sample_factory, rllib, cleanrl, pufferlib, torchrl"
+        "expected sb3, sample_factory, rllib, cleanrl, pufferlib, torchrl"
         in capsys.readouterr().err
     )
 
@@ -471,7 +469,7 @@ def test_every_version_is_pinned(peer: install.Peer) -> None:
     assert any(package.split("==")[0].split("[")[0] == peer.package for package in peer.packages)
 
 
-def test_versions_are_those_that_the_peers_interpreter_sees(place: Path) -> None:
+def test_versions_are_those_of_the_peers_environment(place: Path) -> None:
     peer = install.PEERS["cleanrl"]
     assert {} == install.versions(peer)
     install.install(peer, Shell())
@@ -496,7 +494,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     return write
 
 
-def test_a_child_gets_the_interpreter_and_the_threads_it_is_to_have(
+def test_a_child_gets_its_interpreter_and_its_threads(
     module: Callable[[str], str], tmp_path: Path
 ) -> None:
     python = tmp_path / "another-python"
@@ -530,7 +528,7 @@ def is_gone(pid: int, within_s: float = 20.0) -> bool:
     return False
 
 
-def test_what_a_child_started_in_a_group_of_its_own_does_not_outlive_it(
+def test_a_grandchild_in_a_group_of_its_own_does_not_outlive_the_child(
     module: Callable[[str], str],
 ) -> None:
     text = """
@@ -547,10 +545,10 @@ time.sleep(600)
     assert is_gone(started)
 
 
-def test_a_child_that_takes_too_long_is_told_apart_from_one_that_fails(
+def test_a_timeout_of_a_child_has_an_error_class_of_its_own(
     module: Callable[[str], str],
 ) -> None:
-    with pytest.raises(child.TookLongerError, match="took longer than 1 s"):
+    with pytest.raises(child.ChildTimeoutError, match="took longer than 1 s"):
         child.run(module("import time; time.sleep(600)"), timeout_s=1.0)
 
 
@@ -588,7 +586,7 @@ def test_a_peers_answer_becomes_the_values_of_its_row(
     assert "lag_mean" not in values
 
 
-def test_a_run_without_a_target_says_nothing_of_one(
+def test_a_run_without_a_target_has_no_values_of_a_target(
     there: None, module: Callable[[str], str]
 ) -> None:
     module(f"import json; print(json.dumps({ANSWER!r}))")
@@ -597,8 +595,8 @@ def test_a_run_without_a_target_says_nothing_of_one(
     )
 
 
-def test_lag_is_in_the_row_of_a_peer_that_tells_it() -> None:
-    values = comparison.told(
+def test_lag_is_in_the_row_of_a_peer_that_reports_it() -> None:
+    values = comparison.values_of(
         child.Finished(ANSWER | {"lag_mean": 1.5, "lag_max": 4.0}, 10.0, 15.0, 100.0)
     )
     assert {
@@ -609,7 +607,7 @@ def test_lag_is_in_the_row_of_a_peer_that_tells_it() -> None:
     }.items() <= values.items()
 
 
-def test_a_peer_that_hangs_is_a_sample_that_did_not_come_about(
+def test_a_peer_that_hangs_is_a_missing_sample(
     there: None, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison, "GRACE_S", 0.5)
@@ -622,7 +620,7 @@ def test_a_peer_that_hangs_is_a_sample_that_did_not_come_about(
     )
 
 
-def test_a_peer_that_fails_is_told_as_that_and_not_as_slow(
+def test_a_failed_peer_is_not_reported_as_slow(
     there: None, module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     module("raise SystemExit('no such luck')")
@@ -650,7 +648,7 @@ def test_a_peer_that_is_not_installed_is_a_row_that_says_so(place: Path, tmp_pat
         ),
         2,
         patience_s=0.0,
-        say=str,
+        log=str,
     )
     found = results.document(
         outcome, machine=machine.describe(), began="2030-01-01T00:00:00+00:00", quick=True
@@ -665,9 +663,7 @@ def test_a_peer_that_is_not_installed_is_a_row_that_says_so(place: Path, tmp_pat
     )
 
 
-def test_a_ratio_with_a_peer_that_is_not_installed_does_not_come_about(
-    place: Path, tmp_path: Path
-) -> None:
+def test_a_ratio_with_a_peer_that_is_not_installed_is_missing(place: Path, tmp_path: Path) -> None:
     for made in (
         module.make(Plan(quick=True, rounds=1, scratch=tmp_path))
         for module in (peers_cartpole, peers_pong)
@@ -694,7 +690,7 @@ def test_a_ratio_with_a_peer_that_is_not_installed_does_not_come_about(
         assert all((3.0 if ratio.name in of_time else 1.0) == ratio.of(values) for ratio in beside)
 
 
-def test_what_is_sustained_is_compared_with_the_quicker_of_the_peers_that_are_there() -> None:
+def test_the_sustained_rate_is_compared_with_the_quicker_of_the_installed_peers() -> None:
     first, second = (rival.name for rival in peers_cartpole.FASTEST)
     values: dict[str, dict[str, float | None]] = {
         peers_cartpole.SUSTAINED: {"env_steps_per_s": 60.0}
@@ -717,7 +713,7 @@ def value(
     return {"side": side, "name": name, "unit": "", "warm_up": False, **more}
 
 
-def test_the_short_table_has_a_line_for_each_side_and_says_what_did_not_come_about() -> None:
+def test_the_short_table_has_a_line_for_each_side_and_counts_missing_samples() -> None:
     values = [
         value("ours", "time_to_target", (2.0, 1.0, 4.0), 3, 3),
         value("ours", "env_steps_per_s", (50_000.0, 40_000.0, 60_000.0), 3, 3),
@@ -738,7 +734,7 @@ def test_the_short_table_has_a_line_for_each_side_and_says_what_did_not_come_abo
     ] == [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_a_short_table_of_results_that_are_not_there_is_an_error(
+def test_a_short_table_of_missing_results_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert 1 == peers_table.main([str(tmp_path / "peers_pong.json")])
@@ -753,7 +749,7 @@ def test_every_rival_has_an_environment_and_a_script(rival: Rival) -> None:
     assert (machine.ROOT / f"{rival.module.replace('.', '/')}.py").exists()
 
 
-def test_without_atari_it_is_said_what_to_install(
+def test_the_error_without_atari_names_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers_pong.importlib.util, "find_spec", lambda name: None)
@@ -791,15 +787,15 @@ def test_cores_are_numbers_that_this_process_may_use(
     assert command_line.arguments(["peers_pong"]).cores is None
     with pytest.raises(SystemExit):
         command_line.arguments(["--cores", "0,2", "peers_pong"])
-    assert "may be used: 2, 3, 7" in capsys.readouterr().err
+    assert "expected 2, 3, 7" in capsys.readouterr().err
 
 
-def test_what_needs_peers_runs_only_when_it_is_named() -> None:
+def test_benchmarks_with_peers_run_only_when_they_are_named() -> None:
     assert not [name for name in command_line.arguments([]).names if name.startswith("peers_")]
     assert {"peers_cartpole", "peers_pong"} <= set(command_line.LONG)
 
 
-def test_seconds_bound_each_run(
+def test_seconds_limit_each_run(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[Plan] = []
@@ -820,5 +816,5 @@ def test_seconds_bound_each_run(
     assert "23 s after 10 s of training" == peers_pong.make(plans[0]).settings["window"]
 
 
-def test_the_last_episodes_that_count_are_a_hundred() -> None:
+def test_the_target_rule_uses_a_hundred_episodes() -> None:
     assert 100 == common.EPISODES

@@ -41,7 +41,7 @@ def test_the_runs_of_a_seed_differ_in_precision_alone() -> None:
     assert 1 == len({config.model_dump_json(warnings=False) for config in alike})
 
 
-def test_a_return_is_the_last_one_known_up_to_there() -> None:
+def test_the_return_at_a_place_is_the_last_known_one_before_it() -> None:
     assert [at(CURVE, 0, t) for t in (100.0, 180.0, 349.0, 540.0)] == [None, -20.5, -20.5, -9.0]
     assert [at(CURVE, 1, steps) for steps in (1000, 40_000)] == [None, -18.0]
 
