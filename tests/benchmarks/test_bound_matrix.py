@@ -1,4 +1,4 @@
-"""The matrix of bounds: what its cells are, and that the table says what was measured."""
+"""Tests of the study of bounds: its cases and its table."""
 
 from __future__ import annotations
 

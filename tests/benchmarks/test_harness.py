@@ -1,6 +1,4 @@
-"""What the benchmark harness promises: sides alternate, every sample is kept, and what is written
-has a fixed shape.
-"""
+"""Tests of the benchmark harness, its documents, its child processes, and the suites."""
 
 from __future__ import annotations
 
@@ -73,7 +71,7 @@ MACHINE = {
 
 
 class Clock:
-    """CPU readings one second apart; others use a quarter of a core."""
+    """CPU readings one second apart. Other processes use a quarter of a core."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -115,11 +113,11 @@ def benchmark(log: list[str], **parts: Any) -> Benchmark:
 
 def run(rounds: int = 3, **parts: Any) -> tuple[Outcome, list[str], list[str]]:
     log: list[str] = []
-    said: list[str] = []
+    lines: list[str] = []
     outcome = alternate(
-        benchmark(log, **parts), rounds, patience_s=0.0, log=said.append, read=Clock()
+        benchmark(log, **parts), rounds, patience_s=0.0, log=lines.append, read=Clock()
     )
-    return outcome, log, said
+    return outcome, log, lines
 
 
 def document(**parts: Any) -> dict[str, Any]:
@@ -170,14 +168,14 @@ def test_sides_alternate() -> None:
 
 def test_sides_measured_together_have_a_sample_each_in_every_round_and_share_the_load():
     both = Together(("one", "two"), lambda number: {"one": {"s": 1.0 + number}, "two": {"s": 3.0}})
-    outcome, _, said = run(rounds=2, sides=(both, Side("ours", lambda n: {"s": 4.0})))
+    outcome, _, lines = run(rounds=2, sides=(both, Side("ours", lambda n: {"s": 4.0})))
     assert ("one", "two", "ours") == outcome.benchmark.names
     assert [
         {"one": {"s": 1.0 + n}, "two": {"s": 3.0}, "ours": {"s": 4.0}} for n in range(2)
     ] == list(outcome.rounds())
     one, two = outcome.samples[:2]
     assert (one.seconds, one.load) == (two.seconds, two.load)
-    assert 6 == len(said)
+    assert 6 == len(lines)
 
 
 def test_warm_ups_come_first_and_are_not_samples() -> None:
@@ -233,10 +231,10 @@ def test_a_part_has_the_selected_sides_and_the_ratios_that_need_no_other_side() 
 
 
 def test_each_sample_has_the_load_of_other_processes() -> None:
-    outcome, _, said = run(rounds=1)
+    outcome, _, lines = run(rounds=1)
     assert [Load(0.25, 0.0)] * 2 == [sample.load for sample in outcome.samples]
     assert [1.0, 1.0] == [sample.seconds for sample in outcome.samples]
-    assert said[0].endswith("round 1 of 1  ours: s 1  (others: 0.25 cores)")
+    assert lines[0].endswith("round 1 of 1  ours: s 1  (others: 0.25 cores)")
 
 
 def test_alternate_waits_for_other_processes_before_every_sample() -> None:
@@ -396,9 +394,11 @@ def test_the_kernel_is_described_by_its_version_alone() -> None:
     assert "-" not in str(machine.describe()["system"])
 
 
-@pytest.mark.parametrize(("has", "told"), [(2, "abacus, 2 cores,"), (16, "abacus, 2 of 16 cores,")])
-def test_the_table_names_the_total_of_cores_if_some_are_not_usable(has: int, told: str) -> None:
-    assert told in results.table({**document(), "machine": {**MACHINE, "cores_of_machine": has}})
+@pytest.mark.parametrize(
+    ("total", "text"), [(2, "abacus, 2 cores,"), (16, "abacus, 2 of 16 cores,")]
+)
+def test_the_table_names_the_total_of_cores_if_some_are_not_usable(total: int, text: str) -> None:
+    assert text in results.table({**document(), "machine": {**MACHINE, "cores_of_machine": total}})
 
 
 def test_the_usable_gpus_are_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +430,7 @@ def test_children_do_not_inherit_variables_that_mislead_numerical_libraries() ->
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """A module of the given text that a child can run, by name."""
+    """Writes a module of the given text that a child can run, and returns its name."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def write(text: str) -> str:
@@ -472,7 +472,7 @@ def test_children_that_run_together_wait_for_one_another(
     text = """
 import pathlib, sys, time
 from benchmarks.lib import child
-time.sleep(0.3 if sys.argv[1].endswith("b") else 0.0)  # the other one has to wait for it
+time.sleep(0.3 if sys.argv[1].endswith("b") else 0.0)  # the other child must wait
 pathlib.Path(sys.argv[1]).touch()
 child.wait_for_start()
 child.report({"others": [pathlib.Path(other).exists() for other in sys.argv[2:]]})
@@ -526,7 +526,7 @@ def test_windows_merge_into_means_and_pooled_lags() -> None:
     } == found
 
 
-# The benchmarks themselves
+# Suites
 # ---------------------------------------------------------------------------------------------
 
 
@@ -629,7 +629,7 @@ def test_the_error_without_atari_names_the_package_to_install(
 def test_every_forecast_run_is_a_config_with_the_work_of_its_source(
     case: forecast.Case,
 ) -> None:
-    """Otherwise nothing would be told: a time is that of a piece of work."""
+    """A duration in a history belongs to a piece of work, so both must have the same work."""
     config = load_config(case.config, case.settings)
     source = load_config(case.config, case.settings if case.source is None else case.source)
     assert config == load_config(case.config, (*(case.source or case.settings), *case.changes))
@@ -676,7 +676,7 @@ def test_the_smaller_limit_counts() -> None:
     assert 0.75 == replay.over_limit(values, 2)
 
 
-# What is timed
+# Timed work
 # --------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,4 @@
-"""What comparing with peers rests on: one rule of the target, one form of answer, environments as
-planned, a row for what is missing.
-"""
+"""Tests of the comparison with peers: target rule, answers, environments, and rows of missing peers."""
 
 from __future__ import annotations
 
@@ -137,7 +135,7 @@ def test_lag_is_the_mean_of_means_and_the_largest_maximum() -> None:
     assert {"lag_mean": 1.5, "lag_max": 3.0, "lag_unit": "updates"} == lag.summary()
 
 
-# What a script is given, and says
+# Tasks and answers of scripts
 # ------------------------------------------------------------------------------------
 
 
@@ -171,7 +169,7 @@ reporter.report(task, progress, peer="it", clock_starts="now", settings={"n": 1}
     done = subprocess.run(
         [sys.executable, "-c", text], cwd=machine.ROOT, capture_output=True, text=True, check=True
     )
-    said = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
     assert {
         "peer": "it",
         "env_steps": 64,
@@ -179,8 +177,8 @@ reporter.report(task, progress, peer="it", clock_starts="now", settings={"n": 1}
         "lag_mean": None,
         "settings": {"n": 1},
         "more": 2,
-    }.items() <= said.items()
-    assert {"pytest"} == set(said["versions"])
+    }.items() <= answer.items()
+    assert {"pytest"} == set(answer["versions"])
     assert ["chatter of a library", "chatter of another process"] == sorted(
         done.stderr.splitlines()
     )
@@ -267,7 +265,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Shell:
-    """Notes commands; what it makes for an environment calls this interpreter."""
+    """Records commands. The environments that it makes call this interpreter."""
 
     def __init__(self, failing: str = "") -> None:
         self.commands: list[list[str]] = []
@@ -346,7 +344,7 @@ def test_a_peer_without_wheels_is_built_with_its_build_packages_and_undefined_na
     assert {*install.COMMON, *peer.build.needs} <= set(first)
     assert {"--no-build-isolation", *peer.packages} <= set(second)
     assert ("1", None) == (shell.environments[2]["NO_OCEAN"], shell.environments[1].get("NO_OCEAN"))
-    said = subprocess.run(
+    answer = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -356,7 +354,7 @@ def test_a_peer_without_wheels_is_built_with_its_build_packages_and_undefined_na
         text=True,
         check=True,
     )
-    assert "[]" == said.stdout.strip()
+    assert "[]" == answer.stdout.strip()
     assert not install.install(peer, run)
 
 
@@ -381,7 +379,7 @@ class PuffeRL:
     def train(self): self.global_step += 10
 """,
 }
-"""As much of it as its script calls. Like the real one it leaves something where it is imported."""
+"""The part of PufferLib that its script calls. Like the real one, its import leaves a file."""
 
 
 def test_pufferlib_gets_its_defaults_and_its_leftovers_are_removed(tmp_path: Path) -> None:
@@ -406,15 +404,15 @@ def test_pufferlib_gets_its_defaults_and_its_leftovers_are_removed(tmp_path: Pat
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(machine.ROOT), str(tmp_path / "installed"))),
     }
-    said = json.loads(
+    answer = json.loads(
         subprocess.run(
             command, cwd=here, env=environment, stdout=subprocess.PIPE, text=True, check=True
         ).stdout
     )
     assert [] == list(here.iterdir())
-    assert (10, 32.0) == (said["env_steps"], said["mean_return"])
-    told = {
-        name: said["settings"][name]
+    assert (10, 32.0) == (answer["env_steps"], answer["mean_return"])
+    settings = {
+        name: answer["settings"][name]
         for name in ("seed", "optimizer", "bptt_horizon", "adam_eps", "device")
     }
     assert {
@@ -423,7 +421,7 @@ def test_pufferlib_gets_its_defaults_and_its_leftovers_are_removed(tmp_path: Pat
         "bptt_horizon": 32,
         "adam_eps": 1e-12,
         "device": "cpu",
-    } == told
+    } == settings
 
 
 def test_a_python_version_without_packages_of_a_peer_is_refused(
@@ -484,7 +482,7 @@ def test_versions_are_those_of_the_peers_environment(place: Path) -> None:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """A module of the given text that a child can run, by name."""
+    """Writes a module of the given text that a child can run, and returns its name."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def write(text: str) -> str:
@@ -511,9 +509,7 @@ def test_a_child_gets_its_interpreter_and_its_threads(
 
 
 def is_gone(pid: int, within_s: float = 20.0) -> bool:
-    """True once the process has ended; whoever inherited it may not have asked for its exit code
-    yet.
-    """
+    """True once the process has ended, or is a zombie that its parent has not reaped yet."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         try:
@@ -564,12 +560,12 @@ ANSWER = {
 
 
 @pytest.fixture
-def there(place: Path) -> None:
+def installed(place: Path) -> None:
     install.install(install.PEERS["cleanrl"], Shell())
 
 
 def test_a_peers_answer_becomes_the_values_of_its_row(
-    there: None, module: Callable[[str], str]
+    installed: None, module: Callable[[str], str]
 ) -> None:
     module(f"import json, sys; print(json.dumps({ANSWER!r} | {{'steps_to_target': sys.argv[1:]}}))")
     values = comparison.attempt(RIVAL, ("--seed", 4, "cartpole", "--target", 475.0), 20.0)
@@ -587,7 +583,7 @@ def test_a_peers_answer_becomes_the_values_of_its_row(
 
 
 def test_a_run_without_a_target_has_no_values_of_a_target(
-    there: None, module: Callable[[str], str]
+    installed: None, module: Callable[[str], str]
 ) -> None:
     module(f"import json; print(json.dumps({ANSWER!r}))")
     assert not {"time_to_target", "start_to_target", "steps_to_target"} & set(
@@ -608,7 +604,7 @@ def test_lag_is_in_the_row_of_a_peer_that_reports_it() -> None:
 
 
 def test_a_peer_that_hangs_is_a_missing_sample(
-    there: None, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    installed: None, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison, "GRACE_S", 0.5)
     module("import time; time.sleep(600)")
@@ -621,7 +617,7 @@ def test_a_peer_that_hangs_is_a_missing_sample(
 
 
 def test_a_failed_peer_is_not_reported_as_slow(
-    there: None, module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+    installed: None, module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     module("raise SystemExit('no such luck')")
     values = comparison.attempt(RIVAL, ("--target", 475.0), 5.0)
@@ -676,7 +672,7 @@ def test_a_ratio_with_a_peer_that_is_not_installed_is_missing(place: Path, tmp_p
         }
         beside = [
             ratio for ratio in made.ratios if "bf16" not in ratio.name
-        ]  # those are between two of ours
+        ]  # the bf16 ratios compare two rows of tianflow
         assert {None} == {ratio.of(values) for ratio in beside}
         values = {
             side.name: {

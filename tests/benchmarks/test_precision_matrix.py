@@ -1,4 +1,4 @@
-"""The matrix of precisions: what its runs are, and that the table says what was measured."""
+"""Tests of the study of precisions: its runs and its table."""
 
 from __future__ import annotations
 
