@@ -1,14 +1,15 @@
-# What a person and CI both call. A stamp file says what an environment holds, so a second run starts at once.
+# Commands for developers and for CI. A stamp file records the content of the environment, so a second
+# call starts at once.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# What `make bench` is told, e.g. BENCH="--quick channels"; nothing runs everything.
+# Arguments of `make bench`, e.g. BENCH="--quick channels". Empty: every benchmark that needs no name.
 BENCH ?=
-# `make bench-peers` gives tianflow and its peers these two cores, and runs every row so often.
+# Cores and rounds of `make bench-peers`.
 CORES ?= 0,1
 ROUNDS ?= 3
-# Children load the numerical libraries once each: one thread a process is what the placement assumes.
+# Each child loads the numerical libraries, and the placement assumes one thread in each process.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: run test e2e lint bench bench-peers clean
@@ -31,7 +32,7 @@ lint: $(VENV)/installed-dev
 bench: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# A peer that cannot be installed is a row that says so. Pong takes nine minutes a round.
+# A peer that cannot be installed is a row that says so. A round of Pong takes about ten minutes.
 bench-peers: $(VENV)/installed-bench
 	-$(BIN)/python -m benchmarks.peers.install
 	$(BIN)/python -m benchmarks --cores $(CORES) --rounds $(ROUNDS) peers_cartpole
