@@ -40,16 +40,15 @@ WRAPPERS = '''
 
     import gymnasium
 
-    MADE = []
+
+    class Raised(gymnasium.RewardWrapper):
+        def reward(self, reward):
+            return reward + 1.0
 
 
     class Scaled(gymnasium.RewardWrapper):
-        def __init__(self, environment):
-            super().__init__(environment)
-            MADE.append(environment)
-
         def reward(self, reward):
-            return 100.0 * reward
+            return 10.0 * reward
 
 
     def limited(environment):
@@ -71,8 +70,7 @@ def test_wrappers_apply_from_the_inside_to_the_outside(
     user_package: UserPackage, tmp_path: Path
 ) -> None:
     user_package.write("mine", WRAPPERS)
-    wrappers = ["mine:Scaled", "mine:limited"]
+    wrappers = ["mine:Raised", "mine:Scaled", "mine:limited"]
     finished = train(tmp_path, env={"wrappers": wrappers, "vectorization": "sync"})
     assert UPDATES == finished.summary["updates"]
-    assert 400.0 == finished.summary["mean_return"]
-    assert user_package.load("mine").MADE
+    assert 4 * 10.0 * (1.0 + 1.0) == finished.summary["mean_return"]
