@@ -26,9 +26,7 @@ def problem(name: str, group: str = "tianflow.controllers") -> Problem:
         ("tianflow.launchers", {"inline", "processes"}),
     ],
 )
-def test_what_comes_with_tianflow_is_installed_as_anyones_plug_in_is(
-    group: str, names: set[str]
-) -> None:
+def test_built_in_plug_ins_are_installed_through_entry_points(group: str, names: set[str]) -> None:
     assert names <= set(plugins.names(group))
 
 
@@ -36,7 +34,7 @@ def test_what_comes_with_tianflow_is_installed_as_anyones_plug_in_is(
     "group",
     ["tianflow.algorithms", "tianflow.networks", "tianflow.controllers", "tianflow.launchers"],
 )
-def test_every_installed_name_stands_for_something_that_can_be_called(group: str) -> None:
+def test_every_installed_name_refers_to_a_callable(group: str) -> None:
     for name in plugins.names(group):
         assert callable(plugins.load(group, name, path="a.path"))
 
@@ -45,7 +43,7 @@ def test_a_group_without_plug_ins_has_no_names() -> None:
     assert () == plugins.names("tianflow.nothing")
 
 
-def test_an_unknown_name_is_told_the_installed_ones_and_the_nearest() -> None:
+def test_the_refusal_of_an_unknown_name_lists_installed_names_and_the_nearest() -> None:
     found = problem("freshst")
     assert ("a.path", "freshst", "freshest") == (found.path, found.value, found.nearest)
     assert (
@@ -54,7 +52,7 @@ def test_an_unknown_name_is_told_the_installed_ones_and_the_nearest() -> None:
     )
 
 
-def test_anything_importable_may_be_named() -> None:
+def test_any_importable_object_may_be_named() -> None:
     assert ConfigError is plugins.load(
         "tianflow.controllers", "tianflow.errors:ConfigError", path="a.path"
     )
@@ -64,24 +62,21 @@ def test_anything_importable_may_be_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["__main__:Controller", "tianflow.errors:"])
-def test_what_other_processes_cannot_import_is_refused(name: str) -> None:
-    assert "put it in a module of its own" in problem(name).message
+def test_an_object_that_other_processes_cannot_import_is_refused(name: str) -> None:
+    assert "move it to a module of its own" in problem(name).message
 
 
-def test_a_misspelt_attribute_is_told_the_nearest() -> None:
+def test_the_refusal_of_a_misspelt_attribute_gives_the_nearest() -> None:
     assert "ConfigError" == problem("tianflow.errors:ConfigEror").nearest
 
 
 def test_a_missing_module_is_named() -> None:
     found = problem("no_such_module:Controller")
     assert "cannot import 'no_such_module'" in found.message
-    assert (
-        "a module of the folder that tianflow is called in, of PYTHONPATH, or installed"
-        == found.accepted
-    )
+    assert "a module in the current directory, in PYTHONPATH, or installed" == found.accepted
 
 
-def test_a_module_that_lacks_another_is_not_said_to_be_missing(
+def test_a_module_with_a_missing_import_is_not_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a_module_that_lacks_another.py").write_text("import no_such_module\n")
@@ -91,7 +86,9 @@ def test_a_module_that_lacks_another_is_not_said_to_be_missing(
     assert "" == found.accepted
 
 
-def test_a_module_that_raises_on_import_has_its_error_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_module_that_raises_on_import_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Finder:
         def find_spec(self, name: str, path: object = None, target: object = None) -> None:
             if name == "a_broken_module":
@@ -104,7 +101,7 @@ def test_a_module_that_raises_on_import_has_its_error_told(monkeypatch: pytest.M
     )
 
 
-def test_a_script_that_ends_on_import_ends_nothing_else(
+def test_a_script_that_exits_on_import_becomes_a_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a_script_without_guard.py").write_text("raise SystemExit(0)\n")
@@ -115,7 +112,7 @@ def test_a_script_that_ends_on_import_ends_nothing_else(
     )
 
 
-def test_attributes_are_looked_up_along_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_are_resolved_along_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("a_module")
     module.outer = ModuleType("outer")  # type: ignore[attr-defined]
     module.outer.inner = 3

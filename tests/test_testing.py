@@ -1,6 +1,4 @@
-"""Every controller that is shipped passes the suite for controllers, and each promise of the suite is broken once
-to see it noticed.
-"""
+"""Shipped controllers pass the conformance suite, and a broken controller fails each of its tests."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import pytest
 
 from tianflow.core.directives import Directive, SetBound, SetCredits
 from tianflow.core.events import Event, Observed
-from tianflow.testing import ControllerConformance, play
+from tianflow.testing import ControllerConformance, simulate
 from tianflow_controllers.consume_only import ConsumeOnly
 from tianflow_controllers.freshest import Freshest
 from tianflow_controllers.lockstep import Lockstep
@@ -47,67 +45,63 @@ class TestStaleness(ControllerConformance):
     make = Staleness
 
 
-class Says:
-    """A controller that answers every look with what ``answer`` makes of it."""
+class Scripted:
+    """A controller that answers every observation with ``answer(observation)``."""
 
     def __init__(self, answer: Callable[[Observed], Iterable[Directive]]) -> None:
         self.answer = answer
-        self.looks = 0
+        self.observations = 0
 
     def handle(self, event: Event) -> Iterable[Directive]:
         if not isinstance(event, Observed):
             return ()
-        self.looks += 1
+        self.observations += 1
         return self.answer(event)
 
 
-class Counts(Says):
-    """One credit more at every look."""
+class CountsObservations(Scripted):
+    """One more credit at every observation."""
 
     def __init__(self) -> None:
-        super().__init__(lambda look: [SetCredits(look.batch + self.looks)])
+        super().__init__(lambda seen: [SetCredits(seen.batch + self.observations)])
 
 
-class Reads(Says):
-    """The version's credits, which a repeated look leaves as they are, and events that it takes for
-    looks.
-    """
+class ReadsEveryEvent(Scripted):
+    """Treats every event as an observation."""
 
     def __init__(self) -> None:
-        super().__init__(lambda look: [SetCredits(look.batch + look.version)])
+        super().__init__(lambda seen: [SetCredits(seen.batch + seen.version)])
 
     def handle(self, event: Event) -> Iterable[Directive]:
         return self.answer(event)  # type: ignore[arg-type]  # the mistake
 
 
-class Remembers(Says):
-    """It was never told that a version can be lower than the last one."""
+class ExpectsProgress(Scripted):
+    """Assumes that the version never decreases."""
 
     def __init__(self) -> None:
         self.version = -1
         super().__init__(self.forward)
 
-    def forward(self, look: Observed) -> Iterable[Directive]:
-        assert look.version >= self.version
-        self.version = look.version
-        return [SetCredits(look.batch)]
+    def forward(self, seen: Observed) -> Iterable[Directive]:
+        assert seen.version >= self.version
+        self.version = seen.version
+        return [SetCredits(seen.batch)]
 
 
 BROKEN = {
-    "test_it_answers_every_look_with_directives_that_can_be_carried_out": lambda: Says(
+    "test_every_observation_is_answered_with_valid_directives": lambda: Scripted(
         lambda _: [Directive()]
     ),
-    "test_its_credits_always_feed_the_learner": lambda: Says(lambda _: [SetCredits(2)]),
-    "test_a_bound_of_its_own_is_a_number_of_updates_or_none": lambda: Says(
-        lambda _: [SetBound(-1)]
+    "test_credits_always_feed_the_learner": lambda: Scripted(lambda _: [SetCredits(2)]),
+    "test_a_bound_is_a_number_of_updates_or_none": lambda: Scripted(lambda _: [SetBound(-1)]),
+    "test_a_repeated_observation_changes_nothing": CountsObservations,
+    "test_answers_depend_on_events_alone": lambda: Scripted(
+        lambda seen: [SetCredits(seen.batch + time.monotonic_ns() % 997)]
     ),
-    "test_a_repeated_look_changes_nothing": Counts,
-    "test_it_depends_on_what_it_is_told_alone": lambda: Says(
-        lambda look: [SetCredits(look.batch + time.monotonic_ns() % 997)]
-    ),
-    "test_it_lives_with_events_that_it_does_not_read": Reads,
-    "test_it_goes_on_when_the_learner_went_back_to_a_checkpoint": Remembers,
-    "test_a_run_under_it_never_stands_still_nor_breaks_the_bound": lambda: Says(
+    "test_events_that_it_does_not_read_are_accepted": ReadsEveryEvent,
+    "test_control_continues_after_the_learner_returned_to_a_checkpoint": ExpectsProgress,
+    "test_a_run_never_stalls_and_never_exceeds_the_bound": lambda: Scripted(
         lambda _: [SetBound(-1)]
     ),
 }
@@ -116,7 +110,7 @@ BROKEN = {
 @pytest.mark.parametrize(
     "promise", [name for name in vars(ControllerConformance) if name.startswith("test_")]
 )
-def test_the_suite_notices_a_controller_that_breaks_the_promise(promise: str) -> None:
+def test_the_suite_fails_for_a_controller_that_breaks_the_promise(promise: str) -> None:
     class Suite(ControllerConformance):
         make = staticmethod(BROKEN[promise])
 
@@ -124,6 +118,6 @@ def test_the_suite_notices_a_controller_that_breaks_the_promise(promise: str) ->
         getattr(Suite(), promise)()
 
 
-def test_a_run_that_stands_still_is_noticed() -> None:
-    with pytest.raises(AssertionError, match="and then nothing for 50 rounds"):
-        play(Staleness(), batch=3, bound=1, actors=0)
+def test_a_stalled_run_fails() -> None:
+    with pytest.raises(AssertionError, match="the run stalled: no update for 50 rounds"):
+        simulate(Staleness(), batch=3, bound=1, actors=0)

@@ -1,5 +1,7 @@
-"""Every error tianflow raises on purpose. Four of them are about channels, and mean four different
-things.
+"""Exceptions that tianflow raises deliberately.
+
+Four of them concern channels: closed (by this side), broken (by the other side), end (normal),
+would block.
 """
 
 from __future__ import annotations
@@ -8,34 +10,34 @@ from collections.abc import Sequence
 
 
 class TianflowError(Exception):
-    """Base of every error raised on purpose."""
+    """Base class of all exceptions that tianflow raises deliberately."""
 
 
 class ClosedChannelError(TianflowError):
-    """This end was closed by its own holder and used again."""
+    """This end was used after its holder had closed it."""
 
 
 class BrokenChannelError(TianflowError):
-    """The other end went away without saying so."""
+    """The other end disappeared without closing."""
 
 
 class EndOfChannel(TianflowError):  # noqa: N818 - a normal end, not an error, named as in trio and anyio
-    """The other ends were all closed; nothing more will come."""
+    """All other ends were closed; no more data will arrive."""
 
 
 class WouldBlock(TianflowError):  # noqa: N818 - named as in trio and anyio
-    """An ``_nowait`` call would have had to wait."""
+    """A ``_nowait`` call would have had to wait."""
 
 
 class Problem:
-    """One thing that is wrong with a setting: where, what, and what would have worked.
+    """One problem with a setting: path, value, reason, and accepted values.
 
     Attributes:
         path: dotted path of the setting, e.g. ``"balance.max_staleness"``.
-        value: what was given.
-        message: why it is refused, with the consequence.
-        accepted: what would have been accepted, in words ("" when the message says it all).
-        nearest: the nearest known key or name ("" when there is none).
+        value: the value given.
+        message: reason of the refusal, with its consequence.
+        accepted: description of accepted values ("" if the message contains it).
+        nearest: nearest known key or name ("" if none is close).
     """
 
     __slots__ = ("accepted", "message", "nearest", "path", "value")
@@ -65,7 +67,7 @@ class Problem:
 
 
 class ConfigError(TianflowError):
-    """A config, override or HTTP body that cannot be used. Nothing was started or changed."""
+    """A configuration, override or HTTP body is invalid. Nothing was started or changed."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -73,7 +75,10 @@ class ConfigError(TianflowError):
 
 
 class RunError(TianflowError):
-    """A run failed. ``component`` raised it; ``details`` holds the first traceback as text."""
+    """A run failed.
+
+    ``component`` raised the first exception; ``details`` is its traceback as text.
+    """
 
     def __init__(self, component: str, summary: str, details: str = "") -> None:
         self.component, self.summary, self.details = component, summary, details
@@ -81,16 +86,17 @@ class RunError(TianflowError):
 
 
 class StateConflictError(TianflowError):
-    """The request makes sense, but not in the state that the run is in."""
+    """The request is valid, but not in the current state of the run."""
 
 
 class CheckpointError(TianflowError):
-    """A checkpoint is missing, torn, corrupt, or was made for something else."""
+    """A checkpoint is missing, incomplete, corrupt, or belongs to another configuration."""
 
 
 class EnvironmentFailedError(TianflowError):
-    """An environment raised in its constructor, ``reset`` or ``step``; ``details`` is its traceback
-    as text.
+    """An environment raised in its constructor, ``reset`` or ``step``.
+
+    ``details`` is the traceback as text.
     """
 
     def __init__(self, summary: str, details: str = "") -> None:
@@ -99,8 +105,9 @@ class EnvironmentFailedError(TianflowError):
 
 
 class PoisonedTrajectoryError(TianflowError):
-    """A trajectory holds something not finite, or of the wrong shape; names environment (-1: the
-    vector), field and step.
+    """A trajectory contains a value that is not finite, or an array of the wrong shape.
+
+    The message names the environment (-1: the vector environment), the field and the step.
     """
 
     def __init__(self, message: str, *, environment: int, step: int) -> None:

@@ -1,8 +1,8 @@
-"""Logging: structlog over the standard library's ``tianflow`` logger. The root logger is never
-touched.
+"""Logging: structlog over the ``tianflow`` logger of the standard library.
 
-A library logs through `logger`; only a program's main calls `configure`. Without it, records go
-wherever the surrounding program sends them, with the bound values as extra attributes.
+The root logger stays untouched. Library code logs through `logger`; only a program's main function
+calls `configure`. Without `configure`, records go to the handlers of the surrounding program, with
+the bound values as extra attributes.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ _PROCESSORS: list[Processor] = [
 
 def logger(name: str, **bound: object) -> BoundLogger:
     """The logger ``tianflow.<name>``, with ``bound`` (``component="actor-3"``, ``run=…``) in each
-    of its lines.
+    record.
     """
-    made: BoundLogger = structlog.wrap_logger(
+    wrapped: BoundLogger = structlog.wrap_logger(
         logging.getLogger(f"{ROOT}.{name}"),
         processors=_PROCESSORS,
         wrapper_class=BoundLogger,
         context_class=dict,
     )
-    return made.bind(**bound)
+    return wrapped.bind(**bound)
 
 
 def configure(
     *, stream: TextIO | None = None, level: str = "INFO", as_json: bool | None = None
 ) -> None:
-    """Write what tianflow logs to ``stream``: lines for people on a terminal, else one JSON object
-    a line.
+    """Write tianflow's log records to ``stream``.
+
+    A terminal gets readable lines; any other stream gets one JSON object per line.
 
     Args:
-        stream: where to; None: standard error.
-        level: least severity, by its name in `logging`.
-        as_json: True or False instead of looking at ``stream``.
+        stream: destination; None: standard error.
+        level: lowest severity, by its name in `logging`.
+        as_json: output format; None: chosen from ``stream``.
     """
     stream = stream or sys.stderr
     terminal = stream.isatty()
@@ -77,7 +78,7 @@ def configure(
             processors=[ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
-    # What asks structlog itself for a logger goes the same way.
+    # Loggers from structlog.get_logger use the same output.
     structlog.configure(
         processors=_PROCESSORS,
         wrapper_class=BoundLogger,
@@ -92,4 +93,4 @@ def configure(
 
 
 class _TianflowHandler(logging.StreamHandler[TextIO]):
-    """Ours, so that configuring twice replaces it and nobody else's."""
+    """Handler of tianflow. A second `configure` replaces it and leaves other handlers in place."""

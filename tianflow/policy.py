@@ -1,4 +1,4 @@
-"""Using a trained policy: one observation or a batch at a time, or whole episodes."""
+"""Use of a trained policy: act on one observation, or play whole episodes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tianflow.envs.vector import flat_mask
 
 
 class LoadedPolicy:
-    """A policy out of a checkpoint. Nothing but arrays is read from it.
+    """A policy loaded from a checkpoint. Only arrays are read from the checkpoint.
 
     Args:
-        config: settings it was trained with.
-        spec: of its environment.
-        arrays: the learner's state.
+        config: settings of the training run.
+        spec: specification of its environment.
+        arrays: state of the learner.
     """
 
     def __init__(
@@ -45,12 +45,13 @@ class LoadedPolicy:
         )
 
     def act(self, observation: Any, state: Any = None, *, mask: Any = None) -> tuple[Any, Any]:
-        """The most probable action for one ``observation`` of the environment's own space, and the
-        next state.
+        """The most probable action for one ``observation``, and the next recurrent state.
 
-        ``state`` is what the last call returned; None at the first observation of an episode.
-        ``mask``: the environment's own ``info["action_mask"]``, an array or a tuple of one for each
-        choice, of any dtype; None allows everything.
+        Args:
+            observation: element of the environment's observation space.
+            state: state that the last call returned; None at the first observation of an episode.
+            mask: ``info["action_mask"]`` of the environment: an array, or a tuple with one array
+                per choice, of any dtype. None allows all actions.
         """
         arrays = {
             leaf.name: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.spec.observation
@@ -65,8 +66,9 @@ class LoadedPolicy:
 
 
 def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
-    """Play ``episodes`` whole episodes with the most probable actions, seeded apart from
-    training.
+    """Play ``episodes`` complete episodes with the most probable actions.
+
+    The environment seeds differ from those of training.
     """
     settings = policy.config.evaluation
     count = min(settings.num_envs, episodes)

@@ -1,7 +1,6 @@
-"""What every balance controller has to keep, as a suite for the tests of whoever writes one. Needs
-a test runner, and imports none.
+"""Conformance suite for balance controllers, for use in test modules. It imports no test runner.
 
-In a test module, ``class TestMine(ControllerConformance): make = MyLaw`` is all there is to write.
+A test module needs one class: ``class TestMine(ControllerConformance): make = MyController``.
 """
 
 from __future__ import annotations
@@ -24,37 +23,45 @@ from tianflow.core.events import (
     UpdateFinished,
 )
 from tianflow.core.limits import Limits
-from tianflow.core.payloads import Batch, Grant, Settlement, Trajectory, Version
+from tianflow.core.payloads import (
+    Batch,
+    Grant,
+    Settlement,
+    Trajectory,
+    Version,
+    credits_ceiling,
+)
 from tianflow.core.statistics import LedgerSnapshot
 from tianflow.interfaces import Controller
 from tianflow.ledger.ledger import Ledger
 
-OTHERS: tuple[Event, ...] = (
+OTHER_EVENTS: tuple[Event, ...] = (
     UpdateFinished(version=1, seconds=1.0, samples=8),
     EpisodesFinished(component="actor-0", returns=(1.0,), lengths=(9,)),
     EvaluationFinished(version=1, episodes=1, mean_return=1.0, returns=(1.0,)),
     HostExited(host="actors-0", reason="died"),
     SettingsChanged(generation=2, paths=("balance.max_staleness",)),
 )
-"""Events that are no look at the balance: a controller may use them, and has to live without
-them.
-"""
-ROUNDS_PER_UPDATE = 50
-"""Rounds of `play` without an update, after which nothing will come any more: no trajectory takes
-more than seven.
-"""
+"""Events other than `Observed`. A controller may read them, and must work without them."""
+MAX_ROUNDS_PER_UPDATE = 50
+"""Rounds without an update after which a run has stalled; a trajectory takes at most seven."""
 
 
-def looks(batch: int, bound: int | None, *, actors: int = 4, slots: int = 64) -> Iterator[Observed]:
-    """Looks at one second an update: nobody waits, then the actors, the learner and both wait half
-    of the time.
+def observations(
+    batch: int, bound: int | None, *, actors: int = 4, slots: int = 64
+) -> Iterator[Observed]:
+    """Observations of a run with one update per second.
+
+    In turn, no component waits, then the actors, then the learner, then both wait half of the time.
     """
     learner = waiting = 0.0
     for version in range(40):
         learner += 0.5 * (version >= 20)
         waiting += 0.5 * actors * (10 <= version < 20 or version >= 30)
         lag = version % 2
-        ceiling = slots if bound is None else max(0, bound + 1 - lag) * batch
+        ceiling = slots
+        if bound is not None:
+            ceiling = credits_ceiling(bound, publish_lag=lag, batch=batch)
         yield Observed(
             now=float(version),
             version=version,
@@ -71,7 +78,7 @@ def looks(batch: int, bound: int | None, *, actors: int = 4, slots: int = 64) ->
         )
 
 
-def play(
+def simulate(
     controller: Controller,
     *,
     batch: int,
@@ -80,30 +87,30 @@ def play(
     slots: int = 24,
     updates: int = 60,
 ) -> LedgerSnapshot:
-    """The ledger after ``updates`` updates of a small run in which the controller's word is put in
-    force before every round.
+    """The ledger after ``updates`` updates of a small run that ``controller`` balances.
 
-    A round is a second. Actor ``i`` takes ``1 + i`` rounds for a trajectory, and the learner makes
-    an update in each round that begins with a batch.
+    A round is a second. The controller's directives are in force from the next round on. Actor
+    ``i`` takes ``1 + i`` rounds for a trajectory. The learner makes an update in each round that
+    begins with a batch.
 
     Raises:
-        AssertionError: the run stands still.
+        AssertionError: the run stalled.
     """
     config = Config(
         env=EnvSettings(id="none"),
         algorithm=PPOSettings(batch_trajectories=batch),
         balance=BalanceSettings(max_staleness="unbounded" if bound is None else bound),
     )
-    ledger, wishes = (
+    ledger, requests = (
         Ledger(limits=Limits(batch=batch, max_staleness=bound, credits=batch), slots=slots),
         ControllerRequests(),
     )
     ledger.open_lineage(Version(1, 0))
-    rolling: dict[int, tuple[Grant, int]] = {}
+    running: dict[int, tuple[Grant, int]] = {}
     learner = waiting = 0.0
     last = now = 0
     while ledger.version.number < updates:
-        look = _look(
+        observed = _observe(
             ledger,
             now=now,
             batch=batch,
@@ -112,23 +119,24 @@ def play(
             learner=learner,
             waiting=waiting,
         )
-        for directive in controller.handle(look):
-            wishes = wishes.after(directive)
-        ledger.set_limits(merge({"controller": wishes}, config, slots=slots)[0])
+        for directive in controller.handle(observed):
+            requests = requests.after(directive)
+        ledger.set_limits(merge({"controller": requests}, config, slots=slots)[0])
         if _update(ledger, now):
             last = now
         else:
             learner += 1.0
-        _roll(ledger, rolling, actors, now)
-        waiting += actors - len(rolling)
+        _advance_actors(ledger, running, actors, now)
+        waiting += actors - len(running)
         now += 1
-        assert now - last < ROUNDS_PER_UPDATE, (
-            f"{ledger.version.number} updates, and then nothing for {now - last} rounds: {wishes}"
+        assert now - last < MAX_ROUNDS_PER_UPDATE, (
+            f"the run stalled: no update for {now - last} rounds after update "
+            f"{ledger.version.number}, with {requests}"
         )
     return ledger.snapshot()
 
 
-def _look(
+def _observe(
     ledger: Ledger,
     *,
     now: int,
@@ -155,7 +163,7 @@ def _look(
 
 
 def _update(ledger: Ledger, now: int) -> bool:
-    """Make one update if there is a batch."""
+    """Make one update if the ledger has a batch."""
     taken = ledger.take(ledger.version, float(now))
     if not isinstance(taken, Batch):
         return False
@@ -171,98 +179,102 @@ def _update(ledger: Ledger, now: int) -> bool:
     return True
 
 
-def _roll(ledger: Ledger, rolling: dict[int, tuple[Grant, int]], actors: int, now: int) -> None:
-    """Whoever is done commits; whoever is idle begins, if there is a credit."""
+def _advance_actors(
+    ledger: Ledger, running: dict[int, tuple[Grant, int]], actors: int, now: int
+) -> None:
+    """Actors commit complete trajectories; idle actors begin one if a credit is free."""
     for actor in range(actors):
-        if actor in rolling and rolling[actor][1] <= now:
-            grant, _ = rolling.pop(actor)
+        if actor in running and running[actor][1] <= now:
+            grant, _ = running.pop(actor)
             ledger.commit(
                 grant.ticket, Trajectory(grant.ticket, grant.slot, 1, 1, grant.version), float(now)
             )
-        if actor not in rolling and (granted := ledger.grant(f"actor-{actor}")) is not None:
+        if actor not in running and (granted := ledger.grant(f"actor-{actor}")) is not None:
             ledger.begin(granted.ticket, granted.version)
-            rolling[actor] = granted, now + 1 + actor
+            running[actor] = granted, now + 1 + actor
 
 
 class ControllerConformance:
-    """Subclass it in a test module as ``TestSomething`` and set ``make``: a controller's class, or
-    a function that makes a controller.
-    """
+    """Base class of a test class. ``make`` is a controller class or a factory function."""
 
     make: ClassVar[Callable[..., Controller]]
     situations: ClassVar[tuple[tuple[int, int | None], ...]] = tuple(
         product((1, 3, 8), (0, 1, 4, None))
     )
-    """(B, max_staleness) in which it is tried."""
+    """(B, max_staleness) of the runs that the suite simulates."""
 
     def new(self) -> Controller:
-        """A controller that has seen nothing yet."""
+        """A new controller, before its first event."""
         return type(self).make()
 
-    def test_it_answers_every_look_with_directives_that_can_be_carried_out(self) -> None:
+    def test_every_observation_is_answered_with_valid_directives(self) -> None:
         for situation in self.situations:
-            controller, wishes = self.new(), ControllerRequests()
-            for look in looks(*situation):
-                for directive in controller.handle(look):
-                    wishes = wishes.after(directive)
+            controller, requests = self.new(), ControllerRequests()
+            for observed in observations(*situation):
+                for directive in controller.handle(observed):
+                    requests = requests.after(directive)
 
-    def test_its_credits_always_feed_the_learner(self) -> None:
-        """At least one batch, or no update could ever begin."""
+    def test_credits_always_feed_the_learner(self) -> None:
+        """With fewer credits than one batch, no update could ever begin."""
         for situation in self.situations:
             controller = self.new()
-            for look in looks(*situation):
-                for limit in _credits(controller.handle(look)):
+            for observed in observations(*situation):
+                for limit in _credits(controller.handle(observed)):
                     assert isinstance(limit, int), (
                         f"SetCredits({limit!r}): credits are a whole number"
                     )
-                    assert limit >= look.batch, (
-                        f"SetCredits({limit}) with B = {look.batch} could never feed the learner"
+                    batch = observed.batch
+                    assert limit >= batch, (
+                        f"SetCredits({limit}) with B = {batch} could never feed the learner"
                     )
 
-    def test_a_bound_of_its_own_is_a_number_of_updates_or_none(self) -> None:
+    def test_a_bound_is_a_number_of_updates_or_none(self) -> None:
         for situation in self.situations:
             controller = self.new()
-            for look in looks(*situation):
-                for directive in controller.handle(look):
+            for observed in observations(*situation):
+                for directive in controller.handle(observed):
                     if isinstance(directive, SetBound) and directive.max_staleness is not None:
                         assert directive.max_staleness >= 0, (
-                            f"{directive}: no sample can be younger than the policy that trains "
+                            f"{directive}: a sample cannot be newer than the policy that trains "
                             "on it"
                         )
 
-    def test_a_repeated_look_changes_nothing(self) -> None:
-        """Directives are absolute and time comes in with the event, so the same event has the same
-        answer.
-        """
+    def test_a_repeated_observation_changes_nothing(self) -> None:
+        """Directives are absolute, and events carry the time. Equal events get equal answers."""
         for situation in self.situations:
             controller = self.new()
-            for look in looks(*situation):
-                assert tuple(controller.handle(look)) == tuple(controller.handle(look)), (
-                    f"another answer to the same {look}"
+            for observed in observations(*situation):
+                assert tuple(controller.handle(observed)) == tuple(controller.handle(observed)), (
+                    f"a different answer to the same {observed}"
                 )
 
-    def test_it_depends_on_what_it_is_told_alone(self) -> None:
-        """No clock, no chance, nothing shared: two of a kind that see the same say the same."""
+    def test_answers_depend_on_events_alone(self) -> None:
+        """Two controllers of one class share no state, clock or chance, so their answers agree."""
         for situation in self.situations:
             one, other = self.new(), self.new()
-            answers = [tuple(one.handle(look)) for look in looks(*situation)]
-            assert answers == [tuple(other.handle(look)) for look in looks(*situation)]
+            answers = [tuple(one.handle(observed)) for observed in observations(*situation)]
+            assert answers == [
+                tuple(other.handle(observed)) for observed in observations(*situation)
+            ]
 
-    def test_it_lives_with_events_that_it_does_not_read(self) -> None:
-        controller, wishes = self.new(), ControllerRequests()
-        for event in OTHERS:
+    def test_events_that_it_does_not_read_are_accepted(self) -> None:
+        controller, requests = self.new(), ControllerRequests()
+        for event in OTHER_EVENTS:
             for directive in controller.handle(event):
-                wishes = wishes.after(directive)
+                requests = requests.after(directive)
 
-    def test_it_goes_on_when_the_learner_went_back_to_a_checkpoint(self) -> None:
+    def test_control_continues_after_the_learner_returned_to_a_checkpoint(self) -> None:
         controller = self.new()
-        seen = list(looks(3, 4))
-        for look in [*seen, *(replace(look, now=look.now + len(seen)) for look in seen)]:
-            assert all(limit >= look.batch for limit in _credits(controller.handle(look)))
+        seen = list(observations(3, 4))
+        for observed in [
+            *seen,
+            *(replace(observed, now=observed.now + len(seen)) for observed in seen),
+        ]:
+            assert all(limit >= observed.batch for limit in _credits(controller.handle(observed)))
 
-    def test_a_run_under_it_never_stands_still_nor_breaks_the_bound(self) -> None:
+    def test_a_run_never_stalls_and_never_exceeds_the_bound(self) -> None:
         for batch, bound in self.situations:
-            after = play(self.new(), batch=batch, bound=bound)
+            after = simulate(self.new(), batch=batch, bound=bound)
             assert after.violations == 0
             assert (
                 after.begun

@@ -1,1 +1,1 @@
-"""Controllers of balance: pure state machines from events to directives, one file each."""
+"""Balance controllers: pure state machines from events to directives, one file each."""

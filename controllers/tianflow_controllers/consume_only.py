@@ -1,5 +1,6 @@
-"""Controller ``consume_only``: the bound is kept where data are consumed and nowhere else. What
-filters of stale samples do; for comparison.
+"""Controller ``consume_only``: filters stale samples where they are consumed, without pacing.
+
+It reproduces systems that discard stale samples at the learner, for comparison.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from tianflow_controllers._limits import feeding
 
 
 class ConsumeOnly:
-    """Keeps the configured bound, but paces nobody: a credit for every slot, batches in order of
-    arrival.
+    """Sets the configured bound, a credit for every slot, and batches in order of arrival.
 
-    No sample beyond the bound is trained on, as under every controller. What was begun in vain is
-    dropped(expired), and the work that went into it is lost. Any stricter controller that runs
-    beside it wins, setting by setting.
+    As with every controller, no sample beyond the bound is used in training. Trajectories that
+    exceed it are dropped as expired, and their work is lost. A stricter controller that runs at the
+    same time overrides each setting.
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:
-        """`Observed` -> the bound, credits for all slots beyond C_max too, order of arrival; every
-        other event -> nothing.
+        """`Observed` -> bound, credits for all slots, open admission, order of arrival; others ->
+        nothing.
+
+        The credits may exceed C_max.
         """
         if not isinstance(event, Observed):
             return ()

@@ -1,6 +1,4 @@
-"""Controller ``freshest``: the smallest number of credits at which the learner still does
-not wait.
-"""
+"""Controller ``freshest``: the fewest credits with which the learner does not wait."""
 
 from __future__ import annotations
 
@@ -13,31 +11,30 @@ from tianflow_controllers._limits import between, ceiling, feeding, turnover, wh
 
 
 class Freshest:
-    """Searches credits C in [B, C_max] from measured waiting, window by window.
+    """Searches credits C in [B, C_max] from measured waiting times, window by window.
 
-    Waiting is measured in windows of ``window_updates`` updates. At the end of one:
+    A window is ``window_updates`` updates long. At its end:
 
-    * learner *and* actors waited: C goes up by max(1, ``raise_batches`` * B), and the next window
-      begins ceil(C/B) updates later, when all that is trained on was granted after the raise. When
-      only the learner waits, sampling is the bottleneck and more credits cannot help.
-    * the learner has not waited for ``quiet_updates`` updates: C goes down by 1, but for
-      ``hold_updates`` updates not below what the last raise gave.
+    - The learner *and* the actors waited: C increases by max(1, ``raise_batches`` * B). The next
+      window begins ceil(C/B) updates later, when all samples in training were granted after the
+      increase. If only the learner waits, sampling is the bottleneck and more credits cannot help.
+    - The learner has not waited for ``quiet_updates`` updates: C decreases by 1. For
+      ``hold_updates`` updates after an increase, C stays at least at the value that it set.
 
-    There is at most one change in ceil(C/B) updates. C begins at B, because it climbs faster than
-    it descends, and is at most C_max at every moment.
+    C changes at most once in ceil(C/B) updates. It begins at B, because it rises faster than it
+    falls, and never exceeds C_max.
 
     Args:
-        quiet_updates: updates without waiting of the learner, before one credit is taken away.
-        hold_updates: updates for which C does not go below the last raise; bounds how often a probe
-            may starve the learner.
-        window_updates: updates over which waiting is measured.
-        raise_batches: size of a raise, in batches.
-        learner_waiting: share of the window's time, above which the learner counts as waiting.
-        actors_waiting: share of the window's actor-seconds, above which the actors count as
-            waiting.
+        quiet_updates: updates without waiting of the learner before C decreases by one.
+        hold_updates: updates after an increase during which C does not fall below it; limits how
+            often a decrease may starve the learner.
+        window_updates: length of a window, in updates.
+        raise_batches: size of an increase, in batches.
+        learner_waiting: share of the window's time above which the learner counts as waiting.
+        actors_waiting: share of the window's actor-seconds above which the actors count as waiting.
 
     Raises:
-        ValueError: a parameter with which the controller could not work, and why.
+        ValueError: a parameter is out of range; the message gives the consequence.
     """
 
     def __init__(
@@ -54,19 +51,19 @@ class Freshest:
             "window_updates",
             window_updates,
             at_least=1,
-            otherwise="waiting cannot be measured over no time",
+            otherwise="waiting cannot be measured over an empty window",
         )
         self._quiet = whole(
             "quiet_updates",
             quiet_updates,
             at_least=1,
-            otherwise="credits would go while the learner waits",
+            otherwise="credits would decrease while the learner waits",
         )
         self._hold = whole(
             "hold_updates",
             hold_updates,
             at_least=self._quiet,
-            otherwise="shorter than quiet_updates it holds nothing",
+            otherwise="a hold shorter than quiet_updates has no effect",
         )
         self._step = between(
             "raise_batches",
@@ -75,7 +72,7 @@ class Freshest:
             high=inf,
             otherwise="a starving learner would get no more credits",
         )
-        never = "waiting would be seen always, or never"
+        never = "waiting would be detected always or never"
         self._learner_share = between(
             "learner_waiting", learner_waiting, low=0, high=1, otherwise=never
         )
@@ -92,8 +89,7 @@ class Freshest:
         if not isinstance(event, Observed):
             return ()
         if self._start is None or event.version < self._start.version:
-            # The first look, or the learner went back to a checkpoint: its updates are counted
-            # anew.
+            # First observation, or the learner returned to a checkpoint: counting restarts.
             self._changed = self._shows_from = self._quiet_since = self._floor_until = event.version
             self._start = event
         elif event.version <= self._shows_from:
@@ -105,8 +101,8 @@ class Freshest:
         return (SetCredits(min(self._credits, ceiling(event, event.publish_lag))),)
 
     def _judge(self, start: Observed, end: Observed) -> None:
-        # The highest C without lag: a lag comes and goes with each publish, and must not make the
-        # controller forget what it has found.
+        # C_max without publish lag: the lag varies with each publish, and must not reset the value
+        # that the controller has found.
         highest, seconds = ceiling(end, 0), end.now - start.now
         self._credits = min(self._credits, highest)
         may_change = end.version - self._changed >= turnover(self._credits, end.batch)
@@ -122,13 +118,14 @@ class Freshest:
             self._lower(end)
 
     def _raise(self, end: Observed, highest: int) -> None:
-        # From what is in force: while something stricter holds the credits, the target must not run
-        # away from it.
+        # Start from the value in force: while a stricter limit holds the credits, the target must
+        # not grow beyond it.
         raised = min(highest, end.credits_limit + max(1, int(self._step * end.batch)))
         if raised > self._credits:
             self._credits = self._floor = raised
             self._changed, self._floor_until = end.version, end.version + self._hold
-            # Waiting until then tells of the credits before: raising on it would overshoot.
+            # Waiting until then is caused by the previous credits; an increase based on it would
+            # overshoot.
             self._shows_from = end.version + turnover(raised, end.batch)
 
     def _lower(self, end: Observed) -> None:

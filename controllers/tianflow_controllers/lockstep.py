@@ -1,4 +1,4 @@
-"""Controller ``lockstep``: synchronous training, the baseline of every comparison."""
+"""Controller ``lockstep``: synchronous training, the baseline for comparisons."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tianflow.core.events import Event, Observed
 
 
 class Lockstep:
-    """Holds the bound at 0 and gives credits for exactly one batch: sample, then learn, then sample
-    with the new version.
+    """Sets the bound to 0 and credits to one batch: sample, train, then sample with the new
+    version.
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:
-        """`Observed` -> bound 0 and credits B; every other event -> nothing."""
+        """`Observed` -> bound 0 and credits B; other events -> nothing."""
         return (SetBound(0), SetCredits(event.batch)) if isinstance(event, Observed) else ()

@@ -1,5 +1,6 @@
-"""Controller ``open_loop``: no balance at all, only memory pushes back. What other systems do; for
-comparison.
+"""Controller ``open_loop``: no balance; only the number of slots limits actors.
+
+It reproduces systems without flow control, for comparison.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from tianflow_controllers._limits import feeding
 
 
 class OpenLoop:
-    """Lets the bound go, gives a credit for every slot, and takes batches in order of arrival.
+    """Sets no bound, a credit for every slot, and batches in order of arrival.
 
-    Any stricter controller that runs beside it wins, setting by setting.
+    A stricter controller that runs at the same time overrides each setting.
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:
-        """`Observed` -> bound None, credits for all slots, order of arrival; every other event ->
+        """`Observed` -> bound None, credits for all slots, order of arrival; other events ->
         nothing.
         """
         if not isinstance(event, Observed):

@@ -1,6 +1,4 @@
-"""Controller ``sample_ratio``: for replay. Every slot is a credit; the limiter holds back whichever
-of actors and learner is ahead.
-"""
+"""Controller ``sample_ratio``, for replay: a credit for every slot; the rate limiter paces."""
 
 from __future__ import annotations
 
@@ -12,13 +10,15 @@ from tianflow_controllers._limits import feeding
 
 
 class SampleRatio:
-    """Gives a credit for every slot: a credit returns when a shard has copied its trajectory, so
-    actors run as far ahead as the limiter lets trajectories in (`replay.samples_per_insert`,
-    `replay.error_buffer`; Reverb, arXiv 2102.04736).
+    """Sets a credit for every slot.
+
+    A credit returns when a shard has copied its trajectory. Actors therefore run as far ahead as
+    the rate limiter admits trajectories (`replay.samples_per_insert`, `replay.error_buffer`;
+    Reverb, arXiv 2102.04736).
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:
-        """`Observed` -> credits for all slots; every other event -> nothing."""
+        """`Observed` -> credits for all slots; other events -> nothing."""
         return (
             (SetCredits(feeding(event.slots, event.batch)),) if isinstance(event, Observed) else ()
         )

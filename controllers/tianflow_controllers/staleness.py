@@ -1,4 +1,4 @@
-"""Controller ``staleness``: as many credits as the bound allows, and not one more. The default."""
+"""Controller ``staleness`` (default): as many credits as the staleness bound allows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from tianflow_controllers._limits import ceiling
 
 
 class Staleness:
-    """Credits C = (max_staleness + 1 - publish lag) * B; all slots when the staleness is unbounded.
+    """Sets credits to C_max = (max_staleness + 1 - publish lag) * B, or to all slots when
+    unbounded.
 
-    It gives the most throughput that the bound permits. With a learner slower than the actors the
-    mean staleness is the bound itself; `tianflow_controllers.freshest.Freshest` is for less.
+    This gives the highest throughput that the bound permits. If the learner is slower than the
+    actors, the mean staleness equals the bound; `tianflow_controllers.freshest.Freshest` keeps it
+    lower.
     """
 
     def handle(self, event: Event) -> Iterable[Directive]:
-        """`Observed` -> `SetCredits`; every other event -> nothing."""
+        """`Observed` -> `SetCredits`; other events -> nothing."""
         return (
             (SetCredits(ceiling(event, event.publish_lag)),) if isinstance(event, Observed) else ()
         )

@@ -1,6 +1,4 @@
-"""Every controller, as a list of events in and a list of directives out; then that ``freshest`` settles,
-in virtual time.
-"""
+"""Controllers answer a list of events with a list of directives; ``freshest`` settles in virtual time."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ CONTROLLERS = {
 
 
 def observed(version: int = 0, **changes: Any) -> Observed:
-    """One second per update, B = 8, bound 3, nobody has waited, unless ``changes`` says
-    otherwise.
-    """
+    """One second per update, B = 8, bound 3, no waiting, except for ``changes``."""
     given: dict[str, Any] = {
         "now": float(version),
         "version": version,
@@ -63,38 +59,39 @@ def answers(controller: Controller, events: Iterable[Observed]) -> list[list[Dir
 
 
 class Loop:
-    """Feeds a controller its own credits back: what it set is in force at its next look."""
+    """Puts a controller's credits in force for its next observation."""
 
     def __init__(self, controller: Controller, **always: Any) -> None:
         self.controller, self.always = controller, always
         self.learner = self.actors = 0.0
         self.version = 0
-        self.credits = self.look()
+        self.credits = self.observe()
 
-    def look(self, **changes: Any) -> int:
-        looked = {
+    def observe(self, **changes: Any) -> int:
+        seen = {
             "learner_waiting_s": self.learner,
             "actors_waiting_s": self.actors,
             "credits_limit": getattr(self, "credits", 8),
             **self.always,
             **changes,
         }
-        (directive,) = self.controller.handle(observed(self.version, **looked))
+        (directive,) = self.controller.handle(observed(self.version, **seen))
         assert isinstance(directive, SetCredits)
         return directive.limit
 
     def run(
         self, updates: int, *, learner: float = 0.0, actors: float = 0.0, **changes: Any
     ) -> list[int]:
-        """Credits after each update, in each of which the learner waits ``learner`` s and each of 4
-        actors ``actors`` s.
+        """Credits after each update.
+
+        In each update the learner waits ``learner`` seconds, and each of 4 actors ``actors`` seconds.
         """
         credits_ = []
         for _ in range(updates):
             self.version += 1
             self.learner += learner
             self.actors += 4 * actors
-            self.credits = self.look(**changes)
+            self.credits = self.observe(**changes)
             credits_.append(self.credits)
         return credits_
 
@@ -110,7 +107,7 @@ def test_each_controller_is_the_one_controller_of_its_module(name: str) -> None:
 
 
 @pytest.mark.parametrize("controller", [Staleness(), Freshest(), Lockstep(), OpenLoop()])
-def test_controllers_pass_over_events_they_do_not_read(controller: Controller) -> None:
+def test_controllers_ignore_events_that_they_do_not_read(controller: Controller) -> None:
     assert [] == list(controller.handle(UpdateFinished(version=1, seconds=1.0, samples=8)))
 
 
@@ -149,23 +146,23 @@ def test_lockstep_is_bound_zero_and_exactly_one_batch_of_credits() -> None:
     assert [[SetBound(0), SetCredits(8)]] == answers(Lockstep(), [observed(max_staleness=None)])
 
 
-def test_open_loop_lets_the_bound_go_and_gives_every_slot_in_order_of_arrival() -> None:
+def test_open_loop_removes_the_bound_and_gives_every_slot_in_order_of_arrival() -> None:
     assert [[SetBound(None), SetCredits(64), SetOrder("arrival")]] == answers(
         OpenLoop(), [observed()]
     )
 
 
 @pytest.mark.parametrize("bound", [0, 3, None])
-def test_consume_only_keeps_the_bound_and_paces_nobody(bound: int | None) -> None:
+def test_consume_only_keeps_the_bound_and_does_not_pace(bound: int | None) -> None:
     event = observed(max_staleness=bound)
     assert [
         [SetBound(bound), SetCredits(64), SetAdmission("open"), SetOrder("arrival")]
     ] == answers(ConsumeOnly(), [event])
 
 
-def test_filtering_at_use_alone_keeps_the_bound_and_wastes_what_pacing_saves() -> None:
-    """Sixteen actors and a learner that fewer could feed: paced, all that was begun is trained on;
-    unpaced, much of it expires.
+def test_filtering_without_pacing_keeps_the_bound_and_wastes_work_that_pacing_saves() -> None:
+    """Sixteen actors produce more than the learner uses: with pacing no trajectory expires, without
+    pacing many do.
     """
     dropped = {}
     for controller in (Staleness(), ConsumeOnly()):
@@ -193,8 +190,8 @@ def test_freshest_raises_by_a_quarter_batch_once_per_turnover_when_both_wait() -
     )
 
 
-def test_freshest_does_not_judge_a_raise_by_what_was_granted_before_it() -> None:
-    """At C = 10 it takes two updates until the learner has used what was granted at C = 8."""
+def test_freshest_measures_a_raise_only_on_grants_after_it() -> None:
+    """At C = 10 the learner needs two updates to use all grants of C = 8."""
     loop = Loop(Freshest(window_updates=1))
     loop.run(1, learner=0.5, actors=0.5)
     assert [10, 10, 10] == loop.run(2, learner=0.5, actors=0.5) + loop.run(1, actors=0.5)
@@ -242,7 +239,7 @@ def test_freshest_does_not_probe_below_its_last_raise_for_hold_updates() -> None
 
 
 def test_freshest_changes_at_most_once_per_turnover() -> None:
-    """At C = 32 it takes four updates until all that holds a credit has been used."""
+    """At C = 32 the learner needs four updates to use all tickets that hold a credit."""
     loop = Loop(Freshest(window_updates=1, quiet_updates=1, hold_updates=1))
     loop.run(80, learner=0.5, actors=0.5)
     assert 32 == loop.credits
@@ -250,15 +247,15 @@ def test_freshest_changes_at_most_once_per_turnover() -> None:
     assert {4} == set(steps[1:-1])
 
 
-def test_freshest_sees_actors_wait_by_their_share_not_by_their_sum() -> None:
-    """Each of four waits 0.02 of the time: 0.08 actor-seconds a second, below the threshold of 0.03
-    a head.
+def test_freshest_measures_the_share_of_time_that_each_actor_waits() -> None:
+    """Four actors wait 0.02 of the time each: 0.08 actor-seconds per second, below the threshold of
+    0.03 per actor.
     """
     assert {8} == set(Loop(Freshest(actors_waiting=0.03)).run(50, learner=0.5, actors=0.02))
     assert 8 < max(Loop(Freshest(actors_waiting=0.03)).run(50, learner=0.5, actors=0.04))
 
 
-def test_freshest_counts_quiet_updates_anew_after_the_learner_waited() -> None:
+def test_freshest_restarts_the_count_of_quiet_updates_after_the_learner_waited() -> None:
     loop = Loop(Freshest(window_updates=1, quiet_updates=6, hold_updates=6))
     loop.run(4, learner=0.5, actors=0.5)
     assert {12} == {
@@ -274,7 +271,7 @@ def test_freshest_obeys_a_lower_ceiling_at_once() -> None:
     assert [8] == loop.run(1, max_staleness=0)
 
 
-def test_freshest_takes_up_its_target_again_when_a_publish_lag_ends() -> None:
+def test_freshest_returns_to_its_target_when_a_publish_lag_ends() -> None:
     loop = Loop(Freshest(window_updates=1, hold_updates=1000))
     loop.run(200, learner=0.5, actors=0.5)
     assert [16, 16, 16, 32] == loop.run(3, publish_lag=2, credits_limit=16) + loop.run(1)
@@ -285,13 +282,13 @@ def test_freshest_does_not_wind_up_while_something_stricter_holds_the_credits() 
     assert 14 == max(loop.run(100, learner=0.5, actors=0.5))
 
 
-def test_freshest_does_not_mind_lost_or_repeated_looks() -> None:
+def test_freshest_tolerates_lost_and_repeated_observations() -> None:
     loop = Loop(Freshest(window_updates=2))
     loop.version, loop.learner, loop.actors = 40, 20.0, 80.0
-    assert [10, 10, 10] == [loop.look() for _ in range(3)]
+    assert [10, 10, 10] == [loop.observe() for _ in range(3)]
 
 
-def test_freshest_goes_on_after_a_learner_went_back_to_a_checkpoint() -> None:
+def test_freshest_continues_after_the_learner_returned_to_a_checkpoint() -> None:
     loop = Loop(Freshest(window_updates=1))
     loop.run(100, learner=0.5, actors=0.5)
     before, loop.version = loop.credits, 10
@@ -306,18 +303,21 @@ def test_freshest_follows_a_live_change_of_the_batch() -> None:
 @pytest.mark.parametrize(
     ("parameters", "sentence"),
     [
-        ({"quiet_updates": 0}, "credits would go while the learner waits"),
+        ({"quiet_updates": 0}, "credits would decrease while the learner waits"),
         ({"quiet_updates": 2.5}, "a whole number, at least 1"),
         ({"quiet_updates": float("nan")}, "a whole number, at least 1"),
-        ({"quiet_updates": 50, "hold_updates": 49}, "shorter than quiet_updates it holds nothing"),
-        ({"window_updates": -1}, "waiting cannot be measured over no time"),
+        (
+            {"quiet_updates": 50, "hold_updates": 49},
+            "a hold shorter than quiet_updates has no effect",
+        ),
+        ({"window_updates": -1}, "waiting cannot be measured over an empty window"),
         ({"window_updates": float("inf")}, "a whole number, at least 1"),
         ({"raise_batches": 0.0}, "a starving learner would get no more credits"),
-        ({"learner_waiting": 0.0}, "waiting would be seen always, or never"),
-        ({"actors_waiting": 1.0}, "waiting would be seen always, or never"),
+        ({"learner_waiting": 0.0}, "waiting would be detected always or never"),
+        ({"actors_waiting": 1.0}, "waiting would be detected always or never"),
     ],
 )
-def test_freshest_refuses_what_it_could_not_work_with_and_says_why(
+def test_freshest_refuses_parameters_that_cannot_work_and_gives_the_consequence(
     parameters: dict[str, float], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence) as refused:
@@ -362,11 +362,10 @@ def balanced(
 
 @pytest.mark.parametrize("change", [slower_learner, faster_learner, fewer_actors, faster_actors])
 def test_freshest_settles(change: Callable[[World], None]) -> None:
-    """Within 16 * ceil(C/B) updates of a change, unless a hold is running, C is within max(1, B/4)
-    of where it stays.
+    """Unless a hold is active, C is within max(1, B/4) of its final value after 16 * ceil(C/B) updates.
 
-    It leaves that band only for a probe, at most once per ``hold_updates``, and costs the learner
-    little.
+    It leaves that band only for a probe, at most once per ``hold_updates``. The learner waits less
+    than 3 % of the time.
     """
     batch, hold = 8, 200
     controller = Freshest(hold_updates=hold)
@@ -404,7 +403,7 @@ def test_freshest_is_fresher_than_the_bound_and_nearly_as_fast() -> None:
     assert seconds[Freshest] < 1.03 * seconds[Staleness]
 
 
-def test_freshest_does_not_run_to_the_ceiling_when_sampling_is_the_bottleneck() -> None:
+def test_freshest_stays_below_the_ceiling_when_sampling_is_the_bottleneck() -> None:
     world = balanced(Freshest(), actors=4)
     world.run(updates=400)
     assert max(limit for _, _, limit in world.history) <= 4 + 2 * 8
@@ -415,7 +414,7 @@ def test_freshest_does_not_run_to_the_ceiling_when_sampling_is_the_bottleneck() 
 # --------------------------------------------------------------------------------------------------
 
 
-def test_with_replay_every_slot_is_a_credit_and_the_limiter_does_the_rest() -> None:
+def test_sample_ratio_gives_every_slot_and_leaves_pacing_to_the_rate_limiter() -> None:
     controller = SampleRatio()
     for version, slots in enumerate((64, 64, 80)):
         assert [SetCredits(slots)] == list(
@@ -423,9 +422,9 @@ def test_with_replay_every_slot_is_a_credit_and_the_limiter_does_the_rest() -> N
         )
 
 
-def test_fewer_slots_than_a_batch_are_not_asked_for_by_the_controller_of_replay() -> None:
+def test_sample_ratio_never_gives_less_than_a_batch() -> None:
     assert [SetCredits(8)] == list(SampleRatio().handle(observed(slots=3, batch=8)))
 
 
-def test_the_controller_of_replay_has_nothing_to_say_to_other_events() -> None:
+def test_sample_ratio_ignores_other_events() -> None:
     assert [] == list(SampleRatio().handle(UpdateFinished(1, 0.1, 10, {})))

@@ -185,7 +185,7 @@ def test_an_unknown_id_names_the_nearest(env_id, nearest):
     ("env_id", "message"),
     [
         ("no_such_module_at_all:Env", "cannot import 'no_such_module_at_all'"),
-        ("__main__:Env", "must be importable by other processes: put it in a module of its own"),
+        ("__main__:Env", "other processes cannot import it: move it to a module of its own"),
         (f"{HERE}:NOT_CALLABLE", "cannot be called"),
         (f"{HERE}:make_nothing", "made NoneType, not a gymnasium.Env"),
         (f"{HERE}:make_too_few", "not a gymnasium.vector.VectorEnv of 1 environments"),

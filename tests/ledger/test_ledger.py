@@ -800,8 +800,8 @@ def test_a_snapshot_does_not_change_when_the_ledger_does() -> None:
     ("limits", "sentence"),
     [
         ({"batch": 0}, "an update needs at least one trajectory"),
-        ({"max_staleness": -1}, "no sample can be younger than the policy that trains on it"),
-        ({"credits": 7}, "fewer credits than a batch can never feed the learner"),
+        ({"max_staleness": -1}, "a sample cannot be newer than the policy that trains on it"),
+        ({"credits": 7}, "fewer credits than one batch can never feed the learner"),
     ],
 )
 def test_limits_that_could_not_work_are_refused_with_their_consequence(

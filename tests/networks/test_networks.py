@@ -412,7 +412,7 @@ def test_an_own_network_without_state_spec_has_no_memory() -> None:
         (NetworkSettings(name="nature_cnn"), VECTOR, "no image"),
         (NetworkSettings(name="impala_resnet"), LeafSpec("", (84, 84), "uint8"), "no image"),
         (NetworkSettings(name="nature_cnn", kwargs={"unit": 3}), IMAGE, "did you mean 'units'"),
-        (NetworkSettings(name="mpl"), VECTOR, "no such name"),
+        (NetworkSettings(name="mpl"), VECTOR, "is not an installed name"),
         (
             NetworkSettings(name="tests.networks.test_networks:Countre"),
             VECTOR,

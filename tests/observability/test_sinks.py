@@ -253,7 +253,7 @@ def config(*sinks: str, **kwargs: dict[str, Any]) -> dict[str, Any]:
         (
             config("tensorbord"),
             (
-                "metrics.sinks = 'tensorbord': no such name; accepted: one of mlflow, tensorboard, "
+                "metrics.sinks = 'tensorbord': is not an installed name; accepted: one of mlflow, tensorboard, "
                 "wandb"
             ),
         ),

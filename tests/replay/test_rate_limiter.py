@@ -91,7 +91,7 @@ def test_the_handed_settings_get_the_handed_verdicts() -> None:
         ({"max_diff": 11.5}, "actors and learner would both wait for ever"),
         ({"max_diff": math.nan}, "actors and learner would both wait for ever"),
         ({"draw_size": 65}, "actors and learner would both wait for ever"),
-        ({"min_size": 0}, "at least 1 each"),
+        ({"min_size": 0}, "each must be at least 1"),
     ],
 )
 def test_what_would_block_for_ever_is_refused_and_the_message_says_who(

@@ -12,6 +12,7 @@ from tianflow import plugins
 from tianflow.core.directives import Directive, SetAdmission, SetBound, SetCredits, SetOrder
 from tianflow.core.events import Observed
 from tianflow.core.limits import Limits
+from tianflow.core.payloads import credits_ceiling
 from tianflow.core.statistics import ControllerStatistics
 from tianflow.errors import ConfigError, Problem
 
@@ -196,11 +197,14 @@ class Balancer:
         learner, actors = self._waiting_seconds()
         bound = config.bound
         batch = config.algorithm.batch_trajectories
-        ceiling = ledger.slots if bound is None else max(0, bound + 1 - ledger.publish_lag) * batch
+        lag = ledger.publish_lag
+        ceiling = ledger.slots
+        if bound is not None:
+            ceiling = credits_ceiling(bound, publish_lag=lag, batch=batch)
         return Observed(
             now=self._clock(),
             version=max(0, ledger.version.number),
-            publish_lag=ledger.publish_lag,
+            publish_lag=lag,
             batch=batch,
             max_staleness=bound,
             credits_limit=ledger.credits_limit,

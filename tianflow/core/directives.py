@@ -1,4 +1,7 @@
-"""What to do, imperative and absolute (never "two more"), so that repeating one is harmless."""
+"""Directives: absolute instructions of a controller, named in the imperative.
+
+Repeating a directive changes nothing, because none is relative ("two more").
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """Base of all directives."""
+    """Base class of directives."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetCredits(Directive):
-    """Let at most ``limit`` tickets be out at once. Where admission is paced, the ledger's ceiling
-    still applies.
+    """Allow at most ``limit`` tickets at the same time.
+
+    With paced admission, the ledger's own ceiling still applies.
     """
 
     limit: int
@@ -22,8 +26,9 @@ class SetCredits(Directive):
 
 @dataclass(frozen=True, slots=True)
 class SetBound(Directive):
-    """Hold the staleness bound at ``max_staleness`` (None: unbounded, which any stricter controller
-    overrides).
+    """Set the staleness bound to ``max_staleness`` (None: unbounded).
+
+    The strictest bound of all controllers is in force.
     """
 
     max_staleness: int | None
@@ -31,8 +36,10 @@ class SetBound(Directive):
 
 @dataclass(frozen=True, slots=True)
 class SetAdmission(Directive):
-    """Who may begin: ``paced`` (never more tickets than the bound can use, the default) or ``open``
-    (whoever has a credit).
+    """Set the admission of actors: ``paced`` (default) or ``open``.
+
+    Paced admission grants no more tickets than the bound can use. Open admission grants one for
+    each credit.
     """
 
     admission: Literal["paced", "open"]
@@ -40,8 +47,10 @@ class SetAdmission(Directive):
 
 @dataclass(frozen=True, slots=True)
 class SetOrder(Directive):
-    """How a batch is chosen: ``version`` (the promise holds without waste) or ``arrival`` (what
-    other systems do).
+    """Set the order in which a batch takes trajectories: ``version`` (default) or ``arrival``.
+
+    In order of version the bound holds without wasted work. Most other systems use order of
+    arrival.
     """
 
     order: Literal["version", "arrival"]

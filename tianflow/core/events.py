@@ -1,7 +1,7 @@
-"""What happened, past tense. Observers may lose events (counted); nothing exact is built from them.
+"""Events: facts about the past, named in the past tense.
 
-A controller receives `Observed`, whose numbers are absolute (never increments), so a lost one costs
-time, not truth.
+Observers may lose events, and lost events are counted. Exact counts never depend on them. The
+numbers in `Observed` are absolute, so a controller that misses one reacts later, but correctly.
 """
 
 from __future__ import annotations
@@ -11,39 +11,40 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Base of all events."""
+    """Base class of events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed(Event):
-    """One consistent look at the balance, for controllers. Times are monotonic seconds; shares are
-    cumulative seconds.
+    """A consistent observation of the balance, for controllers.
+
+    Times are monotonic seconds. Waiting times are cumulative seconds.
     """
 
     now: float
     version: int
-    """Completed updates of the learner, in its lineage."""
+    """Completed updates of the learner in its lineage."""
     publish_lag: int
-    """version minus the last settled published version."""
+    """Updates since the last settled published version."""
     batch: int
     """B, trajectories per update over all learner ranks."""
     max_staleness: int | None
-    """The configured bound; None is unbounded."""
+    """Staleness bound in force; None: unbounded."""
     credits_limit: int
     credits_in_use: int
     credits_ceiling: int
-    """C_max = (max_staleness + 1 - publish_lag) * B, or all slots when unbounded."""
+    """C_max (`tianflow.core.payloads.credits_ceiling`), or the number of slots when unbounded."""
     slots: int
     actors: int
     learner_waiting_s: float
-    """Seconds for which the learner has waited for a batch, since the run began."""
+    """Seconds that the learner has waited for a batch since the run began."""
     actors_waiting_s: float
-    """Actor-seconds waited for a grant, since the run began (sum over actors)."""
+    """Actor-seconds spent waiting for a grant since the run began, summed over actors."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateFinished(Event):
-    """The learner finished one update."""
+    """The learner completed one update."""
 
     version: int
     seconds: float
@@ -62,7 +63,7 @@ class EpisodesFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentFailed(Event):
-    """An environment raised, or returned something that is not finite."""
+    """An environment raised, or returned a value that is not finite."""
 
     component: str
     reason: str
@@ -71,7 +72,7 @@ class EnvironmentFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationFinished(Event):
-    """An evaluation of exactly one version."""
+    """An evaluation of one version was completed."""
 
     version: int
     episodes: int
@@ -81,7 +82,7 @@ class EvaluationFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class HostExited(Event):
-    """A host process is gone."""
+    """A host process ended."""
 
     host: str
     reason: str
@@ -89,7 +90,7 @@ class HostExited(Event):
 
 @dataclass(frozen=True, slots=True)
 class SettingsChanged(Event):
-    """Live settings moved to a new generation."""
+    """Live settings changed; ``generation`` is the new generation."""
 
     generation: int
     paths: tuple[str, ...]

@@ -1,4 +1,7 @@
-"""TODO."""
+"""Limits: validated settings of the replay rate limiter and of the ledger.
+
+Constructors refuse values with which a component would wait for ever.
+"""
 
 from __future__ import annotations
 
@@ -8,72 +11,69 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """The settings that a limiter obeys. ``samples_per_insert`` is draws per inserted item, the
-    band is in draws.
+    """Settings of the replay rate limiter, in items and draws.
+
+    ``diff`` is inserts * samples_per_insert - draws. The limiter keeps it within a band.
 
     Raises:
-        ValueError: if one side would block for ever; the message says which.
+        ValueError: one side would wait for ever; the message names it.
     """
 
     samples_per_insert: float
     min_size: int
-    """Items that must be there before anything is drawn."""
+    """Items in the table before the first draw."""
     min_diff: float
     max_diff: float
-    """``diff`` stays between the two, both inclusive, once ``min_size`` items are there."""
+    """Bounds of ``diff``, both inclusive, once the table holds ``min_size`` items."""
     capacity: int
-    """Items that all shards together can hold."""
+    """Capacity of all shards together, in items."""
     insert_size: int = 1
-    """The most items that one insert brings."""
+    """Largest number of items in one insert."""
     draw_size: int = 1
-    """The most items that one draw takes."""
+    """Largest number of items in one draw."""
 
     def __post_init__(self) -> None:
         spi, span = self.samples_per_insert, self.max_diff - self.min_diff
         if not spi > 0.0:
             raise ValueError(
-                f"samples_per_insert = {spi}: no insert would ever permit a draw, so the learner "
-                "would wait for ever"
+                f"samples_per_insert = {spi}: no insert would ever permit a draw, and the learner "
+                "would wait for ever; accepted: more than 0"
             )
         if self.min_size < 1 or self.insert_size < 1 or self.draw_size < 1:
             raise ValueError(
                 f"min_size = {self.min_size}, insert_size = {self.insert_size}, draw_size = "
-                f"{self.draw_size}: at least 1 each"
+                f"{self.draw_size}: each must be at least 1"
             )
         if self.capacity < self.min_size:
             raise ValueError(
-                f"capacity = {self.capacity} is below min_size = {self.min_size}: so many items "
-                "are never there at once, "
-                "so the learner would wait for ever"
+                f"capacity = {self.capacity} is below min_size = {self.min_size}: the table can "
+                "never hold min_size items, and the learner would wait for ever"
             )
         if self.min_diff > spi * self.min_size:
             raise ValueError(
                 f"min_diff = {self.min_diff} is above samples_per_insert x min_size = "
-                f"{spi * self.min_size}: with min_size items "
-                "there the first draw is still forbidden, and inserting may have stopped: the "
-                "learner would wait for ever"
+                f"{spi * self.min_size}: the first draw stays forbidden at min_size items while "
+                "inserts may already be blocked, and the learner would wait for ever"
             )
         least = max(2.0 * max(1.0, spi), spi * self.insert_size + self.draw_size)
         if not span >= least:
             raise ValueError(
-                f"the band {self.min_diff} .. {self.max_diff} is {span} wide, but inserts of "
-                f"{self.insert_size} and draws of "
-                f"{self.draw_size} need {least}: in a narrower one actors and learner would both "
-                "wait for ever, each for the other"
+                f"the band {self.min_diff} .. {self.max_diff} is {span} wide: inserts of "
+                f"{self.insert_size} and draws of {self.draw_size} need at least {least}; in a "
+                "narrower band actors and learner would wait for each other for ever"
             )
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What works, but perhaps not as meant."""
+        """Warnings about settings that work, but possibly not as intended."""
         if self.max_diff < self.samples_per_insert * self.min_size:
             filled = self.samples_per_insert * self.min_size
             remark = (
-                f"max_diff = {self.max_diff} is below samples_per_insert x min_size = "
-                f"{filled}: filling up to min_size "
+                f"max_diff = {self.max_diff} is below samples_per_insert x min_size = {filled}: "
+                "filling the table up to min_size overshoots the band, and actors then wait "
+                "until the learner has drawn"
             )
-            return (
-                remark + "overshoots the band, and actors then wait until the learner has drawn",
-            )
+            return (remark,)
         return ()
 
     @classmethod
@@ -87,8 +87,11 @@ class RateLimits:
         insert_size: int = 1,
         draw_size: int = 1,
     ) -> RateLimits:
-        """A band of ``error_buffer`` draws to either side of ``samples_per_insert * min_size``.
-        Raises as the constructor.
+        """Limits with a band of ``error_buffer`` draws on both sides of ``samples_per_insert *
+        min_size``.
+
+        Raises:
+            ValueError: as the constructor.
         """
         middle = samples_per_insert * min_size
         return cls(
@@ -110,30 +113,30 @@ Admission = Literal["paced", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The settings that the ledger obeys. ``credits`` is the controller's target;
-    `Ledger.credits_limit` is what is in force.
+    """Settings of the ledger.
+
+    ``credits`` is the target of the controllers. `Ledger.credits_limit` is the value in force.
     """
 
     batch: int
     max_staleness: int | None
     credits: int
     patience: float | None = 10.0
-    """Seconds a ticket that stands in the way is waited for; None: without limit."""
+    """Seconds to wait for a ticket that blocks a batch; None: without limit."""
     order: Order = "version"
     admission: Admission = "paced"
-    """open: credits are not held below what the bound can use, so what was begun in vain expires.
-    """
+    """``open``: credits may exceed what the bound can use; trajectories that exceed it expire."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ValueError(f"batch = {self.batch}: an update needs at least one trajectory")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ValueError(
-                f"max_staleness = {self.max_staleness}: no sample can be younger than the policy "
+                f"max_staleness = {self.max_staleness}: a sample cannot be newer than the policy "
                 "that trains on it"
             )
         if self.credits < self.batch:
             raise ValueError(
                 f"credits = {self.credits} with {self.batch} trajectories per update: fewer "
-                "credits than a batch can never feed the learner"
+                "credits than one batch can never feed the learner"
             )

@@ -1,7 +1,7 @@
-"""Nouns: what moves between components. Plain data, no behaviour that waits, no PyTorch.
+"""Payloads: plain data that components exchange. They hold no PyTorch objects, and no method waits.
 
-What is made for every trajectory or update is a tuple, which takes half as long as a frozen
-dataclass.
+Types that are created for every trajectory or update are named tuples, because a frozen dataclass
+takes twice as long to create.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ ALIGNMENT = 64
 
 
 class Version(NamedTuple):
-    """(lineage, number of completed updates). Readers order by the pair; staleness exists inside a
-    lineage only.
+    """Version of the weights: (lineage, number of completed updates). Versions are ordered by the
+    pair.
+
+    Staleness is defined within one lineage only.
     """
 
     lineage: int
@@ -24,17 +26,19 @@ class Version(NamedTuple):
 
 
 NO_VERSION = Version(0, -1)
-"""Older than everything that was ever published."""
+"""Older than every published version."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """One leaf of an observation: ``name`` is its path ("" for a plain space, "camera",
-    "arm/joints" inside Dict or Tuple).
+    """One leaf of an observation space.
 
-    ``shape`` and ``dtype`` are those of the stored array for one environment. ``categories`` is the
-    number of values of each element when the leaf is categorical (Discrete, MultiDiscrete: one-hot
-    on the way into a network; Discrete values are stored zero-based), else empty.
+    ``name`` is the path of the leaf: "" for a plain space, else "camera" or "arm/joints" inside
+    Dict or Tuple. ``shape`` and ``dtype`` describe the stored array of one environment.
+
+    ``categories`` is the number of values of each element of a categorical leaf, else empty.
+    Networks get Discrete and MultiDiscrete leaves one-hot encoded. Discrete values are stored
+    zero-based.
     """
 
     name: str
@@ -45,13 +49,13 @@ class LeafSpec:
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """What a policy may do.
+    """Actions of a policy, as stored and as given to the environment.
 
     discrete: stored int64 [], zero-based; the environment gets ``value + start[0]``.
     multi_discrete: stored int64 [K], zero-based; the environment gets ``value + start``, in
-    ``shape``.
-    box: stored float32 ``shape``, the sampled value, unclipped; the environment gets it clipped to
-    low..high.
+        ``shape``.
+    box: stored float32 ``shape``, the sampled value, unclipped; the environment gets the value
+        clipped to low..high.
     """
 
     kind: ActionKind
@@ -75,18 +79,18 @@ class ActionSpec:
 
     @property
     def stored_dtype(self) -> str:
-        """dtype of a stored action."""
+        """Data type of one stored action."""
         return "float32" if self.kind == "box" else "int64"
 
     @property
     def mask_size(self) -> int:
-        """Booleans in one action mask: the sum of categories (0 when the action is continuous)."""
+        """Booleans in one action mask: the sum of categories, or 0 for a continuous action."""
         return sum(self.categories)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """What the rest of the system needs to know of a vector environment."""
+    """Properties of a vector environment that other components need."""
 
     id: str
     observation: tuple[LeafSpec, ...]
@@ -110,48 +114,44 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryLayout:
-    """Where the arrays of one trajectory lie in a slot. Made once per run, by
-    `tianflow.core.layout`.
+    """Position of each array of one trajectory in a slot. `tianflow.core.layout` creates one per
+    run.
 
-    With T steps, N environments, the fields are (time first):
+    Fields for T steps and N environments, time first:
 
-    ======================  ==================  =========
-    ==========================================================
+    ======================  ==================  =========  =====================================
     name                    shape               dtype      meaning
-    ======================  ==================  =========
-    ==========================================================
-    ``obs/<leaf>``          [T+1, N, *leaf]     as is      obs[t] is what action[t] was chosen from;
-    obs[length] bootstraps
-    ``action``              [T, N, *stored]     see spec   the sampled action, before any clipping
-    ``log_prob``            [T, N]              float32    of the sampled action under the acting
-    policy; other algorithms record
-                                                           other fields instead
+    ======================  ==================  =========  =====================================
+    ``obs/<leaf>``          [T+1, N, *leaf]     as is      observation before action[t];
+                                                           obs[length] is the bootstrap
+    ``action``              [T, N, *stored]     see spec   sampled action, before any clipping
+    ``log_prob``            [T, N]              float32    of the sampled action under the
+                                                           acting policy; other algorithms
+                                                           record other fields
                                                            (`AlgorithmSettings.recorded`)
     ``reward``              [T, N]              float32
     ``terminated``          [T, N]              bool
     ``truncated``           [T, N]              bool
     ``valid``               [T, N]              bool       False on a reset step (NEXT_STEP
-    autoreset) and past ``length``
-    ``start``               [T+1, N]            bool       obs[t] is the first of an episode
-    (recurrent state is zero before it)
-    ``version``             [T]                 int64      number of the policy version that chose
-    action[t]
+                                                           autoreset) and from ``length`` on
+    ``start``               [T+1, N]            bool       obs[t] is the first of an episode;
+                                                           recurrent state is zero before it
+    ``version``             [T]                 int64      policy version of action[t]
     ``state/<leaf>``        [N, *leaf]          float32    recurrent state before obs[0]; only for
-    recurrent networks. With
-                                                           replay [T, N, *leaf], before every step
-    ``action_mask``         [T+1, N, mask]      bool       only if the environment gives one
-    ``final_obs/<leaf>``    [T, N, *leaf]       as is      the true last observation where
-    terminated or truncated; only when
-                                                           autoreset is not next_step (there
-                                                           obs[t+1] is the true one)
-    ``return_so_far``       [T, N]              float64    discounted return accumulator; only with
-    return normalisation
-    ``stream``              [4]                 int64      only with replay: actor, its incarnation,
-    how often its environments were
-                                                           made, number of the trajectory since; the
-                                                           next one continues this one
-    ======================  ==================  =========
-    ==========================================================
+                                                           recurrent networks. With replay
+                                                           [T, N, *leaf], before every step
+    ``action_mask``         [T+1, N, mask]      bool       only if the environment has masks
+    ``final_obs/<leaf>``    [T, N, *leaf]       as is      last observation where terminated or
+                                                           truncated; only if autoreset is
+                                                           not next_step (then it is obs[t+1])
+    ``return_so_far``       [T, N]              float64    discounted return accumulator; only
+                                                           with return normalisation
+    ``stream``              [4]                 int64      only with replay: actor, its
+                                                           incarnation, number of times its
+                                                           environments were created, number
+                                                           of the trajectory since then (the
+                                                           next number continues this one)
+    ======================  ==================  =========  =====================================
     """
 
     steps: int
@@ -160,7 +160,11 @@ class TrajectoryLayout:
     nbytes: int
 
     def field(self, name: str) -> Field:
-        """The field called ``name``; KeyError if there is none."""
+        """The field called ``name``.
+
+        Raises:
+            KeyError: the layout has no such field.
+        """
         for field in self.fields:
             if field.name == name:
                 return field
@@ -168,45 +172,47 @@ class TrajectoryLayout:
 
 
 class Grant(NamedTuple):
-    """Permission to begin one trajectory, and the memory for it. Begin nothing with weights older
-    than ``version``.
+    """Permission to begin one trajectory, and the slot for it.
+
+    The holder must begin with weights of ``version`` or newer.
     """
 
     ticket: int
     slot: int
     version: Version
     seed_epoch: int = 0
-    """Deterministic mode: when it differs from the last one seen, the actor re-seeds environments
-    and noise from it.
+    """Deterministic mode only. When the value changes, the actor seeds environments and noise from
+    it.
     """
     ahead: int = 0
-    """So many more each actor could hold, beside the batch that is trained on: they may be asked
-    for before this trajectory is done.
+    """Further tickets that each actor may request before this trajectory is complete.
+
+    They come on top of the batch in training, so no other actor loses a credit.
     """
 
 
 class Episode(NamedTuple):
-    """A finished episode: its undiscounted return and its length in environment steps."""
+    """A finished episode: undiscounted return, and length in environment steps."""
 
     episode_return: float
     length: int
 
 
 class Trajectory(NamedTuple):
-    """Descriptor of a committed trajectory; the data lie in ``slot``."""
+    """Descriptor of a committed trajectory. The data are in ``slot``."""
 
     ticket: int
     slot: int
     length: int
     """Rows written, 1..T."""
     env_steps: int
-    """Valid transitions in it (reset steps do not count)."""
+    """Valid transitions; reset steps do not count."""
     version: Version
-    """That of its oldest step."""
+    """Version of the oldest step."""
 
 
 class Batch(NamedTuple):
-    """B trajectories to be used at ``for_version``, in ticket order."""
+    """B trajectories for the update at ``for_version``, in ticket order."""
 
     for_version: Version
     trajectories: tuple[Trajectory, ...]
@@ -214,7 +220,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreTrajectory:
-    """To a replay shard: copy the trajectory in ``slot``."""
+    """Request to a replay shard: copy the trajectory in ``slot``."""
 
     ticket: int
     slot: int
@@ -223,8 +229,10 @@ class StoreTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class DrawPart:
-    """To a replay shard: draw ``items`` items into columns ``first`` and on of the draw in
-    ``slot``, none older than ``oldest``.
+    """Request to a replay shard: draw ``items`` items into ``slot``.
+
+    The items go to the columns from ``first`` on. Items with a version below ``oldest`` are not
+    drawn.
     """
 
     draw: int
@@ -232,12 +240,12 @@ class DrawPart:
     first: int
     items: int
     oldest: int
-    """Number of the oldest version that may be drawn; what is older is removed."""
+    """Lowest version number that may be drawn. The shard removes older items."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prioritise:
-    """To a replay shard: the items in those columns have the priorities that lie beside them."""
+    """Request to a replay shard: read new priorities of the items in these columns."""
 
     draw: int
     slot: int
@@ -247,8 +255,8 @@ class Prioritise:
 
 @dataclass(frozen=True, slots=True)
 class DropItems:
-    """To a replay shard: let everything go, if there is a ``reason``; say what is left in
-    any case.
+    """Request to a replay shard: remove all items if ``reason`` is not empty, then report the
+    holdings.
     """
 
     reason: str
@@ -256,7 +264,7 @@ class DropItems:
 
 @dataclass(frozen=True, slots=True)
 class SaveItems:
-    """To a replay shard: write everything into the file at ``path``."""
+    """Request to a replay shard: write all items to the file at ``path``."""
 
     path: str
 
@@ -265,9 +273,7 @@ ShardRequest = StoreTrajectory | DrawPart | Prioritise | DropItems | SaveItems
 
 
 class Holdings(NamedTuple):
-    """What a replay shard holds. ``mass``: sum of its items' sampling weights, p^alpha or 1
-    each.
-    """
+    """Contents of a replay shard. ``mass`` is the sum of sampling weights, p^alpha or 1 each."""
 
     items: int = 0
     mass: float = 0.0
@@ -278,23 +284,22 @@ class Holdings(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """What became of one update: the version it made, from which tickets, under which bound,
-    published or not.
-    """
+    """Outcome of one update: the new version, the tickets that it used, and the bound in force."""
 
     version: Version
     tickets: tuple[int, ...]
     bound: int | None
     published: bool
     skipped: bool = False
-    """The optimiser step was skipped (not finite); the version moved on, its weights are those
-    before it.
+    """True if the optimiser step was skipped because a gradient was not finite.
+
+    The version number still increases; the weights stay those of the version before.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Returns and lengths of the whole episodes that exactly ``version`` played."""
+    """Returns and lengths of the complete episodes of one evaluation of ``version``."""
 
     version: Version
     returns: tuple[float, ...]
@@ -303,7 +308,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """A written state: the hash and size of its file."""
+    """Hash and size of a written state file."""
 
     sha256: str
     nbytes: int
@@ -311,7 +316,9 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A learner's state on disk, at one version. ``samples``: transitions trained on so far."""
+    """A learner's state on disk, at one version. ``samples``: transitions used in training until
+    then.
+    """
 
     version: Version
     samples: int
@@ -320,7 +327,7 @@ class SavedState:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """Where one named tensor lies in the flat weight buffer."""
+    """Position of one named tensor in the flat weight buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -331,8 +338,8 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True)
 class WeightsTable:
-    """Names, shapes, dtypes and offsets of all published tensors (parameters, then normaliser
-    state).
+    """Names, shapes, dtypes and offsets of all published tensors: parameters, then normaliser
+    state.
     """
 
     entries: tuple[TableEntry, ...]
@@ -340,10 +347,23 @@ class WeightsTable:
 
 
 def shard_file(index: int) -> str:
-    """Name of the file that replay shard ``index`` is kept in, in a checkpoint."""
+    """File name of replay shard ``index`` inside a checkpoint."""
     return f"replay-{index}.safetensors"
 
 
+def credits_ceiling(max_staleness: int, *, publish_lag: int, batch: int) -> int:
+    """C_max = (max_staleness + 1 - publish_lag) * B: credits that the staleness bound can use.
+
+    With more credits, a trajectory could begin that exceeds the bound when it is used.
+
+    Args:
+        max_staleness: the bound, in updates.
+        publish_lag: updates since the last published version.
+        batch: B, trajectories per update.
+    """
+    return max(0, max_staleness + 1 - publish_lag) * batch
+
+
 def aligned(nbytes: int) -> int:
-    """``nbytes`` rounded up to a cache line."""
+    """``nbytes`` rounded up to a multiple of a cache line."""
     return (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
