@@ -208,7 +208,7 @@ async def test_a_changed_ratio_is_in_force_at_once_and_one_that_cannot_work_chan
             limits.min_diff,
             limits.max_diff,
         )
-        with pytest.raises(ConfigError, match="both wait for ever"):
+        with pytest.raises(ConfigError, match="wait for each other for ever"):
             world.run.change({"replay": {"error_buffer": 1.0}}, source="test")
         assert limits == world.replay.limiter.limits
         world.run.change({"balance": {"max_staleness": 9}}, source="test")

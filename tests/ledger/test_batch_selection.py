@@ -1,4 +1,4 @@
-"""Which open tickets a batch has to wait for, against a reference that tries every choice."""
+"""The selection of open tickets that block a batch agrees with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ slacks = st.lists(st.integers(0, 4), max_size=7).map(sorted)
 
 
 def lost(left: list[int], batch: int) -> int:
-    """How many of ``left`` cannot be used in time: one batch of ``batch`` places at each coming
-    version, earliest deadline first.
+    """Number of tickets in ``left`` that expire with ``batch`` places at each coming version, earliest
+    deadline first.
     """
     waiting, late = sorted(left), 0
     for version in range(1, max(left, default=0) + 1):
@@ -34,20 +34,18 @@ def lost(left: list[int], batch: int) -> int:
 
 
 def best(committed: list[int], open_: list[int], batch: int) -> tuple[int, int]:
-    """(fewest lost, fewest open tickets in the batch with which no more are lost), by trying every
-    batch there could be.
-    """
-    everyone = [(slack, False) for slack in committed] + [(slack, True) for slack in open_]
+    """(fewest lost tickets, fewest open tickets in such a batch), over every possible batch."""
+    candidates = [(slack, False) for slack in committed] + [(slack, True) for slack in open_]
     found = []
-    for chosen in combinations(range(len(everyone)), batch):
-        left = [everyone[index][0] for index in range(len(everyone)) if index not in chosen]
-        found.append((lost(left, batch), sum(everyone[index][1] for index in chosen)))
+    for chosen in combinations(range(len(candidates)), batch):
+        left = [candidates[index][0] for index in range(len(candidates)) if index not in chosen]
+        found.append((lost(left, batch), sum(candidates[index][1] for index in chosen)))
     return min(found)
 
 
 @settings(max_examples=300, deadline=None)
 @given(committed=slacks, open_=slacks, batch=st.integers(1, 4))
-def test_nothing_is_lost_that_need_not_be_and_no_more_is_waited_for(
+def test_the_fewest_tickets_are_lost_and_the_fewest_are_waited_for(
     committed: list[int], open_: list[int], batch: int
 ) -> None:
     if len(committed) < batch:
@@ -66,10 +64,9 @@ def test_nothing_is_lost_that_need_not_be_and_no_more_is_waited_for(
 def test_admission_leaves_enough_room_for_what_has_been_granted_and_not_begun(
     slacks: list[int], batch: int
 ) -> None:
-    """Tickets granted but not begun are not looked at: they begin with the newest version, so they
-    have most slack of all.
+    """Granted tickets begin with the newest version, so they have the highest slack.
 
-    With C <= (highest slack + 1) * B out, adding them to what is left changes nothing.
+    With C <= (highest slack + 1) * B tickets, adding them to the open ones changes nothing.
     """
     highest = 4
     committed, open_ = slacks[::2], slacks[1::2]
@@ -94,8 +91,8 @@ def test_with_two_places_a_batch(expected: int, committed: list[int], open_: lis
 
 
 def test_it_looks_beyond_the_coming_update() -> None:
-    """Three with slack 1 and two places a batch: one of them has to go now, although none expires
-    now.
+    """Three tickets with slack 1 and two places per batch: one must be used now, although none
+    expires now.
     """
     assert 1 == waited_for([2, 2], [1, 1, 1], 2)
 
@@ -104,20 +101,20 @@ def test_a_ticket_whose_place_is_needed_by_one_just_as_urgent_is_passed_over() -
     assert 0 == waited_for([0, 0], [0], 2)
 
 
-def test_nobody_is_waited_for_when_everything_left_has_time() -> None:
+def test_no_ticket_is_waited_for_when_the_remaining_ones_have_time() -> None:
     assert 0 == waited_for([0] * 8, [1] * 8, 8)
 
 
 def test_a_bound_of_a_million_costs_no_more_than_a_small_one() -> None:
-    """Slack is as large as the bound; the work must depend on the number of tickets only."""
+    """Slack is as large as the bound; the work depends on the number of tickets only."""
     began = time.perf_counter()
     assert 0 == waited_for([10**7] * 8, [10**7] * 8, 8)
     assert time.perf_counter() - began < 0.1
 
 
 def one_at_a_time(committed: list[int], open_: list[int], batch: int) -> int:
-    """The rule as it reads: while too many would be left for some version, the open ticket with the
-    earliest deadline takes a place.
+    """The rule applied step by step: while too many tickets remain for some version, the open ticket
+    with the earliest deadline takes a place.
     """
     chosen, left, open_ = committed[:batch], [*committed[batch:], *open_], list(open_)
     forced = 0
@@ -144,7 +141,7 @@ def one_at_a_time(committed: list[int], open_: list[int], batch: int) -> int:
     open_=st.lists(st.integers(0, 7), max_size=20).map(sorted),
     batch=st.integers(1, 6),
 )
-def test_many_at_once_are_judged_as_one_at_a_time(
+def test_many_at_once_give_the_same_result_as_one_at_a_time(
     committed: list[int], open_: list[int], batch: int
 ) -> None:
     assert one_at_a_time(committed, open_, batch) == waited_for(committed, open_, batch)

@@ -1,6 +1,4 @@
-"""What the book counts is what a recount of its tickets finds, whatever the ledger does with
-them.
-"""
+"""The index agrees with a recount of its tickets after any sequence of ledger operations."""
 
 from __future__ import annotations
 
@@ -20,39 +18,39 @@ from tianflow.ledger.ledger import Ledger
 from tianflow.ledger.tickets import State, Ticket
 
 
-def sound(book: TicketIndex) -> None:
-    """Every answer of ``book``, against one that looks at each ticket."""
-    tickets = list(book)
-    assert len(tickets) == len(book)
+def sound(index: TicketIndex) -> None:
+    """Compare every answer of ``index`` with a scan of all tickets."""
+    tickets = list(index)
+    assert len(tickets) == len(index)
     assert sorted(ticket.number for ticket in tickets) == [ticket.number for ticket in tickets]
     assert Counter(ticket.state for ticket in tickets) == Counter(
-        {state: book.count(state) for state in State}
+        {state: index.count(state) for state in State}
     )
     for state in LISTED:
         those = sorted(
             (ticket for ticket in tickets if ticket.state is state),
             key=lambda ticket: (ticket.version, ticket.number),
         )
-        assert Counter(ticket.version for ticket in those) == book.versions(state)
-        assert list(book.versions(state)) == sorted(book.versions(state))
-        assert [list(book.oldest(state, count)) for count in range(len(those) + 2)] == [
+        assert Counter(ticket.version for ticket in those) == index.versions(state)
+        assert list(index.versions(state)) == sorted(index.versions(state))
+        assert [list(index.oldest(state, count)) for count in range(len(those) + 2)] == [
             those[:count] for count in range(len(those) + 2)
         ]
-        for version in book.versions(state):
+        for version in index.versions(state):
             assert tuple(
                 ticket.number for ticket in those if ticket.version == version
-            ) == book.of_version(state, version)
+            ) == index.of_version(state, version)
     for holder in ("actor-0", "actor-1", "nobody"):
-        assert [ticket for ticket in tickets if ticket.holder == holder] == book.of_holder(holder)
+        assert [ticket for ticket in tickets if ticket.holder == holder] == index.of_holder(holder)
     arrived = sorted(
         (t for t in tickets if t.state is State.COMMITTED), key=lambda t: (t.committed_at, t.number)
     )
-    assert arrived == book.arrived(len(tickets))
-    assert (arrived[0].committed_at if arrived else None) == book.first_arrival
+    assert arrived == index.arrived(len(tickets))
+    assert (arrived[0].committed_at if arrived else None) == index.first_arrival
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Anything that may happen to a ledger, in any order."""
+    """All operations of a ledger, in any order."""
 
     @initialize(
         batch=st.integers(1, 3),
@@ -173,18 +171,18 @@ VERSIONS = st.builds(Version, st.integers(1, 2), st.integers(0, 3))
         max_size=20,
     ),
 )
-def test_a_book_finds_what_is_in_it(tickets: list[Any], moves: list[Any]) -> None:
-    book = TicketIndex()
+def test_an_index_finds_its_tickets(tickets: list[Any], moves: list[Any]) -> None:
+    index = TicketIndex()
     for number, (state, version, at) in enumerate(tickets):
-        book.add(ticket(number, state, version, at))
+        index.add(ticket(number, state, version, at))
     for number, state, new in moves:
-        found = book.get(number)
+        found = index.get(number)
         if found is None:
             with pytest.raises(KeyError):
-                book.pop(number)
+                index.pop(number)
         elif state is None:
-            assert found is book.pop(number)
+            assert found is index.pop(number)
         else:
-            book.move(found, state, version=new)
+            index.move(found, state, version=new)
             assert (state, new or found.version) == (found.state, found.version)
-        sound(book)
+        sound(index)

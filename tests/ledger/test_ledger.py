@@ -1,4 +1,4 @@
-"""Every transition of a ticket, every refusal, and the numbers that must add up."""
+"""Transitions of tickets, refusals, and the identities of the counters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from tianflow.ledger.tickets import Blocked, State
 
 
 class Bench:
-    """A ledger with a learner at ``version``, and shorthands for what actors and learners say to
-    it.
-    """
+    """A ledger with a learner at ``version``, and shorthands for messages of actors and learners."""
 
     def __init__(
         self,
@@ -81,7 +79,7 @@ class Bench:
         self.ledger.settle(Settlement(version, tickets(batch), bound, published, skipped))
 
     def update(self, *, published: bool = True, bound: int | None = 1) -> None:
-        """One whole update with fresh trajectories."""
+        """One complete update with new trajectories."""
         for _ in range(self.ledger.limits.batch):
             self.committed(self.ledger.published.number)
         batch = self.taken()
@@ -98,7 +96,7 @@ def tickets(batch: Batch) -> tuple[int, ...]:
     return tuple(trajectory.ticket for trajectory in batch.trajectories)
 
 
-# The way of a ticket
+# Transitions of a ticket
 # --------------------------------------------------------------------------------------------------
 
 
@@ -343,7 +341,7 @@ def test_a_batch_takes_the_oldest_versions_and_lists_them_in_ticket_order() -> N
     assert [young.ticket] == [t.number for t in bench.ledger.live(State.COMMITTED)]
 
 
-def test_in_order_of_arrival_a_batch_takes_who_came_first() -> None:
+def test_in_order_of_arrival_a_batch_takes_the_first_commits() -> None:
     bench = Bench(bound=5, version=5, order="arrival")
     first, _, second = (
         bench.committed(5, now=1.0),
@@ -353,7 +351,7 @@ def test_in_order_of_arrival_a_batch_takes_who_came_first() -> None:
     assert (first.ticket, second.ticket) == tickets(bench.taken())
 
 
-def test_too_few_committed_are_no_batch() -> None:
+def test_too_few_commits_give_no_batch() -> None:
     bench = Bench(bound=None)
     bench.committed()
     assert Blocked() == bench.take()
@@ -414,7 +412,7 @@ def test_a_prefetched_batch_is_judged_at_the_version_at_which_it_will_be_used() 
     bench.settle(using)
 
 
-def test_an_open_ticket_that_can_no_longer_be_used_is_swept_and_its_slot_quarantined() -> None:
+def test_an_open_ticket_that_can_no_longer_be_used_expires_and_its_slot_is_quarantined() -> None:
     bench = Bench(batch=1, bound=1, version=2)
     bench.begun(0)
     bench.take()
@@ -422,7 +420,7 @@ def test_an_open_ticket_that_can_no_longer_be_used_is_swept_and_its_slot_quarant
     assert ({"expired": 1}, 0, 1) == (seen.dropped, seen.in_use, seen.quarantined_slots)
 
 
-def test_a_ticket_not_yet_begun_is_never_swept() -> None:
+def test_a_ticket_that_has_not_begun_never_expires() -> None:
     bench = Bench(batch=1, bound=0, slots=4)
     waits = bench.granted()
     bench.limit(max_staleness=1)
@@ -434,7 +432,7 @@ def test_a_ticket_not_yet_begun_is_never_swept() -> None:
     assert (waits.ticket,) == tickets(bench.taken())
 
 
-def test_a_batch_given_back_is_taken_again_but_for_what_expired() -> None:
+def test_a_returned_batch_is_taken_again_without_expired_tickets() -> None:
     bench = Bench(batch=2, bound=2, version=2)
     old, young = bench.committed(0), bench.committed(2)
     bench.ledger.give_back(tickets(bench.taken()))
@@ -447,7 +445,7 @@ def test_a_batch_given_back_is_taken_again_but_for_what_expired() -> None:
     bench.sound()
 
 
-def test_giving_back_what_is_not_taken_changes_nothing() -> None:
+def test_returning_tickets_that_are_not_taken_changes_nothing() -> None:
     bench = Bench(batch=1)
     bench.committed()
     bench.ledger.give_back([0, 99])
@@ -455,7 +453,7 @@ def test_giving_back_what_is_not_taken_changes_nothing() -> None:
     bench.sound()
 
 
-def test_a_skipped_optimiser_step_is_an_update_that_is_counted_apart() -> None:
+def test_a_skipped_optimiser_step_is_an_update_with_a_counter_of_its_own() -> None:
     bench = Bench(batch=1)
     bench.committed()
     bench.settle(bench.taken(), skipped=True, published=False)
@@ -492,14 +490,14 @@ def straggling(*, patience: float | None = 10.0) -> tuple[Bench, Grant]:
     return bench, slow
 
 
-def test_a_ticket_that_stands_in_the_way_is_cut_once_and_waited_for() -> None:
+def test_a_ticket_that_blocks_a_batch_is_cut_once_and_waited_for() -> None:
     bench, slow = straggling()
     assert Blocked((slow.ticket,), 15.0) == bench.take(now=5.0)
     assert Blocked((slow.ticket,), 15.0) == bench.take(now=9.0)
     assert 1 == bench.ledger.snapshot().cuts
 
 
-def test_the_next_look_is_due_when_the_first_of_several_stragglers_runs_out_of_patience() -> None:
+def test_the_next_try_is_due_when_the_first_of_several_stragglers_times_out() -> None:
     bench, slow = straggling()
     bench.take(now=5.0)
     bench.limit(max_staleness=2)
@@ -510,7 +508,7 @@ def test_the_next_look_is_due_when_the_first_of_several_stragglers_runs_out_of_p
     assert {"straggler": 2} == bench.ledger.snapshot().dropped
 
 
-def test_what_was_cut_is_trained_on() -> None:
+def test_a_cut_trajectory_is_trained_on() -> None:
     bench, slow = straggling()
     bench.take(now=5.0)
     assert bench.commit(slow, 0, length=1)
@@ -523,7 +521,7 @@ def test_what_was_cut_is_trained_on() -> None:
     )
 
 
-def test_a_straggler_that_does_not_answer_in_time_is_dropped_and_the_batch_goes_on() -> None:
+def test_a_straggler_that_does_not_answer_in_time_is_dropped_and_the_batch_begins() -> None:
     bench, slow = straggling()
     bench.take(now=5.0)
     batch = bench.take(now=15.0)
@@ -534,19 +532,19 @@ def test_a_straggler_that_does_not_answer_in_time_is_dropped_and_the_batch_goes_
     bench.sound()
 
 
-def test_without_patience_to_lose_a_straggler_is_waited_for_without_limit() -> None:
+def test_without_a_patience_limit_a_straggler_never_times_out() -> None:
     bench, slow = straggling(patience=None)
     assert Blocked((slow.ticket,), None) == bench.take(now=5.0)
     assert Blocked((slow.ticket,), None) == bench.take(now=1e9)
 
 
-def test_patience_zero_gives_a_straggler_up_at_first_sight() -> None:
+def test_patience_zero_drops_a_straggler_at_once() -> None:
     bench, _ = straggling(patience=0.0)
     assert isinstance(bench.take(now=5.0), Batch)
     assert {"straggler": 1} == bench.ledger.snapshot().dropped
 
 
-def test_a_thousand_stragglers_at_once_are_given_up_one_after_the_other() -> None:
+def test_a_thousand_simultaneous_stragglers_are_all_dropped() -> None:
     bench = Bench(batch=1200, bound=2, slots=6000, patience=0.0)
     for _ in range(1200):
         bench.begun(0)
@@ -558,7 +556,7 @@ def test_a_thousand_stragglers_at_once_are_given_up_one_after_the_other() -> Non
     assert {"straggler": 1200} == bench.ledger.snapshot().dropped
 
 
-def test_nobody_is_cut_in_order_of_arrival_or_without_a_bound() -> None:
+def test_no_ticket_is_cut_in_order_of_arrival_or_without_a_bound() -> None:
     for limits in ({"order": "arrival"}, {"max_staleness": None}):
         bench, _ = straggling()
         bench.limit(**limits)
@@ -603,7 +601,7 @@ def test_a_ticket_aborted_after_it_began_is_dropped_with_the_reason_given() -> N
 
 
 @pytest.mark.parametrize("release", ["commit", "abort", "holder_lost"])
-def test_the_slot_of_a_dropped_ticket_is_not_used_again_until_its_holder_lets_go(
+def test_the_slot_of_a_dropped_ticket_is_reused_only_after_its_holder_releases_it(
     release: str,
 ) -> None:
     bench = Bench(slots=2, credits=2)
@@ -622,7 +620,7 @@ def test_the_slot_of_a_dropped_ticket_is_not_used_again_until_its_holder_lets_go
     assert grant.slot == bench.granted("other").slot
 
 
-def test_a_late_commit_is_refused_and_counted_and_harms_nothing() -> None:
+def test_a_late_commit_is_refused_and_counted_without_side_effects() -> None:
     bench = Bench(batch=1)
     grant = bench.begun()
     bench.ledger.drop_open("stopped")
@@ -645,7 +643,7 @@ def test_a_late_commit_does_not_free_the_slot_that_another_ticket_has_by_then() 
     bench.sound()
 
 
-def test_a_ticket_given_up_meanwhile_does_not_begin() -> None:
+def test_a_ticket_given_up_in_the_meantime_does_not_begin() -> None:
     bench = Bench()
     grant = bench.granted()
     bench.ledger.drop_open("stopped")
@@ -693,7 +691,7 @@ def lose_learner(bench: Bench) -> Batch:
     return batch
 
 
-def test_with_the_learner_everything_made_for_it_is_lost() -> None:
+def test_a_lost_learner_loses_all_tickets() -> None:
     bench = Bench(bound=5)
     lose_learner(bench)
     seen = bench.ledger.snapshot()
@@ -715,7 +713,7 @@ def test_after_a_lost_learner_nothing_is_granted_before_the_next_has_published()
     assert Version(2, 0) == bench.granted().version
 
 
-def test_what_a_lost_learner_still_had_to_say_changes_nothing() -> None:
+def test_late_messages_of_a_lost_learner_change_nothing() -> None:
     """Its last messages may be read after it was reaped."""
     bench = Bench(bound=5)
     batch = lose_learner(bench)
@@ -833,14 +831,14 @@ def test_a_ticket_cannot_be_committed_before_it_began_nor_twice() -> None:
 def test_a_commit_with_a_foreign_slot_or_without_steps_is_refused(slot: int, length: int) -> None:
     bench = Bench()
     grant = bench.begun()
-    with pytest.raises(LedgerError, match="slot or length that is not its own"):
+    with pytest.raises(LedgerError, match="expected its own slot"):
         bench.ledger.commit(
             grant.ticket, Trajectory(grant.ticket, slot, length, length, grant.version), 0.0
         )
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_what_was_committed_cannot_be_aborted(taken: bool) -> None:
+def test_a_committed_ticket_cannot_be_aborted(taken: bool) -> None:
     """The learner may be reading it: the holder has nothing left to give back."""
     bench = Bench(batch=1)
     grant = bench.committed()
@@ -857,15 +855,15 @@ def test_a_lineage_must_be_newer_than_the_last() -> None:
 
 
 def test_a_batch_for_another_lineage_is_refused() -> None:
-    with pytest.raises(LedgerError, match="a batch for lineage 2 while 1 is learning"):
+    with pytest.raises(LedgerError, match="a batch for lineage 2 was requested while lineage 1 is active"):
         Bench().ledger.take(Version(2, 0), 0.0)
 
 
-def test_a_batch_for_a_version_that_is_past_is_refused() -> None:
+def test_a_batch_for_a_past_version_is_refused() -> None:
     """It would be judged younger than it is."""
     bench = Bench()
     bench.update()
-    with pytest.raises(LedgerError, match="a batch for version 0, which is past"):
+    with pytest.raises(LedgerError, match="a batch for version 0 was requested, but the learner is already at version"):
         bench.take(0)
 
 
@@ -875,14 +873,14 @@ def test_a_version_that_does_not_follow_is_refused() -> None:
         bench.ledger.settle(Settlement(bench.v(2), (), 1, True))
 
 
-def test_a_ticket_that_was_not_taken_cannot_be_trained_on_and_nothing_is_settled_by_half() -> None:
+def test_a_ticket_that_was_not_taken_cannot_be_trained_on_and_settling_is_atomic() -> None:
     bench = Bench(batch=1)
     bench.committed()
     taken = bench.taken()
     other = bench.committed()
     before = bench.ledger.snapshot()
     for wrong in (other.ticket, 99, taken.trajectories[0].ticket):
-        with pytest.raises(LedgerError, match="without having been taken"):
+        with pytest.raises(LedgerError, match="used in training without being taken"):
             bench.ledger.settle(
                 Settlement(bench.v(1), (taken.trajectories[0].ticket, wrong), 1, True)
             )
@@ -955,7 +953,7 @@ def test_a_refused_trajectory_returns_credit_and_slot() -> None:
 
 
 @pytest.mark.parametrize("reason", ["shard_lost", "stopped"])
-def test_what_a_lost_shard_was_reading_is_dropped_and_nothing_else(reason: str) -> None:
+def test_only_the_tickets_that_a_lost_shard_was_reading_are_dropped(reason: str) -> None:
     bench = Bench(bound=None)
     read, waiting = bench.committed(), bench.committed()
     bench.ledger.take_one(read.ticket)
@@ -968,19 +966,19 @@ def test_what_a_lost_shard_was_reading_is_dropped_and_nothing_else(reason: str) 
     whole(bench)
 
 
-def test_a_learner_that_left_stops_grants_and_leaves_what_goes_into_replay_alone() -> None:
+def test_a_learner_that_ended_stops_grants_and_keeps_tickets_for_replay() -> None:
     bench = Bench(bound=None)
     taken, committed, begun = bench.committed(), bench.committed(), bench.begun()
     bench.ledger.take_one(taken.ticket)
     bench.ledger.learner_left()
     assert bench.ledger.grant("actor-1") is None
-    assert not bench.ledger.hears(bench.v(1))
+    assert not bench.ledger.is_current(bench.v(1))
     assert 3 == bench.ledger.snapshot().open
     bench.ledger.inserted(taken.ticket)
     assert bench.commit(begun)
     bench.lineage = 2
     bench.ledger.open_lineage(bench.v(0))
-    assert bench.ledger.hears(bench.v(1))
+    assert bench.ledger.is_current(bench.v(1))
     bench.ledger.take_one(committed.ticket)
     bench.ledger.inserted(committed.ticket)
     assert (2, {}) == (bench.ledger.snapshot().inserted, bench.ledger.snapshot().dropped)
@@ -988,7 +986,7 @@ def test_a_learner_that_left_stops_grants_and_leaves_what_goes_into_replay_alone
     whole(bench)
 
 
-def test_ages_of_replayed_items_are_counted_by_item_and_those_beyond_the_bound_as_violations() -> (
+def test_staleness_of_replayed_items_is_counted_per_item_and_beyond_the_bound_as_violation() -> (
     None
 ):
     bench = Bench(bound=None)
@@ -1001,7 +999,7 @@ def test_ages_of_replayed_items_are_counted_by_item_and_those_beyond_the_bound_a
     assert 7 == bench.ledger.snapshot().violations
 
 
-def test_old_ages_are_counted_in_few_places_that_are_off_by_an_eighth_at_most() -> None:
+def test_high_staleness_is_counted_in_few_buckets_that_are_off_by_an_eighth_at_most() -> None:
     assert list(range(16)) == [coarse(age) for age in range(16)]
     assert [16, 16, 18, 18] == [coarse(age) for age in range(16, 20)]
     assert [32, 32, 32, 32, 36] == [coarse(age) for age in range(32, 37)]
@@ -1010,7 +1008,7 @@ def test_old_ages_are_counted_in_few_places_that_are_off_by_an_eighth_at_most() 
     assert len({coarse(age) for age in range(100_000)}) < 130
 
 
-def test_the_credit_limit_in_force_follows_everything_that_it_depends_on() -> None:
+def test_the_credit_limit_in_force_follows_all_of_its_inputs() -> None:
     ledger = Ledger(limits=Limits(batch=2, max_staleness=3, credits=100), slots=3)
 
     def update(*, published: bool) -> None:

@@ -72,7 +72,7 @@ def verdict(spi: float, min_size: int, error_buffer: Any) -> str:
                 samples_per_insert=spi, min_size=min_size, error_buffer=error_buffer, capacity=100
             )
     except ValueError as error:
-        return "error (deadlock)" if "first draw is still forbidden" in str(error) else "error"
+        return "error (deadlock)" if "first draw stays forbidden" in str(error) else "error"
     return "ok with warning" if limits.remarks else "ok"
 
 
@@ -88,13 +88,13 @@ def test_the_handed_settings_get_the_handed_verdicts() -> None:
         ({"samples_per_insert": math.nan}, "the learner would wait for ever"),
         ({"min_diff": 20.5}, "the learner would wait for ever"),
         ({"capacity": 9}, "the learner would wait for ever"),
-        ({"max_diff": 11.5}, "actors and learner would both wait for ever"),
-        ({"max_diff": math.nan}, "actors and learner would both wait for ever"),
-        ({"draw_size": 65}, "actors and learner would both wait for ever"),
+        ({"max_diff": 11.5}, "actors and learner would wait for each other for ever"),
+        ({"max_diff": math.nan}, "actors and learner would wait for each other for ever"),
+        ({"draw_size": 65}, "actors and learner would wait for each other for ever"),
         ({"min_size": 0}, "each must be at least 1"),
     ],
 )
-def test_what_would_block_for_ever_is_refused_and_the_message_says_who(
+def test_settings_that_would_block_for_ever_are_refused_and_the_message_names_the_side(
     change: dict[str, Any], who: str
 ) -> None:
     with pytest.raises(ValueError, match=who):

@@ -235,7 +235,7 @@ class ReplayExchange(Exchange):
 
     def settle(self, settlement: Settlement) -> None:
         """An update is over; its draws were trained on, and their priorities lie in their slots."""
-        if not self.ledger.hears(settlement.version):
+        if not self.ledger.is_current(settlement.version):
             return
         now = self.ledger.version.number
         for number in settlement.tickets:

@@ -1,1 +1,1 @@
-"""The ledger: the one writer of ticket states, and the parts that it is made of."""
+"""The ledger: tickets, credits and slots, with one writer."""

@@ -1,11 +1,12 @@
-"""Which trajectories a batch takes, and which open ones it has to wait for. Pure functions over
-counts.
+"""Selection rules of a batch: pure functions over counts of tickets.
 
-A batch takes the oldest versions. It may pass over an open ticket only if every ticket left behind
-can still be used in
-time: with ``slack`` = last admissible use minus the version of this batch, for every j >= 0 at most
-j*B of the tickets left behind may have slack <= j (earliest deadline first, with B places at each
-coming version).
+A batch takes the oldest versions first. A ticket's ``slack`` is the last version that may use it
+minus the version of this batch. With B places in each coming batch, at most j*B of the tickets left
+behind may have slack <= j, for every j >= 0 (earliest deadline first). A batch passes over an open
+ticket only if this condition still holds.
+
+`must_wait_for` counts the open tickets that a batch needs; `blocking_tickets` finds them in the
+index; `expired` finds the tickets that can no longer be used.
 """
 
 from __future__ import annotations
@@ -19,34 +20,32 @@ from tianflow.ledger.tickets import State, Ticket
 
 
 def must_wait_for(committed: Mapping[int, int], open_: Mapping[int, int], batch: int) -> int:
-    """How many open tickets, earliest deadline first, belong into this batch although they are not
-    committed yet.
+    """Number of open tickets, earliest deadline first, that this batch must include.
 
     Args:
-        committed: how many committed tickets there are of each slack; a batch takes the ``batch``
-            with the least.
-        open_: how many open tickets there are of each slack.
+        committed: number of committed tickets of each slack; a batch takes the ``batch`` lowest.
+        open_: number of open tickets of each slack.
         batch: B.
 
     Returns:
-        0 when the batch may go ahead without any of them; otherwise the fewest with which nothing
-        is lost. Tickets that could not be used in time even if everything were committed are not
-        waited for: nothing is gained by it.
+        0 if the batch may begin without any open ticket, else the smallest number with which no
+            ticket is lost. Tickets that would expire in any case are not counted, because waiting
+            gains nothing.
     """
-    # All that is left fits into the batches up to the horizon, so more slack than that is no
-    # different from it. Without it the work would grow with the bound, which may be a million,
-    # instead of with the number of tickets.
+    # All remaining tickets fit into the batches up to the horizon, so any larger slack is
+    # equivalent. The cap keeps the work proportional to the number of tickets; a bound may be a
+    # million.
     horizon = (sum(committed.values()) + sum(open_.values())) // batch + 1
     left = [0] * (horizon + 1)
-    chosen, room = [], batch
+    chosen, places = [], batch
     for slack, count in sorted(committed.items()):
-        taken = min(room, count)
-        room -= taken
+        taken = min(places, count)
+        places -= taken
         if taken:
             chosen.append((slack, taken))
-        left[_place(slack, horizon)] += count - taken
+        left[_capped(slack, horizon)] += count - taken
     for slack, count in open_.items():
-        left[_place(slack, horizon)] += count
+        left[_capped(slack, horizon)] += count
     forced = 0
     for slack, count in sorted(open_.items()):
         waiting = count
@@ -58,21 +57,19 @@ def must_wait_for(committed: Mapping[int, int], open_: Mapping[int, int], batch:
             moved = min(tight[1], waiting, taken)
             if moved < taken:
                 chosen.append((latest, taken - moved))
-            left[_place(slack, horizon)] -= moved
-            left[_place(latest, horizon)] += moved
+            left[_capped(slack, horizon)] -= moved
+            left[_capped(latest, horizon)] += moved
             waiting -= moved
             forced += moved
     return forced
 
 
-def _place(slack: int, horizon: int) -> int:
+def _capped(slack: int, horizon: int) -> int:
     return min(max(slack, 0), horizon)
 
 
 def _first_violation(left: Sequence[int], batch: int) -> tuple[int, int] | None:
-    """The smallest j for which more than j*B of the tickets left behind have slack <= j, and by how
-    many.
-    """
+    """The smallest j for which more than j*B of ``left`` have slack <= j, and the excess."""
     total = 0
     for slack, count in enumerate(left):
         total += count
@@ -81,29 +78,37 @@ def _first_violation(left: Sequence[int], batch: int) -> tuple[int, int] | None:
     return None
 
 
-def expired(tickets: TicketIndex, *, bound: int | None, at: Version) -> list[tuple[int, str]]:
-    """Number and reason of begun and committed tickets that cannot be used at version ``at`` or
-    later, in ticket order.
+def expired(
+    tickets: TicketIndex, *, max_staleness: int | None, at: Version
+) -> list[tuple[int, str]]:
+    """Begun and committed tickets that version ``at`` and later ones cannot use, in ticket order.
 
     Args:
-        tickets: the live ones.
-        bound: the largest staleness; None: without limit.
-        at: the version of the next batch. What is of another lineage cannot be used at all.
+        tickets: live tickets.
+        max_staleness: the bound; None: unbounded.
+        at: version of the next batch. Tickets of another lineage cannot be used.
+
+    Returns:
+        Number and reason of each: ``lineage`` or ``expired``.
     """
     found = []
     for state in LISTED:
         for version in tickets.listed[state]:
-            reason = "lineage" if version.lineage != at.lineage else "expired"
-            if reason == "lineage" or (bound is not None and at.number - version.number > bound):
-                found += [(number, reason) for number in tickets.of_version(state, version)]
+            if version.lineage != at.lineage:
+                reason = "lineage"
+            elif max_staleness is not None and at.number - version.number > max_staleness:
+                reason = "expired"
+            else:
+                continue
+            found += [(number, reason) for number in tickets.of_version(state, version)]
     return sorted(found)
 
 
 def blocking_tickets(tickets: TicketIndex, *, limits: Limits, at: int) -> list[Ticket]:
     """Open tickets that a batch at version number ``at`` must not pass over, oldest first.
 
-    None when the batch may go ahead, and none when even with them it could not: no more are waited
-    for than could make room.
+    The result is empty if the batch may begin, and if it could not begin even with the open
+    tickets.
     """
     committed = tickets.count(State.COMMITTED)
     if (
@@ -120,5 +125,5 @@ def blocking_tickets(tickets: TicketIndex, *, limits: Limits, at: int) -> list[T
 
 
 def _slack(tickets: TicketIndex, state: State, last: int) -> dict[int, int]:
-    """How many tickets in ``state`` can last be used so many versions after the batch."""
+    """Number of tickets in ``state`` per slack; ``last`` is max_staleness minus the version."""
     return {version.number + last: count for version, count in tickets.versions(state).items()}

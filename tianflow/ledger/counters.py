@@ -1,6 +1,4 @@
-"""What the ledger has counted since the run began: tickets, steps, updates, staleness, and the
-share of every holder.
-"""
+"""Counters of the ledger since the run began: tickets, steps, updates, staleness, and shares."""
 
 from __future__ import annotations
 
@@ -15,14 +13,12 @@ from tianflow.ledger.slots import Slots
 from tianflow.ledger.tickets import State, Ticket
 
 RECENT = 1000
-"""Trained trajectories over which the recent maximum and percentiles of staleness are taken."""
+"""Number of trained trajectories in the recent maximum and percentiles of staleness."""
 
 
 @dataclass(slots=True)
 class LedgerCounters:
-    """Counters, named as in `LedgerSnapshot`. They only grow; ``recent`` and ``shares`` are the
-    newest and the sum.
-    """
+    """Counters named as in `LedgerSnapshot`. All but ``recent`` only increase."""
 
     granted: int = 0
     begun: int = 0
@@ -47,15 +43,15 @@ class LedgerCounters:
     shares: dict[str, Share] = field(default_factory=dict)
 
     def count_commit(self, holder: str, trajectory: Trajectory) -> None:
-        """``holder`` has committed ``trajectory``."""
+        """Count a commit of ``trajectory`` by ``holder``."""
         self.committed += 1
         self.steps_committed += trajectory.env_steps
         share = self._share(holder)
         share.committed_steps += trajectory.env_steps
         share.trajectories += 1
 
-    def count_training(self, ticket: Ticket, used_at: int, bound: int | None) -> None:
-        """A taken ticket was trained on at version ``used_at``, under ``bound``."""
+    def count_training(self, ticket: Ticket, used_at: int, max_staleness: int | None) -> None:
+        """Count the use of ``ticket`` at version ``used_at``, under ``max_staleness``."""
         assert ticket.trajectory is not None
         staleness = used_at - ticket.version.number
         self.trained += 1
@@ -64,26 +60,29 @@ class LedgerCounters:
         self.staleness[staleness] += 1
         self.in_flight[ticket.learner_at_commit - ticket.version.number] += 1
         self.in_queue[used_at - ticket.learner_at_commit] += 1
-        # A negative staleness is a label from the future: always a bug, and counted as one.
-        self.violations += staleness < 0 or (bound is not None and staleness > bound)
+        # A negative staleness means a wrong version label. It is always a bug, and counts as a
+        # violation.
+        self.violations += _exceeds(staleness, max_staleness)
         self.recent.append(staleness)
 
     def count_update(self, settlement: Settlement) -> None:
-        """An update is over."""
+        """Count a completed update."""
         self.updates += 1
         self.skipped_updates += settlement.skipped
         self.unpublished_updates += not settlement.published
 
-    def count_replayed(self, ages: Mapping[int, int], bound: int | None) -> None:
-        """An update used ``ages[s]`` items of staleness s from replay, under ``bound``."""
-        for age in sorted(ages):
-            about, count = coarse(age), ages[age]
-            self.staleness[about] += count
-            self.violations += count * (age < 0 or (bound is not None and age > bound))
-            self.recent.append(about)
+    def count_replayed(self, counts: Mapping[int, int], max_staleness: int | None) -> None:
+        """Count an update that used ``counts[s]`` replayed items of staleness s."""
+        for staleness in sorted(counts):
+            bucket, count = coarse(staleness), counts[staleness]
+            self.staleness[bucket] += count
+            self.violations += count * _exceeds(staleness, max_staleness)
+            self.recent.append(bucket)
 
     def count_drop(self, ticket: Ticket, reason: str) -> None:
-        """``ticket`` was given up: returned if it had not begun, else dropped(reason)."""
+        """Count a ticket that was given up: returned if it had not begun, else dropped for
+        ``reason``.
+        """
         if ticket.state is State.GRANTED:
             self.returned += 1
             return
@@ -91,7 +90,7 @@ class LedgerCounters:
         if ticket.trajectory is not None:
             self._share(ticket.holder).dropped_steps += ticket.trajectory.env_steps
 
-    def look(
+    def snapshot(
         self,
         *,
         version: Version,
@@ -103,9 +102,7 @@ class LedgerCounters:
         tickets: TicketIndex,
         slots: Slots,
     ) -> LedgerSnapshot:
-        """The counters as they are now, and what ``tickets`` and ``slots`` hold, beside what is in
-        force.
-        """
+        """The counters, the contents of ``tickets`` and ``slots``, and the settings in force."""
         return LedgerSnapshot(
             version=version,
             published=published,
@@ -148,3 +145,7 @@ class LedgerCounters:
         if share is None:
             share = self.shares[holder] = Share()
         return share
+
+
+def _exceeds(staleness: int, max_staleness: int | None) -> bool:
+    return staleness < 0 or (max_staleness is not None and staleness > max_staleness)

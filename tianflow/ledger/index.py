@@ -1,5 +1,6 @@
-"""Live tickets, kept so that what `Ledger.take` asks costs as much as there are versions, not as
-there are tickets.
+"""Index of live tickets.
+
+The queries of `Ledger.take` cost time in the number of versions, not in the number of tickets.
 """
 
 from __future__ import annotations
@@ -13,52 +14,50 @@ from tianflow.core.payloads import Version
 from tianflow.ledger.tickets import State, Ticket
 
 LISTED = (State.BEGUN, State.COMMITTED)
-"""States that are asked for by version; the others only by number."""
+"""States indexed by version."""
 
 
 class TicketIndex:
-    """Tickets by number and, once begun, by state and version. `move` is the one way to change a
-    ticket's state or version.
+    """Live tickets by number and, once begun, by state and version.
 
-    A listed ticket costs a search in one sorted list when it comes and when it goes. Of the order
-    of arrival only what is out of it is sorted, when somebody asks.
+    Only `move` changes the state or version of a ticket in the index. Listing or unlisting a ticket
+    costs one search in a sorted list. Order of arrival is sorted only on demand, and only if a
+    ticket was added out of order.
     """
 
     def __init__(self) -> None:
         self._tickets: dict[int, Ticket] = {}
         self._counts = dict.fromkeys(State, 0)
         self.listed: Mapping[State, dict[Version, list[int]]] = {state: {} for state in LISTED}
-        """Numbers of the tickets in each of these states by version, in ticket order; only to be
-        read.
-        """
+        """Numbers of the tickets in each of these states by version, in ticket order. Read-only."""
         self._held: dict[str, list[int]] = {}
         """Numbers of the live tickets of each holder, in ticket order."""
         self._arrived: dict[int, tuple[float, int]] = {}
-        """When each committed ticket was committed, and its number, by number."""
+        """Time of commit and number of each committed ticket, by number."""
         self._last_arrival = (0.0, -1)
         self._arrival_is_sorted = True
 
     @property
     def by_number(self) -> Mapping[int, Ticket]:
-        """All that live; not a copy."""
+        """All live tickets; a view, not a copy."""
         return self._tickets
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def __iter__(self) -> Iterator[Ticket]:
-        """In ticket order."""
+        """Live tickets in ticket order."""
         return iter(self._tickets.values())
 
     def __getitem__(self, number: int) -> Ticket:
         return self._tickets[number]
 
     def get(self, number: int) -> Ticket | None:
-        """The live ticket of that number."""
+        """The live ticket ``number``, if any."""
         return self._tickets.get(number)
 
     def add(self, ticket: Ticket) -> None:
-        """``ticket`` lives from now on."""
+        """Add a live ticket."""
         self._tickets[ticket.number] = ticket
         held = self._held.get(ticket.holder)
         if held is None:
@@ -69,7 +68,11 @@ class TicketIndex:
             self._list(ticket)
 
     def pop(self, number: int) -> Ticket:
-        """The ticket of that number, which lives no longer. Raises KeyError."""
+        """Remove and return the ticket ``number``.
+
+        Raises:
+            KeyError: the ticket is not live.
+        """
         ticket = self._tickets.pop(number)
         self._held[ticket.holder].remove(number)
         self._counts[ticket.state] -= 1
@@ -78,8 +81,9 @@ class TicketIndex:
         return ticket
 
     def move(self, ticket: Ticket, state: State, *, version: Version | None = None) -> None:
-        """``ticket`` is in ``state`` now, and of ``version``, if that is named. When it is
-        committed, ``committed_at`` is known before.
+        """Change the state of ``ticket``, and its version if one is given.
+
+        Before a move to `State.COMMITTED`, ``committed_at`` must be set.
         """
         counts = self._counts
         counts[ticket.state] -= 1
@@ -100,9 +104,7 @@ class TicketIndex:
         return self._counts[state]
 
     def versions(self, state: State) -> dict[Version, int]:
-        """How many tickets in ``state``, one of `LISTED`, there are of each version, oldest
-        first.
-        """
+        """Tickets in ``state`` (one of `LISTED`) per version, oldest version first."""
         return {version: len(numbers) for version, numbers in sorted(self.listed[state].items())}
 
     def of_version(self, state: State, version: Version) -> tuple[int, ...]:
@@ -119,12 +121,12 @@ class TicketIndex:
         return [self._tickets[number] for number in islice(numbers, count)]
 
     def arrived(self, count: int) -> list[Ticket]:
-        """The first ``count`` committed tickets by the time of their commit, then by number."""
+        """The first ``count`` committed tickets by time of commit, then by number."""
         return [self._tickets[number] for number in islice(self._by_arrival(), count)]
 
     @property
     def first_arrival(self) -> float | None:
-        """When the committed ticket that has waited longest was committed."""
+        """Time of the oldest commit among the committed tickets."""
         return next(iter(self._by_arrival().values()))[0] if self._arrived else None
 
     # Inside
@@ -140,7 +142,8 @@ class TicketIndex:
             insort(numbers, number)
         if state is State.COMMITTED:
             arrival = self._arrived[number] = ticket.committed_at, number
-            if arrival < self._last_arrival:  # given back, or of the same moment and begun before
+            # returned to the queue, or committed at the same time by a ticket with a higher number
+            if arrival < self._last_arrival:
                 self._arrival_is_sorted = False
             else:
                 self._last_arrival = arrival

@@ -1,69 +1,71 @@
-"""Which slots are free, which may still be written to, and which are lent to a reader."""
+"""Slots of the trajectory memory: free, in quarantine, or lent to a reader."""
 
 from __future__ import annotations
 
 
 class Slots:
-    """Slots by number. One that is in none of the three places belongs to a live ticket that is
-    granted, begun or committed.
+    """Slots by number. A slot in none of the three states belongs to a granted, begun or committed
+    ticket.
 
-    A slot goes into quarantine when its ticket is given up while the holder may still write to it,
-    and comes out when the holder says that it will not, or was reaped.
+    A slot enters quarantine if its ticket is given up while the holder may still write to it. It
+    leaves quarantine when the holder reports that it no longer writes, or ends.
 
     Args:
-        count: slots that exist at first, all free.
+        count: number of slots at first, all free.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        """Slots that exist."""
+        """Number of slots."""
         self._free = list(reversed(range(count)))
         self._quarantine: dict[int, tuple[str, int]] = {}
         self._lent: dict[int, int] = {}
 
     def add(self, count: int) -> None:
-        """``count`` more exist, all free."""
+        """Add ``count`` free slots."""
         self._free[:0] = reversed(range(self.count, self.count + count))
         self.count += count
 
     @property
     def free(self) -> int:
-        """How many are free."""
+        """Number of free slots."""
         return len(self._free)
 
     @property
     def quarantined(self) -> int:
-        """How many may still be written to by somebody whose ticket was given up."""
+        """Number of slots to which the holder of a given-up ticket may still write."""
         return len(self._quarantine)
 
     def without_ticket(self) -> list[int]:
-        """All that are free, in quarantine or lent."""
+        """All slots that are free, in quarantine or lent."""
         return [*self._free, *self._quarantine, *self._lent.values()]
 
     def take(self) -> int:
-        """The one that became free last: it is the likeliest to be in a cache. Raises IndexError if
-        there is none.
+        """The slot that became free last, because it is most likely in a cache.
+
+        Raises:
+            IndexError: no slot is free.
         """
         return self._free.pop()
 
     def release(self, slot: int) -> None:
-        """``slot`` is free: nobody writes to it or reads from it."""
+        """Free ``slot``, which no process accesses."""
         self._free.append(slot)
 
     def quarantine(self, slot: int, holder: str, number: int) -> None:
-        """``holder`` may still write to ``slot`` for ticket ``number``, which was given up."""
+        """Keep ``slot`` back while ``holder`` may still write to it for the given-up ticket
+        ``number``.
+        """
         self._quarantine[slot] = (holder, number)
 
     def leave_quarantine(self, slot: int, number: int) -> None:
-        """The holder of ticket ``number`` no longer touches ``slot``, which is free if it was kept
-        for that ticket.
-        """
+        """Free ``slot`` if it is in quarantine for ticket ``number``."""
         if self._quarantine.get(slot, ("", -1))[1] == number:
             del self._quarantine[slot]
             self._free.append(slot)
 
     def holder_lost(self, holder: str) -> None:
-        """``holder`` was reaped: what it might still have written to is free."""
+        """``holder`` ended: free its slots in quarantine."""
         for slot, (owner, number) in list(self._quarantine.items()):
             if owner == holder:
                 self.leave_quarantine(slot, number)
@@ -73,18 +75,18 @@ class Slots:
         self._lent[number] = slot
 
     def take_back(self, number: int) -> None:
-        """The slot of ticket ``number`` is the ticket's again, unread."""
+        """Return an unread slot to its ticket ``number``."""
         del self._lent[number]
 
     def copied(self, number: int) -> None:
-        """What ticket ``number`` was lent for has been copied out: the slot is free. Repeating it
-        changes nothing.
+        """The reader of ticket ``number`` has copied its data: free the slot. Repeating it has no
+        effect.
         """
         slot = self._lent.pop(number, None)
         if slot is not None:
             self._free.append(slot)
 
     def readers_lost(self) -> None:
-        """Whoever read was reaped: all that was lent is free."""
+        """The readers ended: free all lent slots."""
         self._free.extend(self._lent.values())
         self._lent.clear()

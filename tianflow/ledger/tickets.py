@@ -1,6 +1,4 @@
-"""What the ledger keeps: tickets and where they are, the settings it obeys, and what one look at it
-shows.
-"""
+"""Tickets of the ledger: their states, and the answer when a batch is blocked."""
 
 from __future__ import annotations
 
@@ -11,20 +9,20 @@ from tianflow.core.payloads import Trajectory, Version
 
 
 class State(enum.Enum):
-    """Where a live ticket is."""
+    """State of a live ticket."""
 
     GRANTED = "granted"
     BEGUN = "begun"
     COMMITTED = "committed"
     TAKEN = "taken"
 
-    # members are single; the enum's own hashes their names, in Python, at every look into a table
+    # Members are singletons. `enum` hashes their names in Python, which would slow every lookup.
     __hash__ = object.__hash__
 
 
 @dataclass(slots=True)
 class Ticket:
-    """A live ticket. ``version`` is the one it began with (the newest published one until then)."""
+    """A live ticket. ``version`` is the newest published version, from begin on the one in use."""
 
     number: int
     holder: str
@@ -39,8 +37,10 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """No batch yet. ``cut``: tickets whose actors should commit what they have. ``until``: when to
-    look again at the latest.
+    """No batch yet.
+
+    ``cut``: tickets whose actors should commit what they have. ``until``: latest time of the next
+    try.
     """
 
     cut: tuple[int, ...] = ()
