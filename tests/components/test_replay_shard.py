@@ -1,5 +1,5 @@
-"""The component around a real shard: what it does with slots, draws and priorities, and that many
-shards are drawn from as from one.
+"""The replay component with a real shard: slots, draws and priorities; many shards draw like
+one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def make_shard(
 
 
 class Place:
-    """A component by itself: `do` has it do one request, and gives its answer."""
+    """A component by itself: `do` executes one request and returns its answer."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ def write(
 
 
 def held(answer: tuple[Any, ...]) -> tuple[int, int]:
-    """Items there, and items removed."""
+    """Items in the shard, and removed items."""
     return answer[-1][0], answer[-1][4]
 
 
@@ -145,11 +145,11 @@ def held(answer: tuple[Any, ...]) -> tuple[int, int]:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_stored_trajectory_brings_the_windows_that_end_in_it() -> None:
+def test_a_stored_trajectory_completes_the_windows_that_end_in_it() -> None:
     place = Place()
     name, ticket, items, _ = place.store(0)
     assert ("stored", 0, (T - LENGTH + 1) * N) == (name, ticket, items)
-    assert T * N == place.store(1)[2]  # windows that began in the one before, too
+    assert T * N == place.store(1)[2]  # also windows that began in the trajectory before
     assert ((2 * T - 1) * N, 0) == held(place.said[-1])
 
 
@@ -173,7 +173,7 @@ def test_a_part_of_a_draw_fills_its_columns_and_no_other() -> None:
         assert (rest == (1 if array.dtype == bool else 77)).all(), name
 
 
-def test_what_is_older_than_may_be_drawn_goes_first() -> None:
+def test_items_older_than_the_request_allows_are_removed_first() -> None:
     place = Place()
     place.store(0, version=3)
     place.store(1, version=4)
@@ -183,7 +183,7 @@ def test_what_is_older_than_may_be_drawn_goes_first() -> None:
     assert ((0, (2 * T - 1) * N)) == held(place.said[-1])
 
 
-def test_fewer_draws_than_are_left_are_answered_by_none() -> None:
+def test_a_request_for_more_draws_than_are_left_is_answered_with_0() -> None:
     place = Place(make_shard(max_samples=1))
     assert ("drawn", 0, 0) == place.do(DrawPart(0, 0, 0, 1, -1))[:3]
     place.store(0)
@@ -203,7 +203,7 @@ def test_priorities_go_to_the_items_that_were_drawn() -> None:
     assert pytest.approx(8 - len(drawn)) == mass
 
 
-def test_a_priority_that_is_none_is_left_out_and_counted() -> None:
+def test_an_invalid_priority_is_skipped_and_counted() -> None:
     place = Place()
     place.store(0)
     place.do(DrawPart(0, 0, 0, DRAWN, -1))
@@ -215,9 +215,7 @@ def test_a_priority_that_is_none_is_left_out_and_counted() -> None:
     assert 3.0 == place.component.statistics().counters["refused_priorities"]
 
 
-def test_where_the_learner_gives_no_priorities_those_of_an_earlier_draw_are_not_taken_for_its_own() -> (
-    None
-):
+def test_without_priorities_of_the_learner_those_of_an_earlier_draw_are_not_used() -> None:
     place = Place()
     place.store(0)
     place.draws.views(0)["priority"][:] = 9.0
@@ -226,15 +224,15 @@ def test_where_the_learner_gives_no_priorities_those_of_an_earlier_draw_are_not_
     assert float(DRAWN) == place.component.statistics().counters["refused_priorities"]
 
 
-def test_asked_what_is_there_it_drops_nothing() -> None:
+def test_a_request_for_its_holdings_drops_nothing() -> None:
     place = Place()
     place.store(0)
     assert (8, 0) == held(place.do(DropItems("")))
 
 
-def test_dropping_takes_the_windows_in_the_making_along() -> None:
-    """Completed later, they would hold steps of the lineage that is over, under whatever version
-    comes next.
+def test_dropping_includes_windows_in_progress() -> None:
+    """Completed later, they would hold steps of the previous lineage under a version of the next
+    one.
     """
     place = Place()
     place.store(0, version=9)
@@ -247,12 +245,12 @@ def test_dropping_takes_the_windows_in_the_making_along() -> None:
     views = place.draws.views(0)
     assert views["action"].min() >= 2 * T
     assert {2} == set(views["version"].tolist())
-    lost = place.store(3, version=2)  # one is missing: what was in the making ends
+    lost = place.store(3, version=2)  # a trajectory is missing, so the windows in progress end
     assert held(lost)[0] == 8 + lost[2] - (held(lost)[1] - 16)
 
 
-def test_what_it_says_it_holds_is_what_came_less_what_went() -> None:
-    """The limiter counts by it."""
+def test_reported_holdings_are_inserted_minus_removed_items() -> None:
+    """The rate limiter counts by this report."""
     place = Place(make_shard(40, max_samples=3))
     came = 0
     for number in range(60):
@@ -265,7 +263,7 @@ def test_what_it_says_it_holds_is_what_came_less_what_went() -> None:
         assert came - went == there == len(place.shard)
 
 
-def test_its_numbers_are_told() -> None:
+def test_its_counters_are_reported() -> None:
     place = Place()
     place.store(0)
     place.do(DrawPart(0, 0, 0, DRAWN, -1))
@@ -277,7 +275,7 @@ def test_its_numbers_are_told() -> None:
     assert {"insert_seconds", "draw_seconds", "prioritise_seconds"} == set(told.distributions)
 
 
-def test_what_it_holds_can_be_kept_and_a_place_that_cannot_be_written_is_said_to_be_none(
+def test_its_items_can_be_saved_and_a_path_that_cannot_be_written_is_reported(
     tmp_path: Path,
 ) -> None:
     place = Place()
@@ -291,7 +289,7 @@ def test_what_it_holds_can_be_kept_and_a_place_that_cannot_be_written_is_said_to
 
 
 @pytest.mark.asyncio
-async def test_it_answers_one_request_after_the_other_until_it_is_cancelled() -> None:
+async def test_it_answers_requests_in_order_until_it_is_cancelled() -> None:
     started, answered = asyncio.Event(), asyncio.Event()
     said: list[tuple[Any, ...]] = []
 
@@ -319,7 +317,7 @@ async def test_it_answers_one_request_after_the_other_until_it_is_cancelled() ->
 
 
 @pytest.mark.asyncio
-async def test_priorities_and_the_next_draw_take_one_turn_of_the_thread_and_trajectories_one_of_their_own() -> (
+async def test_priorities_and_the_next_draw_share_one_turn_of_the_thread_and_each_trajectory_has_its_own() -> (
     None
 ):
     started, answered = asyncio.Event(), asyncio.Event()
@@ -356,13 +354,12 @@ async def test_priorities_and_the_next_draw_take_one_turn_of_the_thread_and_traj
     compute.close()
 
 
-# As from one
-# --------------------------------------------------------------------------------------------------
+# Several shards draw like one
 
 
 class Several:
-    """An exchange over K real shards that answer at once. Items are known by the action of their
-    first step.
+    """An exchange over K real shards that answer at once. The action of its first step identifies
+    an item.
     """
 
     def __init__(self, count: int, *, alpha: float | None = ALPHA, seed: int = 1) -> None:
@@ -405,7 +402,7 @@ class Several:
                     idle += 1
 
     def fill(self, trajectories: int) -> None:
-        """Actor i goes to shard i; every one has actions of its own."""
+        """Actor i uses shard i; every actor has its own actions."""
         actors = 4
         for number in range(trajectories):
             for actor in range(actors):
@@ -427,7 +424,7 @@ class Several:
     def prioritise(
         self, priority: Callable[[NDArray[np.int64]], NDArray[np.float64]]
     ) -> dict[int, float]:
-        """Give every item its priority, by what it is; p^alpha of each."""
+        """Set the priority of every item by its first action. Returns p^alpha of each."""
         masses: dict[int, float] = {}
         for place in self.places:
             shard, out = place.shard, place.shard.make_batch(4000)
@@ -457,13 +454,13 @@ class Several:
 
 
 def uneven(names: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Priorities that differ within and between shards by much."""
+    """Priorities with large differences within and between shards."""
     return np.asarray(0.05 + (names % 7) ** 2 + 5.0 * (names // 2000), np.float64)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_frequencies_and_weights_are_those_of_one_shard_however_many_there_are(count: int) -> None:
-    """PER's probabilities by brute force, and a chi-square over thousands of drawn items."""
+def test_frequencies_and_weights_do_not_depend_on_the_number_of_shards(count: int) -> None:
+    """PER's probabilities by brute force, and a chi-square test over thousands of drawn items."""
     several = Several(count)
     several.fill(2)
     masses = several.prioritise(uneven)
@@ -504,7 +501,7 @@ def test_uniform_draws_have_weight_one_over_any_number_of_shards(count: int) -> 
     )
 
 
-def test_items_without_any_mass_are_drawn_alike() -> None:
+def test_items_without_mass_are_equally_probable() -> None:
     several = Several(4)
     several.fill(1)
     several.prioritise(lambda names: np.zeros(len(names)))

@@ -1,4 +1,4 @@
-"""Frames are stored once, and every stack comes back as it was."""
+"""Frames are stored once, and every stack is read back unchanged."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def game(
     rng: np.random.Generator,
     leaf: LeafSpec = CAMERA,
 ) -> list[Fragment]:
-    """Whole fragments of stacked frames; every episode begins with its first frame in all
-    places.
-    """
+    """Fragments of stacked frames; the first stack of an episode repeats its first frame."""
     depth, frame = leaf.shape[0], leaf.shape[1:]
     obs = np.zeros((steps + 1, environments, *leaf.shape), leaf.dtype)
     start = np.zeros((steps + 1, environments), np.bool_)
@@ -80,9 +78,9 @@ def camera_of(shard: Shard) -> StackedLeaf:
     return leaf
 
 
-def test_every_frame_is_stored_once_also_where_one_fragment_goes_on_from_another() -> None:
-    """One frame a step, one for what follows the newest, and three more for each episode's first
-    stack.
+def test_every_frame_is_stored_once_also_across_fragments() -> None:
+    """One frame per step, one after the newest step, and three more for the first stack of an
+    episode.
     """
     shard = Shard(settings=ATARI)
     fragments = game(120, 4, fragment=10, episode=50, rng=np.random.default_rng(0))
@@ -93,10 +91,8 @@ def test_every_frame_is_stored_once_also_where_one_fragment_goes_on_from_another
     assert 4 * 120 + open_rows + 3 * episodes == camera_of(shard).frames_in_use
 
 
-def test_memory_is_at_most_a_fifth_above_what_the_frames_need_and_never_grows() -> None:
-    """At a smaller scale; the overhead of a row does not depend on the size of a frame, so at full
-    size it is less.
-    """
+def test_memory_exceeds_the_frames_by_at_most_a_fifth_and_never_grows() -> None:
+    """At a smaller scale. The overhead per row is constant, so the share is lower at full size."""
     leaf = LeafSpec("", (4, 42, 42), "uint8")
     shard = Shard(settings=replace(ATARI, observation=(leaf,)))
     before = shard.statistics().nbytes
@@ -114,7 +110,7 @@ def test_memory_is_at_most_a_fifth_above_what_the_frames_need_and_never_grows() 
 
 @pytest.mark.parametrize("capacity", [2000, 30])
 def test_nothing_refers_to_a_fragment_that_was_inserted_or_refused(capacity: int) -> None:
-    """Its arrays lie in memory that others use next, or that is unmapped."""
+    """Its arrays are in memory that is reused or unmapped later."""
     shard = Shard(settings=replace(ATARI, capacity=capacity))
     fragments = game(20, 2, fragment=20, episode=7, rng=np.random.default_rng(0))
     arrays = {name: array.copy() for name, array in fragments[0].arrays.items()}
@@ -122,7 +118,7 @@ def test_nothing_refers_to_a_fragment_that_was_inserted_or_refused(capacity: int
     with (
         contextlib.nullcontext()
         if capacity == 2000
-        else pytest.raises(ValueError, match="more than the whole shard")
+        else pytest.raises(ValueError, match="larger than the shard")
     ):
         shard.insert(replace(fragments.pop(), arrays=arrays))
     del arrays
@@ -146,10 +142,10 @@ def test_uint8_stays_uint8() -> None:
     mode=st.sampled_from(["next_step", "same_step"]),
 )
 @settings(max_examples=60)
-def test_stored_as_stacks_or_as_they_are_observations_come_back_the_same(
+def test_observations_read_back_are_the_same_whether_stored_as_stacks_or_plain(
     seed: int, odd: float, ends: float, mode: Any
 ) -> None:
-    """Random stacks, resets, breaks and wrapping; several leaves side by side. Only memory
+    """Random stacks, resets, breaks and wrap-around, with several leaves. Only the memory
     differs.
     """
     kept = []
@@ -174,9 +170,7 @@ def test_stored_as_stacks_or_as_they_are_observations_come_back_the_same(
 @given(seed=st.integers(0, 2**32), depth=st.integers(2, 5), frames=st.integers(12, 30))
 @settings(max_examples=40)
 def test_no_frame_is_lost_or_freed_twice(seed: int, depth: int, frames: int) -> None:
-    """The leaf alone, against a list: rows come in chains that go on from any row that is there,
-    and the oldest go.
-    """
+    """The leaf against a list: rows continue any resident row, and the oldest rows are evicted."""
     rng, rows = np.random.default_rng(seed), 10
     leaf = StackedLeaf(LeafSpec("", (depth, 2), "int16"), rows=rows, frames=frames)
     model: dict[int, NDArray[Any]] = {}
@@ -205,8 +199,8 @@ def test_no_frame_is_lost_or_freed_twice(seed: int, depth: int, frames: int) -> 
             head, np.arange(first, count + 1), np.zeros(count + 1 - first, np.bool_), after
         )
         arrays = LeafArrays(obs, None)
-        leaf.look(arrays)
-        room = max(leaf.room(new, arrays, tail, head), head + len(new) - rows)
+        leaf.inspect(arrays)
+        room = max(leaf.required_tail(new, arrays, tail, head), head + len(new) - rows)
         if room > head or before >= 0 > before - room:
             continue
         leaf.evict(tail, room)
@@ -223,7 +217,7 @@ def test_no_frame_is_lost_or_freed_twice(seed: int, depth: int, frames: int) -> 
         assert not set(shown.tolist()) & set(leaf.snapshot()["free"].tolist())
 
 
-def test_when_frames_run_out_no_more_rows_go_than_must() -> None:
+def test_when_frames_run_out_no_more_rows_than_necessary_are_evicted() -> None:
     s = replace(
         ATARI,
         observation=(LeafSpec("", (4, 2, 2), "uint8"),),
@@ -240,7 +234,7 @@ def test_when_frames_run_out_no_more_rows_go_than_must() -> None:
     assert 254 == camera_of(shard).frames_in_use
 
 
-def test_leaves_that_are_stacks_are_found() -> None:
+def test_stacked_leaves_are_detected() -> None:
     world = World(environments=4, steps=20, mode="next_step", seed=1, odd=0.1, ends=0.05)
     fragment = world.fragment()
     assert {"camera"} == find_stacks(LEAVES, fragment.arrays, fragment.length)
@@ -249,9 +243,9 @@ def test_leaves_that_are_stacks_are_found() -> None:
     assert set() == find_stacks(LEAVES, fragment.arrays, fragment.length)
 
 
-def test_what_is_no_stack_is_refused() -> None:
+def test_a_leaf_that_is_not_a_stack_is_refused() -> None:
     for shape in ((4,), (1, 84, 84), ()):
-        with pytest.raises(ValueError, match="is no stack"):
+        with pytest.raises(ValueError, match="is not a stack"):
             StackedLeaf(LeafSpec("x", shape, "uint8"), rows=4, frames=4)
 
 
@@ -270,5 +264,5 @@ def test_a_plain_leaf_holds_as_many_observations_as_it_has_rows() -> None:
     leaf = PlainLeaf(LeafSpec("", (2,), "float32"), rows=10)
     new = NewRows(4, np.zeros(8, np.int64), np.zeros(8, np.bool_), np.full(8, -1))
     arrays = LeafArrays(np.zeros((2, 1, 2), np.float32), None)
-    assert 2 == leaf.room(new, arrays, 0, 4)
-    assert 3 == leaf.room(new, arrays, 3, 4)
+    assert 2 == leaf.required_tail(new, arrays, 0, 4)
+    assert 3 == leaf.required_tail(new, arrays, 3, 4)

@@ -1,4 +1,4 @@
-"""The limiter against handed traces, against a plain model, and against deadlock."""
+"""The rate limiter against handed traces, against a plain model, and against deadlock."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def verdict(spi: float, min_size: int, error_buffer: Any) -> str:
     return "ok with warning" if limits.remarks else "ok"
 
 
-def test_the_handed_settings_get_the_handed_verdicts() -> None:
+def test_handed_settings_get_the_handed_verdicts() -> None:
     case = CASES["rate_limiter_error_buffer_validation"]
     assert case["expected"]["verdict"] == [verdict(**given_) for given_ in case["inputs"]["cases"]]
 
@@ -101,7 +101,7 @@ def test_settings_that_would_block_for_ever_are_refused_and_the_message_names_th
         replace(LIMITS, **change)
 
 
-def test_both_ends_of_the_band_belong_to_it() -> None:
+def test_both_ends_of_the_band_are_inclusive() -> None:
     limits = RateLimits(
         samples_per_insert=1.0,
         min_size=1,
@@ -122,7 +122,7 @@ def test_both_ends_of_the_band_belong_to_it() -> None:
     assert not limiter.may_draw(1)
 
 
-def test_more_at_once_than_the_limits_were_checked_for_is_refused() -> None:
+def test_more_items_at_once_than_the_checked_limits_are_refused() -> None:
     limiter = Limiter(limits=LIMITS)
     with pytest.raises(ValueError, match="insert of 9"):
         limiter.may_insert(9)
@@ -135,9 +135,7 @@ SIZES = list(product((0.25, 1.0, 1.5, 8.0), (1, 7, 100), (1, 16, 640), (1, 8, 32
 
 @pytest.mark.parametrize("eager", ["actors", "learner", "in turn"])
 def test_no_sizes_deadlock(eager: str) -> None:
-    """The narrowest band that is accepted, at both of its extreme places, with full inserts and
-    draws.
-    """
+    """The narrowest accepted band, at both of its ends, with full inserts and draws."""
     for spi, min_size, n, m in SIZES:
         width = max(2.0 * max(1.0, spi), spi * n + m)
         for low in (spi * min_size, spi * min_size - width / 2.0, spi * min_size - width):
@@ -154,16 +152,16 @@ def test_no_sizes_deadlock(eager: str) -> None:
                     limiter.inserted(n)
                     limiter.deleted(
                         max(0, limiter.statistics().size - min_size)
-                    )  # a full shard, as small as may be
+                    )  # a full shard of the smallest possible size
                 else:
                     limiter.drawn(m)
                     drawn += 1
             assert 0 < drawn
 
 
-def test_a_change_of_the_ratio_after_many_inserts_shifts_nothing_but_diff_into_the_band() -> None:
-    """With ``inserts * spi - samples`` the new ratio would count for all that is past: a million
-    draws would be due at once.
+def test_a_change_of_the_ratio_after_many_inserts_moves_only_diff_into_the_band() -> None:
+    """``inserts * spi - samples`` would apply the new ratio to the past: a million draws would be
+    due.
     """
     limiter = Limiter(limits=LIMITS)
     for _ in range(50_000):
@@ -180,10 +178,8 @@ def test_a_change_of_the_ratio_after_many_inserts_shifts_nothing_but_diff_into_t
     assert limiter.may_draw(16)
 
 
-def test_a_change_of_neither_ratio_nor_band_leaves_diff_where_it_is() -> None:
-    """While filling up, diff is below the band and rightly so: another capacity must not
-    lift it.
-    """
+def test_a_change_of_neither_ratio_nor_band_keeps_diff() -> None:
+    """While the table fills, diff is below the band; a new capacity must not raise it."""
     limits = replace(LIMITS, min_diff=10.0)
     limiter = Limiter(limits=limits)
     limiter.inserted(2)
@@ -193,7 +189,7 @@ def test_a_change_of_neither_ratio_nor_band_leaves_diff_where_it_is() -> None:
     assert 10.0 == limiter.statistics().diff
 
 
-def test_a_learner_without_actors_stops_at_its_ratio_and_goes_on_when_they_return() -> None:
+def test_a_learner_without_actors_stops_at_its_ratio_and_continues_when_they_return() -> None:
     limiter = Limiter(limits=LIMITS)
     for _ in range(3):
         limiter.inserted(8)
@@ -209,7 +205,7 @@ def test_a_learner_without_actors_stops_at_its_ratio_and_goes_on_when_they_retur
     assert limiter.may_draw(16)
 
 
-def test_a_lost_shard_lets_inserts_go_on_until_there_is_enough_again() -> None:
+def test_a_lost_shard_permits_inserts_until_min_size_is_reached_again() -> None:
     limiter = Limiter(limits=LIMITS)
     for _ in range(5):
         limiter.inserted(8)
@@ -220,12 +216,12 @@ def test_a_lost_shard_lets_inserts_go_on_until_there_is_enough_again() -> None:
     limiter.inserted(8)
     assert limiter.may_draw(16)
     assert not limiter.may_insert(8)
-    with pytest.raises(ValueError, match="only 10 are there"):
+    with pytest.raises(ValueError, match="the table holds 10"):
         limiter.deleted(11)
 
 
-def test_a_resumed_limiter_goes_on_as_if_nothing_had_happened() -> None:
-    """Also below the band, while it is filling up."""
+def test_a_resumed_limiter_continues_unchanged() -> None:
+    """Also below the band, while the table fills."""
     limiter = Limiter(limits=replace(LIMITS, min_diff=10.0))
     limiter.inserted(3)
     resumed = Limiter(limits=limiter.limits)
@@ -233,7 +229,7 @@ def test_a_resumed_limiter_goes_on_as_if_nothing_had_happened() -> None:
     assert limiter.statistics() == resumed.statistics()
 
 
-def test_a_limiter_without_a_band_goes_on_from_what_a_manifest_can_hold() -> None:
+def test_a_limiter_without_a_band_continues_from_a_json_manifest() -> None:
     """A manifest is strict JSON, which has no infinity."""
     limiter = Limiter(limits=replace(LIMITS, min_diff=-math.inf, max_diff=math.inf))
     limiter.inserted(3)
@@ -259,7 +255,7 @@ def test_counts_come_from_the_checkpoint_and_limits_from_the_settings() -> None:
 
 
 class LimiterModel(RuleBasedStateMachine):
-    """Against two running sums, in exact arithmetic: all numbers are multiples of a quarter."""
+    """Against two running sums in exact arithmetic: all numbers are multiples of a quarter."""
 
     @initialize(
         spi=st.integers(1, 12),
@@ -351,7 +347,7 @@ TestLimiterModel.settings = settings(max_examples=60, stateful_step_count=40, de
 
 @given(spi=st.floats(0.01, 100.0), n=st.integers(1, 1000), ops=st.lists(st.booleans(), max_size=60))
 @settings(max_examples=40)
-def test_while_nothing_changes_diff_is_inserts_times_ratio_less_samples(
+def test_without_changes_diff_is_inserts_times_ratio_minus_samples(
     spi: float, n: int, ops: list[bool]
 ) -> None:
     limits = RateLimits.around(
@@ -369,8 +365,8 @@ def test_while_nothing_changes_diff_is_inserts_times_ratio_less_samples(
     )
 
 
-def test_items_on_their_way_count_as_if_they_were_in() -> None:
-    """What was let in a moment ago and is not stored yet must not let others in on its place."""
+def test_items_in_transit_count_as_inserted() -> None:
+    """An admitted insert that is not stored yet must not admit a second one in its place."""
     limits = RateLimits(2.0, 10, 0.0, 60.0, 1000, insert_size=10, draw_size=4)
     asked, told = Limiter(limits=limits), Limiter(limits=limits)
     asked.inserted(10)

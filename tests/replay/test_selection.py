@@ -1,6 +1,4 @@
-"""Selectors: handed values, one contract for all, frequencies, and a sum tree that does not
-drift.
-"""
+"""Selectors: handed values, one contract for all, frequencies, and a sum tree without drift."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def filled(selector: Selector, priorities: list[float]) -> Selector:
 
 
 def probabilities(selector: Selector, n: int) -> list[float]:
-    """Of the items 0 .. n - 1, as many draws tell them; 0 where none came."""
+    """Number of draws of each of the items 0 .. n - 1."""
     indices, chances = selector.draw(4000, np.random.default_rng(0))
     return [float(chances[indices == i][0]) if (indices == i).any() else 0.0 for i in range(n)]
 
@@ -58,7 +56,7 @@ def test_a_mass_belongs_to_the_handed_leaf(name: str) -> None:
 def test_a_leaf_without_mass_is_never_found_at_any_capacity(
     masses: list[float], at: list[float]
 ) -> None:
-    """At the boundaries of all leaves and at the total, too, whatever rounding did to the sums."""
+    """At the boundaries of all leaves and at the total, for any rounding of the sums."""
     tree = SumTree(len(masses))
     tree.set(np.arange(len(masses)), np.array(masses))
     ends = np.cumsum(masses)
@@ -72,7 +70,7 @@ def test_a_leaf_without_mass_is_never_found_at_any_capacity(
 
 
 @given(masses=st.lists(st.integers(0, 5), min_size=1, max_size=40).filter(any))
-def test_the_found_leaf_is_the_first_whose_prefix_sum_is_above_the_mass(masses: list[int]) -> None:
+def test_the_found_leaf_is_the_first_whose_prefix_sum_exceeds_the_mass(masses: list[int]) -> None:
     tree = SumTree(len(masses))
     tree.set(np.arange(len(masses)), np.array(masses, np.float64))
     owners = [i for i, mass in enumerate(masses) for _ in range(mass)]
@@ -85,8 +83,8 @@ def test_the_found_leaf_is_the_first_whose_prefix_sum_is_above_the_mass(masses: 
 def test_after_a_million_updates_the_root_is_still_the_sum_of_the_leaves(
     capacity: int, at_once: int
 ) -> None:
-    """From 1e-6 to 1e6, with repeated leaves in a batch: what is added and taken away over time
-    would have drifted by far more.
+    """Masses from 1e-6 to 1e6, with repeated leaves in a batch: running sums would drift by far
+    more.
     """
     generator, tree, model = np.random.default_rng(1), SumTree(capacity), np.zeros(capacity)
     for _ in range(1_000_000 // at_once):
@@ -111,7 +109,7 @@ def test_probabilities_are_the_handed_ones(name: str) -> None:
     assert expected["probabilities"] == pytest.approx(probabilities(selector, 4), abs=1e-9)
 
 
-def test_a_priority_of_zero_has_no_mass_whatever_alpha_is() -> None:
+def test_a_priority_of_zero_has_no_mass_for_any_alpha() -> None:
     case = CASES["per_zero_priorities"]
     priorities, expected = case["inputs"]["priorities"], case["expected"]
     assert expected["probabilities"] == probabilities(
@@ -127,7 +125,7 @@ def test_a_priority_of_zero_has_no_mass_whatever_alpha_is() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, -0.5, math.inf, -math.inf])
 @every_kind
-def test_a_priority_that_is_none_is_refused_and_nothing_changes(
+def test_an_invalid_priority_is_refused_and_nothing_changes(
     make: Callable[[int], Selector], bad: float
 ) -> None:
     selector = filled(make(6), [1.0, 2.0])
@@ -141,7 +139,7 @@ def test_a_priority_that_is_none_is_refused_and_nothing_changes(
 
 def test_a_power_beyond_float64_is_refused() -> None:
     selector = Prioritised(2, alpha=3.0)
-    with pytest.raises(ValueError, match="too large"):
+    with pytest.raises(ValueError, match="exceeds the range of float64"):
         selector.insert(np.array([0]), np.array([1e200]))
     assert 0 == len(selector)
     for alpha in (-0.1, math.nan, math.inf):
@@ -150,7 +148,7 @@ def test_a_power_beyond_float64_is_refused() -> None:
 
 
 @every_kind
-def test_nothing_is_drawn_from_nothing(make: Callable[[int], Selector]) -> None:
+def test_a_draw_from_an_empty_selector_is_refused(make: Callable[[int], Selector]) -> None:
     selector = filled(make(3), [1.0])
     selector.remove(np.array([0]))
     assert (0, 0.0) == (len(selector), selector.mass)
@@ -159,18 +157,18 @@ def test_nothing_is_drawn_from_nothing(make: Callable[[int], Selector]) -> None:
 
 
 def order_of(kind: str, present: list[int], n: int) -> list[int]:
-    """What a selector in order draws: the model."""
+    """The model of draws in order."""
     ordered = present if kind == "fifo" else present[::-1]
     return [ordered[i % len(ordered)] for i in range(n)]
 
 
 @given(kind=st.sampled_from(sorted(KINDS)), seed=st.integers(0, 2**32), capacity=st.integers(1, 12))
 @settings(max_examples=120)
-def test_a_selector_holds_what_was_inserted_and_not_removed(
+def test_a_selector_holds_the_inserted_items_that_were_not_removed(
     kind: str, seed: int, capacity: int
 ) -> None:
-    """Against a list, over many batches: enough that the log of those in order is tidied up again
-    and again.
+    """Against a list, over enough batches that the log of ordered selectors is compacted
+    repeatedly.
     """
     generator, selector = np.random.default_rng(seed), KINDS[kind](capacity)
     present: list[int] = []
@@ -202,9 +200,7 @@ def test_a_selector_holds_what_was_inserted_and_not_removed(
 
 
 class _Slipped(Prioritised):
-    """Wrong on purpose: each item is drawn with the probability of its neighbour, 2 % of the
-    time.
-    """
+    """Wrong on purpose: 2 % of draws use the probability of the neighbour."""
 
     def draw(self, n: int, generator: np.random.Generator) -> Any:
         indices, chances = super().draw(n, generator)
@@ -214,7 +210,7 @@ class _Slipped(Prioritised):
 def chi_square(
     selector: Selector, leaves: list[float], draws: int, seed: int
 ) -> tuple[float, float]:
-    """chi-square against the masses, and the greatest deviation of a count in standard
+    """Chi-square against the masses, and the largest deviation of a count in standard
     deviations.
     """
     indices, _ = selector.draw(draws, np.random.default_rng(seed))

@@ -1,4 +1,4 @@
-"""Priorities of whole windows: handed values, a plain model, and what nobody computed."""
+"""Priorities of windows: handed values, a plain model, and unknown values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CASES = cases("replay")
 GAMMA = 0.9
 
 
-def test_the_priority_of_a_sequence_is_the_handed_mixture_and_padding_is_no_part_of_it() -> None:
+def test_the_priority_of_a_sequence_is_the_handed_mixture_without_padding() -> None:
     case = CASES["r2d2_sequence_priority_eta0.9"]
     errors, eta, expected = case["inputs"]["td_errors"], case["inputs"]["eta"], case["expected"]
     padded = np.array([*errors, 0.0, 0.0])[:, None]
@@ -84,7 +84,7 @@ def test_n_step_errors_are_those_of_a_plain_model(lengths: list[int], n: int, se
 
 
 def steps(count: int, *, number: int = 0, end: str = "", first: int = 0) -> Fragment:
-    """Of one environment, with figures that follow from the number of the step."""
+    """Fragments of one environment whose numbers follow from the number of the step."""
     k = np.arange(first, first + count + 1, dtype=np.float32)[:, None]
     arrays: dict[str, NDArray[Any]] = {
         name: np.zeros((count, 1), np.bool_) for name in ("terminated", "truncated")
@@ -110,7 +110,7 @@ def steps(count: int, *, number: int = 0, end: str = "", first: int = 0) -> Frag
 def priorities(
     length: int, initial: InitialPriority, *fragments: Fragment, period: int = 1
 ) -> dict[int, float]:
-    """Of every item by its first action."""
+    """Priority of every item by its first action."""
     s = ShardSettings(
         observation=(LeafSpec("", (), "float32"),),
         action=((), "int64"),
@@ -148,12 +148,12 @@ def test_a_window_inside_a_fragment_is_bootstrapped_from_the_step_after_it() -> 
 
 
 def test_a_window_that_ends_with_its_fragment_is_bootstrapped_one_step_earlier() -> None:
-    """The actor has not gone on yet, so nobody knows more."""
+    """The actor has not continued yet, so later values are unknown."""
     found = priorities(2, ActorError(GAMMA), steps(5))
     assert abs(reward(3) + GAMMA * greatest(4) - 3 / 10.0) == pytest.approx(found[3], rel=1e-6)
 
 
-def test_a_window_over_two_fragments_has_what_both_know() -> None:
+def test_a_window_over_two_fragments_uses_the_values_of_both() -> None:
     found = priorities(3, ActorError(GAMMA), steps(2), steps(2, number=1, first=2))
     expected = reward(0) + GAMMA * reward(1) + GAMMA**2 * reward(2) + GAMMA**3 * greatest(3)
     assert expected == pytest.approx(found[0], rel=1e-6)
@@ -165,15 +165,15 @@ def test_nothing_is_bootstrapped_from_a_termination() -> None:
     assert abs(reward(2) - 2 / 10.0) == pytest.approx(found[2], rel=1e-6)
 
 
-def test_where_nothing_is_known_the_greatest_priority_is_taken() -> None:
-    """A single step before a truncation: no value of the last observation, none before it."""
+def test_where_no_value_is_known_the_largest_priority_is_used() -> None:
+    """A single step before a truncation: the value after it is unknown, and no step precedes it."""
     found = priorities(2, ActorError(GAMMA), steps(3, end="truncated"))
     assert abs(reward(1) + GAMMA * greatest(2) - 1 / 10.0) == pytest.approx(found[1], rel=1e-6)
     assert max(found.values()) == found[2]
 
 
 @pytest.mark.parametrize("burn_in", [0, 2])
-def test_a_sequence_mixes_the_errors_after_its_burn_in_which_the_first_of_an_episode_needs_not(
+def test_a_sequence_mixes_errors_after_burn_in_or_all_errors_at_an_episode_start(
     burn_in: int,
 ) -> None:
     initial = SequenceError(GAMMA, n=2, eta=0.8, burn_in=burn_in)
@@ -209,14 +209,14 @@ def test_a_sequence_that_ends_within_its_burn_in_is_never_drawn() -> None:
     assert {0} == set(out["action"][0].tolist())
 
 
-def test_a_value_that_is_not_finite_counts_as_not_known() -> None:
+def test_a_value_that_is_not_finite_counts_as_unknown() -> None:
     fragment = steps(3)
     fragment.arrays["q_taken"][0] = np.inf
     found = priorities(2, ActorError(GAMMA), fragment)
     assert max(found.values()) == found[0]
 
 
-def test_a_given_priority_comes_before_the_computed_one() -> None:
+def test_a_given_priority_overrides_the_computed_one() -> None:
     s = ShardSettings(
         observation=(LeafSpec("", (), "float32"),), action=((), "int64"), capacity=50, length=1
     )

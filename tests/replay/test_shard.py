@@ -1,6 +1,4 @@
-"""A shard against a plain model of the same streams, and its items: how they come, change
-and go.
-"""
+"""A shard against a plain model of the same streams; insertion, update and removal of its items."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ def line(
     end: str = "",
     **more: Any,
 ) -> Fragment:
-    """Steps ``first .. first + steps - 1`` of one environment, whose observation and action are the
+    """Steps ``first .. first + steps - 1`` of one environment; observation and action are the
     number of the step.
     """
     arrays: dict[str, Array] = {
@@ -84,8 +82,8 @@ def windows(shard: Shard) -> list[list[int]]:
 
 
 def play(world: World, shard: Shard, script: list[int]) -> None:
-    """Insert fragments: 0 stands for one that is lost, -1 for a restart, else a length. Ends with
-    one that arrives.
+    """Insert fragments: 0 stands for a lost one, -1 for a restart, else a length. The last one
+    arrives.
     """
     for op in [*script, world.t]:
         world.version += int(world.rng.integers(0, 2))
@@ -145,10 +143,10 @@ def test_items_are_exactly_the_complete_windows_of_the_model(
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=50)
-def test_when_rows_frames_or_items_run_out_the_oldest_go_and_the_rest_stays_true(
+def test_when_rows_frames_or_items_run_out_the_oldest_are_evicted_and_the_rest_stays_correct(
     *, mode: Mode, script: list[int], length: int, period: int, frames: float, seed: int
 ) -> None:
-    """Two streams in turn, and memory for far fewer steps than they bring."""
+    """Two streams in turn, with memory for far fewer steps than they deliver."""
     s = replace(
         WORLD,
         length=length,
@@ -205,7 +203,7 @@ def test_a_full_shard_holds_as_many_steps_as_it_has_rows_but_the_open_one() -> N
     assert [[k, k + 1] for k in range(26, 34)] == windows(shard)
 
 
-def test_a_window_is_complete_only_with_its_last_step_also_over_fragments() -> None:
+def test_a_window_is_complete_only_with_its_last_step_also_across_fragments() -> None:
     shard = Shard(settings=replace(LINE, length=4), selector=Fifo)
     assert 0 == shard.insert(line(0, 3, number=0)).items
     assert 1 == shard.insert(line(3, 1, number=1)).items
@@ -213,7 +211,7 @@ def test_a_window_is_complete_only_with_its_last_step_also_over_fragments() -> N
     assert 3 == shard.insert(line(4, 3, number=2)).items
 
 
-def test_long_sequences_overlap_and_the_rest_of_an_episode_is_a_shorter_one() -> None:
+def test_long_sequences_overlap_and_the_last_one_of_an_episode_is_shorter() -> None:
     case = CASES["r2d2_sequence_windows_T200_m80_overlap40"]
     m, overlap, steps = (
         case["inputs"]["m"],
@@ -247,9 +245,7 @@ def test_transitions_at_the_end_of_an_episode_have_fewer_steps(end: str) -> None
 
 
 def test_the_reset_steps_of_next_step_autoreset_are_in_no_item() -> None:
-    """The counting environment, whose observation 3 ends an episode: nothing begins there, and
-    nothing joins 3 and 0.
-    """
+    """The counting environment, whose observation 3 ends an episode: no window contains 3 and 0."""
     obs = np.array([0, 1, 2, 3, 0, 1, 2, 3, 0])[:, None]
     valid = obs[:-1] != 3
     shard = Shard(settings=LINE, selector=Fifo)
@@ -281,7 +277,7 @@ def test_the_reset_steps_of_next_step_autoreset_are_in_no_item() -> None:
     ],
     ids=["goes on", "gap", "incarnation", "another observation", "begins anew"],
 )
-def test_windows_never_cross_a_break_and_what_lies_before_it_is_not_lost(
+def test_windows_never_cross_a_break_and_the_steps_before_it_are_not_lost(
     following: Fragment, breaks: int
 ) -> None:
     shard = Shard(settings=replace(LINE, length=3), selector=Fifo)
@@ -296,7 +292,7 @@ def test_windows_never_cross_a_break_and_what_lies_before_it_is_not_lost(
     assert not out["truncated"].any()
 
 
-def test_a_stream_whose_newest_observation_has_gone_begins_anew_and_that_is_no_break() -> None:
+def test_a_stream_whose_newest_observation_was_evicted_starts_again_without_a_break() -> None:
     shard = Shard(settings=replace(LINE, capacity=10, length=2), selector=Fifo)
     shard.insert(line(0, 3))
     shard.insert(line(100, 9, actor=1))
@@ -307,7 +303,7 @@ def test_a_stream_whose_newest_observation_has_gone_begins_anew_and_that_is_no_b
     assert_balanced(shard)
 
 
-def test_closing_a_stream_completes_what_is_in_the_making() -> None:
+def test_closing_a_stream_completes_windows_in_progress() -> None:
     shard = Shard(settings=replace(LINE, length=3), selector=Fifo)
     shard.insert(line(0, 4))
     assert 2 == shard.close_stream(0)
@@ -318,14 +314,14 @@ def test_closing_a_stream_completes_what_is_in_the_making() -> None:
 def test_a_refused_fragment_changes_nothing_and_completes_nothing_twice() -> None:
     shard = Shard(settings=replace(LINE, capacity=10, length=3), selector=Fifo)
     shard.insert(line(0, 4))
-    with pytest.raises(ValueError, match="more than the whole shard holds"):
+    with pytest.raises(ValueError, match="larger than the shard"):
         shard.insert(line(4, 20, number=1))
     with pytest.raises(ValueError, match="priority = nan"):
         shard.insert(line(4, 2, number=1), priority=math.nan)
     bad = line(4, 3, number=1)
     bad.arrays["terminated"][1] = True
     with pytest.raises(
-        ValueError, match="after step 1 of environment 0 an episode goes on after its end"
+        ValueError, match="after step 1 of environment 0 an episode continues after its end"
     ):
         shard.insert(bad)
     with pytest.raises(KeyError, match="reward"):
@@ -343,7 +339,7 @@ def test_two_refused_fragments_after_a_gap_complete_its_windows_once() -> None:
     shard = Shard(settings=replace(LINE, capacity=10, length=3), selector=Fifo)
     shard.insert(line(0, 4))
     for _ in range(2):
-        with pytest.raises(ValueError, match="more than the whole shard holds"):
+        with pytest.raises(ValueError, match="larger than the shard"):
             shard.insert(line(4, 20, number=5))
     assert [[0, 1, 2], [1, 2, 3], [2, 3], [3]] == sorted(windows(shard))
 
@@ -351,7 +347,7 @@ def test_two_refused_fragments_after_a_gap_complete_its_windows_once() -> None:
 @pytest.mark.parametrize(
     ("steps", "what"),
     [
-        (slice(0, 1), "begins, but the step before it did not end one"),
+        (slice(0, 1), "begins before the previous one ended"),
         (slice(1, 2), "begins right after the end"),
     ],
 )
@@ -371,7 +367,7 @@ def test_the_version_of_an_item_is_that_of_its_oldest_step() -> None:
     assert [6, 6, 8] == out["version"].tolist()
 
 
-def test_what_is_too_old_is_excluded_before_drawing_and_its_steps_go_with_the_last_item_that_needs_them() -> (
+def test_items_beyond_the_oldest_version_are_excluded_before_drawing_with_the_steps_that_only_they_need() -> (
     None
 ):
     shard = Shard(settings=replace(LINE, length=3), selector=Uniform)
@@ -391,7 +387,7 @@ def test_what_is_too_old_is_excluded_before_drawing_and_its_steps_go_with_the_la
     assert (3, 3) == (found.items.removed_unsampled, found.steps.removed_unsampled)
     assert_balanced(shard)
     assert 6 == shard.exclude_older_than(100)
-    with pytest.raises(WouldBlock, match="0 are there"):
+    with pytest.raises(WouldBlock, match="the shard holds 0 items"):
         shard.draw(1, np.random.default_rng(1), out)
     assert 0 == shard.statistics().steps.resident
     assert 0 == shard.insert(line(0, 2, incarnation=1)).items
@@ -431,7 +427,7 @@ def test_no_item_is_drawn_more_often_than_max_samples(selector: Callable[[int], 
         shard.draw(1, generator, shard.make_batch(1))
 
 
-def test_more_draws_than_max_samples_leaves_are_refused_before_anything_changes() -> None:
+def test_more_draws_than_max_samples_permits_are_refused_before_anything_changes() -> None:
     shard = Shard(settings=replace(LINE, max_samples=2))
     shard.insert(line(0, 3))
     with pytest.raises(WouldBlock, match="6 draws left"):
@@ -442,8 +438,8 @@ def test_more_draws_than_max_samples_leaves_are_refused_before_anything_changes(
         shard.draw(1, np.random.default_rng(0), shard.make_batch(1))
 
 
-def test_draws_with_max_samples_are_those_of_one_after_the_other() -> None:
-    """Two of three items, drawn once each: the probability of every pair is known."""
+def test_draws_with_max_samples_have_the_distribution_of_sequential_draws() -> None:
+    """Two of three items, drawn once each, so the probability of every pair is known."""
     p = np.array([1.0, 2.0, 3.0])
     counts = dict.fromkeys(((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)), 0)
     generator, numbers = np.random.default_rng(3), np.arange(3)
@@ -471,7 +467,7 @@ def probability_of(shard: Shard, action: int) -> float:
     return float(found[0]) if len(found) else 0.0
 
 
-def test_a_priority_that_comes_back_after_its_item_was_overwritten_changes_nothing() -> None:
+def test_a_priority_for_an_overwritten_item_changes_nothing() -> None:
     expected = CASES["per_stale_priority_update"]["expected"]
     shard = prioritised()
     shard.insert(line(0, 4), priority=1.0)
@@ -495,7 +491,7 @@ def test_a_priority_that_comes_back_after_its_item_was_overwritten_changes_nothi
     assert before == shard.mass
 
 
-def test_keys_of_items_that_went_by_age_or_are_yet_to_come_are_stale() -> None:
+def test_keys_of_expired_or_future_items_are_stale() -> None:
     shard = prioritised()
     shard.insert(line(0, 3))
     shard.exclude_older_than(1)
@@ -503,7 +499,9 @@ def test_keys_of_items_that_went_by_age_or_are_yet_to_come_are_stale() -> None:
     assert 0.0 == shard.mass
 
 
-def test_of_several_priorities_for_one_item_the_last_counts_and_a_bad_one_spoils_all() -> None:
+def test_the_last_of_several_priorities_for_one_item_counts_and_an_invalid_one_refuses_all() -> (
+    None
+):
     shard = prioritised()
     shard.insert(line(0, 2))
     shard.update_priorities(np.array([0, 1, 0]), np.array([5.0, 1.0, 3.0]))
@@ -514,7 +512,7 @@ def test_of_several_priorities_for_one_item_the_last_counts_and_a_bad_one_spoils
     assert 4.0 == shard.mass
 
 
-def test_a_new_item_takes_the_greatest_priority_given_so_far_and_alpha_once() -> None:
+def test_a_new_item_gets_the_largest_priority_so_far_and_alpha_once() -> None:
     case = CASES["per_new_item_priority_single_transform"]
     shard = prioritised(alpha=case["inputs"]["alpha"])
     shard.insert(line(0, 1))
@@ -527,14 +525,14 @@ def test_a_new_item_takes_the_greatest_priority_given_so_far_and_alpha_once() ->
     assert 2.0 * case["expected"]["correct_leaf"] == pytest.approx(shard.mass, abs=1e-9)
 
 
-def test_a_priority_given_with_a_fragment_counts_for_the_greatest() -> None:
+def test_a_priority_given_with_a_fragment_counts_for_the_largest() -> None:
     shard = prioritised()
     shard.insert(line(0, 1), priority=5.0)
     shard.insert(line(1, 1, number=1))
     assert 10.0 == shard.mass
 
 
-def test_what_was_drawn_is_forgotten_when_another_takes_its_place() -> None:
+def test_draws_of_an_item_are_not_counted_for_its_successor() -> None:
     shard = Shard(settings=replace(LINE, capacity=4), selector=Fifo)
     shard.insert(line(0, 3))
     everything(shard)
@@ -547,14 +545,14 @@ def test_what_was_drawn_is_forgotten_when_another_takes_its_place() -> None:
     assert_balanced(shard)
 
 
-def test_last_observations_of_episodes_take_no_place_of_an_item() -> None:
+def test_last_observations_of_episodes_use_no_item() -> None:
     shard = Shard(settings=replace(LINE, capacity=20, items=10), selector=Fifo)
     for number in range(10):
         shard.insert(line(0, 1, number=number, end="truncated"))
     assert 10 == len(shard)
 
 
-def test_a_step_that_is_not_valid_ends_windows_wherever_it_is() -> None:
+def test_a_step_that_is_not_valid_ends_windows_anywhere() -> None:
     shard, fragment = Shard(settings=replace(LINE, length=3), selector=Fifo), line(0, 6)
     fragment.arrays["valid"][2] = False
     shard.insert(fragment)
@@ -592,7 +590,7 @@ def test_an_item_keeps_the_recurrent_state_before_its_first_observation() -> Non
     assert expected["state_after_burn_in_from_stored"] == pytest.approx(state, abs=1e-7)
 
 
-def test_a_state_known_only_at_row_0_is_kept_there_zero_at_an_episode_start_and_else_counted() -> (
+def test_a_state_known_only_at_row_0_is_stored_there_zero_at_an_episode_start_and_counted_as_unknown_elsewhere() -> (
     None
 ):
     s = replace(LINE, state=(("h", ()),))
@@ -605,7 +603,7 @@ def test_a_state_known_only_at_row_0_is_kept_there_zero_at_an_episode_start_and_
     assert 1 == shard.statistics().unknown_states
 
 
-def test_action_masks_and_extra_columns_come_along_and_an_unknown_mask_allows_everything() -> None:
+def test_action_masks_and_extra_columns_are_drawn_and_an_unknown_mask_allows_all_actions() -> None:
     s = replace(LINE, mask_size=2, extras=(("log_prob", (), "float32"),))
     shard = Shard(settings=s, selector=Fifo)
     mask = np.array([[[True, False]], [[False, True]], [[False, True]]])
@@ -621,7 +619,7 @@ def test_action_masks_and_extra_columns_come_along_and_an_unknown_mask_allows_ev
     ].tolist()
 
 
-def test_the_first_priority_is_the_actors_own_error() -> None:
+def test_the_initial_priority_is_the_actors_own_error() -> None:
     case = CASES["apex_initial_priority_on_actor"]
     inputs = case["inputs"]
     s = replace(LINE, length=inputs["n"])
@@ -649,7 +647,7 @@ def copied(arrays: dict[str, Array]) -> dict[str, Array]:
 
 @pytest.mark.parametrize("selector", [Fifo, Lifo, Uniform, lambda n: Prioritised(n, alpha=0.7)])
 @pytest.mark.parametrize("max_samples", [None, 40])
-def test_a_restored_shard_draws_and_goes_on_as_the_one_that_was_saved(
+def test_a_restored_shard_draws_and_continues_as_the_saved_one(
     selector: Callable[[int], Any], max_samples: int | None
 ) -> None:
     s = replace(WORLD, length=4, period=2, capacity=90, max_samples=max_samples)
@@ -707,7 +705,7 @@ def test_a_snapshot_of_other_settings_is_refused_and_changes_nothing() -> None:
         ({"stacks": frozenset({"sonar"})}, "'sonar'"),
     ],
 )
-def test_settings_under_which_nothing_could_be_drawn_are_refused(
+def test_settings_with_which_no_item_could_be_drawn_are_refused(
     change: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
@@ -715,11 +713,11 @@ def test_settings_under_which_nothing_could_be_drawn_are_refused(
 
 
 def test_a_fragment_larger_than_the_arrays_is_refused() -> None:
-    with pytest.raises(ValueError, match="the arrays have 3 rows"):
+    with pytest.raises(ValueError, match="accepted is 1 to the number of rows, 3"):
         Shard(settings=LINE).insert(replace(line(0, 3), length=4))
 
 
-def test_what_was_inserted_may_be_overwritten() -> None:
+def test_the_arrays_of_an_inserted_fragment_may_be_overwritten() -> None:
     shard, fragment = Shard(settings=LINE, selector=Fifo), line(0, 3)
     shard.insert(fragment)
     fragment.arrays["obs/"][:] = -1

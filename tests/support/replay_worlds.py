@@ -1,7 +1,6 @@
-"""Streams of fragments with known contents, and what replay must make of them, step by step in
-plain Python.
+"""Streams of fragments with known contents, and the expected windows, step by step in plain Python.
 
-Every step has an action of its own, by which it is known again.
+Every step has a unique action that identifies it.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ class Step:
 
 @dataclass(slots=True)
 class Stretch:
-    """Steps of one environment that hang together; ``closed`` once nothing can follow."""
+    """Connected steps of one environment; ``closed`` once no step can follow."""
 
     steps: list[Step] = field(default_factory=list)
     closed: bool = False
 
     def windows(self, length: int, period: int) -> Iterator[list[Step]]:
-        """The complete ones."""
+        """The complete windows."""
         for begin in range(0, len(self.steps), period):
             window = self.steps[begin : begin + length]
             if len(window) == length or self.closed:
@@ -57,7 +56,8 @@ class Stretch:
 
 class World:
     """N environments whose episodes end at random, in fragments of at most ``steps`` steps.
-    ``odd``: share of stacks that do not go on.
+
+    ``odd``: share of stacks that are not a shift of the one before.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class World:
         self.stretches += self.current
 
     def restart(self) -> None:
-        """The actor begins anew, in the middle of everything."""
+        """The actor restarts at any point."""
         for stretch in self.current:
             stretch.closed = True
         self.stream, self.number = StepStream(self.stream.actor, self.stream.incarnation + 1), 0
         self._begin()
 
     def lose(self) -> None:
-        """One fragment is made and never arrives."""
+        """One fragment is produced and never arrives."""
         known = list(self.stretches)
         for stretch in self.current:
             stretch.closed = True
@@ -103,8 +103,8 @@ class World:
         self.stretches += self.current
 
     def fragment(self, length: int | None = None) -> Fragment:
-        """The next ``length`` steps, in arrays of ``steps``; what lies past the length is filled
-        with what must not be read.
+        """The next ``length`` steps, in arrays of ``steps``; rows past the length hold values that
+        must not be read.
         """
         length = self.t if length is None else length
         arrays = self._arrays()
@@ -176,7 +176,7 @@ class World:
             self.observation[i], self.start[i] = self._first() if ended else following, ended
 
     def _first(self) -> dict[str, Array]:
-        """One frame many times, as frame stacking begins an episode, or any."""
+        """One repeated frame, as frame stacking begins an episode, or any stack."""
         whole = self._any()
         if self.rng.random() < 0.7:
             for name in STACKS:
@@ -203,7 +203,7 @@ def everything(shard: Shard) -> tuple[Drawn, dict[str, Array]]:
 
 
 def assert_window(window: list[Step], out: dict[str, Array], i: int) -> None:
-    """Column ``i`` of a batch is this window, padded with nothing."""
+    """Column ``i`` of a batch is this window, padded."""
     n, length = len(window), len(out["valid"])
     assert [True] * n + [False] * (length - n) == out["valid"][:, i].tolist()
     pad = [0] * (length - n)

@@ -1,12 +1,9 @@
-"""Experience that is used more than once: shards of windows over steps, selectors, and draws over
-several shards.
-"""
+"""Replay tables: shards of windows over steps, selectors, and draws over several shards."""
 
 from __future__ import annotations
 
 from tianflow.replay.fragments import Fragment, StepStream
 from tianflow.replay.observations import find_stacks
-from tianflow.replay.sampling import draw_over, split
 from tianflow.replay.selection import Fifo, Lifo, Prioritised, Selector, Uniform
 from tianflow.replay.sequences import (
     ActorError,
@@ -36,8 +33,6 @@ __all__ = [
     "StepStream",
     "Tally",
     "Uniform",
-    "draw_over",
     "find_stacks",
     "sequence_priority",
-    "split",
 ]

@@ -1,4 +1,4 @@
-"""The rows of a shard, all but their observations: a ring of steps in columns."""
+"""Step columns of a shard: a ring of rows with every array but the observations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Array = NDArray[Any]
 
 
 class Columns:
-    """Rows numbered 0, 1, ... for ever, of which ``tail .. head - 1`` are there; row r is at place
-    ``r % size``.
+    """Rows numbered 0, 1, ... without end. Rows ``tail .. head - 1`` exist; row r is at ``r %
+    size``.
 
     Args:
-        settings: of the shard.
-        estimates: names of float32 columns that priorities are computed from.
+        settings: settings of the shard.
+        estimates: names of float32 columns for initial priorities.
     """
 
     def __init__(self, settings: ShardSettings, estimates: Sequence[str]) -> None:
@@ -42,14 +42,14 @@ class Columns:
         self.steps: dict[str, Array] = {
             name: np.zeros((self.size, *shape), dtype) for name, (shape, dtype) in shapes.items()
         }
-        """What a fragment says of each step."""
+        """Arrays of each step, as in a fragment."""
         self.start = np.zeros(self.size, np.bool_)
         self.follower = np.full(self.size, -1, np.int64)
-        """Place of the observation after a step; -1 after a termination, and in rows that are no
-        steps.
+        """Place of the observation after a step; -1 after a termination and in rows without a
+        step.
         """
         self.item = np.full(self.size, -1, np.int64)
-        """Number of the item that begins at a row, -1 if none does."""
+        """Number of the item that begins at a row; -1 without one."""
         self._windows = np.zeros(self.size, np.int32)
         self._resident = np.zeros(self.size, np.bool_)
         self._drawn = np.zeros(self.size, np.bool_)
@@ -61,21 +61,21 @@ class Columns:
         return sum(array.nbytes for array in self._arrays().values())
 
     def tally(self) -> Tally:
-        """Of steps."""
+        """Counts of steps."""
         removed = {reason: self._removed[reason] for reason in REASONS}
         return Tally(
             self._inserted, self._inserted - sum(removed.values()), removed, self._removed_unsampled
         )
 
     def evict(self, end: int) -> int:
-        """Let the rows before ``end`` go. How many items begin there."""
+        """Remove the rows before ``end``. Returns the number of items that begin there."""
         places = np.arange(self.tail, end) % self.size
         self._remove(places[self._resident[places]], "capacity")
         self.tail = end
         return int(np.count_nonzero(self.item[places] >= 0))
 
     def append(self, fragment: Fragment, placed: Placed, valid: Flags) -> None:
-        """Write the steps of a fragment into their rows, new ones and open ones."""
+        """Write the steps of a fragment to their rows, new and open ones."""
         new = (placed.new.first + np.arange(len(placed.new))) % self.size
         self.follower[new], self.item[new], self.start[new], self._windows[new] = -1, -1, False, 0
         self._resident[new] = self._drawn[new] = False
@@ -98,15 +98,15 @@ class Columns:
         self._inserted += len(places)
 
     def is_step(self, places: Indices) -> Flags:
-        """[n]: rows from which a step was taken that some item may need."""
+        """[n] True for rows that hold a step that an item may need."""
         resident: Flags = self._resident[places]
         return resident
 
     def walk(self, first: Indices) -> Indices:
         """Places [L+1, W] of the observations of windows that begin at the places ``first`` [W].
 
-        After the last step comes what followed it (that step's own observation again after a
-        termination), and that stays: a window of fewer than L steps ends where nothing goes on.
+        After the last step comes its next observation (after a termination, its own observation).
+        That place repeats to the end, so a shorter window ends where its steps end.
         """
         places = np.empty((self._length + 1, len(first)), np.int64)
         places[0] = now = first
@@ -115,12 +115,12 @@ class Columns:
             places[k + 1] = now = np.where(follower >= 0, follower, now)
         return places
 
-    def note_drawn(self, places: Indices) -> None:
-        """These steps were in a window that was drawn."""
+    def mark_drawn(self, places: Indices) -> None:
+        """Record that a draw included these steps."""
         self._drawn[places] = True
 
     def release(self, places: Indices, reason: Reason) -> None:
-        """One window less needs each of these steps [n]; those that none needs are removed."""
+        """Reduce the window count of each of these steps [n]; remove those in no window."""
         np.subtract.at(self._windows, places, 1)
         places = np.unique(places)
         self._remove(places[(self._windows[places] == 0) & self._resident[places]], reason)
@@ -136,7 +136,7 @@ class Columns:
         return own | {f"steps/{name}": column for name, column in self.steps.items()}
 
     def snapshot(self) -> dict[str, Array]:
-        """All of it, as views."""
+        """All state, as views."""
         counts = [
             self.head,
             self.tail,
@@ -147,7 +147,7 @@ class Columns:
         return {**self._arrays(), "counts": np.array(counts, np.int64)}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Become what columns of the same sizes were at their `snapshot`."""
+        """Load the `snapshot` of columns of the same sizes."""
         for name, array in self._arrays().items():
             array[:] = arrays[name]
         self.head, self.tail, self._inserted, self._removed_unsampled, *removed = arrays[

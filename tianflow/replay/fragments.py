@@ -1,10 +1,11 @@
-"""What the rows of one fragment are: which observations are stored, in which order, and which
-windows they make. Pure functions.
+"""Pure functions from a fragment to rows and windows.
 
-A *row* is one stored observation; most are also the step that was taken from it. Rows are numbered
-0, 1, ... for ever. Those of one fragment lie environment by environment, in the order of time. Two
-kinds of rows are no steps: the true last observation of an episode that was cut off, and the one
-after a fragment's last step, which becomes a step when the next fragment goes on from it (*open*).
+A *row* is one stored observation. Most rows also hold the step taken from it. Rows are numbered 0,
+1, ... without end. The rows of one fragment are ordered by environment, then by time.
+
+Two kinds of rows hold no step: the last observation of a truncated episode, and the observation
+after a fragment's last step. The second kind is *open*: it gets its step when the next fragment
+continues the stream.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class StepStream(NamedTuple):
-    """Where fragments come from. Another incarnation of an actor is another stream."""
+    """Source of fragments. Each incarnation of an actor is a stream of its own."""
 
     actor: int
     incarnation: int
@@ -31,12 +32,12 @@ class StepStream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One trajectory: the arrays of `tianflow.core.payloads.TrajectoryLayout`, of which ``length``
-    rows are written.
+    """One trajectory: ``length`` written rows of the arrays in
+    `tianflow.core.payloads.TrajectoryLayout`.
 
-    ``number`` counts the fragments of a stream: the one after goes on where this one ends, and any
-    other number is a gap. ``state/<leaf>`` may also be [T, N, *leaf], the recurrent state before
-    each observation.
+    ``number`` counts the fragments of a stream. The next number continues this fragment; any other
+    number is a gap. ``state/<leaf>`` may also be [T, N, *leaf], the recurrent state before each
+    observation.
     """
 
     arrays: Mapping[str, NDArray[Any]]
@@ -51,96 +52,92 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How the steps of a fragment hang together. [T, N] each; of no meaning where ``valid`` is
-    False.
+    """Connections between the steps of a fragment. Arrays are [T, N], undefined where not
+    ``valid``.
     """
 
     valid: Flags
     ends: Flags
-    """The last step of an episode, or before a break."""
-    looks_on: Flags
-    """What follows is stored in a row that is no step (yet): no termination, and no next step in
-    this fragment.
+    """The last step of an episode, or the last before a break."""
+    extra_row: Flags
+    """The observation after the step needs a row of its own: the step does not terminate, and the
+    fragment has no next step.
     """
     final: Flags
     """That observation is in ``final_obs``, not in the next row of ``obs``."""
 
 
 def flow(fragment: Fragment) -> Flow:
-    """Read the flags of a fragment.
+    """Flags of a fragment.
 
     Raises:
-        ValueError: if an episode begins where the one before has not ended, or goes on after its
-            end.
+        ValueError: an episode begins before the previous one ended, or continues after its end.
     """
     valid, start = fragment.rows("valid"), fragment.rows("start", 1)
     terminated, truncated = fragment.rows("terminated"), fragment.rows("truncated")
     done = terminated | truncated
     has_final = any(name.startswith("final_obs/") for name in fragment.arrays)
     next_valid = np.concatenate((valid[1:], np.zeros_like(valid[:1])))
-    _refuse(
-        valid & ~done & start[1:] & next_valid, "begins, but the step before it did not end one"
-    )
-    _refuse(valid & done & next_valid & ~start[1:], "goes on after its end")
+    _refuse(valid & ~done & start[1:] & next_valid, "begins before the previous one ended")
+    _refuse(valid & done & next_valid & ~start[1:], "continues after its end")
     if not has_final:
         _refuse(
             valid & done & next_valid,
-            "begins right after the end of another, whose last observation is not there",
+            "begins right after the end of another, whose last observation is missing",
         )
     last = np.zeros_like(valid)
     last[-1] = True
     ends = valid & (done | (~next_valid & ~last))
-    looks_on = valid & ~terminated & (ends | last)
-    return Flow(valid, ends, looks_on, looks_on & done & has_final)
+    extra_row = valid & ~terminated & (ends | last)
+    return Flow(valid, ends, extra_row, extra_row & done & has_final)
 
 
 def _refuse(wrong: Flags, what: str) -> None:
     if wrong.any():
         step, environment = np.argwhere(wrong)[0].tolist()
         raise ValueError(
-            f"after step {step} of environment {environment} an episode {what}: such steps must "
-            "not be stored"
+            f"after step {step} of environment {environment} an episode {what}: such steps cannot "
+            "be stored"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where the steps of a fragment go, given which environments go on from an open row."""
+    """Rows of the steps of a fragment."""
 
     step: Indices
-    """[T, N] row of each step, -1 where not valid."""
+    """[T, N] row of each step; -1 where not valid."""
     position: Indices
-    """[T, N] steps before it in its episode, as far as they are known here."""
+    """[T, N] number of known steps before it in its episode."""
     follower: Indices
-    """[T, N] row of the observation after each step, -1 after a termination."""
+    """[T, N] row of the observation after each step; -1 after a termination."""
     new: NewRows
     begins: Flags
-    """[m] for each new row: a window begins there (if a step is taken from it)."""
+    """[m] per new row: a window begins there, if the row gets a step."""
 
 
 def place(
     flow_: Flow, *, head: int, period: int, open_rows: Indices, open_positions: Indices
 ) -> Placed:
-    """Give a row to every observation that needs one.
+    """Assign a row to every observation that needs one.
 
     Args:
-        flow_: of the fragment, T steps of N environments.
-        head: the first new row.
-        period: steps from the beginning of one window to that of the next.
-        open_rows: [N] the row that environment n's first step is taken from, -1 if there is none.
-        open_positions: [N] steps before it in its episode.
+        flow_: flags of the fragment, T steps of N environments.
+        head: number of the first new row.
+        period: steps from the beginning of one window to the beginning of the next.
+        open_rows: [N] row of the observation before environment n's first step; -1 without one.
+        open_positions: [N] number of steps before it in its episode.
     """
     valid, steps, columns = flow_.valid, *flow_.valid.shape
     chained = np.concatenate(((open_rows >= 0)[None], valid[:-1] & ~flow_.ends[:-1])) & valid
     own = valid.copy()
-    own[0] &= open_rows < 0  # the observation of an open row is there already
-    per_step = (own.astype(np.int64) + flow_.looks_on).T
+    own[0] &= open_rows < 0  # the observation of an open row is stored already
+    per_step = (own.astype(np.int64) + flow_.extra_row).T
     offset = (np.cumsum(per_step).reshape(per_step.shape) - per_step).T
     step = np.where(own, head + offset, -1)
     step[0] = np.where(open_rows >= 0, open_rows, step[0])
     extra = head + offset + own
-    # The step at which the stretch of each began: before this fragment, if it goes on from an open
-    # row.
+    # First step of each stretch: before this fragment, if the stretch continues an open row.
     first = np.where(valid & ~chained, np.arange(steps)[:, None], -_NEVER)
     first[0] = np.where(open_rows >= 0, -open_positions, first[0])
     position = np.arange(steps)[:, None] - np.maximum.accumulate(first, axis=0)
@@ -159,22 +156,21 @@ def place(
         before[own],
         (position[own] % period) == 0,
     )
-    # Rows that are no steps. An open one begins a window if its step, when it comes, will be due
-    # to.
-    on, places = flow_.looks_on, extra[flow_.looks_on] - head
+    # Rows without a step. An open row begins a window if its future step is due to begin one.
+    on, places = flow_.extra_row, extra[flow_.extra_row] - head
     final[places], after[places] = flow_.final[on], step[on]
     index[places] = flat[on] + np.where(flow_.final[on], 0, columns)
     begins[places] = ~flow_.ends[on] & ((position[on] + 1) % period == 0)
-    follower = np.where(flow_.looks_on, extra, following)
+    follower = np.where(flow_.extra_row, extra, following)
     return Placed(step, position, follower, NewRows(head, index, final, after), begins)
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """W windows that are complete."""
+    """W complete windows."""
 
     rows: Indices
-    """[L, W] their steps' rows; past the length the last one again."""
+    """[L, W] rows of their steps; the last row repeats past the length."""
     length: Indices
     """[W]"""
 
@@ -182,19 +178,19 @@ class Windows:
 def complete(
     *, rows: Indices, position: Indices, ends: Flags, length: int, period: int, tail: int
 ) -> Windows:
-    """The windows that consecutive steps complete, of which the first, fewer than ``length``, were
-    there before and ended nothing.
+    """Windows completed by consecutive steps.
 
-    A window begins at every step whose position is a multiple of ``period``, and has ``length``
-    steps, or as many as are left in the episode.
+    A window begins at every step whose position is a multiple of ``period``. It has ``length``
+    steps, or as many as the episode has left. The first steps, fewer than ``length``, are known
+    from before and end no window.
 
     Args:
-        rows: [K, N] rows of the steps; -1 where there is none.
-        position: [K, N] steps before each in its episode.
+        rows: [K, N] rows of the steps; -1 without a step.
+        position: [K, N] number of steps before each in its episode.
         ends: [K, N] last steps of an episode.
-        length: of a whole window.
-        period: see above.
-        tail: older rows are gone, and with them the windows that began there.
+        length: length of a full window.
+        period: steps between the beginnings of windows.
+        tail: first row that still exists; windows that began before it are lost.
     """
     count = len(rows)
     k = np.arange(count)[:, None]
@@ -208,6 +204,6 @@ def complete(
 
 
 def windows_over(position: Indices, *, length: int, period: int) -> Indices:
-    """How many windows each step is part of, from its ``position`` in the episode."""
+    """Number of windows that contain each step, from its ``position`` in the episode."""
     covering: Indices = position // period - np.maximum((position - length) // period, -1)
     return covering

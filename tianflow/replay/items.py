@@ -1,6 +1,4 @@
-"""The items of a shard: windows by number, which of them can be drawn, how often each was, and why
-they went.
-"""
+"""Items of a shard: windows by number, their draws, and their removal."""
 
 from __future__ import annotations
 
@@ -20,15 +18,16 @@ _NEWEST = np.iinfo(np.int64).max
 
 
 class Items:
-    """Items numbered 0, 1, ... for ever in the order of their first rows; the newest ``capacity``
-    can be there. The number of an item is its key: place ``number % capacity``, generation ``number
-    // capacity``.
+    """Items numbered 0, 1, ... without end, in the order of their first rows.
+
+    The newest ``capacity`` numbers can be resident. The number of an item is its key: place
+    ``number % capacity``, generation ``number // capacity``.
 
     Args:
-        capacity: how many.
-        selector: makes the selector, given the capacity.
-        state: {leaf: shape} of the recurrent state kept with each item, float32.
-        max_samples: draws after which an item goes; None: without limit.
+        capacity: largest number of items.
+        selector: factory of the selector, given the capacity.
+        state: {leaf: shape} of the float32 recurrent state stored with each item.
+        max_samples: draws after which an item is removed; None: without limit.
     """
 
     def __init__(
@@ -46,25 +45,25 @@ class Items:
         self.version = np.zeros(capacity, np.int64)
         self.draws = np.zeros(capacity, np.int64)
         self.ready = np.zeros(capacity, np.bool_)
-        """Complete and not removed: it can be drawn."""
+        """Complete and not removed: the item can be drawn."""
         self.state = {
             name: np.zeros((capacity, *shape), np.float32) for name, shape in state.items()
         }
         self.greatest_priority = 1.0
-        """Of all that were given, and 1."""
+        """Largest priority so far, at least 1."""
         self.stale_updates = 0
         self._inserted = self._removed_unsampled = 0
         self._removed: Counter[Reason] = Counter()
         self._max_samples = max_samples
         self._draws_left = 0
-        self._oldest = _NEWEST  # no ready item is older; it may be too low
+        self._oldest = _NEWEST  # lower bound of the versions of ready items
 
     def __len__(self) -> int:
         return len(self.selector)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept by item, without the selector."""
+        """Memory of the items without the selector, in bytes."""
         arrays = (
             self.first_row,
             self.length,
@@ -76,7 +75,7 @@ class Items:
         return sum(array.nbytes for array in arrays)
 
     def tally(self) -> Tally:
-        """Of items."""
+        """Counts of items."""
         return Tally(
             self._inserted,
             len(self),
@@ -84,9 +83,11 @@ class Items:
             self._removed_unsampled,
         )
 
-    def room(self, count: int, tail: int, head: int) -> int:
-        """Up to which row (exclusive) the rows ``tail .. head - 1`` have to go so that ``count``
-        items fit; past ``head``: never.
+    def required_tail(self, count: int, tail: int, head: int) -> int:
+        """The row (exclusive) up to which rows ``tail .. head - 1`` must be evicted to fit
+        ``count`` items.
+
+        A result past ``head`` means that the items never fit.
         """
         if count > self.capacity:
             return head + 1
@@ -96,8 +97,9 @@ class Items:
         )
 
     def begin(self, first_rows: Indices) -> Indices:
-        """Numbers [n] for windows that begin at ``first_rows`` [n], ascending. They are not ready
-        yet; there is room.
+        """Numbers [n] of new windows that begin at ``first_rows`` [n], ascending.
+
+        They are not ready yet. The caller has made room.
         """
         numbers = np.arange(self.head, self.head + len(first_rows))
         places = numbers % self.capacity
@@ -110,11 +112,10 @@ class Items:
     def complete(
         self, numbers: Indices, lengths: Indices, versions: Indices, priorities: Floats
     ) -> None:
-        """These windows [n] can be drawn from now on. A priority of NaN means the greatest given so
-        far.
+        """Make these windows [n] ready. A priority of NaN means the largest so far.
 
         Raises:
-            ValueError: a priority is infinite or below 0; nothing has changed then.
+            ValueError: a priority is infinite or negative; nothing has changed.
         """
         if not len(numbers):
             return
@@ -129,13 +130,13 @@ class Items:
         self._draws_left += len(numbers) * (self._max_samples or 0)
 
     def evict(self, count: int) -> None:
-        """The ``count`` oldest numbers go, because their first rows do."""
+        """Remove the ``count`` oldest numbers, because their first rows are evicted."""
         places = np.arange(self.tail, self.tail + count) % self.capacity
         self.tail += count
         self.remove(places[self.ready[places]], "capacity")
 
     def remove(self, places: Indices, reason: Reason) -> None:
-        """Ready items go."""
+        """Remove ready items."""
         if not len(places):
             return
         self.selector.remove(places)
@@ -146,7 +147,7 @@ class Items:
             self._draws_left -= int(self._max_samples * len(places) - self.draws[places].sum())
 
     def older_than(self, version: int) -> Indices:
-        """Places of the ready items with a step older than ``version``."""
+        """Places of the ready items with a step of a version below ``version``."""
         if version <= self._oldest:
             return np.zeros(0, np.int64)
         old = self.ready & (self.version < version)
@@ -154,41 +155,40 @@ class Items:
         return np.flatnonzero(old)
 
     def update(self, keys: Indices, priorities: Floats) -> int:
-        """New priorities [n] for the items ``keys`` [n]; those no longer there are left out and
-        counted. How many were left out.
+        """Set priorities [n] of the items ``keys`` [n]. Returns the number of skipped keys.
+
+        Keys of removed items are skipped and counted.
 
         Raises:
-            ValueError: a priority is NaN, infinite or below 0; nothing has changed then.
+            ValueError: a priority is NaN, infinite or negative; nothing has changed.
         """
         check_priorities(priorities)
         places = keys % self.capacity
         there = (keys >= self.tail) & (keys < self.head) & self.ready[places]
         self.selector.update(places[there], priorities[there])
         self.greatest_priority = float(priorities[there].max(initial=self.greatest_priority))
-        left_out = int(np.count_nonzero(~there))
-        self.stale_updates += left_out
-        return left_out
+        skipped = int(np.count_nonzero(~there))
+        self.stale_updates += skipped
+        return skipped
 
     def keys(self, places: Indices) -> Indices:
-        """The numbers of the items that are at ``places`` now."""
+        """Numbers of the items at ``places``."""
         numbers: Indices = self.tail + (places - self.tail) % self.capacity
         return numbers
 
     def draws_left(self) -> float:
-        """How many more draws there are before nothing is left; infinite without ``max_samples``
-        while an item is there.
-        """
+        """Number of draws left; infinite without ``max_samples`` while an item is ready."""
         if self._max_samples is None:
             return np.inf if len(self) else 0.0
         return float(self._draws_left)
 
     def draw(self, n: int, generator: np.random.Generator) -> tuple[Indices, Floats, Indices]:
-        """Places [n], probabilities [n] when each was drawn, and places of the items that went,
-        having been drawn ``max_samples`` times.
+        """Draw n items: places [n], probabilities [n] at each draw, and places of the items
+        removed.
 
-        As if drawn one after the other, each item going once it has been drawn so often: leaving
-        out draws of such items and drawing anew gives the same distribution. At least n draws must
-        be left.
+        An item is removed after its ``max_samples``-th draw. The distribution is that of n draws
+        one after the other: draws of a removed item are rejected and repeated. At least n draws
+        must be left.
         """
         if self._max_samples is None:
             places, probabilities = self.selector.draw(n, generator)
@@ -197,28 +197,28 @@ class Items:
         drawn, chances, used_up = [], [], []
         while n > 0:
             places, probabilities = self.selector.draw(n, generator)
-            kept = self._within_limit(places, self._max_samples)
-            np.add.at(self.draws, places[kept], 1)
-            self._draws_left -= int(np.count_nonzero(kept))
+            accepted = self._within_limit(places, self._max_samples)
+            np.add.at(self.draws, places[accepted], 1)
+            self._draws_left -= int(np.count_nonzero(accepted))
             spent = np.unique(places[self.draws[places] >= self._max_samples])
             self.remove(spent, "max_samples")
-            drawn.append(places[kept])
-            chances.append(probabilities[kept])
+            drawn.append(places[accepted])
+            chances.append(probabilities[accepted])
             used_up.append(spent)
-            n -= int(np.count_nonzero(kept))
+            n -= int(np.count_nonzero(accepted))
         return np.concatenate(drawn), np.concatenate(chances), np.concatenate(used_up)
 
     def _within_limit(self, places: Indices, limit: int) -> Flags:
-        """Which of these draws, in order, do not exceed the limit of their item."""
+        """[n] True for the draws, in order, that do not exceed the limit of their item."""
         order = np.argsort(places, kind="stable")
         sorted_places = places[order]
         nth = np.arange(len(places)) - np.searchsorted(sorted_places, sorted_places)
-        kept = np.zeros(len(places), np.bool_)
-        kept[order] = self.draws[sorted_places] + nth < limit
-        return kept
+        accepted = np.zeros(len(places), np.bool_)
+        accepted[order] = self.draws[sorted_places] + nth < limit
+        return accepted
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """All of it, as views."""
+        """All state, as views."""
         counts = [
             self.head,
             self.tail,
@@ -241,7 +241,7 @@ class Items:
         }
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Become what items of the same sizes were at their `snapshot`."""
+        """Load the `snapshot` of items of the same sizes."""
         counts = arrays["counts"].tolist()
         self.head, self.tail, self._inserted, self.stale_updates, self._removed_unsampled = counts[
             :5

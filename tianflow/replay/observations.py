@@ -1,6 +1,4 @@
-"""Observations by row: leaves kept as they are, and stacks of frames of which every frame is kept
-once.
-"""
+"""Observations by row: plain leaves, and stacked leaves that store each frame once."""
 
 from __future__ import annotations
 
@@ -19,24 +17,26 @@ from tianflow.replay.sum_tree import Indices
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]
-_LOOK_AHEAD = 256
-"""Rows looked at in one go for frames that their removal would free."""
+_CHUNK = 256
+"""Rows per step of the search for frames that an eviction would free."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """m observations of one fragment (length T, N environments) that are about to become the rows
-    ``first .. first + m - 1``.
+    """Observations of one fragment (length T, N environments) for the rows ``first .. first + m -
+    1``.
     """
 
     first: int
     index: Indices
-    """[m] t * N + n: which observation of ``obs``, or of ``final_obs`` where ``final``."""
+    """[m] t * N + n: index into ``obs``, or into ``final_obs`` where ``final``."""
     final: Flags
     """[m]"""
     after: Indices
-    """[m] the row of the observation one step before in the same episode, -1 if that is not there.
-    It is the row before this one, or one that an earlier fragment wrote."""
+    """[m] row of the observation one step before in the same episode; -1 without one.
+
+    It is the previous row, or a row of an earlier fragment.
+    """
 
     def __len__(self) -> int:
         return len(self.index)
@@ -44,64 +44,64 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True)
 class LeafArrays:
-    """One leaf of a fragment: ``obs`` [T+1, N, *leaf] and ``final`` [T, N, *leaf], if there are
-    final observations.
-    """
+    """One leaf of a fragment: ``obs`` [T+1, N, *leaf], and ``final`` [T, N, *leaf] if it exists."""
 
     obs: Array
     final: Array | None
 
 
 class Leaf(Protocol):
-    """One leaf of the observations of all rows in a ring. Rows are numbered 0, 1, ... for ever; the
-    newest ``rows`` can be there.
+    """One leaf of the observations in a ring of rows.
+
+    Rows are numbered 0, 1, ... without end; the newest ``rows`` can be resident.
     """
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its memory, which never grows."""
+        """Size of its memory in bytes; constant."""
         ...
 
-    def look(self, arrays: LeafArrays) -> None:
-        """Look at the fragment that the next `room` and `write` will be about. Nothing refers to it
-        afterwards.
+    def inspect(self, arrays: LeafArrays) -> None:
+        """Prepare the next `required_tail` and `write` for this fragment. No reference to it
+        remains.
         """
         ...
 
-    def room(self, new: NewRows, arrays: LeafArrays, tail: int, head: int) -> int:
-        """Up to which row (exclusive) the rows ``tail .. head - 1`` have to go so that ``new``
-        fits; past ``head`` if it never does.
+    def required_tail(self, new: NewRows, arrays: LeafArrays, tail: int, head: int) -> int:
+        """The row (exclusive) up to which rows ``tail .. head - 1`` must be evicted to fit ``new``.
+
+        A result past ``head`` means that ``new`` never fits.
         """
         ...
 
     def evict(self, first: int, end: int) -> None:
-        """Let the oldest rows go, which are ``first .. end - 1``."""
+        """Evict the oldest rows, ``first .. end - 1``."""
         ...
 
     def write(self, new: NewRows, arrays: LeafArrays) -> None:
-        """Store them; there is room."""
+        """Store ``new``; the caller has made room."""
         ...
 
     def read(self, rows: Indices, out: Array) -> None:
-        """Write the observations of ``rows`` [...] into ``out`` [..., *leaf]."""
+        """Copy the observations of ``rows`` [...] to ``out`` [..., *leaf]."""
         ...
 
     def snapshot(self) -> dict[str, Array]:
-        """All it holds, as views."""
+        """All state, as views."""
         ...
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Become what a leaf of the same sizes was at its `snapshot`."""
+        """Load the `snapshot` of a leaf of the same sizes."""
         ...
 
 
 class PlainLeaf:
-    """Each observation in a row of its own, with the dtype it has.
+    """One observation per row, with its own dtype.
 
     Args:
         leaf: shape and dtype.
-        rows: how many.
-        unknown: what a final observation is if the fragment has none for this leaf.
+        rows: number of rows.
+        unknown: value of a final observation that the fragment does not contain.
     """
 
     def __init__(self, leaf: LeafSpec, *, rows: int, unknown: int = 0) -> None:
@@ -112,10 +112,10 @@ class PlainLeaf:
     def nbytes(self) -> int:
         return self._data.nbytes
 
-    def look(self, arrays: LeafArrays) -> None:
-        """Nothing depends on what it holds."""
+    def inspect(self, arrays: LeafArrays) -> None:
+        """The contents do not matter."""
 
-    def room(self, new: NewRows, arrays: LeafArrays, tail: int, head: int) -> int:  # noqa: ARG002 - all take the same room
+    def required_tail(self, new: NewRows, arrays: LeafArrays, tail: int, head: int) -> int:  # noqa: ARG002 - every observation needs the same memory
         return max(tail, head + len(new) - len(self._data))
 
     def evict(self, first: int, end: int) -> None:
@@ -142,20 +142,22 @@ class PlainLeaf:
 
 
 class StackedLeaf:
-    """Stacks ``[S, *frame]`` of the S last frames, the newest last. Where a stack really is the one
-    before moved on by one frame, only its newest frame is stored; else all S are. A frame is freed
-    with the last row that shows it.
+    """Stacks ``[S, *frame]`` of the last S frames, newest last.
+
+    If a stack equals its predecessor shifted by one frame, only its newest frame is stored, else
+    all S frames. A frame is freed with the last row that refers to it.
 
     Args:
         leaf: shape [S, *frame] and dtype.
-        rows: how many.
-        frames: how many frames there is memory for; if they run out, the oldest rows have to go.
+        rows: number of rows.
+        frames: capacity in frames; when it is exhausted, the oldest rows are evicted.
     """
 
     def __init__(self, leaf: LeafSpec, *, rows: int, frames: int) -> None:
         if len(leaf.shape) < 2 or leaf.shape[0] < 2:
             raise ValueError(
-                f"{leaf.name!r} of shape {leaf.shape} is no stack: that is [S, *frame] with S >= 2"
+                f"{leaf.name!r} of shape {leaf.shape} is not a stack: accepted is [S, *frame] with "
+                "S >= 2"
             )
         self._depth = leaf.shape[0]
         self._frames = np.zeros((frames, *leaf.shape[1:]), leaf.dtype)
@@ -171,24 +173,24 @@ class StackedLeaf:
 
     @property
     def frames_in_use(self) -> int:
-        """Frames that some row shows."""
+        """Number of frames that a row refers to."""
         return len(self._free) - self._free_count
 
-    def look(self, arrays: LeafArrays) -> None:
+    def inspect(self, arrays: LeafArrays) -> None:
         self._continues = continues(arrays.obs)
 
-    def room(self, new: NewRows, arrays: LeafArrays, tail: int, head: int) -> int:
+    def required_tail(self, new: NewRows, arrays: LeafArrays, tail: int, head: int) -> int:
         needed = int(self._fresh(new, arrays).sum()) - self._free_count
         while needed > 0 and tail < head:
-            end = min(head, tail + _LOOK_AHEAD)
+            end = min(head, tail + _CHUNK)
             freed = np.cumsum(self._shown_last(tail, end).sum(axis=1))
             enough = int(np.searchsorted(freed, needed))
             tail, needed = min(end, tail + enough + 1), needed - int(freed[-1])
         return tail if needed <= 0 else head + 1
 
     def evict(self, first: int, end: int) -> None:
-        for begin in range(first, end, _LOOK_AHEAD):
-            until = min(end, begin + _LOOK_AHEAD)
+        for begin in range(first, end, _CHUNK):
+            until = min(end, begin + _CHUNK)
             shown = self._shown[np.arange(begin, until) % len(self._shown)]
             freed = shown[self._shown_last(begin, until)]
             self._free[self._free_count : self._free_count + len(freed)] = freed
@@ -196,9 +198,9 @@ class StackedLeaf:
 
     def write(self, new: NewRows, arrays: LeafArrays) -> None:
         fresh, depth, rows = self._fresh(new, arrays), self._depth, len(self._shown)
-        # All frames in the order of their rows, with those of a row that an earlier fragment wrote
-        # before those of the row that goes on from it: then every row shows the S frames up to its
-        # own newest one.
+        # All frames in the order of their rows. The frames of a row of an earlier fragment come
+        # before those of the row that continues it. Every row then refers to the S frames up to its
+        # newest one.
         carried = np.flatnonzero((fresh == 1) & (new.after < new.first))
         counts = fresh.copy()
         counts[carried] += depth
@@ -212,7 +214,7 @@ class StackedLeaf:
         shown = frames[newest[:, None] + np.arange(1 - depth, 1)]
         for place, part in pieces(new.first, len(new), rows):
             self._shown[place] = shown[part]
-        # Of several rows that show a frame the last one is kept: NumPy assigns in order.
+        # If several rows refer to a frame, the last one counts: NumPy assigns in order.
         self._last_row[shown] = np.arange(new.first, new.first + len(new))[:, None]
         self._copy(new, arrays, fresh, shown)
 
@@ -238,13 +240,13 @@ class StackedLeaf:
         self._free[: self._free_count] = arrays["free"]
 
     def _shown_last(self, first: int, end: int) -> Flags:
-        """[rows, S]: which of the frames of these rows no later row shows."""
+        """[rows, S] True for frames of these rows to which no later row refers."""
         rows = np.arange(first, end)
         last: Flags = self._last_row[self._shown[rows % len(self._shown)]] == rows[:, None]
         return last
 
     def _fresh(self, new: NewRows, arrays: LeafArrays) -> Indices:
-        """[m] frames to be stored for each row: 1 where it continues the one before, else S."""
+        """[m] frames to store per row: 1 where it continues the row before, else S."""
         moved = np.zeros(len(new), np.bool_)
         chained = new.after >= 0
         by_obs = ~new.final & chained
@@ -257,7 +259,7 @@ class StackedLeaf:
         return np.where(moved, 1, self._depth)
 
     def _copy(self, new: NewRows, arrays: LeafArrays, fresh: Indices, shown: Array) -> None:
-        """Copy the frames that are stored: the newest of rows that continue, all of the others."""
+        """Copy the stored frames: the newest of rows that continue, all frames of the others."""
         frame = self._frames.shape[1:]
         for final, source in ((False, arrays.obs), (True, arrays.final)):
             chosen = new.final == final
@@ -271,8 +273,9 @@ class StackedLeaf:
 
 
 def continues(obs: Array) -> Flags:
-    """[T, N]: where the stack ``obs[t + 1]`` is ``obs[t]`` moved on by one frame, compared to the
-    last bit. obs [T+1, N, S, *frame].
+    """[T, N] True where stack ``obs[t + 1]`` is ``obs[t]`` shifted by one frame, bit for bit.
+
+    obs is [T+1, N, S, *frame].
     """
     words = _words(obs)
     same = [
@@ -285,24 +288,23 @@ def continues(obs: Array) -> Flags:
 def find_stacks(
     observation: Sequence[LeafSpec], arrays: Mapping[str, Array], length: int
 ) -> frozenset[str]:
-    """Names of the leaves whose first axis is a stack of frames, judged by one fragment: most
-    observations go on from the one before.
+    """Names of the leaves whose first axis is a stack of frames, detected from one fragment.
 
-    Only leaves of at least three axes are looked at. A leaf that never changes is taken for one,
-    too, which costs little.
+    A leaf is a stack if most observations are shifted by one frame. Only leaves with at least three
+    axes are considered. A constant leaf counts as a stack, too, which costs little.
     """
-    goes_on = ~arrays["start"][1 : length + 1]
+    continued = ~arrays["start"][1 : length + 1]
     found = []
     for leaf in observation:
-        if len(leaf.shape) >= 3 and leaf.shape[0] >= 2 and goes_on.any():
+        if len(leaf.shape) >= 3 and leaf.shape[0] >= 2 and continued.any():
             moved = continues(arrays[f"obs/{leaf.name}"][: length + 1])
-            if 2 * np.count_nonzero(moved & goes_on) > np.count_nonzero(goes_on):
+            if 2 * np.count_nonzero(moved & continued) > np.count_nonzero(continued):
                 found.append(leaf.name)
     return frozenset(found)
 
 
 def same_observations(left: Array, right: Array) -> Flags:
-    """[N]: where two sets of observations [N, *leaf] are the same to the last bit."""
+    """[N] True where two sets of observations [N, *leaf] are equal bit for bit."""
     axes = tuple(range(1, left.ndim + 1))
     as_bytes = [np.ascontiguousarray(side)[..., None].view(np.uint8) for side in (left, right)]
     same: Flags = (as_bytes[0] == as_bytes[1]).all(axis=axes)
@@ -310,7 +312,7 @@ def same_observations(left: Array, right: Array) -> Flags:
 
 
 def _words(obs: Array) -> Array:
-    """[T+1, N, S, W]: frames as the widest unsigned words that divide them."""
+    """[T+1, N, S, W] frames as the widest unsigned integers that divide them."""
     nbytes = math.prod(obs.shape[3:]) * obs.dtype.itemsize
     width = next(width for width in (8, 4, 2, 1) if nbytes % width == 0)
     return np.ascontiguousarray(obs).reshape(*obs.shape[:3], -1).view(f"u{width}")

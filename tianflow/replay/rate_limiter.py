@@ -1,7 +1,7 @@
-"""The one limiter of replay: how far drawing may run ahead of inserting, and inserting of drawing.
+"""Rate limiter of replay: bounds how far draws run ahead of inserts, and inserts of draws.
 
-Reverb's rate limiter (arXiv 2102.04736, section 3.2) for inserts and draws of many items at a time.
-A plain object: it says what may go on, whoever calls it waits.
+Reverb's rate limiter (arXiv 2102.04736, section 3.2), for inserts and draws of many items at once.
+It is a plain object: it permits or refuses, and its caller waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tianflow.core.limits import RateLimits
 
 @dataclass(frozen=True, slots=True)
 class LimiterStatistics:
-    """One look at a limiter. ``diff`` is in draws; the others count items since the run began."""
+    """State of a limiter. ``diff`` is in draws; the others count items since the run began."""
 
     inserts: int
     samples: int
@@ -25,20 +25,20 @@ class LimiterStatistics:
 
     @property
     def size(self) -> int:
-        """Items that are there."""
+        """Items in the table."""
         return self.inserts - self.deletes
 
 
 class Limiter:
-    """Counts of items, and what they permit.
+    """Counts of items, and the permissions that follow from them.
 
     ``diff`` is an accumulator: ``+ samples_per_insert * n`` for n inserted items, ``- m`` for m
-    drawn ones. **Of an insert of at most ``insert_size`` and a draw of at most ``draw_size`` one
-    may always go on**: below ``min_size`` the insert; above it, if the insert may not, ``diff >
+    drawn items. **An insert of at most ``insert_size`` or a draw of at most ``draw_size`` is always
+    permitted.** Below ``min_size`` it is the insert. Above it, if the insert is refused, ``diff >
     max_diff - samples_per_insert * n``, so ``diff - m > min_diff`` by the width of the band.
 
     Args:
-        limits: in force until `change`.
+        limits: limits in force until `change`.
     """
 
     def __init__(self, *, limits: RateLimits) -> None:
@@ -51,11 +51,11 @@ class Limiter:
         return self._limits
 
     def may_insert(self, n: int, *, ahead: int = 0) -> bool:
-        """True if ``n`` items may be inserted now, on top of ``ahead`` that were let in and are not
+        """True if ``n`` items may be inserted now, after ``ahead`` admitted items that are not
         counted yet.
 
         Raises:
-            ValueError: ``n`` is more than ``insert_size``.
+            ValueError: ``n`` exceeds ``insert_size``.
         """
         _check("insert", n, self._limits.insert_size)
         small = self._inserts - self._deletes + ahead < self._limits.min_size
@@ -65,7 +65,11 @@ class Limiter:
         )
 
     def may_draw(self, m: int) -> bool:
-        """True if ``m`` items may be drawn now. ValueError if that is more than ``draw_size``."""
+        """True if ``m`` items may be drawn now.
+
+        Raises:
+            ValueError: ``m`` exceeds ``draw_size``.
+        """
         _check("draw", m, self._limits.draw_size)
         return (
             self._inserts - self._deletes >= self._limits.min_size
@@ -73,7 +77,7 @@ class Limiter:
         )
 
     def inserted(self, n: int) -> None:
-        """Count ``n`` inserted items: a fact, whether it was asked for or not."""
+        """Count ``n`` inserted items, permitted or not."""
         self._inserts += n
         self._diff += self._limits.samples_per_insert * n
 
@@ -83,31 +87,35 @@ class Limiter:
         self._diff -= m
 
     def deleted(self, n: int) -> None:
-        """Count ``n`` items that are there no more, removed or lost with their shard. ValueError if
-        there are not so many.
+        """Count ``n`` items that were removed, or lost with their shard.
+
+        Raises:
+            ValueError: the table holds fewer items.
         """
         if n > self._inserts - self._deletes:
             raise ValueError(
-                f"{n} items were deleted, but only {self._inserts - self._deletes} are there"
+                f"{n} items were deleted, but the table holds {self._inserts - self._deletes}"
             )
         self._deletes += n
 
     def change(self, limits: RateLimits) -> None:
-        """Obey ``limits`` from now on. ``diff`` is clamped into the new band if that or the ratio
-        changes; counts stay.
+        """Put ``limits`` in force. Counts stay.
+
+        If the band or the ratio changes, ``diff`` is clamped to the new band.
         """
         old, self._limits = self._limits, limits
-        if _controller(old) != _controller(limits):
+        if _ratio_and_band(old) != _ratio_and_band(limits):
             self._diff = min(max(self._diff, limits.min_diff), limits.max_diff)
 
     def statistics(self) -> LimiterStatistics:
         return LimiterStatistics(self._inserts, self._samples, self._deletes, self._diff)
 
     def snapshot(self) -> dict[str, float | None]:
-        """Counts and ``diff`` for a checkpoint, with the ratio and band that ``diff`` was counted
-        under; JSON has no number for a side without end, so that is None.
+        """State for a checkpoint: counts, ``diff``, and the ratio and band in force.
+
+        An unbounded side is None, because JSON has no infinity.
         """
-        spi, low, high = _controller(self._limits)
+        spi, low, high = _ratio_and_band(self._limits)
         counts = {"inserts": self._inserts, "samples": self._samples, "deletes": self._deletes}
         return {
             **counts,
@@ -118,14 +126,15 @@ class Limiter:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take the counts of ``state``; the limits stay. If ratio or band are not those saved,
-        ``diff`` is clamped as by `change`.
+        """Load the counts of ``state``; the limits stay.
+
+        If the ratio or band differs from the saved one, ``diff`` is clamped as by `change`.
         """
         self._inserts, self._samples, self._deletes = (
             int(state[name]) for name in ("inserts", "samples", "deletes")
         )
         self._diff = float(state["diff"])
-        spi, low, high = _controller(self._limits)
+        spi, low, high = _ratio_and_band(self._limits)
         if (spi, _finite(low), _finite(high)) != (
             state["samples_per_insert"],
             state["min_diff"],
@@ -134,7 +143,7 @@ class Limiter:
             self._diff = min(max(self._diff, self._limits.min_diff), self._limits.max_diff)
 
 
-def _controller(limits: RateLimits) -> tuple[float, float, float]:
+def _ratio_and_band(limits: RateLimits) -> tuple[float, float, float]:
     return limits.samples_per_insert, limits.min_diff, limits.max_diff
 
 
@@ -145,6 +154,6 @@ def _finite(value: float) -> float | None:
 def _check(what: str, given: int, most: int) -> None:
     if not 0 <= given <= most:
         raise ValueError(
-            f"{what} of {given} items: the limits were checked for 0 .. {most}, a larger one "
-            "might wait for ever"
+            f"{what} of {given} items: the limits were checked for 0 .. {most} items; a larger "
+            f"{what} might wait for ever"
         )

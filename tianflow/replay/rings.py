@@ -1,4 +1,4 @@
-"""Reading and writing rows of preallocated arrays, with as few copies as NumPy allows."""
+"""Functions that read and write rows of preallocated arrays with few copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Array = NDArray[Any]
 
 
 def gather(data: Array, indices: NDArray[np.integer[Any]], out: Array) -> None:
-    """``out[...] = data[indices]``, row by row of ``out`` where it is not one piece of memory."""
+    """``out[...] = data[indices]``, row by row where ``out`` is not contiguous."""
     if out.flags.c_contiguous:
         np.take(data, indices, axis=0, out=out, mode="clip")  # any other mode copies twice
     else:
@@ -23,8 +23,9 @@ def gather(data: Array, indices: NDArray[np.integer[Any]], out: Array) -> None:
 
 
 def pieces(first: int, count: int, size: int) -> list[tuple[slice, slice]]:
-    """Where the rows ``first .. first + count - 1`` lie in a ring of ``size``, each piece with
-    which of the rows it is.
+    """Slices of the rows ``first .. first + count - 1`` in a ring of ``size``.
+
+    Each piece is (slice of the ring, slice of the rows).
     """
     begin = first % size
     whole = min(count, size - begin)

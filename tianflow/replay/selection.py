@@ -1,4 +1,4 @@
-"""Which items are drawn: selectors over item indices, one contract, batches in and batches out."""
+"""Selectors: distributions over item indices. All methods work on batches."""
 
 from __future__ import annotations
 
@@ -12,72 +12,82 @@ from tianflow.replay.sum_tree import Floats, Indices, SumTree
 
 
 class Selector(Protocol):
-    """A set of items, numbered 0 .. capacity - 1, of which some are drawn. Indices in one call are
-    distinct but in `update`.
+    """A set of items with indices 0 .. capacity - 1 from which items are drawn.
+
+    The indices of one call are distinct, except in `update`.
     """
 
     @property
     def mass(self) -> float:
-        """What this selector weighs among others of its kind: the probability of drawing from it is
-        in proportion.
+        """Weight of this selector among several: draws are distributed over selectors in
+        proportion.
         """
         ...
 
     def __len__(self) -> int: ...
 
     def insert(self, indices: Indices, priorities: Floats) -> None:
-        """Add items [n] that are not there. ValueError, and nothing changes, unless all priorities
-        [n] are finite and >= 0.
+        """Add new items [n].
+
+        Raises:
+            ValueError: a priority is not finite or negative; nothing has changed.
         """
         ...
 
     def remove(self, indices: Indices) -> None:
-        """Take away items [n] that are there."""
+        """Remove items [n] of the set."""
         ...
 
     def update(self, indices: Indices, priorities: Floats) -> None:
-        """New priorities [n] of items that are there; of several for one item the last one counts.
-        Raises as `insert`.
+        """Set priorities [n] of items in the set; the last of several for one item counts.
+
+        Raises:
+            ValueError: as `insert`.
         """
         ...
 
     def draw(self, n: int, generator: np.random.Generator) -> tuple[Indices, Floats]:
-        """Indices [n] and the probability [n] with which each was drawn. IndexError if no item is
-        there.
+        """Indices [n], and the probability [n] with which each was drawn.
+
+        Raises:
+            IndexError: the set is empty.
         """
         ...
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """All it knows, as arrays; views, so they change with it."""
+        """All state, as arrays. They are views and change with the selector."""
         ...
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Become what a selector of the same kind and capacity was at its `snapshot`."""
+        """Load the `snapshot` of a selector of the same kind and capacity."""
         ...
 
 
 def check_priorities(priorities: Floats) -> None:
-    """Raise ValueError for the first priority that is NaN, infinite or below 0."""
+    """Check that priorities are finite and not negative.
+
+    Raises:
+        ValueError: names the first priority that is NaN, infinite or negative.
+    """
     bad = ~(np.isfinite(priorities) & (priorities >= 0.0))
     if bad.any():
         which = int(np.flatnonzero(bad)[0])
         raise ValueError(
-            f"priority {which} of {len(priorities)} is {priorities[which]}: a priority is finite "
-            "and at least 0"
+            f"priority {which} of {len(priorities)} is {priorities[which]}: a priority must be "
+            "finite and at least 0"
         )
 
 
 def _refuse_empty(count: int) -> None:
     if not count:
-        raise IndexError("nothing to draw: no item is there")
+        raise IndexError("nothing to draw: the selector holds no items")
 
 
 class Uniform:
-    """Every item with the same probability, independently. Priorities are checked, and otherwise of
-    no meaning.
+    """Equal probability for every item, independent draws. Priorities are checked and not used.
 
     Args:
-        capacity: items are numbered below it.
+        capacity: number of item indices.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -100,7 +110,7 @@ class Uniform:
         self._count = end
 
     def remove(self, indices: Indices) -> None:
-        # The last members move into the holes, so that what is left lies side by side.
+        # The last members fill the holes, so that the members stay contiguous.
         kept = self._count - len(indices)
         places = self._place[indices]
         self._place[indices] = -1
@@ -111,7 +121,7 @@ class Uniform:
         self._place[movers] = holes
         self._count = kept
 
-    def update(self, indices: Indices, priorities: Floats) -> None:  # noqa: ARG002 - priorities mean nothing here
+    def update(self, indices: Indices, priorities: Floats) -> None:  # noqa: ARG002 - uniform draws ignore priorities
         check_priorities(priorities)
 
     def draw(self, n: int, generator: np.random.Generator) -> tuple[Indices, Floats]:
@@ -130,15 +140,15 @@ class Uniform:
 
 
 class Prioritised:
-    """Item i with probability ``p_i^alpha / sum_j p_j^alpha`` (PER, arXiv 1511.05952, eq. 1),
-    independently.
+    """Item i with probability ``p_i^alpha / sum_j p_j^alpha``, independent draws (PER, arXiv
+    1511.05952, eq. 1).
 
-    A priority of 0 has no mass, whatever alpha is: such an item is drawn only if all are so, and
-    then each with the same probability.
+    An item of priority 0 has no mass for any alpha. It is drawn only if no item has mass; then all
+    items are equally probable.
 
     Args:
-        capacity: items are numbered below it.
-        alpha: exponent, finite and >= 0; applied to each priority once, on its way in.
+        capacity: number of item indices.
+        alpha: exponent, finite and >= 0; applied once to each incoming priority.
     """
 
     def __init__(self, capacity: int, *, alpha: float) -> None:
@@ -183,20 +193,18 @@ class Prioritised:
 
     def _masses(self, priorities: Floats) -> Floats:
         check_priorities(priorities)
-        with np.errstate(over="ignore"):  # refused below, by name
+        with np.errstate(over="ignore"):  # refused below with a message of its own
             masses: Floats = np.where(priorities > 0.0, np.power(priorities, self._alpha), 0.0)
         if not np.isfinite(masses.sum()):
             raise ValueError(
-                f"a priority of {priorities.max()} to the power {self._alpha} is too large for "
+                f"priority {priorities.max()} to the power {self._alpha} exceeds the range of "
                 "float64"
             )
         return masses
 
 
 class _InOrder:
-    """Items in the order in which they came, in a log of twice their number that is tidied up when
-    it is full.
-    """
+    """Items in order of insertion, in a log of twice the capacity that is compacted when full."""
 
     def __init__(self, capacity: int) -> None:
         self._log = np.zeros(2 * capacity, np.int64)
@@ -213,7 +221,7 @@ class _InOrder:
     def insert(self, indices: Indices, priorities: Floats) -> None:
         check_priorities(priorities)
         if self._end + len(indices) > len(self._log):
-            self._tidy()
+            self._compact()
         end = self._end + len(indices)
         self._log[self._end : end] = indices
         self._place[indices] = np.arange(self._end, end)
@@ -223,11 +231,11 @@ class _InOrder:
         self._place[indices] = -1
         self._count -= len(indices)
 
-    def update(self, indices: Indices, priorities: Floats) -> None:  # noqa: ARG002 - priorities mean nothing here
+    def update(self, indices: Indices, priorities: Floats) -> None:  # noqa: ARG002 - the order ignores priorities
         check_priorities(priorities)
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        self._tidy()
+        self._compact()
         return {"order": self._log[: self._end]}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -238,12 +246,12 @@ class _InOrder:
         self._place[order] = np.arange(len(order))
 
     def _alive(self, begin: int, end: int) -> Indices:
-        """What is still there of the log between two places, in order."""
+        """Items of the log between two places that still exist, in order."""
         part = self._log[begin:end]
         alive: Indices = part[self._place[part] == np.arange(begin, end)]
         return alive
 
-    def _tidy(self) -> None:
+    def _compact(self) -> None:
         alive = self._alive(self._first, self._end)
         self._log[: len(alive)] = alive
         self._place[alive] = np.arange(len(alive))
@@ -254,38 +262,36 @@ class _InOrder:
 
 
 class Fifo(_InOrder):
-    """The n items that came first, in order; from the first again if there are fewer. Nothing is
-    random.
+    """The n oldest items, in order; repeated from the oldest if the set has fewer. Not random.
 
     Args:
-        capacity: items are numbered below it.
+        capacity: number of item indices.
     """
 
-    def draw(self, n: int, generator: np.random.Generator) -> tuple[Indices, Floats]:  # noqa: ARG002 - nothing is random
+    def draw(self, n: int, generator: np.random.Generator) -> tuple[Indices, Floats]:  # noqa: ARG002 - the draw is not random
         _refuse_empty(self._count)
         wanted, end = min(n, self._count), self._first
         found = self._log[:0]
         while len(found) < wanted:
             begin, end = end, min(self._end, end + 2 * n)
             found = np.concatenate((found, self._alive(begin, end)))
-        self._first = int(self._place[found[0]])  # what lies before it is gone for ever
+        self._first = int(self._place[found[0]])  # all entries before it were removed
         return self._drawn(found[:wanted], n)
 
 
 class Lifo(_InOrder):
-    """The n items that came last, the last one first; from it again if there are fewer. Nothing is
-    random.
+    """The n newest items, newest first; repeated from the newest if the set has fewer. Not random.
 
     Args:
-        capacity: items are numbered below it.
+        capacity: number of item indices.
     """
 
-    def draw(self, n: int, generator: np.random.Generator) -> tuple[Indices, Floats]:  # noqa: ARG002 - nothing is random
+    def draw(self, n: int, generator: np.random.Generator) -> tuple[Indices, Floats]:  # noqa: ARG002 - the draw is not random
         _refuse_empty(self._count)
         wanted, begin = min(n, self._count), self._end
         found = self._log[:0]
         while len(found) < wanted:
             end, begin = begin, max(self._first, begin - 2 * n)
             found = np.concatenate((found, self._alive(begin, end)[::-1]))
-        self._end = int(self._place[found[0]]) + 1  # what lies behind it is gone for ever
+        self._end = int(self._place[found[0]]) + 1  # all entries after it were removed
         return self._drawn(found[:wanted], n)

@@ -1,6 +1,4 @@
-"""Priorities of whole windows from one-step figures: R2D2's mixture, and the first priority of a
-new item as its actor saw it.
-"""
+"""Initial priorities of items: actor errors (Ape-X) and mixed sequence errors (R2D2)."""
 
 from __future__ import annotations
 
@@ -15,40 +13,37 @@ from tianflow.replay.sum_tree import Floats, Indices
 
 @dataclass(frozen=True, slots=True)
 class WindowSteps:
-    """The steps of W windows, padded to L rows; what lies past a window's length is of no
-    meaning.
-    """
+    """Steps of W windows, padded to L rows. Rows past a window's length are undefined."""
 
     reward: Floats
     """[L, W]"""
     q_taken: Floats
-    """[L, W] the acting network's value of the action taken."""
+    """[L, W] the acting network's value of the chosen action."""
     q_next: Floats
-    """[L, W] its greatest value of the observation after the step: 0 after a termination, NaN where
-    nobody computed it.
+    """[L, W] its largest value of the observation after the step.
+
+    The value is 0 after a termination, and NaN where the actor did not compute it.
     """
     length: Indices
     """[W] 1 .. L"""
     begins: Flags
-    """[W] the window begins with its episode."""
+    """[W] True if the window begins with its episode."""
 
 
 class InitialPriority(Protocol):
-    """What a new item's priority is, from what its actor knew."""
+    """Computes the initial priority of new items from the estimates of their actor."""
 
     columns: ClassVar[tuple[str, ...]]
     """Arrays [T, N] of a fragment that it needs besides the rewards."""
 
     def __call__(self, steps: WindowSteps) -> Floats:
-        """[W] priorities; NaN where nothing is known: the running maximum then."""
+        """[W] priorities; NaN where unknown, which means the largest priority so far."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunningMaximum:
-    """Every new item has the greatest priority given so far (PER, arXiv 1511.05952,
-    algorithm 1).
-    """
+    """The largest priority so far for every new item (PER, arXiv 1511.05952, algorithm 1)."""
 
     columns: ClassVar[tuple[str, ...]] = ()
 
@@ -58,7 +53,7 @@ class RunningMaximum:
 
 @dataclass(frozen=True, slots=True)
 class ActorError:
-    """The absolute n-step error of a window's first step, n its length (Ape-X, arXiv 1803.00933,
+    """Absolute n-step error of a window's first step, n its length (Ape-X, arXiv 1803.00933,
     algorithm 1).
     """
 
@@ -72,11 +67,12 @@ class ActorError:
 
 @dataclass(frozen=True, slots=True)
 class SequenceError:
-    """R2D2's mixture (OpenReview r1lyTjAqYX, section 2.3) of absolute n-step errors over the steps
-    that are trained on.
+    """R2D2's mixture of absolute n-step errors over the trained steps (OpenReview r1lyTjAqYX,
+    section 2.3).
 
-    Those are the steps after ``burn_in``, or all steps of a window that begins with its episode. A
-    window without any has priority 0. With ``rescaling`` the recorded values are h(returns).
+    Trained steps are those after ``burn_in``, or all steps of a window that begins with its
+    episode. A window without trained steps has priority 0. With ``rescaling`` the recorded values
+    are h(returns).
     """
 
     discount: float
@@ -96,12 +92,13 @@ class SequenceError:
 
 
 def sequence_priority(errors: Floats, trained: Flags, *, eta: float) -> Floats:
-    """``eta max_t |delta_t| + (1 - eta) mean_t |delta_t|`` over the trained steps (R2D2, OpenReview
-    r1lyTjAqYX, section 2.3).
+    """``eta max_t |delta_t| + (1 - eta) mean_t |delta_t|`` over the trained steps.
+
+    Source: R2D2, OpenReview r1lyTjAqYX, section 2.3.
 
     Args:
-        errors: [L, W] temporal-difference errors; may be NaN where not trained.
-        trained: [L, W] True on steps after burn-in that are no padding.
+        errors: [L, W] temporal-difference errors; NaN is allowed where not trained.
+        trained: [L, W] True on steps after burn-in, False on padding.
         eta: 0 .. 1.
 
     Returns:
@@ -116,12 +113,11 @@ def sequence_priority(errors: Floats, trained: Flags, *, eta: float) -> Floats:
 def n_step_errors(
     steps: WindowSteps, *, discount: float, n: int, rescaling: float | None = None
 ) -> Floats:
-    """``|sum_{i<m} discount^i r_{k+i} + discount^m q_next_{k+m-1} - q_taken_k|`` of each step k,
-    with m = min(n, steps left).
+    """``|sum_{i<m} discount^i r_{k+i} + discount^m q_next_{k+m-1} - q_taken_k|`` of each step k.
 
-    If nobody computed the value after the last step of a window (an episode was cut off there, or
-    the actor has not gone on yet), the sum ends one step earlier, at the value before that step;
-    NaN where that leaves nothing, and past the length.
+    m is min(n, steps left). If the value after a window's last step is unknown (a truncated
+    episode, or an actor that has not continued yet), the sum ends one step earlier, at the value
+    before that step. The error is NaN where no step remains, and past the length.
 
     With ``rescaling`` values are h(returns): ``|h(sum + discount^m h^-1(q_next)) - q_taken|``
     (R2D2, section 2.3).

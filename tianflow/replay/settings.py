@@ -1,4 +1,4 @@
-"""What a shard is told, and what it tells."""
+"""Settings and statistics of a shard."""
 
 from __future__ import annotations
 
@@ -15,69 +15,75 @@ REASONS: tuple[Reason, ...] = ("capacity", "age", "max_samples")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSettings:
-    """What a shard keeps, and how.
+    """Contents and sizes of a shard.
 
     Raises:
-        ValueError: if no item could ever be drawn, or a stack is no leaf.
+        ValueError: no item could ever be drawn, or ``stacks`` names an unknown leaf.
     """
 
     observation: tuple[LeafSpec, ...]
     action: tuple[tuple[int, ...], str]
     """Shape and dtype of one stored action."""
     capacity: int
-    """Stored observations. Every step needs one, and so do the last observation of an episode that
-    was cut off and the one that follows the newest step of each environment."""
+    """Stored observations.
+
+    Every step needs one. So do the last observation of a truncated episode, and the observation
+    after the newest step of each environment.
+    """
     length: int
-    """Steps of an item: the n of n-step transitions, the length of sequences."""
+    """Steps of an item: n of n-step transitions, or the length of sequences."""
     period: int = 1
-    """Steps from the beginning of one item to that of the next: ``length`` less the overlap."""
+    """Steps from the beginning of one item to the beginning of the next: ``length`` minus the
+    overlap.
+    """
     stacks: frozenset[str] = frozenset()
     """Leaves whose first axis is a stack of frames; see `observations.find_stacks`."""
     frames_per_row: float = 1.1
-    """Memory for frames of stacked leaves: one for each observation, and what the beginnings of
-    episodes cost.
+    """Capacity for frames of stacked leaves, per observation. The excess over 1 covers beginnings
+    of episodes.
     """
     items: int | None = None
-    """How many items there is memory for; None: one for every half ``period``."""
+    """Capacity in items; None: one per half ``period``."""
     state: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Name and shape of each leaf of the recurrent state that is kept with an item, float32."""
+    """Name and shape of each leaf of the float32 recurrent state stored with an item."""
     mask_size: int = 0
-    """Booleans of an action mask; 0: there are none."""
+    """Booleans of an action mask; 0: no masks."""
     extras: tuple[tuple[str, tuple[int, ...], str], ...] = ()
-    """Name, shape and dtype of further columns of steps, e.g. ``log_prob``."""
+    """Name, shape and dtype of further step columns, e.g. ``log_prob``."""
     max_samples: int | None = None
-    """Draws after which an item goes; None: without limit."""
+    """Draws after which an item is removed; None: without limit."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= self.capacity:
             raise ValueError(
                 f"length = {self.length} with capacity = {self.capacity}: no item would ever be "
-                "complete"
+                "complete; accepted: 1 to the capacity"
             )
         if self.period < 1:
             raise ValueError(f"period = {self.period}: items begin at least one step apart")
         if self.items is not None and self.items < 1:
-            raise ValueError(f"items = {self.items}: no item would ever fit")
+            raise ValueError(f"items = {self.items}: no item would ever fit; accepted: 1 or more")
         if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"max_samples = {self.max_samples}: no item could ever be drawn")
+            raise ValueError(
+                f"max_samples = {self.max_samples}: no item could ever be drawn; accepted: 1 or "
+                "more, or None"
+            )
         unknown = self.stacks - {leaf.name for leaf in self.observation}
         if unknown:
             raise ValueError(
-                f"stacks {sorted(unknown)} are no leaves; leaves are "
+                f"stacks {sorted(unknown)} are not leaves of the observation; accepted: "
                 f"{[leaf.name for leaf in self.observation]}"
             )
 
     @property
     def item_capacity(self) -> int:
-        """Items that there is memory for."""
+        """Capacity in items."""
         return self.items or min(self.capacity, 2 * self.capacity // self.period + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """What an insert did: new steps, items that can be drawn from now on, and items that had
-    to go.
-    """
+    """Result of an insert: new steps, items that became ready, and items that were removed."""
 
     steps: int
     items: int
@@ -86,12 +92,13 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a draw of n took. The probabilities are within this shard; mass and count are the
-    shard's just before.
+    """Result of a draw of n items. Probabilities are relative to this shard.
+
+    ``mass`` and ``count`` are those of the shard just before the draw.
     """
 
     keys: Indices
-    """[n] int64, for `Shard.update_priorities`: the number of an item, never used again."""
+    """[n] int64 item numbers, for `Shard.update_priorities`; numbers are never reused."""
     probability: Floats
     """[n] float64"""
     mass: float
@@ -100,8 +107,9 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """``inserted == resident + sum(removed.values())``, of steps or of items; ``removed_unsampled``
-    of the removed were never drawn.
+    """Counts of steps or items: ``inserted == resident + sum(removed.values())``.
+
+    ``removed_unsampled`` of the removed ones were never drawn.
     """
 
     inserted: int
@@ -112,18 +120,17 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class ShardStatistics:
-    """One consistent look at a shard."""
+    """State of a shard at one moment."""
 
     steps: Tally
-    """A step is resident while its row is there and some item, complete or in the making, needs it.
-    """
+    """A step is resident while its row exists and an item, complete or not, needs it."""
     items: Tally
     mass: float
     stale_updates: int
-    """Priorities that came back after their item had gone."""
+    """Priorities for items that were already removed."""
     breaks: int
-    """Environments whose stream did not go on where it had ended."""
+    """Environments whose stream did not continue where it had ended."""
     unknown_states: int
-    """Items whose recurrent state nobody gave: they begin with zeros."""
+    """Items without a known recurrent state; they begin with zeros."""
     nbytes: int
-    """All memory of columns, frames and items; it never grows."""
+    """Memory of columns, frames and items; constant."""

@@ -1,6 +1,4 @@
-"""Drawing over several shards as if they were one: each shard's probability, and weights from an
-item's probability over all.
-"""
+"""Equations for draws over several shards: shard probabilities and importance weights."""
 
 from __future__ import annotations
 
@@ -13,8 +11,10 @@ Floats = NDArray[np.float64]
 
 
 def shard_probabilities(masses: Sequence[float], counts: Sequence[int]) -> Floats:
-    """[K] the probability of each shard: in proportion to mass; by number of items if nothing has
-    mass; 0 if nothing is anywhere.
+    """[K] probability of each shard, in proportion to its mass.
+
+    The probabilities are in proportion to the numbers of items if no shard has mass, and 0 if no
+    shard has items.
     """
     weights = np.asarray(masses, np.float64)
     if not weights.sum() > 0.0:
@@ -29,11 +29,11 @@ def importance_weights(probability: Floats, *, count: int, beta: float) -> Float
     Args:
         probability: [n] of each drawn item among **all** items of all shards.
         count: N, the number of items of all shards.
-        beta: 0 .. 1, how much of the bias is taken back.
+        beta: 0 .. 1, the degree of bias correction.
 
     Returns:
-        [n] float64 in (0, 1]. The maximum is that of these n, not of all items: it differs by a
-        factor common to the batch.
+        [n] float64 in (0, 1]. The maximum is taken over these n items. Compared with the maximum
+            over all items, the weights differ by a factor common to the batch.
     """
     weights = (count * probability) ** -beta
     scaled: Floats = weights / weights.max()

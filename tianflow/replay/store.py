@@ -1,5 +1,6 @@
-"""The memory of a shard: observations, steps and items in step with each other. It knows rows and
-windows, not where they come from.
+"""Memory of a shard: observations, steps and items, kept consistent.
+
+The store handles rows and windows. It does not know streams.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from tianflow.replay.sum_tree import Floats, Indices
 Array = NDArray[Any]
 MASK = "action_mask"
 _RELEASED_AT_ONCE = 4096
-"""Windows that are taken apart in one go, so that removing very many needs little memory."""
+"""Windows released at a time, which limits the temporary memory of large removals."""
 
 
 class StepStore:
-    """Rows and what hangs on them. When something runs out (rows, frames or items), the oldest rows
-    go.
+    """Rows with their steps and items. When rows, frames or items run out, the oldest rows are
+    evicted.
 
     Args:
-        settings: of the shard.
-        selector: makes the selector of items, given how many there can be.
-        estimates: columns of steps that initial priorities are computed from.
+        settings: settings of the shard.
+        selector: factory of the selector of items, given the capacity.
+        estimates: step columns for initial priorities.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class StepStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns, frames and items."""
+        """Memory of all columns, frames and items, in bytes."""
         return (
             self.columns.nbytes
             + self.items.nbytes
@@ -80,7 +81,12 @@ class StepStore:
         )
 
     def check(self, fragment: Fragment) -> None:
-        """Raise KeyError for a missing array, ValueError for an impossible length."""
+        """Check that all arrays exist and the length is possible.
+
+        Raises:
+            KeyError: an array is missing.
+            ValueError: the length is out of range.
+        """
         names = {
             *self.columns.steps,
             *self._leaves,
@@ -95,17 +101,18 @@ class StepStore:
             )
         if not 1 <= fragment.length <= len(fragment.arrays["valid"]):
             raise ValueError(
-                f"length = {fragment.length}: the arrays have {len(fragment.arrays['valid'])} rows"
+                f"length = {fragment.length}: accepted is 1 to the number of rows, "
+                f"{len(fragment.arrays['valid'])}"
             )
 
-    def look(self, fragment: Fragment) -> None:
-        """Look at the observations of the fragment that is to be stored next."""
+    def inspect(self, fragment: Fragment) -> None:
+        """Prepare the leaves for the observations of the next fragment."""
         for name, leaf in self._leaves.items():
-            leaf.look(_leaf_arrays(fragment, name))
+            leaf.inspect(_leaf_arrays(fragment, name))
 
     def same_observations(self, fragment: Fragment, rows: Indices, where: Flags) -> Flags:
-        """[n] for the n environments ``where`` [N]: the fragment's first observation is that of
-        ``rows`` [n].
+        """[n] True where the first observation of environment ``where`` [N] equals that of ``rows``
+        [n].
         """
         same = np.ones(len(rows), np.bool_)
         for leaf in self._settings.observation:
@@ -118,11 +125,11 @@ class StepStore:
     def place(
         self, fragment: Fragment, flow: Flow, open_rows: Indices, open_positions: Indices
     ) -> tuple[Placed, int]:
-        """Where the steps of a fragment go, and up to which row (exclusive) the oldest have to go
-        for that.
+        """Rows of the steps of a fragment, and the row (exclusive) up to which the oldest must be
+        evicted.
 
         Raises:
-            ValueError: it is more than fits at all.
+            ValueError: the fragment is larger than the shard.
         """
         columns, items = self.columns, self.items
         placed = place(
@@ -134,30 +141,30 @@ class StepStore:
         )
         leaves = self._leaves.items()
         tails = [
-            leaf.room(placed.new, _leaf_arrays(fragment, name), columns.tail, columns.head)
+            leaf.required_tail(placed.new, _leaf_arrays(fragment, name), columns.tail, columns.head)
             for name, leaf in leaves
         ]
         tails += [
             columns.tail,
-            items.room(int(np.count_nonzero(placed.begins)), columns.tail, columns.head),
+            items.required_tail(int(np.count_nonzero(placed.begins)), columns.tail, columns.head),
         ]
         tails += [columns.head + len(placed.new) - columns.size]
         if max(tails) > columns.head:
             raise ValueError(
-                f"a fragment of {len(placed.new)} observations is more than the whole shard holds: "
-                f"{columns.size} observations, {items.capacity} items, "
-                f"{self._settings.frames_per_row} frames for each observation"
+                f"a fragment of {len(placed.new)} observations is larger than the shard, which "
+                f"holds {columns.size} observations, {items.capacity} items and "
+                f"{self._settings.frames_per_row} frames per observation"
             )
         return placed, max(tails)
 
     def evict(self, tail: int) -> None:
-        """Let all rows before ``tail`` go, and the items that begin in them."""
+        """Evict all rows before ``tail``, and the items that begin in them."""
         for leaf in self._leaves.values():
             leaf.evict(self.columns.tail, tail)
         self.items.evict(self.columns.evict(tail))
 
     def write(self, fragment: Fragment, placed: Placed, flow: Flow) -> None:
-        """StepStore observations and steps, and begin items; there is room."""
+        """Store observations and steps, and begin items. The caller has made room."""
         if len(placed.new):
             for name, leaf in self._leaves.items():
                 leaf.write(placed.new, _leaf_arrays(fragment, name))
@@ -171,15 +178,13 @@ class StepStore:
             self._write_states(fragment, step, column, placed.step[begun])
 
     def complete(self, windows: Windows, priorities: Floats) -> None:
-        """These windows [W] are items from now on. A priority of NaN means the greatest given so
-        far.
-        """
+        """Make these windows [W] ready items. A priority of NaN means the largest so far."""
         places = windows.rows % self.columns.size
         versions = self.columns.steps["version"][places].min(axis=0)
         self.items.complete(self.columns.item[places[0]], windows.length, versions, priorities)
 
     def window_steps(self, windows: Windows) -> WindowSteps:
-        """What an initial priority is computed from."""
+        """Steps of the windows, for initial priorities."""
         columns, length = self.columns, windows.length
         places = windows.rows % columns.size
         reward, q_taken, q_max = (columns.steps[name] for name in ("reward", "q_taken", "q_max"))
@@ -201,7 +206,7 @@ class StepStore:
         )
 
     def read(self, items: Indices, out: Mapping[str, Array]) -> None:
-        """Write the windows of the items at these places [n] into ``out``; see `Shard.draw`."""
+        """Copy the windows of the items at these places [n] to ``out``; see `Shard.draw`."""
         columns, kept = self.columns, self.items
         lengths = kept.length[items]
         places = columns.walk(kept.first_row[items] % columns.size)
@@ -219,11 +224,11 @@ class StepStore:
         out["version"][:] = kept.version[items]
         for name, state in kept.state.items():
             gather(state, items, out[f"state/{name}"])
-        columns.note_drawn(steps if padded is None else steps[valid])
+        columns.mark_drawn(steps if padded is None else steps[valid])
 
     def release(self, items: Indices, reason: Reason) -> None:
-        """The items at these places have gone, though their rows are there: steps that no other
-        item needs go, too.
+        """Release the steps of removed items whose rows remain. Steps that no item needs are
+        removed.
         """
         for begin in range(0, len(items), _RELEASED_AT_ONCE):
             some = items[begin : begin + _RELEASED_AT_ONCE]
@@ -232,7 +237,7 @@ class StepStore:
             self.columns.release(steps[np.arange(len(steps))[:, None] < lengths], reason)
 
     def make_batch(self, n: int) -> dict[str, Array]:
-        """Arrays of zeros for `read` of n windows."""
+        """Zero arrays for `read` of n windows."""
         s = self._settings
         shapes: dict[str, tuple[tuple[int, ...], str]] = {
             name: ((s.length + 1, n, *leaf.shape), leaf.dtype)
@@ -250,7 +255,7 @@ class StepStore:
         return {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
 
     def snapshot(self) -> dict[str, Array]:
-        """All of it, as views."""
+        """All state, as views."""
         arrays: dict[str, Array] = {"unknown_states": np.array([self.unknown_states])}
         arrays |= {f"columns/{name}": array for name, array in self.columns.snapshot().items()}
         arrays |= {f"items/{name}": array for name, array in self.items.snapshot().items()}
@@ -259,8 +264,10 @@ class StepStore:
         return arrays
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Become what a store of the same settings was at its `snapshot`. ValueError if the
-        settings were others.
+        """Load the `snapshot` of a store with the same settings.
+
+        Raises:
+            ValueError: the settings were different.
         """
         for name, array in self.snapshot().items():
             free_size = name.endswith("/free") or name.startswith("items/selector/")
@@ -269,23 +276,24 @@ class StepStore:
                 and (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype)
             ):
                 found = (
-                    f"{arrays[name].dtype} {arrays[name].shape}" if name in arrays else "not there"
+                    f"{arrays[name].dtype} {arrays[name].shape}" if name in arrays else "missing"
                 )
                 raise ValueError(
-                    f"{name} is {found}, not {array.dtype} {array.shape}: the snapshot is of a "
-                    "shard with other settings"
+                    f"{name} is {found}, expected {array.dtype} {array.shape}: the snapshot is of "
+                    "a shard with other settings"
                 )
         self.unknown_states = int(arrays["unknown_states"][0])
-        self.columns.restore(below("columns/", arrays))
-        self.items.restore(below("items/", arrays))
+        self.columns.restore(with_prefix("columns/", arrays))
+        self.items.restore(with_prefix("items/", arrays))
         for name, leaf in self._leaves.items():
-            leaf.restore(below(f"leaf/{name}/", arrays))
+            leaf.restore(with_prefix(f"leaf/{name}/", arrays))
 
     def _write_states(
         self, fragment: Fragment, step: Indices, column: Indices, rows: Indices
     ) -> None:
-        """Recurrent states of the windows that begin at these steps [n] of these environments [n],
-        stored in ``rows`` [n].
+        """Store the recurrent states of windows that begin at these steps [n] of environments [n].
+
+        ``rows`` [n] are the rows of the steps.
         """
         places = self.columns.item[rows % self.columns.size] % self.items.capacity
         unknown = np.zeros(len(step), np.bool_)
@@ -300,8 +308,8 @@ class StepStore:
         self.unknown_states += int(np.count_nonzero(unknown))
 
 
-def below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays whose names begin with ``prefix``, without it."""
+def with_prefix(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Arrays whose names begin with ``prefix``, without it."""
     return {
         name.removeprefix(prefix): array
         for name, array in arrays.items()
@@ -310,7 +318,7 @@ def below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _leaf_specs(settings: ShardSettings) -> dict[str, LeafSpec]:
-    """Everything that is known of an observation, by the name of its array."""
+    """All arrays of an observation, by name."""
     leaves = {f"obs/{leaf.name}": leaf for leaf in settings.observation}
     return leaves | (
         {MASK: LeafSpec(MASK, (settings.mask_size,), "bool")} if settings.mask_size else {}
@@ -324,8 +332,8 @@ def _leaves(settings: ShardSettings) -> dict[str, Leaf]:
             frames = math.ceil(settings.capacity * settings.frames_per_row) + leaf.shape[0]
             leaves[name] = StackedLeaf(leaf, rows=settings.capacity, frames=frames)
         else:
-            # An episode that was cut off says nothing of its last observation's mask: everything is
-            # allowed then.
+            # A truncated episode has no mask for its last observation; all actions are allowed
+            # then.
             leaves[name] = PlainLeaf(leaf, rows=settings.capacity, unknown=1 if name == MASK else 0)
     return leaves
 

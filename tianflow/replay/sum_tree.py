@@ -1,4 +1,4 @@
-"""Masses in a binary tree of sums: drawing in proportion to mass, many at a time."""
+"""Sum tree: draws in proportion to mass, in batches."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 FEW = 512
-"""Leaves that are set at once without looking for what they have in common: summing twice is
-quicker than finding out.
-"""
+"""Leaves that are set at once without removing duplicate parents; summing twice is faster."""
 
 
 class SumTree:
-    """``capacity`` masses, all 0 at first, and their sums.
+    """``capacity`` masses, initially 0, and their sums in a binary tree.
 
-    Every inner node is the sum of its two children, computed anew whenever one of them changes:
-    nothing is added up over time, so nothing drifts. Everything is float64 and works on batches.
+    Every inner node is recomputed from its two children when one changes, so rounding errors do not
+    accumulate. All values are float64.
 
     Args:
-        capacity: leaves, at least 1; any number.
+        capacity: number of leaves, at least 1.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -34,7 +32,7 @@ class SumTree:
         self._depth = self._base.bit_length() - 1
         self._nodes = np.zeros(2 * self._base, np.float64)
         self.leaves: Floats = self._nodes[self._base : self._base + capacity]
-        """[capacity] the masses, to be read."""
+        """[capacity] the masses. Read-only."""
 
     @property
     def total(self) -> float:
@@ -42,8 +40,9 @@ class SumTree:
         return float(self._nodes[1])
 
     def set(self, indices: Indices, masses: Floats) -> None:
-        """Give the leaves ``indices`` [n] their ``masses`` [n] (finite, >= 0). Of several for one
-        leaf the last one counts.
+        """Set the leaves ``indices`` [n] to ``masses`` [n] (finite, >= 0).
+
+        The last of several masses for one leaf counts.
         """
         if not len(indices):
             return
@@ -59,27 +58,27 @@ class SumTree:
             sums[nodes] = sums.take(right - 1) + sums.take(right)
 
     def find(self, masses: Floats) -> Indices:
-        """The leaf that owns each of ``masses`` [n] in [0, total): the first whose prefix sum is
-        above it.
+        """The leaf of each of ``masses`` [n] in [0, total): the first whose prefix sum exceeds it.
 
-        A leaf of mass 0 is never found while the total is above 0: the way down never takes a child
-        without mass, however the sums were rounded.
+        A leaf of mass 0 is never found while the total is above 0. The search never enters a child
+        without mass, whatever the rounding.
         """
-        found = self._down(masses, lambda remaining, left, _: remaining >= left)
-        lost = self._nodes.take(found) == 0.0  # rounding left more than there is below some node
+        found = self._descend(masses, lambda remaining, left, _: remaining >= left)
+        lost = self._nodes.take(found) == 0.0  # rounding left a remainder above the mass of a node
         if lost.any():
-            found[lost] = self._down(
+            found[lost] = self._descend(
                 masses[lost],
                 lambda remaining, left, nodes: (remaining >= left) & (self._nodes[nodes + 1] > 0.0),
             )
         found -= self._base
         return found
 
-    def _down(
+    def _descend(
         self, masses: Floats, goes_right: Callable[[Floats, Floats, Indices], NDArray[np.bool_]]
     ) -> Indices:
-        """From the root to a leaf for each of ``masses`` [n], by ``goes_right(what is left of it,
-        mass of the left child, left child)``.
+        """Descend from the root to a leaf for each of ``masses`` [n].
+
+        ``goes_right`` gets the remaining mass, the mass of the left child, and the left child.
         """
         remaining = np.array(masses, np.float64)
         nodes = np.ones(len(remaining), np.int64)
@@ -93,9 +92,9 @@ class SumTree:
         return nodes
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """The leaves; all else follows from them."""
+        """The leaves; the sums follow from them."""
         return {"leaves": self.leaves}
 
     def restore(self, leaves: Floats) -> None:
-        """Take the masses of ``leaves`` [capacity]."""
+        """Load the masses ``leaves`` [capacity]."""
         self.set(np.arange(self.capacity), leaves)
