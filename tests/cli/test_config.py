@@ -25,7 +25,7 @@ def test_every_setting_says_what_it_is(name: str) -> None:
 def test_a_setting_is_told_of_with_what_it_takes_its_default_and_whether_it_is_live() -> None:
     told = run("config", "explain", "balance.max_staleness").stdout
 
-    assert "balance.max_staleness\n    The bound" in told
+    assert "balance.max_staleness\n    Maximum staleness" in told
     assert "whole number from 0, or unbounded; default 1; live" in told
     assert "run.max_seconds\n" in run("config", "explain", "max_seconds").stdout
     assert "text; required" in run("config", "explain", "env.id").stdout

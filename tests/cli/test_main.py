@@ -162,7 +162,7 @@ def test_every_problem_of_a_config_is_one_line_and_nothing_is_started(api: Api) 
     assert (2, []) == (done.exit_code, api.asked)
     first, second = done.stderr.splitlines()
     assert first.startswith(
-        "env.num_env = 3: there is no such setting; accepted: one of failure_window_s"
+        "env.num_env = 3: is not a setting; accepted: one of failure_window_s"
     )
     assert first.endswith("did you mean 'num_envs'?")
     assert "actors.count = -1: is out of range; accepted: a number >= 0" == second
@@ -226,7 +226,7 @@ def test_a_run_whose_config_is_spoiled_goes_on_with_that_of_its_checkpoint_and_s
     assert 3 == api.asked[0][0].bound
     configure(stream=(told := io.StringIO()))
     assert settings_in_force("a-run", tmp_path) is None
-    assert "those of the checkpoint are taken" in told.getvalue()
+    assert "those of the checkpoint are used" in told.getvalue()
 
 
 def test_a_resumed_run_may_be_given_other_settings(api: Api, tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""Settings of algorithms that learn from replay: what they say of items, what they refuse,
-and why.
-"""
+"""Settings of algorithms that learn from replay: items, refusals and their reasons."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ every_settings = pytest.mark.parametrize("settings", SETTINGS)
 def problems(
     algorithm: Any, action: ActionSpec, *, returns: bool = False, **network: Any
 ) -> dict[str, str]:
-    """What is wrong, by path."""
+    """Problems by path."""
     env = EnvSettings(id="Test-v0", normalisation=NormalisationSettings(returns=returns))
     memory = {"lstm": 8} if algorithm.name == "r2d2" else {}
     config = Config(env=env, algorithm=algorithm, network=NetworkSettings(**{**memory, **network}))
@@ -50,7 +48,7 @@ def problems(
 
 
 @every_settings
-def test_settings_come_back_from_what_was_dumped(settings: Any) -> None:
+def test_settings_can_be_read_back_from_a_dump(settings: Any) -> None:
     made = settings(batch_size=7)
     assert made == settings.model_validate(made.model_dump())
     assert isinstance(made, OffPolicySettings)
@@ -66,19 +64,19 @@ def test_settings_come_back_from_what_was_dumped(settings: Any) -> None:
         (R2D2Settings(burn_in=0, unroll=80, overlap=40), (80, 40)),
     ],
 )
-def test_items_are_windows_of_so_many_steps(
+def test_items_are_windows_of_the_configured_length(
     settings: OffPolicySettings, window: tuple[int, int]
 ) -> None:
     assert window == settings.window
     assert settings.batch_size == settings.items
 
 
-def test_actors_record_what_first_priorities_are_made_of() -> None:
+def test_actors_record_the_inputs_of_initial_priorities() -> None:
     assert ("q_taken", "q_max") == DQNSettings().recorded == R2D2Settings().recorded
     assert () == SACSettings().recorded == TD3Settings().recorded
 
 
-def test_epsilon_falls_on_a_line_unless_every_environment_has_its_own() -> None:
+def test_epsilon_decreases_linearly_unless_every_environment_has_its_own() -> None:
     settings = DQNSettings(epsilon_start=1.0, epsilon_end=0.2, epsilon_updates=10)
     assert [1.0, 0.6, 0.2, 0.2] == pytest.approx(
         [settings.exploration(updates)["epsilon"] for updates in (0, 5, 10, 99)]
@@ -90,13 +88,13 @@ def test_epsilon_falls_on_a_line_unless_every_environment_has_its_own() -> None:
 
 @every_settings
 @pytest.mark.parametrize("cost", ["entropy_cost", "value_cost"])
-def test_a_cost_that_no_loss_has_is_refused(settings: Any, cost: str) -> None:
+def test_a_cost_that_the_loss_does_not_have_is_refused(settings: Any, cost: str) -> None:
     with pytest.raises(ValidationError, match=f"{cost} = 0.1: the loss of .* has no such term"):
         settings(**{cost: 0.1})
 
 
 @every_settings
-def test_a_rate_that_would_fall_with_every_replayed_sample_is_refused(settings: Any) -> None:
+def test_a_linear_learning_rate_schedule_is_refused(settings: Any) -> None:
     with pytest.raises(ValidationError, match="the rate would be 0 long before the end of the run"):
         settings(learning_rate_schedule="linear")
 
@@ -107,7 +105,7 @@ def test_a_rate_that_would_fall_with_every_replayed_sample_is_refused(settings: 
         (
             R2D2Settings,
             {"unroll": 10, "overlap": 10},
-            "overlap = 10 is not below unroll = 10: the next item would never begin later",
+            "overlap = 10 is not below unroll = 10: items would never advance; lower overlap",
         ),
         (R2D2Settings, {"priority_eta": 1.5}, "less than or equal to 1"),
         (DQNSettings, {"n_step": 0}, "greater than 0"),
@@ -118,19 +116,21 @@ def test_a_rate_that_would_fall_with_every_replayed_sample_is_refused(settings: 
         (TD3Settings, {"double": True}, "Extra inputs"),
     ],
 )
-def test_what_cannot_work_is_refused(settings: Any, changes: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work_are_refused(
+    settings: Any, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValidationError, match=message):
         settings(**changes)
 
 
-def test_what_can_work_has_no_problems() -> None:
+def test_settings_that_can_work_have_no_problems() -> None:
     assert {} == problems(DQNSettings(), DISCRETE) == problems(R2D2Settings(), DISCRETE)
     assert {} == problems(SACSettings(), BOX) == problems(TD3Settings(), BOX)
     assert {} == problems(PPOSettings(), SEVERAL, returns=True, lstm=3, share_torso=True)
 
 
 @pytest.mark.parametrize("algorithm", [DQNSettings(), R2D2Settings()])
-def test_values_of_actions_need_one_discrete_choice(algorithm: Any) -> None:
+def test_q_learning_needs_one_discrete_choice(algorithm: Any) -> None:
     assert (
         "infinitely many actions (box [2]); accepted: sac or td3"
         in problems(algorithm, BOX)["algorithm.name"]
@@ -147,13 +147,11 @@ def test_squashed_actions_need_bounds(algorithm: Any, high: tuple[float, float])
         in problems(algorithm, SEVERAL)["algorithm.name"]
     )
     unbounded = ActionSpec(kind="box", shape=(2,), dtype="float32", low=(-1.0, -1.0), high=high)
-    assert (
-        "has no bounds with room between them" in problems(algorithm, unbounded)["algorithm.name"]
-    )
+    assert "has no bounds, or an empty range" in problems(algorithm, unbounded)["algorithm.name"]
 
 
 @every_settings
-def test_networks_are_refused_that_no_values_could_be_built_on(settings: Any) -> None:
+def test_networks_on_which_q_networks_cannot_be_built_are_refused(settings: Any) -> None:
     algorithm = settings()
     action = DISCRETE if algorithm.name in ("dqn", "r2d2") else BOX
     found = problems(
@@ -173,7 +171,7 @@ def test_networks_are_refused_that_no_values_could_be_built_on(settings: Any) ->
     assert "accepted: mlp, nature_cnn, impala_resnet" in found["network.name"]
 
 
-def test_memory_belongs_to_r2d2_alone() -> None:
+def test_only_r2d2_has_a_recurrent_state() -> None:
     assert (
         {"network.lstm"}
         == problems(DQNSettings(), DISCRETE, lstm=4).keys()
@@ -183,13 +181,13 @@ def test_memory_belongs_to_r2d2_alone() -> None:
 
 def test_returns_are_not_normalised_when_rewards_are_replayed() -> None:
     assert (
-        "false; value_rescaling tames large returns"
+        "false; value_rescaling limits large returns"
         in problems(R2D2Settings(), DISCRETE, returns=True)["env.normalisation.returns"]
     )
     assert {"env.normalisation.returns"} == problems(SACSettings(), BOX, returns=True).keys()
 
 
-def test_settings_are_known_without_pytorch() -> None:
+def test_settings_are_available_without_pytorch() -> None:
     code = (
         "import sys, tianflow.config.off_policy; assert not {'torch', 'numpy', 'gymnasium'} & "
         "set(sys.modules)"

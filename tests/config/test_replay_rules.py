@@ -1,4 +1,4 @@
-"""What the settings of replay come to, and every refusal with its sentence."""
+"""Quantities derived from replay settings, and refusals with their messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ R2D2: dict[str, Any] = {"name": "r2d2", "batch_size": 8, "burn_in": 4, "unroll":
 
 
 def config(algorithm: dict[str, Any] = DQN, **sections: dict[str, Any]) -> Config:
-    """An algorithm with replay on four CartPoles, 16 steps a trajectory."""
+    """An algorithm with replay on four CartPoles, 16 steps per trajectory."""
     given = {
         "env": {"id": "CartPole-v1", "num_envs": 4},
         "algorithm": algorithm,
@@ -48,11 +48,10 @@ def refusal(algorithm: dict[str, Any] = DQN, **sections: dict[str, Any]) -> str:
     return f"{problem.path} = {problem.value}: {problem.message}; {problem.accepted}"
 
 
-# What they come to
-# --------------------------------------------------------------------------------------------------
+# Derived quantities
 
 
-def test_a_run_with_replay_has_the_controller_of_replay_and_no_bound_unless_it_says_so() -> None:
+def test_a_run_with_replay_has_controller_sample_ratio_and_no_bound_by_default() -> None:
     assert ("sample_ratio", None) == (config().balance.controller, config().bound)
     assert 7 == config(balance={"max_staleness": 7}).bound
 
@@ -67,9 +66,9 @@ def test_without_a_ratio_neither_side_ever_waits_for_the_other() -> None:
     )
 
 
-def test_a_ratio_without_a_buffer_has_the_narrowest_band_that_lets_both_go_on() -> None:
+def test_a_ratio_without_a_buffer_has_the_narrowest_band_that_lets_both_sides_proceed() -> None:
     made = config(replay={"samples_per_insert": 2.0, "min_size": 100})
-    inserts = (16 + 3 + 1) * 4  # steps and window of three, for four environments
+    inserts = (16 + 3 + 1) * 4  # steps and a window of three, for four environments
     assert inserts == rules.insert_size(made)
     limits = rules.rate_limits(made)
     assert (inserts, 32) == (limits.insert_size, limits.draw_size)
@@ -83,9 +82,7 @@ def test_a_buffer_is_the_band_to_either_side_in_draws() -> None:
     assert (-300.0, 700.0) == (limits.min_diff, limits.max_diff)
 
 
-def test_the_limiter_counts_items_so_windows_that_begin_further_apart_make_inserts_smaller() -> (
-    None
-):
+def test_a_longer_period_makes_inserts_smaller_because_the_limiter_counts_items() -> None:
     assert (-(-(16 + 12) // 8) + 1) * 4 == rules.insert_size(config(R2D2))
 
 
@@ -93,7 +90,7 @@ def test_the_limiter_counts_items_so_windows_that_begin_further_apart_make_inser
     ("algorithm", "actors", "shards"),
     [(DQN, 1, 1), (DQN, 3, 2), (R2D2, 2, 1), (DQN, 2, 4), (R2D2, 1, 2)],
 )
-def test_so_many_items_as_promised_are_there_once_all_shards_are_full(
+def test_full_shards_hold_at_least_the_guaranteed_number_of_items(
     algorithm: dict[str, Any], actors: int, shards: int
 ) -> None:
     """Episodes that never end, in real shards."""
@@ -124,8 +121,8 @@ def test_so_many_items_as_promised_are_there_once_all_shards_are_full(
             filled[place % shards].insert(Fragment(arrays, 16, StepStream(actor, 0), number))
         if number >= turns:
             least, most = min(least, sum(map(len, filled))), max(most, sum(map(len, filled)))
-    assert rules.most_items(made) <= least
-    assert most <= 1.1 * rules.most_items(made)
+    assert rules.guaranteed_items(made) <= least
+    assert most <= 1.1 * rules.guaranteed_items(made)
 
 
 # Refusals
@@ -134,58 +131,50 @@ def test_so_many_items_as_promised_are_there_once_all_shards_are_full(
 
 def test_settings_of_replay_without_replay_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match="ppo uses each trajectory once: nothing would ever be kept"
+        ConfigError, match="ppo uses each trajectory once and stores nothing in replay"
     ):
         cartpole(replay={"capacity": 500})
     assert cartpole().replay == cartpole(replay={}).replay
 
 
-def test_a_shard_that_one_trajectory_does_not_fit_into_is_refused() -> None:
+def test_a_shard_smaller_than_one_trajectory_is_refused() -> None:
     assert (
         "replay.capacity = 200: each of 2 shards would hold 100 observations, fewer than the 132 "
-        "observations that one trajectory "
-        "may bring; at least 264"
+        "observations of one trajectory in the worst case; at least 264"
     ) == refusal(replay={"capacity": 200, "min_size": 10, "shards": 2})
 
 
-def test_a_shard_that_one_item_does_not_fit_into_is_refused() -> None:
+def test_a_shard_smaller_than_one_item_is_refused() -> None:
     long = {**R2D2, "unroll": 296}
     assert "fewer than the 300 steps of one item; at least 300" in refusal(
         long, replay={"capacity": 200, "min_size": 10}
     )
 
 
-def test_a_size_that_is_never_reached_is_refused() -> None:
+def test_a_min_size_that_is_never_reached_is_refused() -> None:
     assert (
-        "replay.min_size = 990: with 1000 observations in 1 shards, windows of 3 steps that begin "
-        "every 1 and 4 environments an actor, "
-        "984 items are sure to be there at once, so the learner might wait for ever; at most 984, "
-        "or more replay.capacity"
+        "replay.min_size = 990: with 1000 observations in 1 shards, windows of 3 steps every 1 steps "
+        "and 4 environments per actor, the table is guaranteed to hold 984 items, so the learner "
+        "might wait for ever; at most 984, or a larger replay.capacity"
     ) == refusal(replay={"capacity": 1000, "min_size": 990})
     assert "at most 115" in refusal(R2D2, replay={"capacity": 1000, "min_size": 116})
 
 
-def test_a_band_in_which_both_would_wait_is_refused() -> None:
+def test_a_band_in_which_both_sides_would_wait_is_refused() -> None:
     told = refusal(replay={"samples_per_insert": 2.0, "min_size": 100, "error_buffer": 10.0})
-    assert (
-        "wait for each other for ever; a wider error_buffer, or another ratio or size"
-        in told
-    )
+    assert "wait for each other for ever; a wider error_buffer, or another ratio or size" in told
 
 
-def test_more_draws_than_an_item_may_have_are_refused() -> None:
+def test_a_ratio_above_max_samples_is_refused() -> None:
     assert (
-        "replay.max_samples = 2: an item goes after 2 draws, so samples_per_insert = 2.5 could "
-        "never be reached; "
-        "at least 3, or fewer samples_per_insert"
+        "replay.max_samples = 2: an item is removed after 2 draws, so samples_per_insert = 2.5 can "
+        "never be reached; at least 3, or a lower samples_per_insert"
     ) == refusal(replay={"max_samples": 2, "samples_per_insert": 2.5, "min_size": 10})
 
 
-def test_a_run_that_is_to_repeat_itself_is_refused() -> None:
+def test_a_deterministic_run_with_replay_is_refused() -> None:
     told = refusal(run={"deterministic": True}, balance={"max_staleness": 0})
-    assert (
-        "run.deterministic = True: which items are there when the learner draws is chance" in told
-    )
+    assert "run.deterministic = True: the items in replay at a draw depend on timing" in told
 
 
 # Live
@@ -200,11 +189,11 @@ def test_the_ratio_may_change_and_a_band_that_does_not_fit_it_is_refused() -> No
     )
     with pytest.raises(ConfigError, match="wait for each other for ever"):
         with_changes(before, {"replay": {"samples_per_insert": 50.0}})
-    with pytest.raises(ConfigError, match="cannot change while the run goes on"):
+    with pytest.raises(ConfigError, match="cannot change during a run"):
         with_changes(before, {"replay": {"capacity": 10}})
 
 
-def test_a_run_without_replay_changes_as_ever_and_takes_no_setting_of_replay() -> None:
+def test_a_run_without_replay_accepts_no_live_change_of_replay() -> None:
     before = cartpole()
     assert 3 == with_changes(before, {"balance": {"max_staleness": 3}}).bound
     with pytest.raises(ConfigError, match="uses each trajectory once"):

@@ -8,7 +8,7 @@ from tianflow.config.rules import (
     advice,
     bound_in_force,
     check,
-    credits_ceiling,
+    max_credits,
     samples_per_update,
     used_up,
 )
@@ -34,7 +34,7 @@ def refused(*overrides: str) -> dict[str, Problem]:
 def test_fewer_credits_than_an_update_takes_can_never_feed_the_learner() -> None:
     problem = refused("balance.credits=3", "algorithm.batch_trajectories=4")["balance.credits"]
     assert (
-        "3 credits can never feed the learner, which takes 4 trajectories for one update"
+        "3 credits can never feed the learner, which needs 4 trajectories for one update"
         == problem.message
     )
     assert 4 == config("balance.credits=4", "algorithm.batch_trajectories=4").balance.credits
@@ -42,7 +42,7 @@ def test_fewer_credits_than_an_update_takes_can_never_feed_the_learner() -> None
 
 def test_a_fragment_is_never_longer_than_a_rollout() -> None:
     assert (
-        "could ever be cut"
+        "could never be cut"
         in refused("balance.min_fragment_steps=17")["balance.min_fragment_steps"].message
     )
     assert 16 == config("balance.min_fragment_steps=16").balance.min_fragment_steps
@@ -53,7 +53,7 @@ def test_a_minibatch_is_never_larger_than_an_update() -> None:
     assert 32 == samples_per_update(config("algorithm.minibatch_size=32"))
 
 
-def test_defaults_that_short_rollouts_have_no_room_for_are_lowered() -> None:
+def test_defaults_that_exceed_short_rollouts_are_lowered() -> None:
     short = config("actors.rollout_steps=5")
     assert (5, 10) == (short.balance.min_fragment_steps, short.algorithm.minibatch_size)  # type: ignore[attr-defined]
 
@@ -67,7 +67,7 @@ def test_defaults_that_short_rollouts_have_no_room_for_are_lowered() -> None:
         (["balance.max_staleness=0", "balance.controller=open_loop"], {"balance.max_staleness"}),
     ],
 )
-def test_deterministic_runs_have_one_actor_that_takes_turns_with_the_learner(
+def test_deterministic_runs_need_one_actor_that_alternates_with_the_learner(
     overrides: list[str], paths: set[str]
 ) -> None:
     assert paths == refused("run.deterministic=true", *overrides).keys()
@@ -76,7 +76,7 @@ def test_deterministic_runs_have_one_actor_that_takes_turns_with_the_learner(
 @pytest.mark.parametrize(
     "overrides", [["balance.max_staleness=0"], ["balance.controller=lockstep"]]
 )
-def test_deterministic_runs_that_take_turns_are_accepted(overrides: list[str]) -> None:
+def test_deterministic_runs_that_alternate_are_accepted(overrides: list[str]) -> None:
     assert config("run.deterministic=true", *overrides).run.deterministic
 
 
@@ -86,14 +86,14 @@ def test_a_run_has_at_least_one_controller() -> None:
     )
 
 
-def test_something_importable_that_is_no_controller_is_refused() -> None:
+def test_an_importable_object_that_is_not_a_controller_is_refused() -> None:
     assert (
         "no handle(event)"
         in refused("balance.controller=tianflow.config.model:Config")["balance.controller"].message
     )
 
 
-def test_a_parameter_that_no_controller_has_is_told_the_nearest() -> None:
+def test_the_refusal_of_an_unknown_parameter_gives_the_nearest() -> None:
     problem = refused("balance.controller=freshest", "balance.parameters.quiet_update=3")[
         "balance.parameters.quiet_update"
     ]
@@ -105,9 +105,9 @@ def test_parameters_may_belong_to_any_of_several_controllers() -> None:
     assert [] == check(config(controllers, "balance.parameters.quiet_updates=3"))
 
 
-def test_a_controller_without_parameters_says_so() -> None:
+def test_the_refusal_of_a_parameter_says_that_the_controllers_have_none() -> None:
     assert (
-        "no controller in force has parameters"
+        "no parameters, for the controllers in force (staleness)"
         in refused("balance.parameters.speed=1")["balance.parameters.speed"].accepted
     )
 
@@ -131,7 +131,7 @@ def test_the_credit_ceiling_follows_from_the_bound_in_force(
 ) -> None:
     assert (bound, ceiling) == (
         bound_in_force(config(*overrides)),
-        credits_ceiling(config(*overrides)),
+        max_credits(config(*overrides)),
     )
 
 
@@ -140,44 +140,44 @@ def test_the_credit_ceiling_follows_from_the_bound_in_force(
 
 
 @pytest.mark.parametrize(("actors", "bound"), [(1, 1), (4, 4), (2, 3)])
-def test_as_many_actors_as_the_bound_has_room_for_need_no_advice(actors: int, bound: int) -> None:
+def test_as_many_actors_as_the_bound_can_use_need_no_advice(actors: int, bound: int) -> None:
     assert [] == advice(config(f"actors.count={actors}", f"balance.max_staleness={bound}"))
 
 
-def test_more_actors_than_the_bound_has_room_for_are_idle_by_controller() -> None:
+def test_more_actors_than_the_bound_can_use_are_reported_as_idle() -> None:
     (sentence,) = advice(
         config("actors.count=8", "algorithm.batch_trajectories=2", "balance.max_staleness=1")
     )
-    assert "A = 8 actors, B = 2 trajectories an update and max_staleness = 1" in sentence
+    assert "A = 8 actors, B = 2 trajectories per update and max_staleness = 1" in sentence
     assert (
-        "at most C - B = 2 trajectories roll out meanwhile and 6 of 8 actors are idle because of the bound"
+        "at most C - B = 2 trajectories roll out at the same time, and 6 of 8 actors are idle because of the bound"
         in sentence
     )
     assert "C/(A + B) = 0.40 of open loop" in sentence
-    assert "max_staleness >= 4, or actors.count <= 2, costs nothing" in sentence
+    assert "max_staleness >= 4, or actors.count <= 2, avoids this" in sentence
 
 
-def test_training_synchronously_has_its_price_told() -> None:
+def test_the_price_of_synchronous_training_is_reported() -> None:
     (sentence,) = advice(config("balance.max_staleness=0"))
-    assert "0.50 of open loop; that is the price of training synchronously" in sentence
+    assert "0.50 of open loop; that is the price of synchronous training" in sentence
 
 
-def test_a_limit_on_credits_that_idles_actors_is_named() -> None:
+def test_a_limit_of_credits_that_idles_actors_is_reported() -> None:
     (sentence,) = advice(config("actors.count=4", "balance.max_staleness=8", "balance.credits=2"))
-    assert "credits >= 5, or actors.count <= 1, costs nothing" in sentence
+    assert "credits >= 5, or actors.count <= 1, avoids this" in sentence
 
 
-def test_publishing_more_rarely_than_the_bound_allows_is_told() -> None:
+def test_publishing_less_often_than_the_bound_requires_is_reported() -> None:
     (sentence,) = advice(config("weights.publish_interval_updates=3"))
     assert "versions are published sooner" in sentence
     assert [] == advice(config("weights.publish_interval_updates=2"))
 
 
-def test_a_run_that_nothing_ends_is_told() -> None:
-    assert "nothing ends this run" in advice(config("run.max_updates=null"))[0]
+def test_a_run_without_an_end_condition_is_reported() -> None:
+    assert "this run ends only when it is stopped" in advice(config("run.max_updates=null"))[0]
 
 
-def test_limits_that_a_run_has_reached_before_it_goes_on_are_told() -> None:
+def test_limits_that_a_resumed_run_has_reached_are_reported() -> None:
     before = {"version": [1, 10], "env_steps": 640, "elapsed_s": 8.0}
     limits = ["run.max_updates=10", "run.max_env_steps=640", "run.max_seconds=8"]
     assert ["run.max_env_steps = 640", "run.max_updates = 10", "run.max_seconds = 8"] == [
@@ -189,5 +189,5 @@ def test_limits_that_a_run_has_reached_before_it_goes_on_are_told() -> None:
     )
 
 
-def test_a_run_without_actors_is_told() -> None:
+def test_a_run_without_actors_is_reported() -> None:
     assert "nothing is sampled until actors are added" in advice(config("actors.count=0"))[0]

@@ -409,8 +409,8 @@ def test_an_own_network_without_state_spec_has_no_memory() -> None:
     [
         (NetworkSettings(name="nature_cnn"), LeafSpec("", (4, 35, 84), "uint8"), "no output"),
         (NetworkSettings(name="nature_cnn"), LeafSpec("camera", (7, 7, 3), "uint8"), "camera"),
-        (NetworkSettings(name="nature_cnn"), VECTOR, "no image"),
-        (NetworkSettings(name="impala_resnet"), LeafSpec("", (84, 84), "uint8"), "no image"),
+        (NetworkSettings(name="nature_cnn"), VECTOR, "needs an image"),
+        (NetworkSettings(name="impala_resnet"), LeafSpec("", (84, 84), "uint8"), "needs an image"),
         (NetworkSettings(name="nature_cnn", kwargs={"unit": 3}), IMAGE, "did you mean 'units'"),
         (NetworkSettings(name="mpl"), VECTOR, "is not an installed name"),
         (

@@ -473,7 +473,7 @@ async def test_a_path_is_no_name(world: World, tmp_path: Path) -> None:
     (tmp_path / "secret.toml").write_text("[env]\nid = 'CartPole-v1'\n")
     status, answer, _ = await post(world, {"config": str(tmp_path / "secret.toml")})
     assert 422 == status
-    assert "no such config" == answer["errors"][0]["message"]
+    assert "is not a config" == answer["errors"][0]["message"]
 
 
 @pytest.mark.parametrize(

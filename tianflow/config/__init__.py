@@ -1,1 +1,1 @@
-"""The one model of settings, and everything that reads, checks and describes it. No PyTorch."""
+"""Settings: the models, and the functions that read, check and describe them. No PyTorch."""

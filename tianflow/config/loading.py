@@ -1,5 +1,6 @@
-"""Files, overrides and live changes become a `Config`, or a `ConfigError` that names every problem
-at once.
+"""Functions that make a `Config` of files, overrides and live changes, and that write it as TOML.
+
+A `ConfigError` names all problems at once.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from tianflow.errors import ConfigError, Problem
 from tianflow.logs import logger
 
 CONFIG_FILE = "config.toml"
-"""In a run's directory: the settings in force, live changes included."""
+"""File in a run's directory with the settings in force, including live changes."""
 
 LARGEST = 2**63 - 1
-"""The largest whole number that reaches a run's processes."""
+"""Largest integer that messages between processes can hold."""
 
 _log = logger("config")
 
@@ -42,18 +43,16 @@ Table = dict[str, Any]
 
 
 class _AnyAlgorithm(AlgorithmSettings, extra="allow"):
-    """Stands in for the settings of an algorithm that is not known, so that the other sections are
-    still checked.
+    """Stands in for the settings of an unknown algorithm, so that the other sections are still
+    checked.
     """
 
     name: str = ""
-    """Its absence is reported with the names there are."""
+    """The missing name is reported with the available names."""
 
 
 def shipped() -> dict[str, Path]:
-    """Configs that come with tianflow, by name: inside an installed wheel, or beside the package in
-    a checkout.
-    """
+    """Shipped configs by name: inside an installed wheel, or beside the package in a checkout."""
     package = Path(__file__).parents[1]
     return {
         path.stem: path
@@ -63,15 +62,15 @@ def shipped() -> dict[str, Path]:
 
 
 def load_config(source: str | Path | Mapping[str, object], overrides: Overrides = ()) -> Config:
-    """Read a config and change it by ``overrides``.
+    """Read a config and apply ``overrides``.
 
     Args:
         source: a TOML file, the name of a shipped config, or tables as Python mappings.
-        overrides: ``"section.key=value"`` with TOML values (what is no TOML is taken as a bare
-            string, ``null`` resets to the default), or a mapping from dotted paths to values.
+        overrides: a mapping from dotted paths to values, or texts ``"section.key=value"``. Values
+            are TOML; other text is a bare string, and ``null`` resets to the default.
 
     Raises:
-        ConfigError: with every problem found.
+        ConfigError: names every problem.
     """
     tables = _merged({}, source) if isinstance(source, Mapping) else read_tables(source)
     problems: list[Problem] = []
@@ -86,27 +85,27 @@ def load_config(source: str | Path | Mapping[str, object], overrides: Overrides 
 
 
 def load_shipped(name: str, overrides: Overrides = ()) -> Config:
-    """As `load_config`, for a name only: what somebody else asks for must not read files here."""
+    """`load_config` for shipped names only, because remote clients must not read local files."""
     known = shipped()
     if name not in known:
-        raise ConfigError([_no_such(name, known)])
+        raise ConfigError([_unknown_config(name, known)])
     return load_config(known[name], overrides)
 
 
 def with_changes(config: Config, changes: Changes) -> Config:
-    """``config`` with live settings changed: ``{section: {key: value}}`` as a merge patch (None
-    resets to the default).
+    """``config`` with live changes ``{section: {key: value}}``, a merge patch.
 
-    Whole or not at all. Raises:
+    None resets a setting to its default. All changes are applied, or none.
+
+    Raises:
         ConfigError: a setting is unknown, needs a new run, or makes the combination impossible.
-            Nothing has changed.
     """
     problems: list[Problem] = []
     for section, values in changes.items():
         if section not in Config.model_fields:
             problems.append(unknown_key(Config, (section,), None, live=live_of(config)))
         elif not isinstance(values, Mapping):
-            problems.append(Problem(section, values, "is a section", "a table of settings"))
+            problems.append(Problem(section, values, "is not a table", "a table of settings"))
         else:
             problems += [
                 problem
@@ -120,22 +119,26 @@ def with_changes(config: Config, changes: Changes) -> Config:
 
 
 def live_settings(config: Config) -> str:
-    """All settings that may change while a run with ``config`` goes on, as a sentence part."""
+    """All live settings of ``config``, as part of a sentence."""
     return ", ".join(
         f"{section}.{key}" for section, keys in live_of(config).items() for key in keys
     )
 
 
 def write_config(directory: Path, config: Config) -> None:
-    """Keep ``config`` as ``config.toml`` in a run's directory, whole or not at all. OSError when
-    the disk refuses.
+    """Write ``config`` as ``config.toml`` in a run's directory, atomically.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     write_toml(directory / CONFIG_FILE, config)
 
 
 def write_toml(path: Path, config: Config) -> None:
-    """Write ``config`` as the file ``path``, whole or not at all. OSError, which names the file,
-    when the disk refuses.
+    """Write ``config`` to the file ``path``, atomically.
+
+    Raises:
+        OSError: the file cannot be written; the error names it.
     """
     written = path.with_name(f".{path.name}")
     try:
@@ -146,38 +149,42 @@ def write_toml(path: Path, config: Config) -> None:
             written.unlink(missing_ok=True)
         raise OSError(
             error.errno, error.strerror, str(path)
-        ) from error  # a write that is refused names none
+        ) from error  # a failed write does not name its file
 
 
 def settings_in_force(run: str, runs_dir: Path) -> Path | None:
-    """Where a run, given by name or directory, keeps what was in force last; None if ``run`` is
-    something else, a checkpoint say, or if the file is spoiled: its checkpoints tell what was in
-    force then.
+    """File with the last settings in force of a run, given by name or directory.
+
+    None if ``run`` is something else, such as a checkpoint, or if the file is damaged. A checkpoint
+    contains the settings in force at its time.
     """
-    kept = (
+    candidates = (
         directory / CONFIG_FILE
         for directory in (Path(run), runs_dir / run)
         if (directory / "checkpoints").is_dir()
     )
-    found = next((path for path in kept if path.is_file()), None)
+    found = next((path for path in candidates if path.is_file()), None)
     try:
         if found is None or read_tables(found):
             return found
-        problem = "it is empty"
+        problem = "the file is empty"
     except ConfigError as error:
         problem = str(error)
     _log.warning(
-        "the settings in force last cannot be read; those of the checkpoint are taken",
+        "the last settings in force cannot be read; those of the checkpoint are used",
         problem=problem,
     )
     return None
 
 
 def to_toml(config: Config, *, only_changed: bool = False) -> str:
-    """The config as TOML that `load_config` reads back to an equal one. TOML has no null: what is
-    None is a comment.
+    """``config`` as TOML that `load_config` reads back as an equal config.
 
-    ``only_changed``: without what equals its default.
+    TOML has no null, so a setting without a value becomes a comment.
+
+    Args:
+        config: settings.
+        only_changed: leave out settings that equal their default.
     """
     parts = []
     for section, values in config.model_dump(mode="json", exclude_defaults=only_changed).items():
@@ -191,14 +198,16 @@ def to_toml(config: Config, *, only_changed: bool = False) -> str:
 
 
 def read_tables(source: str | Path) -> Table:
-    """The tables of a TOML file or shipped config, unchecked. Raises ConfigError: there is none, or
-    it is no TOML.
+    """The unchecked tables of a TOML file or shipped config.
+
+    Raises:
+        ConfigError: the file does not exist or is not TOML.
     """
     path = Path(source)
     if not path.is_file():
         known = shipped()
         if str(source) not in known:
-            raise ConfigError([_no_such(str(source), known)])
+            raise ConfigError([_unknown_config(str(source), known)])
         path = known[str(source)]
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -210,22 +219,22 @@ def read_tables(source: str | Path) -> Table:
         ) from error
 
 
-def _no_such(source: str, known: Mapping[str, Path]) -> Problem:
+def _unknown_config(source: str, known: Mapping[str, Path]) -> Problem:
     accepted = "a TOML file, or one of " + ", ".join(sorted(known))
     return Problem(
-        source, None, "no such config", accepted, plugins.nearest(Path(source).stem, tuple(known))
+        source, None, "is not a config", accepted, plugins.nearest(Path(source).stem, tuple(known))
     )
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, object]:
-    """``["section.key=value", ...]`` as {dotted path: value}; the later of two wins.
+    """``["section.key=value", ...]`` as {dotted path: value}; the last value of a path wins.
 
     Raises:
-        ConfigError: naming every text that is none.
+        ConfigError: names every text of another form.
     """
     parts = [(text, *text.partition("=")) for text in texts]
     if problems := [
-        Problem(text, None, "is no override", "section.key=value")
+        Problem(text, None, "is not a valid override", "section.key=value")
         for text, _, equals, _ in parts
         if not equals
     ]:
@@ -234,14 +243,14 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, object]:
 
 
 def nested(overrides: Mapping[str, object]) -> dict[str, Table]:
-    """{dotted path: value} as {section: {key: value}}, a merge patch in which None stands for the
+    """{dotted path: value} as {section: {key: value}}, a merge patch in which None means the
     default.
 
     Raises:
-        ConfigError: naming every path that has no section, or one that leads through a value.
+        ConfigError: names every path without a section, or through a value.
     """
     if problems := [
-        Problem(path, value, "is no path of a setting", "section.key")
+        Problem(path, value, "is not the path of a setting", "section.key")
         for path, value in overrides.items()
         if "." not in path
     ]:
@@ -259,7 +268,7 @@ def nested(overrides: Mapping[str, object]) -> dict[str, Table]:
 
 
 def parse_value(text: str) -> object:
-    """A TOML value, ``null``, or else ``text`` itself."""
+    """``text`` as a TOML value, None for ``null``, else ``text`` itself."""
     if text == "null":
         return None
     try:
@@ -272,7 +281,7 @@ def parse_value(text: str) -> object:
 def _override(tables: Table, path: str, value: object, problems: list[Problem]) -> None:
     *parents, key = path.split(".")
     if not all((*parents, key)):
-        problems.append(Problem(path, value, "is no path of a setting", "section.key"))
+        problems.append(Problem(path, value, "is not the path of a setting", "section.key"))
         return
     table = tables
     for parent in parents:
@@ -290,7 +299,7 @@ def _override(tables: Table, path: str, value: object, problems: list[Problem]) 
 
 
 def _merged(into: object, patch: Mapping[str, object]) -> Table:
-    """RFC 7396: mappings are merged, None removes, everything else replaces."""
+    """Merge by RFC 7396: mappings are merged, None removes, any other value replaces."""
     result: Table = dict(into) if isinstance(into, Mapping) else {}
     for key, value in patch.items():
         if value is None:
@@ -301,8 +310,8 @@ def _merged(into: object, patch: Mapping[str, object]) -> Table:
 
 
 def _plain(value: object, path: str, problems: list[Problem]) -> Any:
-    """Lists, tables, strings and numbers only: what another process, a file and an HTTP body can
-    hold.
+    """``value`` of lists, tables, strings and numbers only, which processes, files and HTTP can
+    carry.
     """
     if isinstance(value, Mapping):
         return {
@@ -315,21 +324,21 @@ def _plain(value: object, path: str, problems: list[Problem]) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
-    problems.append(_no_object(path, value))
+    problems.append(_python_object(path, value))
     return None
 
 
-def _no_object(path: str, value: object) -> Problem:
+def _python_object(path: str, value: object) -> Problem:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
     if module in {None, "__main__"} or "<" in name:
-        message = "exists in this process only, so no other can import it"
+        message = "exists in this process only, so other processes cannot import it"
         return Problem(
-            path, value, message, "put it in a module of its own and write 'module:attribute'"
+            path, value, message, "'module:attribute' of an object in a module of its own"
         )
     return Problem(
         path,
         value,
-        "a Python object cannot be given to other processes",
+        "is a Python object, which cannot be sent to other processes",
         "its name as a string",
         f"{module}:{name}",
     )
@@ -337,17 +346,17 @@ def _no_object(path: str, value: object) -> Problem:
 
 @cache
 def _model(algorithm: type[AlgorithmSettings]) -> type[Config]:
-    """`Config` with its algorithm section read by ``algorithm``, so that one validation finds every
-    problem.
+    """`Config` with ``algorithm`` as its algorithm section, so that one validation finds all
+    problems.
     """
     return create_model("Config", __base__=Config, algorithm=(algorithm, ...))
 
 
 def _checked(tables: Table) -> Config:
-    """The config that ``tables`` describe.
+    """The config of ``tables``.
 
-    Strict JSON rules: ``"4"`` and ``true`` are no numbers, whole numbers do for floats, lists for
-    tuples.
+    The rules are those of strict JSON: ``"4"`` and ``true`` are not numbers, integers are valid
+    floats, and lists are valid tuples.
     """
     _refuse_too_large(tables)
     problems: list[Problem] = []
@@ -378,17 +387,16 @@ def _checked(tables: Table) -> Config:
     config = Config.model_validate(
         {section: getattr(parsed, section) for section in Config.model_fields}
     )
-    _refuse_too_large(
-        config.model_dump(mode="json")
-    )  # what was written as 1e30 or "9999999TiB" is a whole number only now
+    # Values such as 1e30 or "9999999TiB" are integers only after parsing.
+    _refuse_too_large(config.model_dump(mode="json"))
     if problems := config_rules.check(config):
         raise ConfigError(problems)
     return config
 
 
 def _refuse_too_large(tables: Table) -> None:
-    # Not the arguments of environments: they are the user's own, never change live, and need not
-    # leave the process if it is the only one.
+    # The arguments of environments are exempt: they belong to the user, never change live, and may
+    # stay in one process.
     if too_large := list(
         _too_large("", {name: table for name, table in tables.items() if name != "env"})
     ):
@@ -396,14 +404,12 @@ def _refuse_too_large(tables: Table) -> None:
 
 
 def _too_large(path: str, value: object) -> Iterator[Problem]:
-    """Whole numbers that no message to another process holds: in force here, they would break every
-    one that they are sent to.
-    """
+    """Integers that a message between processes cannot hold."""
     if isinstance(value, int) and abs(value) > LARGEST:
         yield Problem(
             path,
             f"a number of {value.bit_length()} bits",
-            "is larger than any number that can be kept",
+            "is too large",
             f"at most {LARGEST}",
         )
     elif isinstance(value, Mapping):
@@ -415,9 +421,7 @@ def _too_large(path: str, value: object) -> Iterator[Problem]:
 
 
 def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
-    """Lower the two defaults that would not fit short rollouts, and lift those that would empty
-    replay; what was written down stays.
-    """
+    """Adapt defaults to short rollouts and to replay. Settings that were given stay."""
     fitted = {
         key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()
     }
@@ -429,11 +433,11 @@ def _fitted(tables: Table, settings: type[AlgorithmSettings]) -> Table:
             * int(fitted["algorithm"].get("batch_trajectories", 1))
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-        return fitted  # wrong in a way that validation will name
+        return fitted  # validation reports the problem
     balance, default = fitted.setdefault("balance", {}), settings.model_fields.get("minibatch_size")
     if isinstance(balance, dict):
         balance.setdefault("min_fragment_steps", max(1, min(8, steps)))
-        if settings.window is not AlgorithmSettings.window:  # what is replayed is old on purpose
+        if settings.window is not AlgorithmSettings.window:  # replayed items are stale on purpose
             balance.setdefault("max_staleness", "unbounded")
             balance.setdefault("controller", "sample_ratio")
     if default is not None and "minibatch_size" not in fitted["algorithm"]:
@@ -450,7 +454,7 @@ def _not_live(config: Config, section: str, key: str, value: object) -> Problem 
     return Problem(
         f"{section}.{key}",
         value,
-        "cannot change while the run goes on; it needs a new run",
+        "cannot change during a run; start a new run",
         f"live settings: {live_settings(config)}",
     )
 
@@ -460,7 +464,7 @@ def _key(key: str) -> str:
 
 
 def toml_value(value: object) -> str:
-    """One value as TOML writes it; tables are written inline, None inside them is left out."""
+    """``value`` in TOML. Tables are inline, without entries of value None."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):

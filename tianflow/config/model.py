@@ -1,8 +1,7 @@
-"""The one model that checks files, overrides and HTTP bodies. Importing it is quick: no PyTorch, no
-Gymnasium.
+"""Settings models. They check files, overrides and HTTP bodies alike.
 
-Sections are frozen; a change makes a new `Config`. What may change while a run goes on is marked in
-`LIVE`.
+Importing this module is fast: it imports neither PyTorch nor Gymnasium. Sections are frozen; a
+change creates a new `Config`. `LIVE` lists the settings that may change during a run.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _UNITS = {
 
 
 def parse_bytes(value: object) -> object:
-    """``"2GiB"`` → 2147483648; integers pass through."""
+    """``"2GiB"`` -> 2147483648; integers are returned unchanged."""
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value)
         if match is None or match[2] not in _UNITS:
@@ -58,8 +57,8 @@ def parse_bytes(value: object) -> object:
 
 
 def parse_count(value: object) -> object:
-    """``2e6`` → 2000000: a large whole number may be written like one; everything else passes
-    through.
+    """``2e6`` -> 2000000: a float with an integer value becomes an integer; other values are
+    unchanged.
     """
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -70,48 +69,52 @@ Staleness = Annotated[int, Field(ge=0)] | Literal["unbounded"]
 
 
 class NormalisationSettings(Section):
-    """Running normalisation; its state travels with the weights and lies in checkpoints."""
+    """Running normalisation. Its state is published with the weights and stored in checkpoints."""
 
     observations: bool = False
-    """Leaves of floats."""
+    """Normalisation of float observations."""
     images: bool = False
-    """uint8 images, each pixel by itself: what never moves disappears, what is small and moves does
-    not.
-    """
+    """Normalisation of uint8 images, pixel by pixel. Constant pixels become 0."""
     returns: bool = False
-    """Rewards are divided by the standard deviation of the discounted return."""
+    """Division of rewards by the standard deviation of the discounted return."""
     clip: PositiveFloat = 10.0
-    """Nothing that is normalised goes beyond plus or minus this."""
+    """Largest absolute value of a normalised observation or reward."""
 
 
 class EnvSettings(Section):
-    """Which environment, how many of it in one actor, and how it is watched."""
+    """Environment, number of copies per actor, and supervision."""
 
     id: str
-    """A registered id of Gymnasium, or module:attribute of an environment, a vector environment, or
-    a function that makes one.
+    """Environment: an id registered in Gymnasium, or module:attribute of an environment, a vector
+    environment, or a factory function.
     """
     num_envs: PositiveInt = 8
-    """Copies in each actor, stepped together."""
+    """Number of environments in each actor, stepped together."""
     vectorization: Literal["auto", "native", "sync", "envpool"] = "auto"
-    """auto: the environment's own vector form where it has one, else copies that take turns (sync);
-    native: its own form, or an error;
-    envpool: ``id`` is one of envpool's."""
+    """Vectorisation of the environments.
+
+    auto: the environment's own vector form if it exists, else sync. native: its own vector form;
+    an error without one. sync: copies stepped one after the other. envpool: ``id`` is an id of
+    envpool.
+    """
     kwargs: dict[str, Any] = {}
-    """Arguments of the environment."""
+    """Keyword arguments of the environment."""
     wrappers: tuple[str, ...] = ()
-    """module:attribute of functions from environment to environment, the innermost first."""
+    """Wrappers, innermost first: module:attribute of functions from environment to environment."""
     step_timeout_s: PositiveFloat = 60.0
-    """A host whose environments take longer for a step is killed and started anew."""
+    """Time limit of one environment step, in seconds. A host that exceeds it is killed and
+    restarted.
+    """
     start_timeout_s: PositiveFloat = 120.0
-    """How long making the environments may take before the host is killed."""
+    """Time limit for creating the environments, in seconds. A host that exceeds it is killed."""
     max_failures: Annotated[int, Field(ge=0)] = 10
-    """Environments of an actor may fail so often in ``failure_window_s``; once more ends the run.
+    """Number of environment failures per actor tolerated within ``failure_window_s``. One more ends
+    the run.
     """
     failure_window_s: PositiveFloat = 60.0
-    """Seconds over which failures are counted."""
+    """Period over which failures are counted, in seconds."""
     normalisation: NormalisationSettings = NormalisationSettings()
-    """What is scaled before it is learned from."""
+    """Normalisation of observations and rewards."""
 
 
 BUILT_IN_ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
@@ -123,15 +126,14 @@ BUILT_IN_ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
     "sac": SACSettings,
     "td3": TD3Settings,
 }
-"""Settings models that are known without importing what computes."""
+"""Settings models of built-in algorithms, available without importing PyTorch."""
 
 
 def algorithm_settings(name: str) -> type[AlgorithmSettings]:
-    """The settings model of the algorithm called ``name``: built in, an installed entry point, or
-    ``module:attribute``.
+    """The settings model of algorithm ``name``: built in, installed, or ``module:attribute``.
 
     Raises:
-        ConfigError: there is no such algorithm, or it has no settings model.
+        ConfigError: the algorithm does not exist, or has no settings model.
     """
     if name in BUILT_IN_ALGORITHMS:
         return BUILT_IN_ALGORITHMS[name]
@@ -140,7 +142,7 @@ def algorithm_settings(name: str) -> type[AlgorithmSettings]:
     )
     if not (isinstance(settings, type) and issubclass(settings, AlgorithmSettings)):
         message = (
-            "is not an algorithm: its `settings` must be a model derived from "
+            "is not an algorithm: its attribute `settings` must be a subclass of "
             "tianflow.config.model.AlgorithmSettings"
         )
         raise ConfigError([Problem("algorithm.name", name, message)])
@@ -148,8 +150,8 @@ def algorithm_settings(name: str) -> type[AlgorithmSettings]:
 
 
 def read_algorithm(value: object) -> object:
-    """Read a table by the model of the algorithm that it names, so that what was dumped can be read
-    back.
+    """Read a table with the model of the algorithm that it names, so that a dumped config can be
+    read.
     """
     if isinstance(value, dict) and isinstance(value.get("name"), str):
         return algorithm_settings(value["name"]).model_validate(value)
@@ -157,239 +159,252 @@ def read_algorithm(value: object) -> object:
 
 
 class NetworkSettings(Section):
-    """``name`` is an installed network or ``module:attribute``; the rest is what the built-in ones
-    read.
-    """
+    """Network. Settings marked with a network's name apply to that built-in network."""
 
     name: str = "mlp"
-    """mlp, nature_cnn, impala_resnet, another installed one, or module:attribute."""
+    """Name: mlp, nature_cnn, impala_resnet, another installed network, or module:attribute."""
     hidden: tuple[PositiveInt, ...] = (64, 64)
-    """mlp: units of each layer."""
+    """Units of each hidden layer (mlp)."""
     activation: Literal["relu", "tanh"] = "relu"
-    """mlp: between layers."""
+    """Activation function between layers (mlp)."""
     lstm: Annotated[int, Field(ge=0)] = 0
-    """Units of an LSTM after the torso; 0: none."""
+    """Units of an LSTM after the torso; 0: without LSTM."""
     share_torso: bool = False
-    """mlp: one torso for policy and value instead of two."""
+    """One torso shared by policy and value, instead of two (mlp)."""
     kwargs: dict[str, Any] = {}
-    """Arguments of the network."""
+    """Keyword arguments of the network."""
 
 
 class ActorSettings(Section):
-    """How many actors, in how many host processes, and how long a trajectory is."""
+    """Actors, their host processes, and the length of trajectories."""
 
     count: Annotated[int, Field(ge=0, le=4096)] = 1
-    """How many act. With more than 4096 a coordinator would be so busy that it is late to answer,
-    and to stop when it is told to.
-    """
+    """Number of actors, at most 4096: with more, the coordinator would answer and stop too late."""
     rollout_steps: PositiveInt = 32
-    """T: steps of each environment in one trajectory."""
+    """Steps of each environment in one trajectory (T)."""
     hosts: PositiveInt | None = None
-    """Host processes the actors are spread over; None: one each, at most one for every core."""
+    """Number of host processes for the actors; None: one per actor, at most one per core."""
     inference: Literal["local"] = "local"
-    """Where actions are computed: in the actor itself."""
+    """Place of inference. local: in the actor."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: actors compute the policy in bfloat16, with weights rounded to it; actions, and the
-    log-probabilities recorded of them, are of that policy, in float32. Evaluation stays in fp32. It
-    pays with convolutions, where the hardware has bfloat16.
+    """Number format of the actors' networks.
+
+    bf16: actors compute the policy in bfloat16, with weights rounded to it. Actions and recorded
+    log-probabilities are of that policy, in float32. Evaluation stays in fp32. Faster for
+    convolutions on hardware with bfloat16.
     """
     refresh: Literal["trajectory", "step"] = "trajectory"
-    """When newer weights are taken: at the start of a trajectory, or before any step."""
+    """When actors load newer weights: at the start of a trajectory, or before any step."""
 
 
 class BalanceSettings(Section):
-    """The rules of balance. See DESIGN.md, "Balance"."""
+    """Balance between actors and learner. See DESIGN.md, "Balance"."""
 
     controller: str | tuple[str, ...] = "staleness"
-    """Controllers that set credits: staleness, freshest, lockstep, open_loop, consume_only,
-    sample_ratio, another installed one, or module:attribute; of several, the strictest wins."""
-    parameters: dict[str, float] = {}
-    """What the controllers read, by name."""
-    max_staleness: Staleness = 1
-    """The bound: how many updates older than the learner the policy may be that made what is
-    trained on.
+    """Controllers that set credits.
+
+    One or several of staleness, freshest, lockstep, open_loop, consume_only, sample_ratio, another
+    installed controller, or module:attribute. With several controllers, the strictest value of each
+    setting is in force.
     """
+    parameters: dict[str, float] = {}
+    """Parameters of the controllers, by name."""
+    max_staleness: Staleness = 1
+    """Maximum staleness: how many updates a sample's policy may lag behind the learner."""
     credits: PositiveInt | None = None
-    """An upper limit on credits; None leaves it to the controller."""
+    """Upper limit of credits; None: set by the controllers."""
     straggler_patience: Annotated[float, Field(ge=0.0)] = 10.0
-    """Seconds for which a trajectory that stands in the way is waited for; then it is dropped."""
+    """Seconds to wait for a trajectory that blocks a batch. A trajectory that exceeds it is
+    dropped.
+    """
     min_fragment_steps: PositiveInt = 8
-    """A trajectory that stands in the way and has so many steps is cut and used as it is."""
+    """Steps that a trajectory needs to be cut short and used when it blocks a batch."""
     memory_limit: Bytes = 2 * 2**30
-    """Bytes, or text like "2GiB", that trajectories may take on their way to the learner."""
+    """Memory for trajectories in transit to the learner, in bytes, or with a unit ("2GiB")."""
 
 
 class ReplaySettings(Section):
-    """Where trajectories are kept and drawn from, for algorithms that learn from replay."""
+    """Replay table, for algorithms that learn from replay."""
 
     shards: PositiveInt = 1
-    """Processes that each hold a part; drawing is as from one."""
+    """Number of replay shards, one process each. Draws cover all shards."""
     capacity: Annotated[int, BeforeValidator(parse_count), Field(gt=0)] = 100_000
-    """Environment steps in all shards together."""
+    """Capacity of all shards together, in environment steps."""
     min_size: Annotated[int, BeforeValidator(parse_count), Field(gt=0)] = 1_000
-    """Items that must be there before anything is drawn."""
+    """Number of items in the table before the first draw."""
     samples_per_insert: PositiveFloat | None = None
-    """Items drawn for each one inserted; whichever side is ahead waits. None: neither waits."""
+    """Number of draws per inserted item. The side that is ahead waits. None: neither side waits."""
     error_buffer: PositiveFloat | None = None
-    """How many draws either side may be ahead; None: as few as lets both go on."""
+    """Number of draws by which either side may be ahead; None: the smallest that lets both sides
+    proceed.
+    """
     selector: Literal["uniform", "prioritised", "fifo", "lifo"] = "uniform"
-    """What is drawn: any item alike, by priority, the oldest, or the newest."""
+    """Distribution of draws: uniform, by priority, oldest first, or newest first."""
     alpha: Annotated[float, Field(ge=0.0)] = 0.6
-    """Exponent of priorities (arXiv 1511.05952); 0: all alike."""
+    """Exponent of priorities (arXiv 1511.05952); 0: uniform."""
     beta: Fraction = 0.4
-    """Exponent of importance weights; 1 corrects the bias of prioritised drawing wholly."""
+    """Exponent of importance weights; 1: full correction of the bias of prioritised draws."""
     max_samples: PositiveInt | None = None
-    """Draws after which an item goes; None: without limit."""
+    """Number of draws after which an item is removed; None: without limit."""
 
 
 class LearnerSettings(Section):
-    """Where and how the learner computes."""
+    """Device, number format, and resources of the learner."""
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    """auto: a GPU where there is one."""
+    """Device of the learner. auto: a GPU if one is available."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: matrix products and convolutions of the learner's networks, and their gradients, in
-    bfloat16; parameters, losses, targets and optimiser stay float32. It pays with convolutions,
-    where the hardware has bfloat16 (nature_cnn: 1.5 times as fast on such a CPU, impala_resnet
-    about twice); small MLPs gain nothing, and lose a quarter of their speed to casting. An
-    algorithm of your own has to heed it itself.
+    """Number format of the learner's networks.
+
+    bf16: matrix products, convolutions and their gradients in bfloat16; parameters, losses, targets
+    and optimiser in float32. Faster for convolutions on hardware with bfloat16 (1.5 times for
+    nature_cnn on such a CPU, about 2 times for impala_resnet). Small MLPs become a quarter slower.
+    A plug-in algorithm must apply this setting itself.
     """
     ranks: Annotated[int, Field(ge=1, le=1)] = 1
-    """Processes that learn together; more than one is not there yet."""
+    """Number of learner processes. Only 1 is supported."""
     threads: PositiveInt = 1
-    """Where images are learned from on a CPU, parts of a minibatch are, on so many threads, each
-    with a gradient of its own; elsewhere it is the threads of PyTorch's operations. More than one
-    pays where actors wait for the learner, as with several epochs.
+    """Number of CPU threads that share each image minibatch.
+
+    For other observations, and on a GPU, it is the number of threads of PyTorch's operations. More
+    than one thread helps when actors wait for the learner, for example with several epochs.
     """
     prefetch: Annotated[int, Field(ge=0, le=1)] = 1
-    """1: the next batch is pulled while an update runs, where the bound has room for it; and
-    without a bound replay draws the one after that meanwhile, by the priorities of two updates
-    before its own.
+    """1: pull the next batch during an update, if the bound permits it.
+
+    Without a bound, replay then also draws the batch after the next. Its priorities are two updates
+    old.
     """
     max_nonfinite_updates: Annotated[int, Field(ge=0)] = 10
-    """More skipped updates than this in a row end the run."""
+    """Number of consecutive skipped updates (non-finite gradients) tolerated. One more ends the
+    run.
+    """
     slowdown: Annotated[float, Field(ge=0.0)] = 0.0
-    """Test aid: sleep this many times the update's own time after each update."""
+    """Test aid: sleep after each update, in multiples of the update's own time."""
 
 
 class WeightsSettings(Section):
-    """When a version is published."""
+    """Publication of weights."""
 
     publish_interval_updates: PositiveInt = 1
-    """Publish every so many updates; sooner whenever the bound needs it."""
+    """Updates between published versions. The bound may force earlier publication."""
 
 
 class PlacementSettings(Section):
-    """Which launcher, and which cores its processes may use."""
+    """Launcher, and CPU cores of its processes."""
 
     launcher: str = "processes"
-    """processes: coordinator, learner and actors apart (Linux); inline: one process; or another
-    installed one.
+    """Launcher. processes: coordinator, learner and actors in separate processes (Linux); inline:
+    one process; or another installed launcher.
     """
     affinity: Literal["auto", "none"] = "auto"
-    """auto: the learner gets cores of its own when there are at least two; none: the system
-    decides.
+    """CPU affinity. auto: the learner gets cores of its own if at least two exist; none: set by the
+    operating system.
     """
 
 
 class RunSettings(Section):
-    """Seed, when to end, and how strictly to repeat."""
+    """Seed, end conditions, and determinism."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
-    """Of networks, exploration and environments."""
+    """Seed of networks, exploration and environments."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")] | None = None
-    """Of the run and its directory; None: made from algorithm and time."""
+    """Name of the run and its directory; None: derived from algorithm and time."""
     target_return: float | None = None
-    """The run ends when an evaluation of the newest version has this mean return; None: no target.
+    """Mean return that ends the run, measured by an evaluation of the newest version; None: no
+    target.
     """
     max_env_steps: Count | None = None
-    """The run ends after so many environment steps."""
+    """Number of environment steps that ends the run; None: without limit."""
     max_updates: Count | None = None
-    """The run ends after so many updates."""
+    """Number of updates that ends the run; None: without limit."""
     max_seconds: PositiveFloat | None = None
-    """The run ends after so many seconds of training; making environments and the last evaluation
-    are not among them.
+    """Training time that ends the run, in seconds, without creating environments and the last
+    evaluation.
     """
     deterministic: bool = False
-    """The same seed gives the same run, bit for bit: one actor, bound 0."""
+    """Bit-for-bit repetition for the same seed. Requires one actor and a bound of 0."""
     barrier_updates: PositiveInt = 50
-    """Deterministic mode: every so many updates is a barrier that drains, checkpoints and re-seeds.
+    """Updates between barriers of deterministic mode. A barrier drains, writes a checkpoint, and
+    re-seeds.
     """
     grace_s: PositiveFloat = 10.0
-    """Seconds between asking a process to end and killing it."""
+    """Seconds between asking a process to stop and killing it."""
     max_restarts: Annotated[int, Field(ge=0)] = 20
-    """Processes that die are started anew, so often in ``restart_window_s``; once more ends the
-    run.
-    """
+    """Number of process restarts tolerated within ``restart_window_s``. One more ends the run."""
     restart_window_s: PositiveFloat = 300.0
-    """Seconds over which restarts are counted."""
+    """Period over which restarts are counted, in seconds."""
 
 
 class EvaluationSettings(Section):
-    """Evaluation of exactly one version, off the training path."""
+    """Evaluation of one version, outside of training."""
 
     episodes: PositiveInt = 100
-    """Whole episodes of each evaluation."""
+    """Number of complete episodes per evaluation."""
     num_envs: PositiveInt = 16
-    """Environments that it is played in."""
+    """Number of environments for an evaluation."""
     every_s: PositiveFloat | None = None
-    """Seconds between evaluations; None: only when the returns of training reach the target, and at
-    the end. One that reaches the target is confirmed by another of the newest version, and ends the
-    run.
+    """Seconds between evaluations; None: only at the end, and when training returns reach the
+    target.
+
+    An evaluation that reaches the target is repeated with the newest version. If that one reaches
+    the target, too, the run ends.
     """
     deterministic: bool = True
-    """Take the most probable action instead of a sampled one."""
+    """Most probable actions instead of sampled ones."""
     timeout_s: PositiveFloat = 600.0
-    """Seconds after which an evaluation is given up."""
+    """Time limit of an evaluation, in seconds."""
 
 
 class CheckpointSettings(Section):
-    """How often the whole state is written, and how many are kept."""
+    """Checkpoints: interval, number, and contents."""
 
     every_s: PositiveFloat = 60.0
-    """Seconds between checkpoints; there is one at the end in any case."""
+    """Seconds between checkpoints. The run also writes one at its end."""
     keep: PositiveInt = 3
-    """Newest checkpoints that stay."""
+    """Number of newest checkpoints to retain."""
     replay: bool = False
-    """Keep what is in replay, too; otherwise a resumed run begins with an empty one."""
+    """Replay contents in checkpoints. Without them, a resumed run begins with an empty table."""
 
 
 class HttpSettings(Section):
-    """The control server beside the run."""
+    """Control server of the run."""
 
     enabled: bool = True
-    """False: no console, no control, no metrics."""
+    """Server with console, control and metrics."""
     host: str = "127.0.0.1"
-    """Address to listen at; beyond loopback /metrics asks for a token, too."""
+    """Address to listen on. Beyond loopback, /metrics requires a token, too."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """0: any free one, which is printed."""
+    """Port to listen on; 0: any free port, which is printed."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host names accepted besides localhost and the address bound."""
+    """Accepted host names, in addition to localhost and the bound address."""
     max_streams: Annotated[int, Field(ge=0)] = 32
-    """Open streams of events; more are refused."""
+    """Largest number of open event streams. Further ones are refused."""
     max_connections: Annotated[int, Field(ge=1)] = 256
-    """Open connections, besides one for every stream that is allowed; more are refused."""
+    """Largest number of open connections, in addition to event streams. Further ones are
+    refused.
+    """
     max_requests_per_s: PositiveFloat = 200.0
-    """Requests a second from one address, over one second; more are refused."""
+    """Largest rate of requests from one address, per second, measured over one second."""
 
 
 class MetricsSettings(Section):
-    """How often numbers are gathered, and where they go."""
+    """Interval and destinations of metrics."""
 
     interval_s: PositiveFloat = 1.0
-    """Seconds between two reports of a host, and between two plain lines' samples."""
+    """Seconds between reports of a host, and between samples of plain status lines."""
     sinks: tuple[str, ...] = ()
-    """Where rows of the run's history go besides its file: tensorboard, wandb, mlflow, another
-    installed one, or module:attribute.
+    """Sinks for history rows, in addition to the history file: tensorboard, wandb, mlflow, another
+    installed sink, or module:attribute.
     """
     kwargs: dict[str, dict[str, Any]] = {}
-    """Arguments of sinks, by name. They are written with the config, so secrets belong into the
-    environment.
+    """Keyword arguments of sinks, by name. They are stored with the config; put secrets in
+    environment variables.
     """
 
 
 class Config(Section):
-    """Everything about a run. ``algorithm`` is the settings model of the named algorithm."""
+    """All settings of a run. ``algorithm`` is the settings model of the named algorithm."""
 
     env: EnvSettings
     algorithm: Annotated[SerializeAsAny[AlgorithmSettings], BeforeValidator(read_algorithm)]
@@ -428,11 +443,9 @@ LIVE: dict[str, tuple[str, ...]] = {
     "weights": ("publish_interval_updates",),
     "actors": ("count",),
 }
-"""Settings that may change while a run goes on, by section. Everything else needs a new run.
-`live_of` knows those of the algorithm.
-"""
+"""Settings that may change during a run, by section. `live_of` adds those of the algorithm."""
 
 
 def live_of(config: Config) -> dict[str, tuple[str, ...]]:
-    """`LIVE`, with what may change of the algorithm that ``config`` names."""
+    """`LIVE` with the live settings of the algorithm of ``config``."""
     return {**LIVE, "algorithm": config.algorithm.live}

@@ -1,6 +1,4 @@
-"""What can be said about a network without PyTorch: the shape of its memory, which leaves are
-images, what it refuses.
-"""
+"""Facts about networks without PyTorch: recurrent state, image leaves, sizes, and checks."""
 
 from __future__ import annotations
 
@@ -25,24 +23,23 @@ KEYWORDS = {
 }
 """``network.kwargs`` of the built-in networks."""
 UNITS = {"nature_cnn": 512, "impala_resnet": 256}
-"""Of the layer after the convolutions, unless ``kwargs`` say otherwise."""
+"""Default number of units of the layer after the convolutions."""
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Channels, kernel and stride of the convolutions of "Human-level control through deep
-reinforcement learning" (Nature 518, 2015).
-"""
+"""Channels, kernel and stride of the convolutions (Nature 518, 2015)."""
 RESNET = (16, 32, 32)
 """Channels of IMPALA's large network (arXiv 1802.01561, figure 3)."""
 SMALLEST_IMAGE = {"nature_cnn": 36, "impala_resnet": 1}
-"""Pixels on a side below which a convolution would have no output: 36 -> 8 -> 3 -> 1 by strides 4,
-2, 1.
+"""Smallest image side, in pixels, with which all convolutions have an output.
+
+For nature_cnn: 36 -> 8 -> 3 -> 1 by strides 4, 2, 1.
 """
 
 
 def load_network(settings: NetworkSettings) -> object:
-    """The class or function that ``settings.name`` stands for. Imports PyTorch.
+    """The class or function named by ``settings.name``. Imports PyTorch.
 
     Raises:
-        ConfigError: there is none of that name, or its import failed.
+        ConfigError: the name is unknown, or its import failed.
     """
     return plugins.load(
         "tianflow.networks", BUILT_IN.get(settings.name, settings.name), path="network.name"
@@ -50,13 +47,12 @@ def load_network(settings: NetworkSettings) -> object:
 
 
 def state_spec(settings: NetworkSettings) -> dict[str, tuple[int, ...]]:
-    """{leaf: shape for one environment} of the recurrent state, float32; empty without memory.
+    """{leaf: shape for one environment} of the float32 recurrent state; empty without one.
 
-    A network of the user's says it by a static method ``state_spec(settings)``; without one it has
-    no memory.
+    A plug-in network declares it with a static method ``state_spec(settings)``.
 
     Raises:
-        ConfigError: there is no network of that name, or its import failed.
+        ConfigError: the name is unknown, or its import failed.
     """
     if settings.name in BUILT_IN:
         return {"h": (settings.lstm,), "c": (settings.lstm,)} if settings.lstm else {}
@@ -68,13 +64,14 @@ def state_spec(settings: NetworkSettings) -> dict[str, tuple[int, ...]]:
 
 
 def is_image(leaf: LeafSpec) -> bool:
-    """An image is uint8 with three axes; a frame stack counts as channels."""
+    """True for uint8 leaves with three axes. A frame stack counts as channels."""
     return leaf.dtype == "uint8" and len(leaf.shape) == 3
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether an image is [channels, height, width] rather than [height, width, channels]: the
-    smaller outer axis is channels.
+    """True for [channels, height, width], False for [height, width, channels].
+
+    The smaller outer axis is the channels.
     """
     return shape[0] <= shape[-1]
 
@@ -87,8 +84,9 @@ def image_size(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def check_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
-    """Why the network cannot be built for these observations; empty when it can. A built-in network
-    is checked without PyTorch.
+    """Reasons why the network cannot be built for these observations; empty if it can.
+
+    Built-in networks are checked without PyTorch.
     """
     name = config.network.name
     if name not in BUILT_IN:
@@ -98,7 +96,7 @@ def check_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
         Problem(
             f"network.kwargs.{key}",
             value,
-            f"{name} has no such keyword",
+            f"is not a keyword of {name}",
             ", ".join(KEYWORDS[name]),
             plugins.nearest(key, KEYWORDS[name]),
         )
@@ -109,20 +107,20 @@ def check_network(config: Config, spec: EnvironmentSpec) -> list[Problem]:
 
 
 def units(settings: NetworkSettings) -> int:
-    """Of the layer after the convolutions."""
+    """Number of units of the layer after the convolutions."""
     return int(settings.kwargs.get("units", UNITS[settings.name]))
 
 
 def resnet_channels(settings: NetworkSettings) -> tuple[int, ...]:
-    """Of each stage of ``impala_resnet``."""
+    """Channels of each stage of ``impala_resnet``."""
     return tuple(int(size) for size in settings.kwargs.get("channels", RESNET))
 
 
 def torso_parameters(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> int:
-    """Parameters of one torso of a built-in network over ``leaves``, with the LSTM after it: what
-    every algorithm has at least of them.
+    """Number of parameters of one torso over ``leaves``, with its LSTM: a minimum for every
+    algorithm.
 
-    0 for a network of the user's.
+    The result is 0 for a plug-in network.
     """
     if settings.name not in BUILT_IN:
         return 0
@@ -145,8 +143,9 @@ def torso_parameters(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> i
 
 
 def _trunk(settings: NetworkSettings, image: tuple[int, int, int]) -> tuple[int, int]:
-    """Parameters of the convolutions over an image of so many channels, rows and columns, and how
-    many numbers they give.
+    """Number of parameters of the convolutions over an image, and number of their outputs.
+
+    ``image`` is (channels, rows, columns).
     """
     channels, *sides = image
     count = 0
@@ -168,7 +167,7 @@ def _check_sizes(kwargs: Mapping[str, object]) -> list[Problem]:
             Problem(
                 "network.kwargs.units",
                 kwargs["units"],
-                "is no number of units",
+                "is not a number of units",
                 "a whole number > 0",
             )
         )
@@ -178,7 +177,7 @@ def _check_sizes(kwargs: Mapping[str, object]) -> list[Problem]:
             Problem(
                 "network.kwargs.channels",
                 channels,
-                "are no numbers of channels",
+                "is not a list of channels",
                 "a list of whole numbers > 0",
             )
         )
@@ -196,9 +195,7 @@ def _check_own(settings: NetworkSettings) -> list[Problem]:
         return list(error.problems)
     if callable(found):
         return []
-    accepted = (
-        "a class or function taking (config.network, EnvironmentSpec) and giving a torch.nn.Module"
-    )
+    accepted = "a class or function (config.network, EnvironmentSpec) -> torch.nn.Module"
     return [Problem("network.name", settings.name, "is not callable", accepted)]
 
 
@@ -213,7 +210,7 @@ def _check_images(name: str, spec: EnvironmentSpec) -> list[Problem]:
             Problem(
                 "network.name",
                 name,
-                f"there is no image to look at: {spec.id} gives {seen}",
+                f"needs an image, and the observations of {spec.id} are {seen}",
                 "mlp, or uint8 images of three axes",
             )
         ]

@@ -1,8 +1,7 @@
-"""Settings of the algorithms that learn from replay, and what is wrong with them for an
-environment. No PyTorch.
+"""Settings of algorithms that learn from replay, and their checks against an environment.
 
-Items. Replay hands out windows of an episode; `OffPolicySettings.window` says how long one is and
-how far apart they begin.
+Replay draws items, which are windows of an episode. `OffPolicySettings.window` gives their length
+and distance. This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -20,55 +19,52 @@ if TYPE_CHECKING:
     from tianflow.config.model import Config
 
 NETWORKS = ("mlp", "nature_cnn", "impala_resnet")
-"""Networks whose torsos these algorithms build their own networks on."""
+"""Networks whose torsos these algorithms can use."""
 Rate = Annotated[float, Field(ge=0.0)]
 Updates = Annotated[int, Field(ge=0)]
 
 
-def between(start: float, end: float, updates: int, span: int) -> float:
-    """A straight line from ``start`` at update 0 to ``end`` at update ``span``, and ``end`` from
-    there on; span 0 is ``end`` at once.
+def interpolate(start: float, end: float, updates: int, span: int) -> float:
+    """Linear interpolation from ``start`` at update 0 to ``end`` at update ``span`` and later.
+
+    A span of 0 gives ``end`` at once.
     """
     return end if updates >= span else start + (end - start) * updates / span
 
 
 class OffPolicySettings(AlgorithmSettings):
-    """What every algorithm that learns from replay has.
+    """Settings of every algorithm that learns from replay.
 
-    ``entropy_cost`` and ``value_cost`` of the base have no meaning here and are refused when they
-    are set.
+    ``entropy_cost`` and ``value_cost`` of the base class have no effect here, and other values than
+    their defaults are refused.
     """
 
     live: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     max_grad_norm: PositiveFloat = 40.0
-    """Of each network by itself."""
+    """Largest norm of the gradient of each network."""
     batch_size: PositiveInt = 256
-    """Items in one update."""
+    """Number of items in one update."""
     n_step: PositiveInt = 1
-    """Rewards summed before the value of a later observation is taken."""
+    """Number of rewards summed before the value of a later observation (n)."""
 
     @property
     def window(self) -> tuple[int, int]:
-        """(length, period) of items, in steps: how long a window is, and how far apart two of them
-        begin.
-        """
+        """(length, period) of items, in steps: length of a window, and distance of the next."""
         return self.n_step, 1
 
     @property
     def recorded(self) -> tuple[str, ...]:
-        """Arrays [T, N] float32 that an actor writes besides the standard ones; `Policy.record`
-        makes them.
-        """
+        """Arrays [T, N] float32 that `Policy.record` adds to a trajectory."""
         return ()
 
     @model_validator(mode="after")
     def _no_schedule_by_samples(self) -> OffPolicySettings:
         if self.learning_rate_schedule == "linear":
             raise ValueError(
-                "learning_rate_schedule = 'linear' falls with the samples learned from, and "
-                "replay makes many of each step: "
-                "the rate would be 0 long before the end of the run; leave it constant"
+                "learning_rate_schedule = 'linear' decreases with the number of trained samples, "
+                "and replay trains on each step many times: the rate would be 0 long before the "
+                "end of the run; set it to 'constant'"
             )
         return self
 
@@ -78,19 +74,18 @@ class OffPolicySettings(AlgorithmSettings):
             value = getattr(self, field)
             if value != AlgorithmSettings.model_fields[field].default:
                 raise ValueError(
-                    f"{field} = {value}: the loss of {self.name} has no such term, so nothing "
-                    "would follow; leave it out"
+                    f"{field} = {value}: the loss of {self.name} has no such term, so the setting "
+                    "would have no effect; leave it out"
                 )
         return self
 
 
 class QSettings(OffPolicySettings):
-    """What algorithms that learn the values of discrete actions share: exploration by
-    epsilon-greedy, one target network.
+    """Settings of Q-learning: epsilon-greedy exploration and one target network.
 
-    With ``epsilon_base`` every environment has an epsilon of its own (Ape-X, arXiv 1803.00933,
-    section 4.1): ``epsilon_base ** (1 + epsilon_alpha * i / (M - 1))`` for environment i of M =
-    actors * num_envs, and the schedule is not used.
+    With ``epsilon_base`` every environment has its own epsilon (Ape-X, arXiv 1803.00933, section
+    4.1): ``epsilon_base ** (1 + epsilon_alpha * i / (M - 1))`` for environment i of M = actors *
+    num_envs. The schedule is not used then.
     """
 
     live: ClassVar[tuple[str, ...]] = (
@@ -104,27 +99,27 @@ class QSettings(OffPolicySettings):
     )
 
     double: bool = True
-    """Double Q-learning (arXiv 1509.06461): the online network chooses the action that the target
-    network values.
+    """Double Q-learning (arXiv 1509.06461): the online network selects the action, and the target
+    network evaluates it.
     """
     duelling: bool = True
-    """Value and advantages apart (arXiv 1511.06581)."""
+    """Separate value and advantage streams (arXiv 1511.06581)."""
     huber_delta: PositiveFloat | None = 1.0
-    """Errors above it count linearly; None: all errors squared."""
+    """Error above which the loss is linear; None: squared loss."""
     target_update_updates: PositiveInt = 500
-    """The target network becomes the online one every so many updates."""
+    """Updates between copies of the online network to the target network."""
     epsilon_start: Fraction = 1.0
-    """Share of random actions at first."""
+    """Share of random actions at update 0."""
     epsilon_end: Fraction = 0.05
-    """Share of random actions in the end."""
+    """Share of random actions after ``epsilon_updates`` updates."""
     epsilon_updates: Updates = 10_000
-    """Epsilon falls on a straight line from start to end over so many updates."""
+    """Number of updates over which epsilon decreases linearly from start to end."""
     epsilon_base: Fraction | None = None
-    """An epsilon for each environment (Ape-X), as above, instead of the schedule; None: the
+    """Base of a constant epsilon per environment (Ape-X), instead of the schedule; None: the
     schedule.
     """
     epsilon_alpha: Annotated[float, Field(ge=0.0)] = 7.0
-    """How far those epsilons are spread."""
+    """Spread of the epsilons per environment."""
 
     @property
     def recorded(self) -> tuple[str, ...]:
@@ -132,19 +127,25 @@ class QSettings(OffPolicySettings):
 
     def exploration(self, updates: int) -> dict[str, float]:
         """``epsilon`` and ``alpha`` of epsilon ** (1 + alpha * i / (M - 1)) after ``updates``
-        updates; with the schedule alpha is 0.
+        updates.
+
+        With the schedule, alpha is 0.
         """
         if self.epsilon_base is not None:
             return {"epsilon": self.epsilon_base, "alpha": self.epsilon_alpha}
         return {
-            "epsilon": between(self.epsilon_start, self.epsilon_end, updates, self.epsilon_updates),
+            "epsilon": interpolate(
+                self.epsilon_start, self.epsilon_end, updates, self.epsilon_updates
+            ),
             "alpha": 0.0,
         }
 
 
 class DQNSettings(QSettings):
-    """DQN (Nature 518, 2015) with the parts of Rainbow that matter most (arXiv 1710.02298): double,
-    duelling, n-step, priorities.
+    """DQN (Nature 518, 2015) with double Q-learning, duelling streams, n-step returns and
+    priorities.
+
+    The additions are the most effective parts of Rainbow (arXiv 1710.02298).
     """
 
     name: Literal["dqn"] = "dqn"
@@ -154,9 +155,9 @@ class DQNSettings(QSettings):
 class R2D2Settings(QSettings):
     """R2D2 (Kapturowski et al., ICLR 2019): recurrent Q-learning from stored states, with burn-in.
 
-    An item is ``burn_in`` steps that only bring the stored state up to date, and then ``unroll``
-    steps that are learned from. A window that begins with its episode needs no burn-in, so all of
-    its steps are learned from, and no step of an episode is left out.
+    An item has ``burn_in`` steps that only update the stored state, then ``unroll`` trained steps.
+    A window that begins with its episode needs no burn-in, so all of its steps are trained on.
+    Every step of an episode is trained on.
     """
 
     name: Literal["r2d2"] = "r2d2"
@@ -167,19 +168,17 @@ class R2D2Settings(QSettings):
     n_step: PositiveInt = 5
     huber_delta: PositiveFloat | None = None
     burn_in: Annotated[int, Field(ge=0)] = 40
-    """Steps that only bring the stored state up to date."""
+    """Number of steps that only update the stored state."""
     unroll: PositiveInt = 40
-    """Steps of an item that are learned from."""
+    """Number of trained steps in an item."""
     overlap: Annotated[int, Field(ge=0)] = 0
-    """Learned steps that two adjacent items share; 0: every step of an episode is learned from in
-    exactly one item.
-    """
+    """Number of trained steps that two adjacent items share; 0: one item per step."""
     value_rescaling: PositiveFloat | None = 1e-3
-    """epsilon of h(x) = sign(x)(sqrt(|x| + 1) - 1) + epsilon x (arXiv 1805.11593); None: returns as
-    they are.
+    """Epsilon of the value rescaling h(x) = sign(x)(sqrt(|x| + 1) - 1) + epsilon x (arXiv
+    1805.11593); None: without rescaling.
     """
     priority_eta: Fraction = 0.9
-    """Share of the largest error in the priority of an item; the rest is their mean."""
+    """Weight of the largest error in the priority of an item; the rest is the mean error."""
 
     @property
     def window(self) -> tuple[int, int]:
@@ -189,36 +188,36 @@ class R2D2Settings(QSettings):
     def _windows_move_on(self) -> R2D2Settings:
         if self.overlap >= self.unroll:
             raise ValueError(
-                f"overlap = {self.overlap} is not below unroll = {self.unroll}: the next item "
-                "would never begin later"
+                f"overlap = {self.overlap} is not below unroll = {self.unroll}: items would never "
+                "advance; lower overlap"
             )
         return self
 
 
 class ContinuousSettings(OffPolicySettings):
-    """What SAC and TD3 share: two critics, and targets that follow slowly."""
+    """Settings of SAC and TD3: two critics, and slowly updated target networks."""
 
     live: ClassVar[tuple[str, ...]] = (*OffPolicySettings.live, "target_smoothing")
 
     learning_rate: Rate = 3e-4
-    """Of actor and critics, and of SAC's temperature."""
+    """Learning rate of actor and critics, and of SAC's temperature."""
     adam_epsilon: PositiveFloat = 1e-8
     target_smoothing: Annotated[float, Field(gt=0.0, le=1.0)] = 0.005
-    """Share of the way that the target networks go towards the online ones at every step of theirs.
-    """
+    """Share by which each target network moves towards its online network per step."""
 
 
 class SACSettings(ContinuousSettings):
-    """SAC with automatic temperature (arXiv 1812.05905). With ``n_step`` above 1 the entropy of
-    steps in between is not counted.
+    """SAC with automatic temperature (arXiv 1812.05905).
+
+    With ``n_step`` above 1 the entropy of intermediate steps is not counted.
     """
 
     name: Literal["sac"] = "sac"
     initial_temperature: PositiveFloat = 1.0
-    """Weight of the entropy at first."""
+    """Weight of the entropy at update 0."""
     target_entropy: float | Literal["auto"] | None = "auto"
-    """In nats, of actions scaled to -1..1; auto: minus their number of components; None: the
-    temperature stays as it is.
+    """Target entropy of actions scaled to -1..1, in nats; auto: minus the number of action
+    components; None: constant temperature.
     """
 
 
@@ -234,26 +233,28 @@ class TD3Settings(ContinuousSettings):
 
     name: Literal["td3"] = "td3"
     policy_delay: PositiveInt = 2
-    """Actor and targets move every so many updates."""
+    """Number of critic updates per update of actor and targets."""
     target_noise: Annotated[float, Field(ge=0.0)] = 0.2
-    """Deviation of the noise on the target's actions."""
+    """Standard deviation of the noise on target actions."""
     target_noise_clip: Annotated[float, Field(ge=0.0)] = 0.5
-    """Largest noise on them."""
+    """Largest noise on target actions."""
     noise_start: Annotated[float, Field(ge=0.0)] = 0.1
-    """Deviation of exploration noise at first."""
+    """Standard deviation of exploration noise at update 0."""
     noise_end: Annotated[float, Field(ge=0.0)] = 0.1
-    """Deviation of exploration noise in the end."""
+    """Standard deviation of exploration noise after ``noise_updates`` updates."""
     noise_updates: Updates = 0
-    """Exploration noise goes on a straight line from start to end over so many updates."""
+    """Number of updates over which exploration noise changes linearly from start to end."""
 
     def exploration(self, updates: int) -> dict[str, float]:
         """``noise_std`` after ``updates`` updates."""
-        return {"noise_std": between(self.noise_start, self.noise_end, updates, self.noise_updates)}
+        return {
+            "noise_std": interpolate(self.noise_start, self.noise_end, updates, self.noise_updates)
+        }
 
 
 def check(config: Config, spec: EnvironmentSpec) -> list[Problem]:
-    """Why the algorithm cannot learn this environment with this network from replay; empty when it
-    can, or is of another kind.
+    """Problems of a replay algorithm with this environment and network; empty for other
+    algorithms.
     """
     if not isinstance(config.algorithm, OffPolicySettings):
         return []
@@ -267,7 +268,7 @@ def check(config: Config, spec: EnvironmentSpec) -> list[Problem]:
 
 
 def _check_values(name: str, spec: EnvironmentSpec) -> list[Problem]:
-    """Values of actions need one finite choice."""
+    """Q-learning needs a single discrete choice."""
     kind = spec.action.kind
     if kind == "discrete":
         return []
@@ -277,7 +278,7 @@ def _check_values(name: str, spec: EnvironmentSpec) -> list[Problem]:
         else f"{math.prod(spec.action.categories)} combinations of"
     )
     message = (
-        f"learns one value for each action, and {spec.id} has {why} actions ({kind} "
+        f"learns one value per action, and {spec.id} has {why} actions ({kind} "
         f"{list(spec.action.shape)})"
     )
     return [
@@ -291,13 +292,10 @@ def _check_values(name: str, spec: EnvironmentSpec) -> list[Problem]:
 
 
 def _check_bounds(name: str, spec: EnvironmentSpec) -> list[Problem]:
-    """A squashed action needs a range to be squashed into."""
+    """Squashed actions need a bounded range."""
     action = spec.action
     if action.kind != "box":
-        message = (
-            f"moves continuous actions along a gradient, and the actions of {spec.id} are "
-            f"{action.kind}"
-        )
+        message = f"needs continuous actions, and the actions of {spec.id} are {action.kind}"
         return [
             Problem(
                 "algorithm.name",
@@ -312,8 +310,8 @@ def _check_bounds(name: str, spec: EnvironmentSpec) -> list[Problem]:
     ):
         return []
     message = (
-        f"squashes actions into their range, and an action of {spec.id} has no bounds with "
-        "room between them"
+        f"squashes actions into their range, and an action of {spec.id} has no bounds, or an empty "
+        "range"
     )
     return [
         Problem(
@@ -327,8 +325,8 @@ def _check_network(config: Config) -> list[Problem]:
     problems = []
     if network.name not in NETWORKS:
         message = (
-            f"{name} builds value networks on a built-in torso, and cannot take a network "
-            "that gives a policy and a value"
+            f"{name} builds value networks on a built-in torso, and cannot use a network of policy "
+            "and value"
         )
         problems.append(Problem("network.name", network.name, message, ", ".join(NETWORKS)))
     if name == "r2d2" and not network.lstm:
@@ -336,7 +334,7 @@ def _check_network(config: Config) -> list[Problem]:
             Problem(
                 "network.lstm",
                 0,
-                "r2d2 without memory would warm up a state that does not exist",
+                "r2d2 needs a recurrent state",
                 "at least 1, or dqn",
             )
         )
@@ -345,19 +343,17 @@ def _check_network(config: Config) -> list[Problem]:
             Problem(
                 "network.lstm",
                 network.lstm,
-                f"{name} has no memory, so nothing would be remembered",
+                f"{name} has no recurrent state",
                 "0, or r2d2",
             )
         )
     if network.share_torso:
-        message = (
-            f"there is nothing to share: the networks of {name} are learned from different losses"
-        )
+        message = f"the networks of {name} have different losses and cannot share a torso"
         problems.append(Problem("network.share_torso", True, message, "false"))
     if "log_std" in network.kwargs:
-        message = f"{name} has no standard deviation apart from what its network computes"
+        message = f"{name} has no separate standard deviation"
         problems.append(
-            Problem("network.kwargs.log_std", network.kwargs["log_std"], message, "nothing")
+            Problem("network.kwargs.log_std", network.kwargs["log_std"], message, "without log_std")
         )
     return problems
 
@@ -365,12 +361,9 @@ def _check_network(config: Config) -> list[Problem]:
 def _check_normalisation(config: Config) -> list[Problem]:
     if not config.env.normalisation.returns:
         return []
-    message = (
-        "what is replayed was rewarded under an older scale, so one value would be learned "
-        "in several units"
-    )
+    message = "replayed rewards have an older scale, so one value would be learned in several units"
     accepted = "false" + (
-        "; value_rescaling tames large returns"
+        "; value_rescaling limits large returns"
         if isinstance(config.algorithm, R2D2Settings)
         else ""
     )

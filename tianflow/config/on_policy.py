@@ -1,7 +1,6 @@
-"""Settings of the algorithms that use each trajectory once, and what all settings share. No
-PyTorch.
+"""Settings of algorithms that use each trajectory once, and the base of all algorithm settings.
 
-Those that learn from replay are in `tianflow.config.off_policy`.
+Settings of algorithms that learn from replay are in `tianflow.config.off_policy`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values are final."""
+    """Base of all sections. Unknown keys are refused, and values are immutable."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=()
@@ -22,41 +21,43 @@ class Section(BaseModel):
 
 
 class AlgorithmSettings(Section):
-    """What every algorithm has. A plug-in's own settings model derives from this."""
+    """Settings of every algorithm. The settings model of a plug-in derives from this class."""
 
     live: ClassVar[tuple[str, ...]] = ("learning_rate", "entropy_cost", "batch_trajectories")
-    """Those that may change while a run goes on."""
+    """Settings that may change during a run."""
 
     name: str
-    """a2c, dqn, impala, ppo, r2d2, sac, td3, another installed one, or module:attribute."""
+    """Algorithm: a2c, dqn, impala, ppo, r2d2, sac, td3, another installed one, or
+    module:attribute.
+    """
     learning_rate: Annotated[float, Field(ge=0.0)] = 2.5e-4
-    """Step size of Adam."""
+    """Learning rate of Adam."""
     discount: Fraction = 0.99
-    """Weight of what comes one step later."""
+    """Discount per step (gamma)."""
     entropy_cost: Annotated[float, Field(ge=0.0)] = 0.0
     """Weight of the policy's entropy in the loss."""
     value_cost: Annotated[float, Field(ge=0.0)] = 0.5
-    """Weight of the value's loss."""
+    """Weight of the value loss."""
     max_grad_norm: PositiveFloat = 0.5
-    """The gradient is scaled down to this norm."""
+    """Largest norm of the gradient. Larger gradients are scaled down."""
     adam_epsilon: PositiveFloat = 1e-5
-    """Added to the denominator of Adam."""
+    """Term in the denominator of Adam (epsilon)."""
     batch_trajectories: PositiveInt = 1
-    """Trajectories that one update uses."""
+    """Number of trajectories in one update (B)."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """linear: falls to 0 over ``run.max_env_steps``."""
+    """Learning-rate schedule. linear: decreases to 0 over ``run.max_env_steps``."""
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """(length, period) in steps of what replay draws; None for an algorithm that uses each
-        trajectory once.
+        """(length, period) of replay items, in steps; None for algorithms that use each trajectory
+        once.
         """
         return None
 
     @property
     def items(self) -> int:
-        """Windows that replay draws for one update: ``batch_size``; 0 for an algorithm that uses
-        each trajectory once.
+        """Number of items that replay draws for one update; 0 for algorithms that use each
+        trajectory once.
         """
         return int(getattr(self, "batch_size", 0))
 
@@ -73,59 +74,62 @@ class PPOSettings(AlgorithmSettings):
 
     name: Literal["ppo"] = "ppo"
     gae_lambda: Fraction = 0.95
-    """Of generalised advantage estimation (arXiv 1506.02438); 1: returns as they were, 0: one step.
+    """Lambda of generalised advantage estimation (arXiv 1506.02438); 1: full returns, 0: one
+    step.
     """
     clip: PositiveFloat = 0.2
-    """The ratio to the old policy counts between 1 - clip and 1 + clip."""
+    """Clip range of the probability ratio: 1 - clip to 1 + clip."""
     value_clip: PositiveFloat | None = None
-    """A value may move so far from its old one; None: as far as it likes."""
+    """Largest change of a value from the old one; None: without limit."""
     epochs: PositiveInt = 4
-    """Passes over each batch."""
+    """Number of passes over each batch."""
     minibatch_size: PositiveInt = 256
-    """Samples in one optimiser step."""
+    """Number of samples in one optimiser step."""
     normalise_advantages: bool = True
-    """To mean 0 and deviation 1 over the batch."""
+    """Normalisation of advantages to mean 0 and deviation 1 over the batch."""
     decoupled: bool = True
-    """The clip is around the newest policy, and stale samples are weighted; False: plain PPO."""
+    """Clip range around the newest policy, with weights for stale samples; False: plain PPO."""
     max_behaviour_weight: PositiveFloat = 2.0
-    """Decoupled: largest weight of a stale sample."""
+    """Largest weight of a stale sample (decoupled)."""
     target_kl: PositiveFloat | None = None
-    """No further pass once the policy has moved so far, in nats; None: all passes."""
+    """Largest KL divergence from the old policy, in nats. A larger one skips the remaining passes.
+    None: without limit.
+    """
 
 
 class ImpalaSettings(AlgorithmSettings):
-    """IMPALA's V-trace actor-critic (arXiv 1802.01561)."""
+    """IMPALA: V-trace actor-critic (arXiv 1802.01561)."""
 
     name: Literal["impala"] = "impala"
     entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
     vtrace_lambda: Fraction = 1.0
-    """Of V-trace's targets; 1: whole n-step returns."""
+    """Lambda of V-trace targets; 1: full n-step returns."""
     rho_bar: PositiveFloat = 1.0
     """Largest importance weight in a temporal difference of V-trace."""
     c_bar: PositiveFloat = 1.0
-    """Largest importance weight of the trace."""
+    """Largest importance weight in the trace of V-trace."""
     pg_rho_bar: PositiveFloat = 1.0
-    """Largest importance weight in the policy's gradient."""
+    """Largest importance weight in the policy gradient."""
     normalise_advantages: bool = False
-    """To mean 0 and deviation 1 over the batch."""
+    """Normalisation of advantages to mean 0 and deviation 1 over the batch."""
 
     @model_validator(mode="after")
     def _limits_converge(self) -> ImpalaSettings:
         if self.c_bar > self.rho_bar:
             raise ValueError(
-                f"c_bar = {self.c_bar} is above rho_bar = {self.rho_bar}: V-trace need not "
-                "converge then; lower c_bar"
+                f"c_bar = {self.c_bar} is above rho_bar = {self.rho_bar}: V-trace might not "
+                "converge; lower c_bar"
             )
         return self
 
 
 class A2CSettings(AlgorithmSettings):
-    """A3C's n-step advantage actor-critic objective (arXiv 1602.01783), trajectories shipped
-    instead of gradients.
+    """A2C: n-step advantage actor-critic objective (arXiv 1602.01783), on trajectories from
+    actors.
     """
 
     name: Literal["a2c"] = "a2c"
     learning_rate: Annotated[float, Field(ge=0.0)] = 7e-4
     entropy_cost: Annotated[float, Field(ge=0.0)] = 0.01
     normalise_advantages: bool = False
-    """To mean 0 and deviation 1 over the batch."""
+    """Normalisation of advantages to mean 0 and deviation 1 over the batch."""

@@ -1,6 +1,4 @@
-"""pydantic's errors, told as `Problem`: dotted path, the value, what would be accepted, the nearest
-known key.
-"""
+"""Conversion of pydantic's errors to `Problem`: path, value, accepted values, nearest known key."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from pydantic_core import ErrorDetails
 from tianflow import plugins
 from tianflow.errors import Problem
 
-NOTHINGS = frozenset({"", "~", "none", "null", "nil", "nothing", "undefined"})
-"""Words by which people mean that a setting is to have no value."""
+NULL_WORDS = frozenset({"", "~", "none", "null", "nil", "nothing", "undefined"})
+"""Words that users write for a missing value."""
 _BOUNDS = {
     "greater_than": ">",
     "greater_than_equal": ">=",
@@ -35,9 +33,7 @@ _KINDS = {
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """One `Problem` for every setting that ``error`` complains of; alternatives of one setting
-    become one.
-    """
+    """One `Problem` per setting in ``error``; alternatives of one setting are merged."""
     found: dict[str, Problem] = {}
     for details in error.errors(include_url=False):
         keys = _keys(details["loc"], model)
@@ -47,11 +43,7 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]
             found[problem.path] = problem
         elif problem.accepted and problem.accepted not in earlier.accepted:
             accepted = f"{earlier.accepted}, or {problem.accepted}"
-            message = (
-                earlier.message
-                if earlier.message == problem.message
-                else "is none of what is accepted"
-            )
+            message = earlier.message if earlier.message == problem.message else "is not accepted"
             found[problem.path] = Problem(
                 problem.path, earlier.value, message, accepted, earlier.nearest or problem.nearest
             )
@@ -59,7 +51,7 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]
 
 
 def innermost(problems: Iterable[Problem]) -> list[Problem]:
-    """One problem for each path, the later one; what a deeper path says better is left out."""
+    """One problem per path, the last one. Problems of a parent path are dropped."""
     found = {problem.path: problem for problem in problems}
     return [
         problem
@@ -74,10 +66,15 @@ def unknown_key(
     value: object,
     live: Mapping[str, Sequence[str]] | None = None,
 ) -> Problem:
-    """There is no setting at ``keys``. Names the nearest one: in the same section, else the same
-    key in another.
+    """The problem of an unknown setting at ``keys``.
 
-    ``live``: only these settings, by section, would be accepted.
+    It names the nearest key in the same section, else the same key in another section.
+
+    Args:
+        model: root of the settings.
+        keys: path of the setting.
+        value: the value given.
+        live: settings that would be accepted, by section; None: all of ``model``.
     """
     *parents, key = keys
     section = _section(model, parents)
@@ -98,16 +95,14 @@ def unknown_key(
     return Problem(
         ".".join(keys),
         value,
-        f"there is no such setting{_of_whom(section, parents)}",
+        f"is not a setting{_owner(section, parents)}",
         accepted,
         nearest,
     )
 
 
-def _of_whom(section: type[BaseModel] | None, parents: Sequence[str]) -> str:
-    """Whose settings those of `algorithm` are: who takes another algorithm than that of the config
-    finds settings of the old one there.
-    """
+def _owner(section: type[BaseModel] | None, parents: Sequence[str]) -> str:
+    """The algorithm whose settings were searched, for a config that switches the algorithm."""
     name = (
         section.model_fields["name"].default
         if section is not None and list(parents) == ["algorithm"]
@@ -137,11 +132,15 @@ def _problem(details: ErrorDetails, keys: list[str], model: type[BaseModel]) -> 
     if kind == "literal_error":
         choices = tuple(re.findall(r"'([^']*)'", context["expected"]))
         return Problem(
-            path, value, "is no choice", context["expected"], plugins.nearest(str(value), choices)
+            path,
+            value,
+            "is not a valid choice",
+            context["expected"],
+            plugins.nearest(str(value), choices),
         )
     if kind == "string_pattern_mismatch":
         return Problem(path, value, "has the wrong form", f"a string like {context['pattern']}")
-    if kind == "value_error" and isinstance(value, dict):  # a combination inside one section
+    if kind == "value_error" and isinstance(value, dict):  # a combination within one section
         return Problem(path, None, str(context["error"]))
     if kind == "value_error":
         return Problem(path, value, "has the wrong form", str(context["error"]))
@@ -154,8 +153,8 @@ def _problem(details: ErrorDetails, keys: list[str], model: type[BaseModel]) -> 
 
 
 def _with_null(problem: Problem, model: type[BaseModel]) -> Problem:
-    """``problem``, telling how to write that there is no value to whoever tried to."""
-    if not (isinstance(problem.value, str) and problem.value.strip().lower() in NOTHINGS):
+    """``problem`` with the spelling of null, if its value looks like an attempt to write it."""
+    if not (isinstance(problem.value, str) and problem.value.strip().lower() in NULL_WORDS):
         return problem
     *parents, key = problem.path.split(".")
     section = _section(model, parents)
@@ -164,15 +163,13 @@ def _with_null(problem: Problem, model: type[BaseModel]) -> Problem:
         return problem
     outcome = "for no value" if field.default is None else "for the default"
     accepted = ", or ".join(
-        part for part in (problem.accepted, f"null {outcome} (in a file: leave it out)") if part
+        part for part in (problem.accepted, f"null {outcome} (in a file: omit the line)") if part
     )
     return Problem(problem.path, problem.value, problem.message, accepted, problem.nearest)
 
 
 def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
-    """The settings along ``location``: names of union members, which pydantic puts between, are
-    left out.
-    """
+    """Names of the settings along ``location``, without the union members that pydantic inserts."""
     keys: list[str] = []
     current: Any = model
     for position, part in enumerate(location):
@@ -188,9 +185,7 @@ def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
 
 
 def _bare(annotation: Any) -> Any:
-    """The annotation without `Annotated` and without alternatives: the first one that is not
-    None.
-    """
+    """The annotation without `Annotated`, reduced to its first alternative other than None."""
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) in {Union, types.UnionType}:
@@ -199,7 +194,7 @@ def _bare(annotation: Any) -> Any:
 
 
 def _section(model: type[BaseModel], keys: Sequence[str]) -> type[BaseModel] | None:
-    """The model that reads the table at ``keys``, or None."""
+    """The model of the table at ``keys``, if it is one."""
     current: type[BaseModel] = model
     for key in keys:
         field = current.model_fields.get(key)

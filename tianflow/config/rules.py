@@ -1,5 +1,6 @@
-"""What no single setting can say: combinations that cannot work, and combinations that cost
-something. Pure functions of a `Config`.
+"""Rules over combinations of settings: derived quantities, refusals, and advice.
+
+All functions are pure and take a `Config`; none needs an environment.
 """
 
 from __future__ import annotations
@@ -13,323 +14,56 @@ from tianflow import plugins
 from tianflow.config.model import Config, PPOSettings, ReplaySettings
 from tianflow.core.formatting import number
 from tianflow.core.limits import RateLimits
+from tianflow.core.payloads import credits_ceiling
 from tianflow.errors import ConfigError, Problem
+
+# Derived quantities: balance
+# --------------------------------------------------------------------------------------------------
 
 
 def controllers(config: Config) -> tuple[str, ...]:
-    """Names of the controllers that run."""
+    """Names of the active controllers."""
     controller = config.balance.controller
     return (controller,) if isinstance(controller, str) else controller
 
 
 def bound_in_force(config: Config) -> int | None:
-    """The staleness bound that the controllers leave: 0 under ``lockstep``, none under
-    ``open_loop`` alone.
-    """
+    """The staleness bound in force: 0 under ``lockstep``, None under ``open_loop`` alone."""
     if "lockstep" in controllers(config):
         return 0
     return None if controllers(config) == ("open_loop",) else config.bound
 
 
 def is_paced(config: Config) -> bool:
-    """False where no controller holds actors back for the bound's sake: they begin whatever memory
-    has room for.
-    """
+    """True if a controller limits credits to what the staleness bound can use."""
     return not set(controllers(config)) <= {"open_loop", "consume_only"}
 
 
-def credits_ceiling(config: Config) -> int | None:
-    """C at publish lag 0: the smaller of (max_staleness + 1) * B and ``balance.credits``; None when
-    nothing limits it.
-    """
+def max_credits(config: Config) -> int | None:
+    """The smaller of C_max at publish lag 0 and ``balance.credits``; None without either limit."""
     batch, bound = (
         config.algorithm.batch_trajectories,
         bound_in_force(config) if is_paced(config) else None,
     )
-    limits = [
-        limit
-        for limit in (config.balance.credits, None if bound is None else (bound + 1) * batch)
-        if limit is not None
-    ]
+    ceiling = None if bound is None else credits_ceiling(bound, publish_lag=0, batch=batch)
+    limits = [limit for limit in (config.balance.credits, ceiling) if limit is not None]
     return min(limits, default=None)
 
 
-def check(config: Config) -> list[Problem]:
-    """Everything that is wrong with the combination of settings, each with its consequence. Needs
-    no environment.
-    """
-    return [
-        *_check_names(config),
-        *_check_balance(config),
-        *_check_minibatch(config),
-        *_check_deterministic(config),
-        *_check_sinks(config),
-        *check_replay(config),
-    ]
-
-
-def _check_names(config: Config) -> list[Problem]:
-    problems = []
-    named = [
-        ("network", config.network.name, "network.name"),
-        ("launcher", config.placement.launcher, "placement.launcher"),
-    ]
-    for kind, name, path in named:
-        group, known = f"tianflow.{kind}s", plugins.names(f"tianflow.{kind}s")
-        if (
-            name not in known
-        ):  # an installed one is not imported here: networks bring PyTorch with them
-            problems += _load_problems(group, name, path)
-    loaded = [
-        (controller, _load_problems("tianflow.controllers", controller, "balance.controller"))
-        for controller in controllers(config)
-    ]
-    problems += [problem for _, found in loaded for problem in found]
-    if not controllers(config):
-        problems.append(
-            Problem(
-                "balance.controller",
-                (),
-                "no controller: nobody would hand out credits, so no rollout would begin",
-                "at least one",
-            )
-        )
-    elif not any(found for _, found in loaded):
-        problems += _check_parameters(config)
-    return problems
-
-
-def _check_sinks(config: Config) -> list[Problem]:
-    metrics, known, problems = config.metrics, plugins.names("tianflow.sinks"), []
-    for name in sorted(set(metrics.sinks)):
-        if metrics.sinks.count(name) > 1:
-            problems.append(
-                Problem(
-                    "metrics.sinks",
-                    list(metrics.sinks),
-                    f"{name} is named twice, and would get everything twice",
-                )
-            )
-        if name not in known:  # an installed one may bring much with it
-            problems += _load_problems("tianflow.sinks", name, "metrics.sinks")
-    return problems + [
-        Problem(
-            f"metrics.kwargs.{name}",
-            None,
-            "no sink of that name is in metrics.sinks",
-            "",
-            plugins.nearest(name, metrics.sinks),
-        )
-        for name in metrics.kwargs
-        if name not in metrics.sinks
-    ]
-
-
-def _load_problems(group: str, name: str, path: str) -> list[Problem]:
-    try:
-        plugins.load(group, name, path=path)
-    except ConfigError as error:
-        return list(error.problems)
-    return []
-
-
-def _check_parameters(config: Config) -> list[Problem]:
-    """Every entry of ``balance.parameters`` is a keyword of one of the controllers."""
-    known: set[str] = set()
-    for controller in controllers(config):
-        factory = plugins.load("tianflow.controllers", controller, path="balance.controller")
-        if not callable(factory) or not hasattr(factory, "handle"):
-            return [
-                Problem(
-                    "balance.controller",
-                    controller,
-                    "is not a controller: it has no handle(event)",
-                    "a class with handle(event) -> directives",
-                )
-            ]
-        known |= set(inspect.signature(factory).parameters)
-    accepted = (
-        "one of " + ", ".join(sorted(known))
-        if known
-        else f"nothing: no controller in force has parameters ({', '.join(controllers(config))})"
-    )
-    return [
-        Problem(
-            f"balance.parameters.{key}",
-            value,
-            "no such parameter",
-            accepted,
-            plugins.nearest(key, tuple(known)),
-        )
-        for key, value in config.balance.parameters.items()
-        if key not in known
-    ]
-
-
-def _check_balance(config: Config) -> list[Problem]:
-    problems = []
-    batch, balance = config.algorithm.batch_trajectories, config.balance
-    if balance.credits is not None and balance.credits < batch:
-        message = (
-            f"{balance.credits} credits can never feed the learner, which takes {batch} "
-            "trajectories for one update"
-        )
-        problems.append(
-            Problem(
-                "balance.credits",
-                balance.credits,
-                message,
-                f"at least algorithm.batch_trajectories = {batch}",
-            )
-        )
-    if balance.min_fragment_steps > config.actors.rollout_steps:
-        message = (
-            f"a trajectory has {config.actors.rollout_steps} steps at most, so no "
-            "straggler "
-            "could ever be cut"
-        )
-        accepted = f"1 to actors.rollout_steps = {config.actors.rollout_steps}"
-        problems.append(
-            Problem("balance.min_fragment_steps", balance.min_fragment_steps, message, accepted)
-        )
-    return problems
-
-
 def samples_per_update(config: Config) -> int:
-    """T * N * B."""
+    """Steps in one batch: T * N * B."""
     return config.actors.rollout_steps * config.env.num_envs * config.algorithm.batch_trajectories
 
 
-def _check_minibatch(config: Config) -> list[Problem]:
-    size, samples = getattr(config.algorithm, "minibatch_size", 0), samples_per_update(config)
-    if not isinstance(config.algorithm, PPOSettings) or size <= samples:
-        return []
-    message = (
-        f"one update has rollout_steps * num_envs * batch_trajectories = {samples} "
-        "samples, "
-        "so no minibatch would ever be full"
-    )
-    return [Problem("algorithm.minibatch_size", size, message, f"1 to {samples}")]
-
-
-def _check_deterministic(config: Config) -> list[Problem]:
-    if not config.run.deterministic:
-        return []
-    problems = []
-    if config.actors.count != 1:
-        message = (
-            "run.deterministic = true repeats bit for bit only with one actor: the order "
-            "in "
-            "which several finish is chance"
-        )
-        problems.append(Problem("actors.count", config.actors.count, message, "1"))
-    if bound_in_force(config) != 0:
-        message = (
-            "run.deterministic = true repeats bit for bit only when the learner and the "
-            "actor take turns"
-        )
-        problems.append(
-            Problem(
-                "balance.max_staleness",
-                config.balance.max_staleness,
-                message,
-                "0, with a controller that keeps the bound",
-            )
-        )
-    return problems
-
-
-def advice(config: Config) -> list[str]:
-    """What is legal but costs something, in sentences."""
-    sentences = [*_idle_actors(config), *_forced_publishing(config)]
-    run = config.run
-    if (
-        run.target_return is None
-        and run.max_env_steps is None
-        and run.max_updates is None
-        and run.max_seconds is None
-    ):
-        sentences.append(
-            "nothing ends this run but a stop: it has no run.target_return, max_env_steps, "
-            "max_updates or max_seconds"
-        )
-    if config.actors.count == 0:
-        sentences.append("with actors.count = 0 nothing is sampled until actors are added")
-    return sentences
-
-
-def used_up(config: Config, manifest: Mapping[str, Any]) -> list[str]:
-    """Limits that a run has reached before it goes on from the checkpoint of ``manifest``, in
-    sentences: it would end at once.
-    """
-    run = config.run
-    seconds = manifest.get("trained_s", manifest["elapsed_s"])
-    reached = {
-        "max_env_steps": manifest["env_steps"],
-        "max_updates": manifest["version"][1],
-        "max_seconds": seconds,
-    }
-    limits = {name: getattr(run, name) for name in reached}
-    return [
-        f"run.{name} = {number(limit)} is used up ({number(reached[name])} before), so nothing "
-        "will be trained: give it more, or null"
-        for name, limit in limits.items()
-        if limit is not None and reached[name] >= limit
-    ]
-
-
-def _idle_actors(config: Config) -> list[str]:
-    ceiling, actors, batch = (
-        credits_ceiling(config),
-        config.actors.count,
-        config.algorithm.batch_trajectories,
-    )
-    if ceiling is None or actors <= ceiling - batch or actors == 0:
-        return []
-    rolling, bound = ceiling - batch, bound_in_force(config)
-    sentence = (
-        f"with A = {actors} actors, B = {batch} trajectories an update and max_staleness = "
-        f"{'unbounded' if bound is None else bound}, "
-        f"C = {ceiling} credits: B of them sit in the update, so at most C - B = {rolling} "
-        "trajectories roll out meanwhile and "
-        f"{actors - rolling} of {actors} actors are idle because of the bound; when both halves "
-        "are equally "
-        "fast, throughput is at most "
-        f"C/(A + B) = {min(1.0, ceiling / (actors + batch)):.2f} of open loop; "
-    )
-    if bound == 0:
-        return [sentence + "that is the price of training synchronously"]
-    remedies = (
-        []
-        if bound is None or bound * batch >= actors
-        else [f"max_staleness >= {-(-actors // batch)}"]
-    )
-    remedies += (
-        [f"credits >= {actors + batch}"]
-        if (config.balance.credits or actors + batch) < actors + batch
-        else []
-    )
-    return [
-        sentence
-        + " and ".join(remedies)
-        + (f", or actors.count <= {rolling}, costs nothing" if rolling else " costs nothing")
-    ]
-
-
-def _forced_publishing(config: Config) -> list[str]:
-    interval, bound = config.weights.publish_interval_updates, bound_in_force(config)
-    if bound is None or interval <= bound + 1:
-        return []
-    setting = (
-        f"weights.publish_interval_updates = {interval} is more than max_staleness + 1 = "
-        f"{bound + 1}"
-    )
-    return [f"{setting}: versions are published sooner, whenever the bound needs it"]
+# Derived quantities: replay
+# --------------------------------------------------------------------------------------------------
 
 
 def insert_size(config: Config) -> int:
-    """The most items that one trajectory is expected to bring: a window begins every ``period``
-    steps of each environment, and one that began in the trajectory before may end in this one.
+    """Largest expected number of items that one trajectory completes.
+
+    A window begins every ``period`` steps of each environment. A window that began in the previous
+    trajectory may end in this one.
     """
     assert config.algorithm.window is not None
     length, period = config.algorithm.window
@@ -337,17 +71,16 @@ def insert_size(config: Config) -> int:
 
 
 def shard_capacity(config: Config) -> int:
-    """Observations that one shard holds."""
+    """Capacity of one shard, in observations."""
     return -(-config.replay.capacity // config.replay.shards)
 
 
-def most_items(config: Config) -> int:
-    """Items that are sure to be there once all shards are full, if episodes are long and end by
-    themselves.
+def guaranteed_items(config: Config) -> int:
+    """Items that full shards hold at least, with long episodes that are not truncated.
 
-    A shard holds observations. Of each environment the last ``length`` ones belong to windows in
-    the making, and ``period`` of the oldest to one whose beginning has gone. Fewer actors than
-    shards visit them all.
+    A shard stores observations. For each environment, the last ``length`` of them belong to
+    windows in progress, and ``period`` of the oldest to a window whose beginning was evicted. Every
+    shard gets trajectories of all actors if there are fewer actors than shards.
     """
     assert config.algorithm.window is not None
     length, period = config.algorithm.window
@@ -359,10 +92,10 @@ def most_items(config: Config) -> int:
 
 
 def rate_limits(config: Config) -> RateLimits:
-    """The limiter's. Without ``samples_per_insert`` neither side ever waits for the other.
+    """Settings of the rate limiter. Without ``samples_per_insert``, neither side ever waits.
 
     Raises:
-        ValueError: one side would block for ever; says which.
+        ValueError: one side would wait for ever; the message names it.
     """
     replay, inserts, draws = config.replay, insert_size(config), config.algorithm.items
     assert config.algorithm.window is not None
@@ -380,18 +113,192 @@ def rate_limits(config: Config) -> RateLimits:
     )
 
 
-def check_replay(config: Config) -> list[Problem]:
-    """Everything about replay that cannot work, each with its consequence."""
+# Refusals
+# --------------------------------------------------------------------------------------------------
+
+
+def check(config: Config) -> list[Problem]:
+    """Problems of the combination of settings, each with its consequence."""
+    return [
+        *_check_names(config),
+        *_check_balance(config),
+        *_check_minibatch(config),
+        *_check_deterministic(config),
+        *_check_sinks(config),
+        *_check_replay(config),
+    ]
+
+
+def _check_names(config: Config) -> list[Problem]:
+    problems = []
+    named = [
+        ("network", config.network.name, "network.name"),
+        ("launcher", config.placement.launcher, "placement.launcher"),
+    ]
+    for kind, name, path in named:
+        group, known = f"tianflow.{kind}s", plugins.names(f"tianflow.{kind}s")
+        # Installed plug-ins are not imported here, because networks import PyTorch.
+        if name not in known:
+            problems += _load_problems(group, name, path)
+    loaded = [
+        (controller, _load_problems("tianflow.controllers", controller, "balance.controller"))
+        for controller in controllers(config)
+    ]
+    problems += [problem for _, found in loaded for problem in found]
+    if not controllers(config):
+        problems.append(
+            Problem(
+                "balance.controller",
+                (),
+                "without a controller no credits would be granted, so no rollout would begin",
+                "at least one",
+            )
+        )
+    elif not any(found for _, found in loaded):
+        problems += _check_parameters(config)
+    return problems
+
+
+def _check_sinks(config: Config) -> list[Problem]:
+    metrics, known, problems = config.metrics, plugins.names("tianflow.sinks"), []
+    for name in sorted(set(metrics.sinks)):
+        if metrics.sinks.count(name) > 1:
+            problems.append(
+                Problem(
+                    "metrics.sinks",
+                    list(metrics.sinks),
+                    f"{name} is named twice, and would receive every row twice",
+                )
+            )
+        if name not in known:  # importing an installed sink may be slow
+            problems += _load_problems("tianflow.sinks", name, "metrics.sinks")
+    return problems + [
+        Problem(
+            f"metrics.kwargs.{name}",
+            None,
+            "is not the name of a sink in metrics.sinks",
+            "",
+            plugins.nearest(name, metrics.sinks),
+        )
+        for name in metrics.kwargs
+        if name not in metrics.sinks
+    ]
+
+
+def _load_problems(group: str, name: str, path: str) -> list[Problem]:
+    try:
+        plugins.load(group, name, path=path)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def _check_parameters(config: Config) -> list[Problem]:
+    """Every entry of ``balance.parameters`` must be a keyword of one of the controllers."""
+    known: set[str] = set()
+    for controller in controllers(config):
+        factory = plugins.load("tianflow.controllers", controller, path="balance.controller")
+        if not callable(factory) or not hasattr(factory, "handle"):
+            return [
+                Problem(
+                    "balance.controller",
+                    controller,
+                    "is not a controller: it has no handle(event)",
+                    "a class with handle(event) -> directives",
+                )
+            ]
+        known |= set(inspect.signature(factory).parameters)
+    accepted = (
+        "one of " + ", ".join(sorted(known))
+        if known
+        else f"no parameters, for the controllers in force ({', '.join(controllers(config))})"
+    )
+    return [
+        Problem(
+            f"balance.parameters.{key}",
+            value,
+            "is not a parameter",
+            accepted,
+            plugins.nearest(key, tuple(known)),
+        )
+        for key, value in config.balance.parameters.items()
+        if key not in known
+    ]
+
+
+def _check_balance(config: Config) -> list[Problem]:
+    problems = []
+    batch, balance = config.algorithm.batch_trajectories, config.balance
+    if balance.credits is not None and balance.credits < batch:
+        message = (
+            f"{balance.credits} credits can never feed the learner, which needs {batch} "
+            "trajectories for one update"
+        )
+        problems.append(
+            Problem(
+                "balance.credits",
+                balance.credits,
+                message,
+                f"at least algorithm.batch_trajectories = {batch}",
+            )
+        )
+    if balance.min_fragment_steps > config.actors.rollout_steps:
+        message = (
+            f"a trajectory has at most {config.actors.rollout_steps} steps, so a straggler could "
+            "never be cut"
+        )
+        accepted = f"1 to actors.rollout_steps = {config.actors.rollout_steps}"
+        problems.append(
+            Problem("balance.min_fragment_steps", balance.min_fragment_steps, message, accepted)
+        )
+    return problems
+
+
+def _check_minibatch(config: Config) -> list[Problem]:
+    size, samples = getattr(config.algorithm, "minibatch_size", 0), samples_per_update(config)
+    if not isinstance(config.algorithm, PPOSettings) or size <= samples:
+        return []
+    message = (
+        f"one update has rollout_steps * num_envs * batch_trajectories = {samples} samples, so a "
+        "minibatch would never be full"
+    )
+    return [Problem("algorithm.minibatch_size", size, message, f"1 to {samples}")]
+
+
+def _check_deterministic(config: Config) -> list[Problem]:
+    if not config.run.deterministic:
+        return []
+    problems = []
+    if config.actors.count != 1:
+        message = (
+            "run.deterministic = true requires a single actor, because several actors finish in "
+            "random order"
+        )
+        problems.append(Problem("actors.count", config.actors.count, message, "1"))
+    if bound_in_force(config) != 0:
+        message = "run.deterministic = true requires that the learner and the actor alternate"
+        problems.append(
+            Problem(
+                "balance.max_staleness",
+                config.balance.max_staleness,
+                message,
+                "0, with a controller that keeps the bound",
+            )
+        )
+    return problems
+
+
+def _check_replay(config: Config) -> list[Problem]:
     if config.algorithm.window is None:
         if config.replay == ReplaySettings():
             return []
-        message = f"{config.algorithm.name} uses each trajectory once: nothing would ever be kept"
+        message = f"{config.algorithm.name} uses each trajectory once and stores nothing in replay"
         return [
             Problem(
                 "replay",
                 config.replay.model_dump(exclude_defaults=True),
                 message,
-                "an algorithm with replay, or no such section",
+                "an algorithm with replay, or a config without this section",
             )
         ]
     problems = [
@@ -419,8 +326,8 @@ def _check_replay_deterministic(config: Config) -> list[Problem]:
     if not config.run.deterministic:
         return []
     message = (
-        "which items are there when the learner draws is chance, so a run with replay does "
-        "not repeat bit for bit"
+        "the items in replay at a draw depend on timing, so a run with replay cannot repeat bit "
+        "for bit"
     )
     return [Problem("run.deterministic", True, message, "false")]
 
@@ -429,11 +336,11 @@ def _check_capacity(config: Config) -> list[Problem]:
     replay, envs = config.replay, config.env.num_envs
     assert config.algorithm.window is not None
     length, period = config.algorithm.window
-    # Where an episode is cut off its last observation is stored, too: at worst at every step.
+    # A truncated episode stores its last observation, too; in the worst case, every step truncates.
     trajectory = (2 * config.actors.rollout_steps + 1) * envs
     if shard_capacity(config) < max(length, trajectory):
         what = (
-            f"the {trajectory} observations that one trajectory may bring"
+            f"the {trajectory} observations of one trajectory in the worst case"
             if trajectory >= length
             else f"the {length} steps of one item"
         )
@@ -449,19 +356,19 @@ def _check_capacity(config: Config) -> list[Problem]:
                 f"at least {max(length, trajectory) * replay.shards}",
             )
         ]
-    if most_items(config) < replay.min_size:
+    items = guaranteed_items(config)
+    if items < replay.min_size:
         message = (
             f"with {replay.capacity} observations in {replay.shards} shards, windows of {length} "
-            f"steps that begin every {period} and "
-            f"{envs} environments an actor, {most_items(config)} items are sure to be there at "
-            "once, so the learner might wait for ever"
+            f"steps every {period} steps and {envs} environments per actor, the table is "
+            f"guaranteed to hold {items} items, so the learner might wait for ever"
         )
         return [
             Problem(
                 "replay.min_size",
                 replay.min_size,
                 message,
-                f"at most {most_items(config)}, or more replay.capacity",
+                f"at most {items}, or a larger replay.capacity",
             )
         ]
     return []
@@ -472,13 +379,102 @@ def _check_max_samples(config: Config) -> list[Problem]:
     if most is None or ratio is None or ratio <= most:
         return []
     message = (
-        f"an item goes after {most} draws, so samples_per_insert = {ratio:g} could never be reached"
+        f"an item is removed after {most} draws, so samples_per_insert = {ratio:g} can never be "
+        "reached"
     )
     return [
         Problem(
             "replay.max_samples",
             most,
             message,
-            f"at least {ceil(ratio)}, or fewer samples_per_insert",
+            f"at least {ceil(ratio)}, or a lower samples_per_insert",
         )
     ]
+
+
+# Advice
+# --------------------------------------------------------------------------------------------------
+
+
+def advice(config: Config) -> list[str]:
+    """Sentences about valid settings that have a cost."""
+    sentences = [*_idle_actors(config), *_forced_publishing(config)]
+    run = config.run
+    if (
+        run.target_return is None
+        and run.max_env_steps is None
+        and run.max_updates is None
+        and run.max_seconds is None
+    ):
+        sentences.append(
+            "this run ends only when it is stopped: it has no run.target_return, max_env_steps, "
+            "max_updates or max_seconds"
+        )
+    if config.actors.count == 0:
+        sentences.append("with actors.count = 0 nothing is sampled until actors are added")
+    return sentences
+
+
+def used_up(config: Config, manifest: Mapping[str, Any]) -> list[str]:
+    """Sentences about limits that a run resumed from the checkpoint of ``manifest`` has reached."""
+    run = config.run
+    seconds = manifest.get("trained_s", manifest["elapsed_s"])
+    reached = {
+        "max_env_steps": manifest["env_steps"],
+        "max_updates": manifest["version"][1],
+        "max_seconds": seconds,
+    }
+    limits = {name: getattr(run, name) for name in reached}
+    return [
+        f"run.{name} = {number(limit)} is used up ({number(reached[name])} before), so nothing "
+        "will be trained: increase it, or set it to null"
+        for name, limit in limits.items()
+        if limit is not None and reached[name] >= limit
+    ]
+
+
+def _idle_actors(config: Config) -> list[str]:
+    ceiling, actors, batch = (
+        max_credits(config),
+        config.actors.count,
+        config.algorithm.batch_trajectories,
+    )
+    if ceiling is None or actors <= ceiling - batch or actors == 0:
+        return []
+    busy, bound = ceiling - batch, bound_in_force(config)
+    sentence = (
+        f"with A = {actors} actors, B = {batch} trajectories per update and max_staleness = "
+        f"{'unbounded' if bound is None else bound}, C = {ceiling} credits are granted: B of them "
+        f"are in the update, so at most C - B = {busy} trajectories roll out at the same time, and "
+        f"{actors - busy} of {actors} actors are idle because of the bound; when both halves are "
+        "equally fast, throughput is at most C/(A + B) = "
+        f"{min(1.0, ceiling / (actors + batch)):.2f} of open loop; "
+    )
+    if bound == 0:
+        return [sentence + "that is the price of synchronous training"]
+    remedies = (
+        []
+        if bound is None or bound * batch >= actors
+        else [f"max_staleness >= {-(-actors // batch)}"]
+    )
+    remedies += (
+        [f"credits >= {actors + batch}"]
+        if (config.balance.credits or actors + batch) < actors + batch
+        else []
+    )
+    return [
+        sentence
+        + " and ".join(remedies)
+        + (f", or actors.count <= {busy}, avoids this" if busy else " avoids this")
+    ]
+
+
+def _forced_publishing(config: Config) -> list[str]:
+    interval, bound = config.weights.publish_interval_updates, bound_in_force(config)
+    if bound is None or interval <= bound + 1:
+        return []
+    setting = (
+        f"weights.publish_interval_updates = {interval} is more than max_staleness + 1 = "
+        f"{bound + 1}"
+    )
+    return [f"{setting}: versions are published sooner, whenever the bound needs it"]

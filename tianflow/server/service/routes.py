@@ -379,7 +379,7 @@ def _shape(document: object) -> Any:
     for path in overrides:
         if "." not in path:
             yield Problem(
-                f"config.{path}", overrides[path], "is no path of a setting", "section.key"
+                f"config.{path}", overrides[path], "is not the path of a setting", "section.key"
             )
 
 
