@@ -15,7 +15,7 @@ from tianflow.config.model import Config
 from tianflow.core.payloads import EnvironmentSpec
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import ActionCodec
-from tianflow.envs.using import used
+from tianflow.envs.using import with_environment
 from tianflow.envs.vector import flat_mask
 
 
@@ -40,7 +40,7 @@ class LoadedPolicy:
         self.policy = factory.make_policy(config, spec)
         self.policy.load(learner.flat())
         self._actions = ActionCodec(spec.action)
-        self.observations = used(
+        self.observations = with_environment(
             lambda: make(config.env, 1), lambda environment: environment.observations
         )
 
@@ -72,7 +72,7 @@ def evaluate(policy: LoadedPolicy, *, episodes: int) -> dict[str, Any]:
     """
     settings = policy.config.evaluation
     count = min(settings.num_envs, episodes)
-    played = used(
+    played = with_environment(
         lambda: make(policy.config.env, count),
         lambda environment: play(
             policy.policy,

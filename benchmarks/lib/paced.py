@@ -16,7 +16,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from pydantic import PositiveFloat
 
 from tianflow.algorithms.common.actor_critic import ActorCriticPolicy
-from tianflow.algorithms.common.update import never
+from tianflow.algorithms.common.update import never_stop
 from tianflow.algorithms.impala import ImpalaLearner
 from tianflow.config.model import Config, ImpalaSettings
 from tianflow.core.payloads import EnvironmentSpec
@@ -88,7 +88,7 @@ class PacedImpalaLearner(ImpalaLearner):
         self._seconds, self._varies = settings.update_seconds, settings.varies
         self._random = np.random.default_rng(config.run.seed)
 
-    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never) -> StepResult:
+    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never_stop) -> StepResult:
         """Update as IMPALA does, and return when the update is due."""
         due = time.monotonic() + self._seconds * (
             self._random.exponential() if self._varies else 1.0

@@ -18,7 +18,7 @@ from tests.networks.test_networks import observations
 from tests.support.paths import cases
 from tests.support.pretended_device import pretended_device
 from tianflow.algorithms.dqn import DQN
-from tianflow.algorithms.r2d2 import R2D2, harmless, learned_rows, only_first, unrolled
+from tianflow.algorithms.r2d2 import R2D2, first_row, trained_rows, unroll, zero_undefined
 from tianflow.algorithms.sac import SAC
 from tianflow.algorithms.td3 import TD3
 from tianflow.config.model import Config, EnvSettings, NetworkSettings, NormalisationSettings
@@ -239,7 +239,7 @@ def test_an_update_learns_from_every_item_and_says_its_priority(name: str, norma
     _, learner = made(name, normalise=normalise)
     before, arrays = learner.flat().copy(), windows(name)
     found = learner.step(LearnerBatch(arrays))
-    burnt = learned_rows(arrays["valid"], arrays["start"][0], 3).sum() if name == "r2d2" else N
+    burnt = trained_rows(arrays["valid"], arrays["start"][0], 3).sum() if name == "r2d2" else N
     assert (int(burnt), True) == (found.samples, found.finite)
     assert {"loss", "grad_norm", "td_error", "q_value"} <= set(found.statistics)
     assert all(math.isfinite(value) for value in found.statistics.values())
@@ -343,7 +343,7 @@ def test_a_resumed_learner_goes_on_bit_for_bit(name: str) -> None:
 def test_state_of_another_model_is_refused_and_changes_nothing(name: str) -> None:
     _, learner = made(name)
     before = learner.state_dict()
-    with pytest.raises(CheckpointError, match="generator is nothing"):
+    with pytest.raises(CheckpointError, match="generator is missing"):
         learner.load_state_dict({key: array for key, array in before.items() if key != "generator"})
     with pytest.raises(CheckpointError, match=r"adam/mean is float32\[3\]"):
         learner.load_state_dict(
@@ -460,7 +460,7 @@ def test_no_gradient_flows_through_targets(name: str) -> None:
     gradient, and it cannot get one.
     """
     _, learner = made(name)
-    learner.look(windows(name))
+    learner.compute_gradients(windows(name))
     targets = [
         getattr(learner, part)
         for part in ("target", "target_critics", "target_actor")
@@ -483,7 +483,7 @@ def test_the_gradient_of_dqn_is_that_of_the_value_taken_alone(double: bool) -> N
     arrays = windows("dqn")
     arrays["valid"][:] = True
     arrays["terminated"][:], arrays["truncated"][:] = False, False
-    learner.look(arrays)
+    learner.compute_gradients(arrays)
     found = learner.model.buffer.gradients.clone()
     network = learner.model.network
     first = {leaf: arrays[f"obs/{leaf}"][0] for leaf in ("vector", "number")}
@@ -617,7 +617,7 @@ def test_the_gradient_of_the_actor_reaches_no_critic(name: str) -> None:
     _, learner = made(name)
     arrays = windows(name)
     arrays["weight"][:] = 0.0
-    learner.look(arrays)
+    learner.compute_gradients(arrays)
     assert 0.0 == learner.critics.norm()
     assert learner.model.norm() > 0.0
 
@@ -652,7 +652,7 @@ def test_burn_in_brings_a_stored_state_to_the_handed_one(weights: str) -> None:
     x = torch.tensor(inputs["obs"][begin:], dtype=torch.float64).view(-1, 1, 1)
     stored = torch.tensor([[expected["stored_state_at_1"]]], dtype=torch.float64)
     network, fresh = Toy(*inputs[weights]), torch.tensor([False])
-    values = unrolled(network, {"x": x}, {"s": stored}, fresh, burn_in)
+    values = unroll(network, {"x": x}, {"s": stored}, fresh, burn_in)
     after = values[burn_in, 0, 0]
     burnt = torch.atanh(after) - network.seen * x[burn_in, 0, 0]
     wanted = expected["state_after_burn_in_from_stored"]
@@ -678,9 +678,7 @@ def test_with_equal_weights_a_learner_sees_the_values_that_its_actor_saw(updates
             {leaf: stored[f"obs/{leaf}"][begin : begin + 8] for leaf in ("vector", "number")}
         )
         state = {leaf: stored[f"state/{leaf}"][begin] for leaf in "hc"}
-        values = unrolled(
-            learner.model.network, obs, state, torch.full((N,), begin == 0), 3
-        ).detach()
+        values = unroll(learner.model.network, obs, state, torch.full((N,), begin == 0), 3).detach()
         rows = slice(0 if begin == 0 else 3, 7)
         q_taken = (
             values[rows]
@@ -728,7 +726,7 @@ def test_priorities_from_what_the_actor_recorded_are_those_of_the_learner(
             error[0].abs()
             if name == "dqn"
             else sequence_priority(
-                error, learned_rows(valid, torch.zeros(N, dtype=torch.bool), 3), eta=0.9
+                error, trained_rows(valid, torch.zeros(N, dtype=torch.bool), 3), eta=0.9
             )
         )
         assert first.tolist() == pytest.approx(found.tolist(), abs=1e-5)
@@ -745,7 +743,7 @@ def test_steps_of_burn_in_have_no_loss_and_no_gradient() -> None:
         arrays["valid"][:], arrays["terminated"][:], arrays["truncated"][:] = True, False, False
         arrays["reward"][:3] = reward
         arrays["action"][:3] = int(reward > 0.0)
-        found = learner.look(arrays)
+        found = learner.compute_gradients(arrays)
         assert 4 * N == found.samples
         gradients.append(learner.model.buffer.gradients.clone())
     assert torch.equal(*gradients)
@@ -759,7 +757,7 @@ def test_no_gradient_reaches_what_is_observed_during_burn_in_unless_the_episode_
     arrays["start"][0] = torch.arange(N) < 2
     obs = {leaf: arrays[f"obs/{leaf}"] for leaf in ("vector", "number")}
     obs["vector"].requires_grad_()
-    values = unrolled(
+    values = unroll(
         learner.model.network,
         obs,
         {leaf: arrays[f"state/{leaf}"] for leaf in "hc"},
@@ -778,9 +776,9 @@ def test_windows_that_begin_an_episode_are_seen_whole_beside_others(share: float
     _, learner = made("r2d2")
     arrays = windows("r2d2")
     fresh = torch.arange(N) < share * N
-    obs, state = harmless(arrays), {leaf: arrays[f"state/{leaf}"] for leaf in "hc"}
-    expected = learner.model.network(obs, state, only_first(fresh, 8)).values
-    found = unrolled(learner.model.network, obs, state, fresh, 3)
+    obs, state = zero_undefined(arrays), {leaf: arrays[f"state/{leaf}"] for leaf in "hc"}
+    expected = learner.model.network(obs, state, first_row(fresh, 8)).values
+    found = unroll(learner.model.network, obs, state, fresh, 3)
     torch.testing.assert_close(found[3:], expected[3:], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(found[:3, fresh], expected[:3, fresh], atol=1e-6, rtol=1e-5)
 
@@ -795,7 +793,7 @@ def test_what_is_learned_from_lies_after_burn_in_or_begins_with_an_episode() -> 
         [True, True, False],
         [False, True, False],
     ]
-    assert expected == learned_rows(valid, torch.tensor([True, False, False]), 2).tolist()
+    assert expected == trained_rows(valid, torch.tensor([True, False, False]), 2).tolist()
 
 
 def test_a_window_within_its_burn_in_has_priority_zero() -> None:

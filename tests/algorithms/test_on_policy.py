@@ -322,7 +322,7 @@ def test_state_of_another_model_is_refused_and_changes_nothing() -> None:
     before = learner.state_dict()
     with pytest.raises(CheckpointError, match=r"flat is uint8"):
         learner.load_state_dict(other.state_dict())
-    with pytest.raises(CheckpointError, match="generator is nothing"):
+    with pytest.raises(CheckpointError, match="generator is missing"):
         learner.load_state_dict(
             {name: array for name, array in before.items() if name != "generator"}
         )
@@ -563,7 +563,7 @@ def test_bytes_are_normalised_as_their_scaled_values_would_be(
     valid = torch.ones(3, 11, dtype=torch.bool)
     for every in (True, False):
         valid[1, 2] = every
-        normaliser.learn({"": images}, valid)
+        normaliser.update({"": images}, valid)
     scaled, moments = (
         images.double() / 255.0,
         (extras["observation//mean"], extras["observation//variance"]),
@@ -658,7 +658,7 @@ def test_the_gradient_of_an_update_is_the_slope_of_its_loss() -> None:
         frozen = learner.model.evaluate(
             samples.observation, samples.state, samples.start
         ).value.detach()[:-1]
-        learner._learn_from(learner.model, samples, samples.valid_t.sum())
+        learner._train_on(learner.model, samples, samples.valid_t.sum())
 
         def loss(samples: Any = samples, learner: Any = learner, frozen: Tensor = frozen) -> float:
             with torch.no_grad():
@@ -730,7 +730,7 @@ def test_threads_that_share_images_learn_what_one_learns_and_the_same_each_time(
         settings = config(algorithm, network="nature_cnn", lstm=lstm)
         settings = settings.model_copy(update={"learner": LearnerSettings(threads=threads)})
         policy, learner = pair(settings, env := spec(DISCRETE, IMAGE))
-        assert learner.crew.size == threads
+        assert learner.parallel.size == threads
         results = [learner.step(LearnerBatch(rollout(policy, env, seed=seed))) for seed in range(2)]
         assert not learner.model.gradients.any()
         found.append(
@@ -761,12 +761,12 @@ def test_what_fails_on_a_helping_thread_is_told_after_everybody_ended(
         return item
 
     with pytest.raises(ValueError, match="no"):
-        learner.crew.each(work, range(5))
+        learner.parallel.map(work, range(5))
     assert done == [0, 2, 4]
-    assert learner.crew.each(lambda _, item: 2 * item, range(5)) == [0, 2, 4, 6, 8]
-    assert learner.crew.each(lambda _, item: item, ()) == []
+    assert learner.parallel.map(lambda _, item: 2 * item, range(5)) == [0, 2, 4, 6, 8]
+    assert learner.parallel.map(lambda _, item: item, ()) == []
     with torch.no_grad():
-        assert learner.crew.each(lambda *_: torch.is_grad_enabled(), range(2)) == [False, False]
+        assert learner.parallel.map(lambda *_: torch.is_grad_enabled(), range(2)) == [False, False]
 
 
 def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(
@@ -785,11 +785,11 @@ def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(
         seen[-1] += start.numel()
         return evaluate(self, observation, state, start)
 
-    look, evaluate = PPOLearner._look, ActorCriticModel.evaluate
+    look, evaluate = PPOLearner._evaluate, ActorCriticModel.evaluate
     monkeypatch.setattr(ActorCriticModel, "evaluate", counting)
     for again in (False, True):
         if again:
-            monkeypatch.setattr(PPOLearner, "_look", lambda *args: (look(*args)[0], ()))
+            monkeypatch.setattr(PPOLearner, "_evaluate", lambda *args: (look(*args)[0], ()))
         seen.append(0)
         policy, learner = pair(settings, env)
         arrays = rollout(policy, env)
@@ -832,7 +832,7 @@ def test_ppo_on_stale_data_weighs_by_proximal_over_behaviour_at_most_the_limit()
     arrays["log_prob"][1] -= math.log(3.0)
     samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
     table, _ = learner._prepare(
-        samples, learner._look(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0]
+        samples, learner._evaluate(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0]
     )
     weight = table.constants[0, :, 1].view(T, N)
     for row, expected in ((0, 1.2), (1, 1.5), (2, 1.0)):
@@ -856,7 +856,7 @@ def test_every_valid_transition_is_in_one_minibatch_of_each_epoch(lstm: int) -> 
     arrays = batch_for(settings, env, learner).arrays
     samples = read_batch(arrays, reward=arrays["reward"], discount=0.9)
     table, _ = learner._prepare(
-        samples, learner._look(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0]
+        samples, learner._evaluate(samples, samples.valid_t.flatten().nonzero().squeeze(1))[0]
     )
     parts = learner._minibatches(samples.valid_t)
     found = torch.cat([table.select(columns).constants.flatten(0, 1) for columns in parts])

@@ -20,11 +20,11 @@ from tianflow.algorithms.common import precision
 from tianflow.algorithms.common.parameter_buffer import Adam
 from tianflow.algorithms.common.precision import (
     Autocast,
-    act_in,
-    as_it_is,
     forward_in,
-    raised,
-    why_slow,
+    in_float32,
+    set_acting_precision,
+    slow_reason,
+    to_float32,
 )
 from tianflow.config.model import ActorSettings, Config, LearnerSettings
 from tianflow.core.payloads import LeafSpec
@@ -44,7 +44,7 @@ every_off_policy = pytest.mark.parametrize("name", off_policy.FACTORIES)
 def hardware_has_bfloat16(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """So that no test but those of the warning depends on the machine."""
     if "cpuinfo" not in request.fixturenames:
-        monkeypatch.setattr(precision, "why_slow", lambda _: "")
+        monkeypatch.setattr(precision, "slow_reason", lambda _: "")
 
 
 def halved(settings: Config) -> Config:
@@ -358,8 +358,8 @@ def test_a_policy_that_cannot_is_refused_by_the_name_of_the_setting() -> None:
     settings = on_policy.config().model_copy(update={"actors": ActorSettings(precision="bf16")})
     unable: Any = object()
     with pytest.raises(ConfigError, match=r"actors\.precision.*ppo has no act_in_bfloat16"):
-        act_in(settings, unable)
-    act_in(on_policy.config(), unable)
+        set_acting_precision(settings, unable)
+    set_acting_precision(on_policy.config(), unable)
 
 
 # Float32 is as it was
@@ -381,8 +381,8 @@ def test_in_float32_no_layer_knows_of_autocast(
 
 def test_float32_is_a_plain_call() -> None:
     output = Output(torch.ones(2), torch.ones(2), {})
-    assert as_it_is is forward_in("fp32", CPU)
-    assert output is as_it_is(lambda: output)
+    assert in_float32 is forward_in("fp32", CPU)
+    assert output is in_float32(lambda: output)
 
 
 # Casting up
@@ -395,12 +395,12 @@ def test_all_bfloat16_that_a_network_gives_is_raised_and_nothing_else_touched() 
         torch.ones(2),
         torch.ones(2, dtype=torch.int64),
     )
-    found = raised(Output(low, whole, {"h": low, "steps": number}))
+    found = to_float32(Output(low, whole, {"h": low, "steps": number}))
     assert isinstance(found, Output)
     assert (torch.float32, torch.float32) == (found.parameters.dtype, found.state["h"].dtype)
     assert found.value is whole
     assert found.state["steps"] is number
-    assert (torch.float32, True) == (raised((low, 3))[0].dtype, raised((low, 3))[1] == 3)
+    assert (torch.float32, True) == (to_float32((low, 3))[0].dtype, to_float32((low, 3))[1] == 3)
 
 
 def test_weights_are_cast_anew_for_every_call() -> None:
@@ -434,12 +434,12 @@ def test_a_cpu_without_bfloat16_is_known_by_its_flags(
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\n{line}\n")
-    assert slow == bool(why_slow(CPU, cpuinfo))
+    assert slow == bool(slow_reason(CPU, cpuinfo))
 
 
 def test_a_cpu_that_shows_no_flags_is_not_taken_for_fast(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "missing"
-    assert "cannot be read" in why_slow(CPU, cpuinfo)
+    assert "cannot be read" in slow_reason(CPU, cpuinfo)
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_slow_bfloat16_is_warned_of_once_and_computed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(precision, "why_slow", lambda _: reason)
+    monkeypatch.setattr(precision, "slow_reason", lambda _: reason)
     settings = on_policy.config().model_copy(update={"learner": LearnerSettings(precision=wanted)})
     env = on_policy.spec()
     with caplog.at_level(logging.WARNING, "tianflow"):

@@ -375,7 +375,7 @@ async def test_more_updates_in_a_row_that_are_not_finite_than_allowed_end_the_ru
         await settle()
     assert (3, False) == (world.ledger.snapshot().skipped_updates, living.done())
     world.commit()
-    with pytest.raises(RunError, match="learner: 2 updates in a row were not finite"):
+    with pytest.raises(RunError, match="learner: 2 consecutive updates were not finite"):
         await asyncio.wait_for(living, 5.0)
 
 

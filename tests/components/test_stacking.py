@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tianflow.components.stacking import NOT_LEARNED_FROM, BatchStacker, DrawStacker
+from tianflow.components.stacking import NOT_TRAINED_ON, BatchStacker, DrawStacker
 from tianflow.core.layout import make_draw_layout, make_layout, views
 from tianflow.core.payloads import ActionSpec, EnvironmentSpec, LeafSpec, TrajectoryLayout
 
@@ -183,7 +183,7 @@ def test_a_draw_is_copied_whole_but_for_what_only_replay_needs() -> None:
     assert 1 == stacker.trajectories
     stacker.fill(0, drawn, T)
     arrays = stacker.batch().arrays
-    assert set(drawn) - set(NOT_LEARNED_FROM) == set(arrays)
+    assert set(drawn) - set(NOT_TRAINED_ON) == set(arrays)
     assert {"weight", "version"} < set(arrays)
     for name, array in arrays.items():
         assert layout_shape(layout, name) == tuple(array.shape)

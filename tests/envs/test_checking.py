@@ -80,7 +80,7 @@ def test_observations_outside_their_space_are_a_warning_told_once() -> None:
     report = checked("tests.envs.test_checking:OutsideEnv", length=20)
     assert report.usable
     assert 1 == report.warnings.count(
-        "an observation lies outside the observation space, or has another dtype"
+        "an observation is outside of the observation space, or has another dtype"
     )
 
 
@@ -123,14 +123,16 @@ def test_an_environment_that_ignores_its_seed_is_told_by_us_and_by_gymnasium() -
 
 
 def test_an_environment_that_does_not_close_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(using.used, "__kwdefaults__", using.used.__kwdefaults__ | {"close_s": 0.05})
+    monkeypatch.setattr(
+        using.with_environment,
+        "__kwdefaults__",
+        using.with_environment.__kwdefaults__ | {"close_s": 0.05},
+    )
     gymnasium.register("Unclosable-v0", "tests.support.environments:UnclosableEnv")
     report = checked("Unclosable-v0")  # a registered one is closed by Gymnasium's check_env, too
     assert report.usable
     assert 30 == report.steps
-    assert any(
-        "does not come back from close() within 0.05 s" in sentence for sentence in report.warnings
-    )
+    assert any("did not close within 0.05 s" in sentence for sentence in report.warnings)
 
 
 def test_an_unknown_environment_is_a_problem() -> None:

@@ -186,8 +186,8 @@ def test_an_unknown_id_names_the_nearest(env_id, nearest):
     [
         ("no_such_module_at_all:Env", "cannot import 'no_such_module_at_all'"),
         ("__main__:Env", "other processes cannot import it: move it to a module of its own"),
-        (f"{HERE}:NOT_CALLABLE", "cannot be called"),
-        (f"{HERE}:make_nothing", "made NoneType, not a gymnasium.Env"),
+        (f"{HERE}:NOT_CALLABLE", "is not callable"),
+        (f"{HERE}:make_nothing", "created NoneType, not a gymnasium.Env"),
         (f"{HERE}:make_too_few", "not a gymnasium.vector.VectorEnv of 1 environments"),
         ("tests.support.environments:SequenceEnv", "sub-space 'words'"),
     ],
@@ -258,8 +258,8 @@ def test_arguments_that_have_a_setting_of_their_own_are_refused():
     ("env_id", "vectorization", "message"),
     [
         ("Acrobot-v1", "native", "has no vector environment of its own"),
-        ("tests.support.environments:CounterEnv", "native", "makes single environments"),
-        ("tests.support.environments:SameStepVector", "sync", "makes a whole vector"),
+        ("tests.support.environments:CounterEnv", "native", "creates single environments"),
+        ("tests.support.environments:SameStepVector", "sync", "creates a native vector"),
     ],
 )
 def test_a_vectorization_that_cannot_be_is_refused(env_id, vectorization, message):
@@ -337,12 +337,12 @@ def test_ending_an_episode_without_its_last_observation_is_a_failure():
         Silent([lambda: environments.CounterEnv(1)], autoreset_mode="SameStep"), "silent"
     )
     from tests.support.fakes import FakeSlot
-    from tianflow.components.rows import take_apart
+    from tianflow.components.rows import split_rows
 
     slot = FakeSlot(environment.spec, 2)
     environment.reset(0, {"": slot.arrays["obs/"][0]}, None)
     with pytest.raises(EnvironmentFailedError, match="final_obs"):
-        environment.step(np.zeros(1, np.int64), take_apart(slot.arrays)[0].outcome)
+        environment.step(np.zeros(1, np.int64), split_rows(slot.arrays)[0].outcome)
 
 
 class Listing(SyncVectorEnv):
@@ -358,12 +358,12 @@ class Listing(SyncVectorEnv):
 
 def test_a_vector_may_give_lists_and_their_lengths_are_checked_as_well():
     from tests.support.fakes import FakeSlot
-    from tianflow.components.rows import take_apart
+    from tianflow.components.rows import split_rows
 
     vector = Listing([lambda: environments.CounterEnv(3)] * 2, autoreset_mode="NextStep")
     environment = VectorEnvironment(vector, "listing")
     slot = FakeSlot(environment.spec, 3)
-    arrays, rows = slot.arrays, take_apart(slot.arrays)
+    arrays, rows = slot.arrays, split_rows(slot.arrays)
     environment.reset(0, {"": arrays["obs/"][0]}, None)
     for row in rows:
         environment.step(np.zeros(2, np.int64), row.outcome)
@@ -385,7 +385,7 @@ def test_a_vector_may_give_lists_and_their_lengths_are_checked_as_well():
 def test_a_return_is_the_sum_of_its_episode_in_the_order_of_the_steps_bit_for_bit(mode):
     """Over pieces of all lengths; an infinite return ends with its episode."""
     from tests.support.fakes import FakeSlot
-    from tianflow.components.rows import take_apart
+    from tianflow.components.rows import split_rows
 
     draw = np.random.default_rng(0)
     rewards, over = (
@@ -407,7 +407,7 @@ def test_a_return_is_the_sum_of_its_episode_in_the_order_of_the_steps_bit_for_bi
     slot = FakeSlot(environment.spec, 50)
     environment.reset(0, {"": slot.arrays["obs/"][0]}, None)
     for count in (1, 2, 50, 7, 40, 50):
-        for row in take_apart(slot.arrays)[:count]:
+        for row in split_rows(slot.arrays)[:count]:
             environment.step(np.zeros(3, np.int64), row.outcome)
         given = {
             name: slot.arrays[name][:count]

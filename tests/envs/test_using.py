@@ -13,7 +13,7 @@ import pytest
 from tests.support.environments import CounterEnv, EnvironmentBrokeError
 from tianflow.config.model import EnvSettings
 from tianflow.envs.make import make
-from tianflow.envs.using import used
+from tianflow.envs.using import with_environment
 from tianflow.envs.vector import VectorEnvironment
 
 THREADS: list[int] = []
@@ -42,7 +42,7 @@ def told(environment: VectorEnvironment) -> str:
 def test_it_is_made_used_and_closed_on_one_thread_that_is_not_the_callers() -> None:
     THREADS.clear()
     name = "tests.envs.test_using:ThreadedEnv"
-    assert name == used(lambda: one(name), told, warn=pytest.fail)
+    assert name == with_environment(lambda: one(name), told, warn=pytest.fail)
     assert 3 == len(THREADS)
     assert 1 == len({*THREADS} - {threading.get_ident()}) == len({*THREADS})
 
@@ -53,7 +53,7 @@ def test_what_it_raises_reaches_the_caller_who_does_not_wait_for_it_to_close_eit
 
     warnings: list[str] = []
     with pytest.raises(EnvironmentBrokeError):
-        used(
+        with_environment(
             lambda: one("tests.support.environments:UnclosableEnv"),
             fail,
             close_s=0.05,
@@ -68,20 +68,20 @@ def test_what_its_maker_raises_reaches_the_caller(error: BaseException) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        used(fail, told, warn=pytest.fail)
+        with_environment(fail, told, warn=pytest.fail)
 
 
 def test_one_that_does_not_close_is_told_of_and_the_answer_is_there() -> None:
     warnings: list[str] = []
     name = "tests.support.environments:UnclosableEnv"
-    assert name == used(lambda: one(name), told, close_s=0.05, warn=warnings.append)
+    assert name == with_environment(lambda: one(name), told, close_s=0.05, warn=warnings.append)
     assert ["within 0.05 s"] == [
         sentence[sentence.index("within") : sentence.index(":")] for sentence in warnings
     ]
 
 
 def test_nothing_of_it_stays() -> None:
-    found = used(
+    found = with_environment(
         lambda: one("tests.support.environments:CounterEnv"), weakref.ref, warn=pytest.fail
     )
     gc.collect()

@@ -220,7 +220,7 @@ def test_a_rectified_convolution_is_pytorchs_and_then_a_rectifier(
         nn.Conv2d(shape[0], 6, kernel, stride).to(dtype),
     )
     plain.load_state_dict(ours.state_dict())
-    assert convolutions._together(torch.zeros(1, *shape), group).shape == (
+    assert convolutions._group_pixels(torch.zeros(1, *shape), group).shape == (
         1,
         group * shape[0],
         shape[1],
@@ -272,7 +272,7 @@ def test_a_rectified_convolution_takes_pixels_together_and_rectifies_at_once_whe
         alone = layer(images)
     outermost = layer(images.contiguous())
     assert channels == [16, 4, 4]
-    monkeypatch.setattr(convolutions, "_at_once", None)
+    monkeypatch.setattr(convolutions, "_fused_convolution", None)
     apart = layer(images)
     assert channels == [16, 4, 4, 16]
     for found in (alone, outermost, apart):
@@ -393,7 +393,7 @@ def no_module(settings: NetworkSettings, env: EnvironmentSpec) -> object:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("with_buffer", "is a buffer"), ("of_doubles", "not float32"), ("no_module", "gave int")],
+    [("with_buffer", "is a buffer"), ("of_doubles", "not float32"), ("no_module", "returned int")],
 )
 def test_a_network_that_could_not_be_published_is_refused(name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

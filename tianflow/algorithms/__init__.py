@@ -1,3 +1,1 @@
-"""Algorithms: for each a policy that acts and a learner that turns batches into updates. One file
-each; what they share beside them.
-"""
+"""Algorithms: one file each, with a policy for actors and a learner. Shared code is in `common`."""

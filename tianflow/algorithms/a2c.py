@@ -1,8 +1,7 @@
-"""A2C: A3C's n-step advantage actor-critic objective (arXiv 1602.01783), with trajectories shipped
-instead of gradients.
+"""A2C: A3C's n-step advantage actor-critic objective (arXiv 1602.01783), on trajectories.
 
-It does not correct for the age of its data: with a bound above 0 its gradient is that of an older
-policy's states.
+It does not correct for staleness: with a bound above 0 it follows the gradient at states of an
+older policy.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from tianflow.ops.returns import Advantages, actor_critic_returns
 
 
 class A2CLearner(SinglePassLearner):
-    """Policy gradient with n-step advantages (n is what the fragment has left), value error against
-    n-step returns, entropy bonus.
+    """Policy gradient with n-step advantages, value error against n-step returns, entropy bonus.
+
+    n is the number of steps left in the fragment.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class A2CLearner(SinglePassLearner):
     def estimate(
         self,
         samples: Samples,
-        log_ratio: Tensor,  # noqa: ARG002 - uncorrected
+        log_ratio: Tensor,  # noqa: ARG002 - A2C does not correct for it
         v_t: Tensor,
         v_tp1: Tensor,
     ) -> Advantages:
@@ -45,21 +45,11 @@ class A2CLearner(SinglePassLearner):
         )
 
     def clipped(self, log_ratio: Tensor) -> Tensor:
-        """Nowhere: there are no importance weights."""
+        """False everywhere: A2C has no importance weights."""
         return torch.zeros_like(log_ratio, dtype=torch.bool)
 
 
 class A2C:
     """Entry point ``a2c``; `tianflow.interfaces.AlgorithmFactory`."""
 
-    settings: type = A2CSettings
-
-    @staticmethod
-    def make_policy(config: Config, spec: EnvironmentSpec) -> ActorCriticPolicy:
-        """The actor's half."""
-        return ActorCriticPolicy(config, spec)
-
-    @staticmethod
-    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> A2CLearner:
-        """The learner's half, on ``device``."""
-        return A2CLearner(config, spec, device)
+    settings, make_policy, make_learner = A2CSettings, ActorCriticPolicy, A2CLearner

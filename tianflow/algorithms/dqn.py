@@ -1,5 +1,6 @@
-"""DQN (Nature 518, 2015), by settings double, duelling and n-step, with importance weights and
-priorities; with Ape-X's exploration.
+"""DQN (Nature 518, 2015), with double Q-learning, duelling streams, n-step returns and priorities.
+
+Importance weights and Ape-X's exploration are optional settings, too.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from tianflow.ops.q_values import double_q_value, n_step_target, taken, weighted
 
 
 class DQNLearner(QLearner[DQNSettings]):
-    """The learner's half. A priority is the absolute n-step error of a window's first step, before
-    the update.
+    """Learner of DQN. A priority is the absolute n-step error of a window's first step, before the
+    update.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -29,7 +30,7 @@ class DQNLearner(QLearner[DQNSettings]):
         assert isinstance(settings, DQNSettings)
         super().__init__(config, spec, settings, device)
 
-    def look(self, arrays: Tree) -> UpdateParts:
+    def compute_gradients(self, arrays: Tree) -> UpdateParts:
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
         with torch.no_grad():
             valued, _ = self.forward(self.target.network.act, part.after, {})
@@ -56,14 +57,4 @@ class DQNLearner(QLearner[DQNSettings]):
 class DQN:
     """Entry point ``dqn``; `tianflow.interfaces.AlgorithmFactory`."""
 
-    settings: type = DQNSettings
-
-    @staticmethod
-    def make_policy(config: Config, spec: EnvironmentSpec) -> QPolicy:
-        """The actor's half."""
-        return QPolicy(config, spec)
-
-    @staticmethod
-    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> DQNLearner:
-        """The learner's half, on ``device``."""
-        return DQNLearner(config, spec, device)
+    settings, make_policy, make_learner = DQNSettings, QPolicy, DQNLearner

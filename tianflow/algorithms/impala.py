@@ -1,4 +1,4 @@
-"""IMPALA: a V-trace actor-critic (arXiv 1802.01561), which corrects for the age of its data."""
+"""IMPALA: a V-trace actor-critic (arXiv 1802.01561), which corrects for staleness."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tianflow.core.payloads import EnvironmentSpec
 from tianflow.ops.returns import Advantages, vtrace
 
 ROUNDING = 1e-4
-"""An importance weight this close to its limit, relatively, differs from it by float32 rounding; it
-does not count as clipped.
+"""Relative float32 rounding error of an importance weight; a weight so close to its limit is not
+clipped.
 """
 
 
@@ -55,14 +55,4 @@ class ImpalaLearner(SinglePassLearner):
 class Impala:
     """Entry point ``impala``; `tianflow.interfaces.AlgorithmFactory`."""
 
-    settings: type = ImpalaSettings
-
-    @staticmethod
-    def make_policy(config: Config, spec: EnvironmentSpec) -> ActorCriticPolicy:
-        """The actor's half."""
-        return ActorCriticPolicy(config, spec)
-
-    @staticmethod
-    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> ImpalaLearner:
-        """The learner's half, on ``device``."""
-        return ImpalaLearner(config, spec, device)
+    settings, make_policy, make_learner = ImpalaSettings, ActorCriticPolicy, ImpalaLearner

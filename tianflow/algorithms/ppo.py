@@ -1,9 +1,9 @@
-"""PPO (arXiv 1707.06347) with GAE, and the decoupled objective (arXiv 2110.00641) for data of older
-policies.
+"""PPO (arXiv 1707.06347) with GAE, and the decoupled objective (arXiv 2110.00641) for stale data.
 
-The proximal policy is that of the parameters at the start of the update. The clip holds the new
-policy near the proximal one, and each sample weighs proximal over behaviour probability, at most
-``max_behaviour_weight``. On fresh data every weight is 1, and this is ordinary PPO.
+The proximal policy is the one at the start of the update. The clip range is around the proximal
+policy, and each sample has the weight proximal over behaviour probability, at most
+``max_behaviour_weight``. On fresh data every weight is 1, and the objective is that of ordinary
+PPO.
 """
 
 from __future__ import annotations
@@ -34,19 +34,16 @@ from tianflow.ops.losses import (
 from tianflow.ops.returns import gae
 
 CHUNK_SAMPLES = 256
-"""Images are looked at and learned from so many at a time on a CPU, so that what is computed of
-them stays in its caches.
-"""
+"""Number of images per evaluation on a CPU, so that intermediate results fit into its caches."""
 
 
 class MinibatchTable(NamedTuple):
-    """What minibatches are columns of, [rows, C, ...] (``state`` [C, ...]): whole fragments, or one
-    row of all transitions.
+    """Table whose columns minibatches select, [rows, C, ...] (``state`` [C, ...]).
 
-    ``constants`` [rows, C, 5] stay the same through all epochs: the log-probability that the clip
-    is around, the behaviour weight, the advantage, the value target and the value before the
-    update. They lie side by side to be selected at once. ``valid`` is None where only valid columns
-    are ever selected.
+    Columns are whole fragments, or all transitions in one row. ``constants`` [rows, C, 5] do not
+    change during an update: reference log-probability of the clip, behaviour weight, advantage,
+    value target, and value before the update. One tensor holds them, so that one operation selects
+    them. ``valid`` is None if only valid columns are selected.
     """
 
     observation: Mapping[str, Tensor]
@@ -58,7 +55,7 @@ class MinibatchTable(NamedTuple):
     valid: Tensor | None
 
     def select(self, columns: Tensor) -> MinibatchTable:
-        """The table of some of its columns."""
+        """The table of ``columns``."""
         return MinibatchTable(
             observation={
                 name: leaf.index_select(1, columns) for name, leaf in self.observation.items()
@@ -72,7 +69,7 @@ class MinibatchTable(NamedTuple):
         )
 
     def as_transitions(self) -> MinibatchTable:
-        """The same transitions as one row, for networks without memory."""
+        """The transitions as one row, for networks without recurrent state."""
 
         def flat(x: Tensor) -> Tensor:
             return x.flatten(0, 1).unsqueeze(0)
@@ -91,9 +88,9 @@ class MinibatchTable(NamedTuple):
 class PPOLearner(ActorCriticLearner):
     """Epochs of minibatches over one batch.
 
-    A network without memory gets single transitions, drawn from all valid ones; one with memory
-    gets whole columns, so that its state is recomputed through the fragment. Advantages are
-    normalised once, over all valid transitions.
+    Networks without recurrent state train on single transitions, drawn from all valid ones.
+    Recurrent networks train on whole columns, so that their state is recomputed through the
+    fragment. Advantages are normalised once, over all valid transitions.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -104,7 +101,7 @@ class PPOLearner(ActorCriticLearner):
 
     def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
         minibatches = self._minibatches(samples.valid_t)
-        before, kept = self._look(samples, minibatches[0])
+        before, reusable = self._evaluate(samples, minibatches[0])
         table, statistics = self._prepare(samples, before)
         results: list[dict[str, Tensor]] = []
         only = self._settings.epochs * len(minibatches) == 1
@@ -113,9 +110,9 @@ class PPOLearner(ActorCriticLearner):
             for columns in self._minibatches(samples.valid_t) if epoch else minibatches:
                 if should_stop():
                     return None
-                results.append(self._learn_from(table, columns, kept, only=only))
+                results.append(self._train_on(table, columns, reusable, only=only))
                 divergences.append(results[-1].pop("divergence"))
-                kept = ()
+                reusable = ()
             if (
                 self._settings.target_kl is not None
                 and torch.stack(divergences).mean().item() > self._settings.target_kl
@@ -126,62 +123,68 @@ class PPOLearner(ActorCriticLearner):
         }
         return means | statistics
 
-    def _look(self, samples: Samples, first: Tensor) -> tuple[Output, Sequence[Output]]:
-        """All T+1 rows under the parameters before the update; images in parts, to bound memory.
+    def _evaluate(self, samples: Samples, first: Tensor) -> tuple[Output, Sequence[Output]]:
+        """Evaluate all T+1 rows with the parameters before the update; images in parts, to limit
+        memory.
 
-        ``first`` are the transitions that are learned from first, under the same parameters: where
-        images have been looked at one by one, what the network said of them is given as well, with
-        its gradient, and saves another look.
+        ``first`` are the transitions of the first minibatch, which uses the same parameters. If
+        images are evaluated transition by transition, their outputs are returned with gradients, to
+        be reused.
         """
         if self.images and not self.model.state_shapes:
-            return self._look_and_keep(samples, first)
+            return self._evaluate_transitions(samples, first)
         rows, columns = samples.start.shape
         width = self._width(rows) if self.images else columns
         with torch.no_grad():
-            looks = []
+            outputs = []
             for begin in range(0, columns, width):
                 part = samples.columns(begin, min(begin + width, columns))
-                looks.append(self.model.evaluate(part.observation, part.state, part.start))
+                outputs.append(self.model.evaluate(part.observation, part.state, part.start))
             parameters, value = (
-                torch.cat([look.parameters for look in looks], 1),
-                torch.cat([look.value for look in looks], 1),
+                torch.cat([output.parameters for output in outputs], 1),
+                torch.cat([output.value for output in outputs], 1),
             )
             state = {
-                name: torch.cat([look.state[name] for look in looks], 1) for name in looks[0].state
+                name: torch.cat([output.state[name] for output in outputs], 1)
+                for name in outputs[0].state
             }
         return Output(parameters, value, state), ()
 
-    def _look_and_keep(self, samples: Samples, first: Tensor) -> tuple[Output, Sequence[Output]]:
+    def _evaluate_transitions(
+        self, samples: Samples, first: Tensor
+    ) -> tuple[Output, Sequence[Output]]:
         rows, columns = samples.start.shape
         others = torch.ones(rows * columns, dtype=torch.bool, device=first.device)
         others[first] = False
         observation = {name: leaf.flatten(0, 1) for name, leaf in samples.observation.items()}
         start = samples.start.flatten()
 
-        def look(model: ActorCriticModel, places: Tensor) -> Output:
+        def evaluate(model: ActorCriticModel, places: Tensor) -> Output:
             chosen = {name: _rows(leaf, places).unsqueeze(0) for name, leaf in observation.items()}
             return model.evaluate(chosen, {}, start.index_select(0, places).unsqueeze(0))
 
-        kept = self.crew.each(look, self._parts(first, 1))
+        reusable = self.parallel.map(evaluate, self._parts(first, 1))
         with torch.no_grad():
             rest = others.nonzero().squeeze(1)
-            looks = [*kept, *self.crew.each(look, self._parts(rest, 1))]
+            outputs = [*reusable, *self.parallel.map(evaluate, self._parts(rest, 1))]
             order = torch.cat([first, rest]).argsort()
-            parameters = torch.cat([look.parameters for look in looks], 1)[0, order].view(
+            parameters = torch.cat([output.parameters for output in outputs], 1)[0, order].view(
                 rows, columns, -1
             )
-            value = torch.cat([look.value for look in looks], 1)[0, order].view(rows, columns)
-        return Output(parameters, value, {}), kept
+            value = torch.cat([output.value for output in outputs], 1)[0, order].view(rows, columns)
+        return Output(parameters, value, {}), reusable
 
     def _width(self, rows: int) -> int:
-        """Columns of ``rows`` images each that are looked at together."""
+        """Number of columns, of ``rows`` images each, that are evaluated together."""
         samples = CHUNK_SAMPLES if self.device.type == "cpu" else self._settings.minibatch_size
         return max(1, min(samples, self._settings.minibatch_size) // rows)
 
     def _prepare(
         self, samples: Samples, before: Output
     ) -> tuple[MinibatchTable, dict[str, Tensor]]:
-        """Advantages, targets and weights, and how far the batch is from the policy."""
+        """Advantages, targets and weights, and statistics of the difference between batch and
+        policy.
+        """
         distribution, settings, valid = self.model.distribution, self._settings, samples.valid_t
         with torch.no_grad():
             proximal = distribution.log_prob(
@@ -219,8 +222,8 @@ class PPOLearner(ActorCriticLearner):
         return table, batch_statistics(log_ratio, v_t, target_t, valid)
 
     def _minibatches(self, valid_t: Tensor) -> tuple[Tensor, ...]:
-        """All columns of the table with a valid row, in an order drawn anew, in equal parts of
-        about ``minibatch_size`` samples.
+        """All columns with a valid row, in random order, in equal parts of about ``minibatch_size``
+        samples.
         """
         whole = bool(self.model.state_shapes)
         columns = (valid_t.any(0) if whole else valid_t.flatten()).nonzero().squeeze(1)
@@ -235,29 +238,31 @@ class PPOLearner(ActorCriticLearner):
         drawn = columns[
             torch.randperm(count, generator=self.generator).to(columns.device)
         ].tensor_split(parts)
-        # A minibatch has no order. In that of memory, images that follow one another need not be
-        # copied together.
+        # The order within a minibatch is irrelevant. In memory order, adjacent images need no copy.
         return tuple(part.sort().values for part in drawn) if self.images else drawn
 
-    def _learn_from(
-        self, table: MinibatchTable, columns: Tensor, kept: Sequence[Output], *, only: bool
+    def _train_on(
+        self, table: MinibatchTable, columns: Tensor, reusable: Sequence[Output], *, only: bool
     ) -> dict[str, Tensor]:
-        """One optimiser step, perhaps the ``only`` one. Images are learned from in parts whose
-        gradients add up; ``kept``: see `_look`.
+        """Take one optimiser step, possibly the ``only`` one of its update.
+
+        Images are processed in parts whose gradients add up. ``reusable``: see `_evaluate`.
         """
-        if kept:
-            table = table._replace(observation={})  # which are the bulk of a table
+        if reusable:
+            table = table._replace(observation={})  # not needed, and most of the table
         parts = self._parts(columns, table.start.shape[0]) if self.images else (columns,)
         shares = self._shares(table, columns, parts)
 
         def learn(model: ActorCriticModel, index: int) -> dict[str, Tensor]:
             part = table.select(parts[index])
             output = (
-                kept[index] if kept else model.evaluate(part.observation, part.state, part.start)
+                reusable[index]
+                if reusable
+                else model.evaluate(part.observation, part.state, part.start)
             )
             return self._add_gradient(part, output, shares[index])
 
-        found = self.crew.each(learn, range(len(parts)))
+        found = self.parallel.map(learn, range(len(parts)))
         if len(found) > 1:
             weights = torch.stack([torch.as_tensor(share, device=self.device) for share in shares])
             found = [
@@ -269,16 +274,18 @@ class PPOLearner(ActorCriticLearner):
         return found[0] | {"grad_norm": self.descend(found[0]["loss"] if only else None)}
 
     def _parts(self, columns: Tensor, rows: int) -> tuple[Tensor, ...]:
-        """Columns of ``rows`` images each, as equal parts as can be that `_width` allows, and one
-        at least for everybody.
+        """``columns`` in nearly equal parts of at most `_width`, and at least one part per
+        thread.
         """
         count = columns.numel()
-        return columns.tensor_split(max(-(-count // self._width(rows)), min(self.crew.size, count)))
+        return columns.tensor_split(
+            max(-(-count // self._width(rows)), min(self.parallel.size, count))
+        )
 
     def _shares(
         self, table: MinibatchTable, columns: Tensor, parts: Sequence[Tensor]
     ) -> list[Tensor | float]:
-        """Of the valid transitions of ``columns``, how many are in each part."""
+        """Share of the valid transitions of ``columns`` in each part."""
         if table.valid is None or len(parts) == 1:
             return [part.numel() / columns.numel() for part in parts]
         counts = table.valid.sum(0)
@@ -288,8 +295,8 @@ class PPOLearner(ActorCriticLearner):
     def _add_gradient(
         self, part: MinibatchTable, output: Output, share: Tensor | float
     ) -> dict[str, Tensor]:
-        """Add ``share`` of the gradient of the mean over ``part`` to the buffer; means over
-        ``part``.
+        """Add ``share`` of the gradient of the mean over ``part`` to the buffer. Returns means over
+        it.
         """
         settings, distribution = self._settings, self.model.distribution
         log_prob, entropy_t = distribution.evaluate(
@@ -317,9 +324,7 @@ class PPOLearner(ActorCriticLearner):
 
 
 def _rows(x: Tensor, places: Tensor) -> Tensor:
-    """The rows of ``x`` at ``places``, which ascend; on a CPU a view where they follow one
-    another.
-    """
+    """The rows of ``x`` at ascending ``places``; on a CPU a view if they are adjacent."""
     if places.numel() and places.device.type == "cpu":
         first, last = int(places[0]), int(places[-1])
         if last - first + 1 == places.numel():
@@ -330,14 +335,4 @@ def _rows(x: Tensor, places: Tensor) -> Tensor:
 class PPO:
     """Entry point ``ppo``; `tianflow.interfaces.AlgorithmFactory`."""
 
-    settings: type = PPOSettings
-
-    @staticmethod
-    def make_policy(config: Config, spec: EnvironmentSpec) -> ActorCriticPolicy:
-        """The actor's half."""
-        return ActorCriticPolicy(config, spec)
-
-    @staticmethod
-    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> PPOLearner:
-        """The learner's half, on ``device``."""
-        return PPOLearner(config, spec, device)
+    settings, make_policy, make_learner = PPOSettings, ActorCriticPolicy, PPOLearner

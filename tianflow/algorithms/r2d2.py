@@ -1,5 +1,6 @@
-"""R2D2 (Kapturowski et al., ICLR 2019): recurrent Q-learning from replayed windows, with stored
-states, burn-in and value rescaling.
+"""R2D2 (Kapturowski et al., ICLR 2019): recurrent Q-learning from replayed windows.
+
+It uses stored states, burn-in and value rescaling.
 """
 
 from __future__ import annotations
@@ -28,17 +29,15 @@ from tianflow.ops.q_values import (
 )
 
 Unroll = Callable[[Tree, Tree, Tensor], QOutput]
-"""A network on a sequence: {leaf: [T, C, ...]}, {leaf: [C, ...]}, start [T, C] -> values [T, C, A]
-and the states after each step.
-"""
+"""A network on a sequence: {leaf: [T, C, ...]}, {leaf: [C, ...]}, start [T, C] -> `QOutput`."""
 
 
 class R2D2Learner(QLearner[R2D2Settings]):
-    """The learner's half.
+    """Learner of R2D2.
 
-    The first ``burn_in`` steps of a window only bring its stored state up to date with the current
-    weights: no loss, no gradient. A window that begins with its episode has the right state
-    already, zero, so all its steps are learned from.
+    The first ``burn_in`` steps of a window only update its stored state with the current weights,
+    without loss or gradient. A window that begins with its episode has the correct state, zero, so
+    all of its steps are trained on.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -46,17 +45,20 @@ class R2D2Learner(QLearner[R2D2Settings]):
         assert isinstance(settings, R2D2Settings)
         super().__init__(config, spec, settings, device)
 
-    def look(self, arrays: Tree) -> UpdateParts:
+    def compute_gradients(self, arrays: Tree) -> UpdateParts:
         settings, valid = self.settings, arrays["valid"]
-        observation, state = self.model.observations(harmless(arrays)), subtree(arrays, "state/")
+        observation, state = (
+            self.model.observations(zero_undefined(arrays)),
+            subtree(arrays, "state/"),
+        )
         fresh, burn_in = arrays["start"][0], settings.burn_in
-        values = unrolled(
+        values = unroll(
             partial(self.forward, self.model.network), observation, state, fresh, burn_in
         )
-        learned = learned_rows(valid, fresh, burn_in)
+        learned = trained_rows(valid, fresh, burn_in)
         with torch.no_grad():
             valued = self.forward(
-                self.target.network, observation, state, only_first(fresh, valid.shape[0] + 1)
+                self.target.network, observation, state, first_row(fresh, valid.shape[0] + 1)
             ).values
             bootstrap = double_q_value(
                 values.detach() if settings.double else valued, valued, arrays.get("action_mask")
@@ -82,61 +84,56 @@ class R2D2Learner(QLearner[R2D2Settings]):
             sequence_priority(size, learned, eta=settings.priority_eta),
         )
 
-    def observed(self, arrays: Tree) -> tuple[Tree, Tensor]:
+    def normaliser_input(self, arrays: Tree) -> tuple[Tree, Tensor]:
         return subtree(arrays, "obs/"), arrays["valid"]
 
 
-def harmless(arrays: Tree) -> dict[str, Tensor]:
-    """Observations {leaf: [L+1, n, ...]}, those that mean nothing set to 0: after a termination,
-    and in padding.
+def zero_undefined(arrays: Tree) -> dict[str, Tensor]:
+    """Observations {leaf: [L+1, n, ...]} with undefined ones set to 0: after a termination, in
+    padding.
 
-    They have no part in any loss, but a gradient of 0 through a number too large would be no
-    number. uint8 is left alone.
+    They are not part of any loss, but a zero gradient times an infinite value would be NaN. uint8
+    leaves stay unchanged.
     """
-    goes_on = arrays["valid"] & ~arrays["terminated"]
-    seen = torch.cat([torch.ones_like(goes_on[:1]), goes_on])
+    continues = arrays["valid"] & ~arrays["terminated"]
+    defined = torch.cat([torch.ones_like(continues[:1]), continues])
 
-    def wiped(leaf: Tensor) -> Tensor:
+    def cleared(leaf: Tensor) -> Tensor:
         return (
             leaf
             if leaf.dtype == torch.uint8
-            else leaf.masked_fill(~seen.view(*seen.shape, *[1] * (leaf.dim() - 2)), 0)
+            else leaf.masked_fill(~defined.view(*defined.shape, *[1] * (leaf.dim() - 2)), 0)
         )
 
-    return {name: wiped(leaf) for name, leaf in subtree(arrays, "obs/").items()}
+    return {name: cleared(leaf) for name, leaf in subtree(arrays, "obs/").items()}
 
 
-def learned_rows(valid: Tensor, fresh: Tensor, burn_in: int) -> Tensor:
-    """Rows that are learned from, bool [L, n]: the valid ones after burn-in, and all valid ones of
-    windows that begin an episode.
+def trained_rows(valid: Tensor, fresh: Tensor, burn_in: int) -> Tensor:
+    """Trained rows, bool [L, n]: valid ones after burn-in, or all valid ones at an episode
+    start.
     """
     row = torch.arange(valid.shape[0], device=valid.device).unsqueeze(1)
     return valid & (fresh | (row >= burn_in))
 
 
-def only_first(fresh: Tensor, rows: int) -> Tensor:
-    """``start`` [rows, n] of windows, which never cross an episode: at most the first row begins
-    one.
-    """
+def first_row(fresh: Tensor, rows: int) -> Tensor:
+    """``start`` [rows, n] of windows, which never cross an episode: True only in the first row."""
     start = fresh.new_zeros(rows, fresh.shape[0])
     start[0] = fresh
     return start
 
 
-def unrolled(
-    network: Unroll, observation: Tree, state: Tree, fresh: Tensor, burn_in: int
-) -> Tensor:
-    """Values of all rows [L+1, n, A], from ``state`` [n, ...] before the first; 0 in rows that are
-    burn-in.
+def unroll(network: Unroll, observation: Tree, state: Tree, fresh: Tensor, burn_in: int) -> Tensor:
+    """Values of all rows [L+1, n, A] from ``state`` [n, ...] before the first; 0 in burn-in rows.
 
-    Windows that are not ``fresh`` (bool [n]: they begin an episode) run through their first
-    ``burn_in`` rows without gradient, and their state goes on from there as a constant.
+    ``fresh`` (bool [n]) marks windows that begin an episode. The others pass through their first
+    ``burn_in`` rows without gradient, and continue from a constant state.
     """
     rows, columns = next(iter(observation.values())).shape[0], fresh.shape[0]
     if burn_in == 0:
-        return network(observation, state, only_first(fresh, rows)).values
+        return network(observation, state, first_row(fresh, rows)).values
     first = None
-    for part, learns in (
+    for part, trained in (
         ((~fresh).nonzero().squeeze(1), False),
         (fresh.nonzero().squeeze(1), True),
     ):
@@ -146,36 +143,26 @@ def unrolled(
             name: leaf[:burn_in] if part.numel() == columns else leaf[:burn_in, part]
             for name, leaf in observation.items()
         }
-        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
             output = network(
                 head,
                 {name: leaf[part] for name, leaf in state.items()},
-                only_first(fresh[part], burn_in),
+                first_row(fresh[part], burn_in),
             )
         state = {
             name: leaf.index_copy(0, part, output.state[name][-1]) for name, leaf in state.items()
         }
         first = output.values.new_zeros(burn_in, columns, output.values.shape[-1])
-        if learns:
+        if trained:
             first = first.index_copy(1, part, output.values)
     assert first is not None  # a batch has at least one window
     rest = {name: leaf[burn_in:] for name, leaf in observation.items()}
     return torch.cat(
-        [first, network(rest, state, torch.zeros_like(only_first(fresh, rows - burn_in))).values]
+        [first, network(rest, state, torch.zeros_like(first_row(fresh, rows - burn_in))).values]
     )
 
 
 class R2D2:
-    """Entry point ``r2d2``; `tianflow.interfaces.AlgorithmFactory`."""
+    """Entry point ``r2d2``; `tianflow.interfaces.AlgorithmFactory`. Its policy is DQN's."""
 
-    settings: type = R2D2Settings
-
-    @staticmethod
-    def make_policy(config: Config, spec: EnvironmentSpec) -> QPolicy:
-        """The actor's half: DQN's, with memory."""
-        return QPolicy(config, spec)
-
-    @staticmethod
-    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> R2D2Learner:
-        """The learner's half, on ``device``."""
-        return R2D2Learner(config, spec, device)
+    settings, make_policy, make_learner = R2D2Settings, QPolicy, R2D2Learner

@@ -1,6 +1,4 @@
-"""SAC with automatic temperature (arXiv 1812.05905): an actor squashed into the range of actions,
-two critics, off policy.
-"""
+"""SAC with automatic temperature (arXiv 1812.05905): a squashed Gaussian actor and two critics."""
 
 from __future__ import annotations
 
@@ -37,8 +35,8 @@ def _make_model(
 
 
 class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
-    """The actor's half; ``parameters`` are means and log standard deviations before squashing, side
-    by side.
+    """Policy of SAC. ``parameters`` are concatenated means and log standard deviations before
+    squashing.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
@@ -59,7 +57,7 @@ class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
         observation: Tree,
         state: Tree,
         noise: Tensor | None,
-        mask: Tensor | None = None,  # noqa: ARG002 - no choice
+        mask: Tensor | None = None,  # noqa: ARG002 - continuous actions have no mask
     ) -> ActorStep:
         """Sampled actions; without noise, tanh of the mean."""
         with torch.inference_mode():
@@ -77,11 +75,9 @@ class SACPolicy(OffPolicyPolicy[SquashedGaussian]):
 
 
 class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
-    """The learner's half. A priority is the mean of both critics' absolute errors, before the
-    update.
+    """Learner of SAC. A priority is the mean of both critics' absolute errors, before the update.
 
-    The gradients of critics, actor and temperature are all taken at the parameters before the
-    update.
+    All gradients are taken at the parameters before the update.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -96,22 +92,21 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
             self.log_temperature, torch.zeros_like(self.log_temperature), settings
         )
         self.optimisers["temperature"] = temperature
-        self.kept["log_temperature"] = self.log_temperature
+        self.saved_tensors["log_temperature"] = self.log_temperature
 
-    def look(self, arrays: Tree) -> UpdateParts:
+    def compute_gradients(self, arrays: Tree) -> UpdateParts:
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
-        critics = self.look_at_critics(part)
+        critics = self.critic_gradients(part)
         action, log_prob = self._sample(part.observation)
         value = self.forward(self.critics.network, part.observation, action).amin(0)
         actor_loss = masked_mean(self._temperature() * log_prob - value, part.learned)
-        self.look_at_actor(actor_loss)
+        self.actor_gradient(actor_loss)
         entropy = -masked_mean(log_prob.detach(), part.learned)
         norms = {"adam": self.model.norm(), "critics": self.critics.norm()}
         if self.settings.target_entropy is not None:
             gradients = self.optimisers["temperature"].gradients
-            gradients.copy_(
-                entropy - self._target_entropy()
-            )  # of log(temperature) * (entropy - target), arXiv 1812.05905, eq. 18
+            # gradient of log(temperature) * (entropy - target), arXiv 1812.05905, eq. 18
+            gradients.copy_(entropy - self._target_entropy())
             norms["temperature"] = torch.linalg.vector_norm(gradients)
         statistics = {
             "loss": critics.loss + actor_loss.detach(),
@@ -125,17 +120,18 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
         return UpdateParts(part.learned.sum(), norms, statistics, critics.error)
 
     def bootstrap(self, part: Transitions) -> Tensor:
-        """``min_i Q_i(after, a) - temperature log pi(a)`` for an action a drawn anew (arXiv
-        1812.05905, eq. 3 and 6).
+        """``min_i Q_i(after, a) - temperature log pi(a)`` for a new sample a of the policy.
+
+        Source: arXiv 1812.05905, eq. 3 and 6.
         """
         action, log_prob = self._sample(part.after)
         value: Tensor = self.forward(self.target_critics.network, part.after, action).amin(0)
         return value - self._temperature() * log_prob
 
-    def moved(self) -> None:
+    def after_step(self) -> None:
         self.target_critics.follow(self.settings.target_smoothing)
 
-    def exploration(self, settings: SACSettings, updates: int) -> Mapping[str, float]:  # noqa: ARG002 - the policy explores by itself
+    def exploration(self, settings: SACSettings, updates: int) -> Mapping[str, float]:  # noqa: ARG002 - the policy explores by sampling
         return {}
 
     def _sample(self, observation: Tree) -> tuple[Tensor, Tensor]:
@@ -154,14 +150,4 @@ class SACLearner(ActorAndCritics[SquashedGaussian, SACSettings]):
 class SAC:
     """Entry point ``sac``; `tianflow.interfaces.AlgorithmFactory`."""
 
-    settings: type = SACSettings
-
-    @staticmethod
-    def make_policy(config: Config, spec: EnvironmentSpec) -> SACPolicy:
-        """The actor's half."""
-        return SACPolicy(config, spec)
-
-    @staticmethod
-    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> SACLearner:
-        """The learner's half, on ``device``."""
-        return SACLearner(config, spec, device)
+    settings, make_policy, make_learner = SACSettings, SACPolicy, SACLearner

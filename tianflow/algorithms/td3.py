@@ -1,5 +1,6 @@
-"""TD3 (arXiv 1802.09477): a deterministic actor with Gaussian exploration, two critics, target
-smoothing, delayed actor updates.
+"""TD3 (arXiv 1802.09477): a deterministic actor, two critics, and delayed actor updates.
+
+Actors explore with Gaussian noise, and targets are smoothed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _make_model(
 
 
 class TD3Policy(OffPolicyPolicy[Deterministic]):
-    """The actor's half; ``parameters`` are actions in -1..1 before noise."""
+    """Policy of TD3. ``parameters`` are actions in -1..1 before noise."""
 
     def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
         super().__init__(_make_model(config, spec, torch.device("cpu")))
@@ -47,7 +48,7 @@ class TD3Policy(OffPolicyPolicy[Deterministic]):
         )
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
-        """[steps, num_envs, D] normal, of the standard deviation in force."""
+        """[steps, num_envs, D] normal noise with the current standard deviation."""
         noise = generator.standard_normal((steps, num_envs, self._size), dtype=np.float32)
         return torch.from_numpy(noise * np.float32(self.model.exploration("noise_std")))
 
@@ -56,9 +57,9 @@ class TD3Policy(OffPolicyPolicy[Deterministic]):
         observation: Tree,
         state: Tree,
         noise: Tensor | None,
-        mask: Tensor | None = None,  # noqa: ARG002 - no choice
+        mask: Tensor | None = None,  # noqa: ARG002 - continuous actions have no mask
     ) -> ActorStep:
-        """Actions with noise, clipped to their range; without noise, as they are."""
+        """Actions with noise, clipped to their range; without noise, unchanged."""
         with torch.inference_mode():
             parameters = self.acting.forward(
                 self.acting.network, self.model.observations(observation)
@@ -72,11 +73,10 @@ class TD3Policy(OffPolicyPolicy[Deterministic]):
 
 
 class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
-    """The learner's half. A priority is the mean of both critics' absolute errors, before the
-    update.
+    """Learner of TD3. A priority is the mean of both critics' absolute errors, before the update.
 
-    The first update, and then every ``policy_delay``-th, moves the actor and the targets, too; its
-    gradient is taken at the critics before the update.
+    The first update, and then every ``policy_delay``-th, also updates the actor and the targets.
+    The actor's gradient is taken at the critics before the update.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
@@ -84,11 +84,11 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
         assert isinstance(settings, TD3Settings)
         super().__init__(_make_model(config, spec, device), config, spec, settings, device)
         self.target_actor = TargetNetwork(self.model)
-        self.kept["target_actor"] = self.target_actor.parameters
+        self.saved_tensors["target_actor"] = self.target_actor.parameters
 
-    def look(self, arrays: Tree) -> UpdateParts:
+    def compute_gradients(self, arrays: Tree) -> UpdateParts:
         part = read_transitions(arrays, self.model.observations, discount=self.settings.discount)
-        critics = self.look_at_critics(part)
+        critics = self.critic_gradients(part)
         norms = {"critics": self.critics.norm()}
         statistics = {
             "loss": critics.loss,
@@ -101,14 +101,15 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
             loss = -masked_mean(
                 self.forward(self.critics.network, part.observation, action)[0], part.learned
             )
-            self.look_at_actor(loss)
+            self.actor_gradient(loss)
             norms["adam"] = self.model.norm()
             statistics |= {"loss": critics.loss + loss.detach(), "policy_loss": loss.detach()}
         return UpdateParts(part.learned.sum(), norms, statistics, critics.error)
 
     def bootstrap(self, part: Transitions) -> Tensor:
-        """``min_i Q_i(after, clip(pi(after) + clipped noise))``, all of the targets (arXiv
-        1802.09477, eq. 14).
+        """``min_i Q_i(after, clip(pi(after) + clipped noise))`` of the target networks.
+
+        Source: arXiv 1802.09477, eq. 14.
         """
         settings = self.settings
         action = self.forward(self.target_actor.network, part.after)
@@ -120,7 +121,7 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
         ).amin(0)
         return value
 
-    def moved(self) -> None:
+    def after_step(self) -> None:
         if (self.updates - 1) % self.settings.policy_delay == 0:
             self.target_actor.follow(self.settings.target_smoothing)
             self.target_critics.follow(self.settings.target_smoothing)
@@ -132,14 +133,4 @@ class TD3Learner(ActorAndCritics[Deterministic, TD3Settings]):
 class TD3:
     """Entry point ``td3``; `tianflow.interfaces.AlgorithmFactory`."""
 
-    settings: type = TD3Settings
-
-    @staticmethod
-    def make_policy(config: Config, spec: EnvironmentSpec) -> TD3Policy:
-        """The actor's half."""
-        return TD3Policy(config, spec)
-
-    @staticmethod
-    def make_learner(config: Config, spec: EnvironmentSpec, device: torch.device) -> TD3Learner:
-        """The learner's half, on ``device``."""
-        return TD3Learner(config, spec, device)
+    settings, make_policy, make_learner = TD3Settings, TD3Policy, TD3Learner

@@ -1,3 +1,3 @@
-"""Components: one coroutine each. Cancelling its task stops it; everything comes through
-``__init__``, already open.
+"""Components: one coroutine each. Cancelling its task stops it; ``__init__`` gets open
+resources.
 """

@@ -1,5 +1,6 @@
-"""row -> actions in it. How a rollout asks its policy: with tensors, or with NumPy arrays where the
-policy offers that.
+"""row -> ActionSelector -> actions in it.
+
+A selector calls the policy with tensors, or with NumPy arrays if the policy supports them.
 """
 
 from __future__ import annotations
@@ -19,27 +20,25 @@ if TYPE_CHECKING:
 
 
 class ActionSelector(Protocol):
-    """Chooses the actions of one trajectory after the other, row by row, with noise that was drawn
-    beforehand.
-    """
+    """Selects the actions of a trajectory, row by row, with noise drawn in advance."""
 
     state: Tree
     """Recurrent state after the last row."""
 
     def begin(self, noise: torch.Tensor, state: Tree) -> None:
-        """A trajectory, from recurrent ``state``, with ``noise`` [T, N, K], which is used up."""
+        """Begin a trajectory in ``state``. ``noise`` [T, N, K] is overwritten."""
 
     def choose(self, row: Row, t: int) -> None:
-        """Write the actions of row ``t``, and the recurrent state before it where rows have one."""
+        """Write the actions of row ``t``, and the recurrent state before it if rows store it."""
 
     def record(self, action: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-        """What the policy records of the rows chosen, whose actions are ``action`` [T, N, *stored]:
-        {name: [T, N]}.
+        """Fields that the policy records for the actions ``action`` [T, N, *stored]: {name: [T,
+        N]}.
         """
 
 
 class TensorActionSelector:
-    """By `Policy.act`."""
+    """Selects actions with `Policy.act`."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -69,15 +68,16 @@ class TensorActionSelector:
 
 
 class ArrayActionSelector:
-    """By the policy's `ArrayStep`, which has no memory. Nothing of PyTorch is touched while a
-    trajectory is made.
+    """Selects actions with the policy's `ArrayStep`, which has no recurrent state.
+
+    It calls no PyTorch function during a trajectory.
     """
 
     def __init__(self, step: ArrayStep, steps: int, num_envs: int) -> None:
         self._choose, self._record = step.__call__, step.record
         self.state: Tree = {}
         self._parameters = np.empty((steps, num_envs, step.size), np.float32)
-        self._rows = list(self._parameters)  # views that are made once
+        self._rows = list(self._parameters)  # views, created once
 
     def begin(self, noise: torch.Tensor, state: Tree) -> None:
         self._noise, self.state = list(noise.numpy()), state
@@ -89,8 +89,8 @@ class ArrayActionSelector:
         return self._record(self._parameters[: len(action)], action)
 
 
-def acting(policy: Policy, steps: int, num_envs: int) -> ActionSelector:
-    """The quicker way to ask ``policy`` for actions, in trajectories of up to ``steps`` steps."""
+def action_selector(policy: Policy, steps: int, num_envs: int) -> ActionSelector:
+    """The faster selector for ``policy``, for trajectories of up to ``steps`` steps."""
     offered = getattr(policy, "on_arrays", None)
     step: ArrayStep | None = None if offered is None else offered(num_envs)
     return (
@@ -99,7 +99,7 @@ def acting(policy: Policy, steps: int, num_envs: int) -> ActionSelector:
 
 
 def zeroed(state: Tree, start: NDArray[np.bool_]) -> Tree:
-    """``state`` with zeros where an episode begins."""
+    """``state``, set to zero where an episode begins."""
     if not state or not np.count_nonzero(start):
         return state
     begins = torch.from_numpy(start.copy())

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Actor:
-    """Steps a vector of environments with the newest policy and fills one trajectory a grant.
+    """Steps a vector environment with the newest policy, and fills one trajectory per grant.
 
     Consumes: grants, weights, settings. Produces: trajectories, episodes.
     Waits: for a grant; for its turn on the compute thread. Unblocked by: a credit and a slot; the
     end of another actor's turn.
 
     Args:
-        name: its place, e.g. ``"actor-3"``.
-        host: the process it lives in.
-        sender: its end of grants and trajectories.
+        name: name of the component, e.g. ``"actor-3"``.
+        host: name of its host process.
+        sender: end of the channel of grants and trajectories.
         settings: live settings.
-        events: where failures are told.
-        compute: the host's compute thread.
+        events: publisher of failure events.
+        compute: compute thread of the host.
         make_rollout: builds environments and policy, on the compute thread.
     """
 
@@ -58,35 +58,36 @@ class Actor:
         self._loop = asyncio.get_running_loop()
         self._rollout: Rollout | None = None
         self._retired = False
-        self._mending = False
-        self._in_hand = 0
+        self._rebuilding = False
+        self._in_progress = 0
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Until cancelled, or the run wants no more trajectories."""
+        """Run until cancelled, or until the run accepts no more trajectories."""
         rollout = self._rollout = await self._compute.run(self._make_rollout)
         started()
-        forget = self._settings.on_change(self._rest_or_wait)
+        unsubscribe = self._settings.on_change(self._update_idle_state)
         try:
             async with asyncio.TaskGroup() as fills:
-                await self._keep_filling(rollout, fills)
+                await self._fill_slots(rollout, fills)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
-            forget()
+            unsubscribe()
         self._clock.enter("ended")
         await self._compute.run(rollout.close)
 
-    async def _keep_filling(self, rollout: Rollout, fills: asyncio.TaskGroup) -> None:
-        """One trajectory after the other. Where credits are plenty the next one waits on the
-        compute thread already.
+    async def _fill_slots(self, rollout: Rollout, fills: asyncio.TaskGroup) -> None:
+        """Fill one trajectory after the other.
+
+        With enough credits, the next trajectory already waits for the compute thread.
         """
         running: deque[asyncio.Event] = deque()
         with contextlib.suppress(EndOfChannel):
             while not self._retired:
-                self._rest_or_wait()
+                self._update_idle_state()
                 grant = await self._sender.acquire()
-                self._in_hand += 1
-                if self._in_hand == 1:
+                self._in_progress += 1
+                if self._in_progress == 1:
                     self._clock.enter("waiting:turn")
                 running.append(asyncio.Event())
                 fills.create_task(self._fill(rollout, grant, running[-1]))
@@ -95,7 +96,7 @@ class Actor:
                     running.popleft()
 
     def statistics(self) -> ComponentStatistics:
-        """Where its time goes, and how many trajectories it has made."""
+        """Times and counters."""
         return ComponentStatistics(
             name=self.name,
             role="actor",
@@ -110,35 +111,34 @@ class Actor:
         )
 
     def retire(self) -> None:
-        """End: the trajectory now rolling out is given back, and no other is asked for."""
+        """End. The trajectory in progress is aborted, and no further grant is requested."""
         self._retired = True
         self._sender.close()
         if self._rollout is not None:
             self._rollout.stop()
 
-    async def _fill(self, rollout: Rollout, grant: Grant, over: asyncio.Event) -> None:
-        """One trajectory, from its turn on the compute thread to where it goes; ``over`` says that
-        it is no longer in hand.
+    async def _fill(self, rollout: Rollout, grant: Grant, finished: asyncio.Event) -> None:
+        """Fill one trajectory: wait for the compute thread, roll out, send the result.
+
+        ``finished`` is set when the next trajectory may begin.
         """
         first = ended = 0.0
 
         def begun(version: Version) -> None:
             nonlocal first
             first = time.monotonic()
-            self._loop.call_soon_threadsafe(self._begun, grant, version)
+            self._loop.call_soon_threadsafe(self._report_begin, grant, version)
 
         def roll() -> RolloutResult | None:
             nonlocal ended
-            if (
-                self._mending or self._retired
-            ):  # what is in line behind a failure, or behind the last one
+            # Calls that were queued behind a failure or behind the end do nothing.
+            if self._rebuilding or self._retired:
                 return None
             try:
                 result = rollout.run(view, grant, minimum, begun)
             except (EnvironmentFailedError, PoisonedTrajectoryError):
-                # here, on the thread: a trajectory already in line must not begin before the
-                # back-off
-                self._mending = True
+                # Set on the thread: a queued trajectory must not begin before the back-off.
+                self._rebuilding = True
                 raise
             ended = time.monotonic()
             return result
@@ -152,18 +152,18 @@ class Actor:
         except (EnvironmentFailedError, PoisonedTrajectoryError) as error:
             self._sender.abort(grant, _reason(error))
             await self._rebuild(rollout, error)
-            self._mending = False
-            over.set()
+            self._rebuilding = False
+            finished.set()
         else:
-            # before the commit, so that what is asked for next leaves in one packet with it
-            over.set()
+            # before the commit, so that the next request leaves in the same packet
+            finished.set()
             self._seconds.add(time.monotonic() - began)
             if result is not None and result.length:
-                # Of one that was cut: what it would have taken whole.
+                # A cut trajectory counts with the time that it would have taken at full length.
                 self._stepping.add((ended - first) * steps / result.length)
             self._commit(grant, result)
-        self._in_hand -= 1
-        self._rest_or_wait()
+        self._in_progress -= 1
+        self._update_idle_state()
 
     def _commit(self, grant: Grant, result: RolloutResult | None) -> None:
         if result is None or result.length == 0:
@@ -175,23 +175,22 @@ class Actor:
         self._sender.commit(trajectory, result.episodes)
         self._counters["trajectories"] += 1
 
-    def _begun(self, grant: Grant, version: Version) -> None:
+    def _report_begin(self, grant: Grant, version: Version) -> None:
         self._clock.enter("busy")
         self._sender.begin(grant, version)
 
     async def _rebuild(
         self, rollout: Rollout, error: EnvironmentFailedError | PoisonedTrajectoryError
     ) -> None:
-        """The vector is made anew, as often as that fails, too; too many failures in the window end
-        the run.
+        """Create the environments again, until it succeeds or the number of failures ends the
+        run.
         """
         failure: EnvironmentFailedError | PoisonedTrajectoryError | None = error
         while failure is not None:
             self._count(failure)
             self._clock.enter("rebuilding")
-            await asyncio.sleep(
-                min(2.0, 0.01 * 2 ** len(self._failures))
-            )  # back-off: what fails at once would fill the log
+            # The back-off keeps an immediate failure from flooding the log.
+            await asyncio.sleep(min(2.0, 0.01 * 2 ** len(self._failures)))
             try:
                 await self._compute.run(rollout.rebuild)
             except (EnvironmentFailedError, PoisonedTrajectoryError) as again:
@@ -200,7 +199,11 @@ class Actor:
                 failure = None
 
     def _count(self, error: EnvironmentFailedError | PoisonedTrajectoryError) -> None:
-        """Tell of a failure. Raises RunError when there were too many."""
+        """Count and publish a failure.
+
+        Raises:
+            RunError: the number of failures exceeds ``env.max_failures``.
+        """
         reason = _reason(error)
         self._counters["env_failures"] += 1
         self._counters["poisoned"] += reason == "poisoned"
@@ -219,11 +222,11 @@ class Actor:
                 self.name, f"{often} (env.max_failures = {env.max_failures}): {error}", details
             )
 
-    def _rest_or_wait(self) -> None:
-        if self._in_hand == 0:
+    def _update_idle_state(self) -> None:
+        if self._in_progress == 0:
             self._clock.enter("paused" if self._settings.value.paused else "waiting:grant")
 
 
 def _reason(error: EnvironmentFailedError | PoisonedTrajectoryError) -> str:
-    """What a ticket is dropped for."""
+    """Reason with which a ticket is dropped."""
     return "env_error" if isinstance(error, EnvironmentFailedError) else "poisoned"

@@ -1,4 +1,4 @@
-"""weights -> Evaluator -> returns of exactly one version."""
+"""weights -> Evaluator -> returns of one version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from tianflow.core.payloads import Evaluation, Version
 from tianflow.core.statistics import ComponentStatistics, StateClock
-from tianflow.envs.using import used
+from tianflow.envs.using import with_environment
 from tianflow.envs.vector import StepRow, VectorEnvironment
 from tianflow.errors import EnvironmentFailedError
 
@@ -33,10 +33,10 @@ def play(
     deterministic: bool,
     should_stop: Callable[[], bool],
 ) -> tuple[Episode, ...] | None:
-    """Play ``episodes`` whole episodes, the same number in every environment (so that short ones
-    are not favoured).
+    """Play ``episodes`` complete episodes, equally many in every environment.
 
-    Returns None if ``should_stop`` ended it.
+    Equal numbers avoid a bias towards short episodes. The result is None if ``should_stop`` ended
+    the evaluation.
     """
     n = environment.num_envs
     row = _row(spec, n)
@@ -84,20 +84,20 @@ def _row(spec: EnvironmentSpec, n: int) -> StepRow:
 
 
 class Evaluator:
-    """Plays whole episodes with exactly one version, when asked to.
+    """Plays complete episodes with a single version, on request.
 
-    Consumes: weights. Produces: evaluations. Waits: to be asked. Unblocked by: `evaluate`.
+    Consumes: weights. Produces: evaluations. Waits: for a request. Unblocked by: `evaluate`.
 
     Args:
-        name: its place.
-        host: the process it lives in.
-        spec: of the environments.
-        newest: waits until weights at least as new as a version can be read.
+        name: name of the component.
+        host: name of its host process.
+        spec: specification of the environments.
+        newest: waits until weights of a version or newer are readable.
         settings: live settings.
-        compute: the host's compute thread.
-        make_policy: builds a policy and what loads its weights, on the compute thread.
-        make_environment: builds so many environments, on the compute thread.
-        seed: of the first environment.
+        compute: compute thread of the host.
+        make_policy: builds a policy and its weights reader, on the compute thread.
+        make_environment: builds a number of environments, on the compute thread.
+        seed: seed of the first environment.
     """
 
     def __init__(
@@ -123,13 +123,12 @@ class Evaluator:
         )
         self._make_policy, self._make_environment, self._seed = make_policy, make_environment, seed
         self._clock = StateClock()
-        self._asked: asyncio.Queue[tuple[Version, asyncio.Future[Evaluation]]] = (
-            asyncio.Queue()
-        )  # the run asks for one at a time
+        # At most one request at a time: the run waits for each.
+        self._asked: asyncio.Queue[tuple[Version, asyncio.Future[Evaluation]]] = asyncio.Queue()
         self._counters = {"evaluations": 0.0, "episodes": 0.0}
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         started()
         while True:
             self._clock.enter("waiting:request")
@@ -138,9 +137,8 @@ class Evaluator:
             await self._newest(at_least)
             try:
                 evaluation = await self._compute.run(partial(self._play, answer.cancelled))
-            except (
-                EnvironmentFailedError
-            ) as error:  # whoever asked decides: training may go on without an evaluation
+            except EnvironmentFailedError as error:
+                # The caller decides: training may continue without an evaluation.
                 if not answer.done():
                     answer.set_exception(error)
                 continue
@@ -154,18 +152,17 @@ class Evaluator:
                 answer.set_result(evaluation)
 
     def evaluate(self, at_least: Version) -> asyncio.Future[Evaluation]:
-        """Judge the newest version, once ``at_least`` can be read. EnvironmentFailedError if an
-        environment fails meanwhile.
+        """Request an evaluation of the newest version, once ``at_least`` is readable.
 
-        Cancel it, and the compute thread, which others may need, plays no longer: episodes need not
-        end.
+        Cancelling the future stops the evaluation and frees the compute thread. The future fails
+        with EnvironmentFailedError if an environment fails.
         """
         answer: asyncio.Future[Evaluation] = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((at_least, answer))
         return answer
 
     def statistics(self) -> ComponentStatistics:
-        """Where its time goes, and how much it has played."""
+        """Times and counters."""
         return ComponentStatistics(
             name=self.name,
             role="evaluator",
@@ -179,9 +176,8 @@ class Evaluator:
         settings = self._settings.value.config.evaluation
         policy, weights = self._make_policy()
         version = weights.refresh()
-        # one that does not close must cost no evaluation, and in an inline run it would keep
-        # everybody's thread
-        episodes = used(
+        # An environment that does not close must not lose the evaluation or block a shared thread.
+        episodes = with_environment(
             lambda: self._make_environment(min(settings.num_envs, settings.episodes)),
             lambda environment: play(
                 policy,

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 def admissible(batch: Batch, version: Version, bound: int | None) -> bool:
-    """THE GUARANTEE: no trajectory with staleness above the bound is ever trained on.
+    """THE GUARANTEE: a trajectory whose staleness exceeds the bound is never trained on.
 
-    Judged immediately before use, at the learner's own version, against the bound then in force;
-    admission and sweep only keep this from wasting work.
+    The check is made immediately before use, at the learner's own version, against the bound in
+    force. Admission and expiry in the ledger only avoid wasted work.
     """
     return all(
         trajectory.version.lineage == version.lineage
@@ -47,7 +47,7 @@ def admissible(batch: Batch, version: Version, bound: int | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
-    """Everything of the learner that a checkpoint holds, at one version."""
+    """State of the learner in a checkpoint, at one version."""
 
     version: Version
     arrays: Mapping[str, NDArray[Any]]
@@ -55,23 +55,23 @@ class LearnerState:
 
 
 class Learner:
-    """Turns each batch into one update, which makes the next version.
+    """Turns each batch into one update, which creates the next version.
 
     Consumes: batches, settings. Produces: weights, settled versions, states for checkpoints.
     Waits: for an admissible batch; while paused or held. Unblocked by: committed trajectories;
     `SettingsReader` changes.
 
     Args:
-        name: its place.
-        host: the process it lives in.
-        source: its end of the trajectories channel.
+        name: name of the component.
+        host: name of its host process.
+        source: end of the trajectories channel.
         settings: live settings.
-        events: where finished updates are told.
-        compute: the host's compute thread.
-        start: version and samples to go on from.
+        events: publisher of update events.
+        compute: compute thread of the host.
+        start: version and samples to continue from.
         make_algorithm: builds the algorithm, restored to that version, on the compute thread.
-        make_stacker: builds what copies ``B`` trajectories out of their slots.
-        open_weights: gives the writer for flat weights of so many bytes.
+        make_stacker: builds the copier of ``B`` trajectories out of their slots.
+        open_weights: opens the writer for flat weights of a number of bytes.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class Learner:
         )
         self._version, self._samples = start
         self._clock = StateClock()
-        self._bell = asyncio.Event()
-        self._ahead: asyncio.Task[Batch] | None = None
+        self._wake = asyncio.Event()
+        self._prefetched: asyncio.Task[Batch] | None = None
         self._states: list[asyncio.Future[LearnerState]] = []
         self._rests: list[asyncio.Future[Version]] = []
         self._update_seconds, self._copy_seconds = HistogramBuilder(), HistogramBuilder()
         self._gauges: dict[str, float] = {}
-        self._skipped_in_a_row = 0
+        self._consecutive_skips = 0
         self._given_back = 0
         self._trained = 0
         self._ended = False
@@ -118,7 +118,7 @@ class Learner:
         self._publisher: WeightPublisher
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         self._algorithm = await self._compute.run(self._make_algorithm)
         self._stacker = await self._compute.run(
             lambda: self._make_stacker(self._settings.value.config.algorithm.batch_trajectories)
@@ -128,33 +128,34 @@ class Learner:
         self._publisher.publish(self._version, flat)
         self._source.opened(self._version)
         started()
-        forget = self._settings.on_change(self._bell.set)
+        unsubscribe = self._settings.on_change(self._wake.set)
         try:
             while True:
                 await self._update(await self._next_batch())
         finally:
-            forget()
-            if self._ahead is not None:
-                self._ahead.cancel()
+            unsubscribe()
+            if self._prefetched is not None:
+                self._prefetched.cancel()
 
     def state(self) -> asyncio.Future[LearnerState]:
-        """The whole state, taken at the next boundary between two updates."""
+        """State of the learner, taken at the next boundary between two updates."""
         future: asyncio.Future[LearnerState] = asyncio.get_running_loop().create_future()
         self._states.append(future)
-        self._bell.set()
+        self._wake.set()
         return future
 
     def rest(self) -> asyncio.Future[Version]:
-        """The newest version, published; taken at the next boundary, where
-        `LiveSettings.hold_learner` keeps the learner.
+        """The newest version, published at the next boundary.
+
+        There `LiveSettings.hold_learner` holds the learner.
         """
         future: asyncio.Future[Version] = asyncio.get_running_loop().create_future()
         self._rests.append(future)
-        self._bell.set()
+        self._wake.set()
         return future
 
     def statistics(self) -> ComponentStatistics:
-        """Where its time goes, what it has published, and how the last update looked."""
+        """Times, counters, and statistics of the last update."""
         counters = {"samples": float(self._samples), "given_back": float(self._given_back)}
         distributions = {
             "update_seconds": self._update_seconds.read(),
@@ -183,60 +184,52 @@ class Learner:
     # ----------------------------------------------------------------------------------------------
 
     async def _next_batch(self) -> Batch:
-        """The next batch that may be used now. Pulled one ahead where the bound has room for it."""
+        """The next admissible batch. Pulled one update in advance if the bound permits it."""
         while True:
-            # before looking, so that what rings from here on is looked at once more
-            self._bell.clear()
+            # cleared before the check, so that a later event repeats the check
+            self._wake.clear()
             await self._boundary()
-            if self._ahead is None and not self._ended and not self._enough():
-                self._ahead = self._pull(self._version)
-            if self._ahead is None or not self._ahead.done():
+            if self._prefetched is None and not self._ended and not self._updates_done():
+                self._prefetched = self._pull(self._version)
+            if self._prefetched is None or not self._prefetched.done():
                 self._clock.enter(self._waiting_for())
-                await self._bell.wait()
+                await self._wake.wait()
                 continue
             try:
-                batch = self._ahead.result()
+                batch = self._prefetched.result()
             except EndOfChannel:
-                self._ended, self._ahead = True, None
+                self._ended, self._prefetched = True, None
                 continue
-            if self._resting():
+            if self._is_paused():
                 self._clock.enter("paused")
-                await self._bell.wait()
+                await self._wake.wait()
                 continue
-            self._ahead = None
+            self._prefetched = None
             if admissible(batch, self._version, self._settings.value.bound):
                 return batch
             self._given_back += 1
             self._source.give_back(batch)
 
-    def _resting(self) -> bool:
+    def _is_paused(self) -> bool:
         return self._settings.value.paused or self._settings.value.hold_learner
 
     def _waiting_for(self) -> str:
-        return (
-            "ended"
-            if self._ended or self._enough()
-            else "paused"
-            if self._resting()
-            else "waiting:batch"
-        )
+        if self._ended or self._updates_done():
+            return "ended"
+        return "paused" if self._is_paused() else "waiting:batch"
 
-    def _enough(self) -> bool:
+    def _updates_done(self) -> bool:
         limit = self._settings.value.config.run.max_updates
         return limit is not None and self._version.number >= limit
 
     def _pull(self, for_version: Version) -> asyncio.Task[Batch]:
-        """Ask for the batch that is to be used at ``for_version``; the bell rings when it is
-        there.
-        """
+        """Request the batch for ``for_version``. `_wake` is set when it has arrived."""
         pulled = asyncio.create_task(self._source.next_batch(for_version))
-        pulled.add_done_callback(lambda _: self._bell.set())
+        pulled.add_done_callback(lambda _: self._wake.set())
         return pulled
 
     async def _boundary(self) -> None:
-        """Between two updates: serve whoever wants the state, and publish at once if a changed
-        bound asks for it.
-        """
+        """Serve requests for the state, and publish at once if a changed bound requires it."""
         while self._states:
             future = self._states.pop(0)
             self._clock.enter("checkpoint")
@@ -260,7 +253,7 @@ class Learner:
         config = self._settings.value.config
         bound = self._settings.value.bound
         if self._may_pull_ahead(config, bound):
-            self._ahead = self._pull(Version(self._version.lineage, self._version.number + 1))
+            self._prefetched = self._pull(Version(self._version.lineage, self._version.number + 1))
         self._clock.enter("busy")
         began = time.monotonic()
         result, flat = await self._compute.run(lambda: self._compute_update(batch))
@@ -285,8 +278,9 @@ class Learner:
         )
 
     def _may_pull_ahead(self, config: Config, bound: int | None) -> bool:
-        """One batch ahead is one version older at its use, so not at bound 0; and not beyond the
-        last update.
+        """False at bound 0, because a prefetched batch is one version older at its use.
+
+        It is also False in deterministic runs, and before the last update.
         """
         last = (
             config.run.max_updates is not None
@@ -297,7 +291,7 @@ class Learner:
         )
 
     def _compute_update(self, batch: Batch) -> tuple[StepResult, NDArray[np.uint8]]:
-        """On the compute thread: copy out, and train."""
+        """Copy the batch out of its slots, and train. Runs on the compute thread."""
         config = self._settings.value.config
         began = time.monotonic()
         if self._stacker.trajectories != len(batch.trajectories):
@@ -319,11 +313,11 @@ class Learner:
         return result, self._algorithm.flat()
 
     def _count_skipped(self, result: StepResult) -> None:
-        self._skipped_in_a_row = 0 if result.finite else self._skipped_in_a_row + 1
+        self._consecutive_skips = 0 if result.finite else self._consecutive_skips + 1
         limit = self._settings.value.config.learner.max_nonfinite_updates
-        if self._skipped_in_a_row > limit:
+        if self._consecutive_skips > limit:
             raise RunError(
                 self.name,
-                f"{self._skipped_in_a_row} updates in a row were not finite",
+                f"{self._consecutive_skips} consecutive updates were not finite",
                 "the loss or its gradient was NaN or infinite",
             )

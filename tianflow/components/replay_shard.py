@@ -34,24 +34,24 @@ if TYPE_CHECKING:
 
 
 log = logger("replay")
-ALL = np.iinfo(np.int64).max
-"""Every version is older than this one."""
+NEWEST = np.iinfo(np.int64).max
+"""Every version number is below this one."""
 
 
 class ReplayShard:
-    """Keeps trajectories and draws items of them, one request after the other.
+    """Stores trajectories and draws items, one request after the other.
 
-    Consumes: trajectories, requests to draw, priorities. Produces: parts of draws.
+    Consumes: trajectories, draw requests, priorities. Produces: parts of draws.
     Waits: for a request; for its turn on the compute thread. Unblocked by: the exchange.
 
     Args:
-        name: its place, e.g. ``"replay-0"``.
-        host: the process it lives in.
-        end: its end of the channel.
+        name: name of the component, e.g. ``"replay-0"``.
+        host: name of its host process.
+        end: end of the channel.
         settings: live settings.
-        compute: the host's compute thread.
+        compute: compute thread of the host.
         make_shard: allocates the memory, on the compute thread.
-        seed: of its draws.
+        seed: seed of its draws.
     """
 
     def __init__(
@@ -82,25 +82,25 @@ class ReplayShard:
         }
         self._counters = {"inserted_items": 0.0, "drawn_items": 0.0, "refused_priorities": 0.0}
         self._holdings = Holdings()
-        self._untold = 0
+        self._unreported = 0
         self._shard: Shard
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         self._shard = await self._compute.run(self._make_shard)
         started()
         while True:
             self._clock.enter("waiting:request")
             first = await self._end.receive()
-            # The priorities of one draw and the request for the next come together: one turn of the
-            # thread, and one message back.
+            # The priorities of one draw and the request for the next arrive together. They share
+            # one turn of the thread, and their answers share one message.
             requests = (first, *self._end.receive_soon())
             self._clock.enter("busy")
             for answer in await self._compute.run(partial(self._do_all, requests)):
                 answer()
 
     def statistics(self) -> ComponentStatistics:
-        """Where its time goes, and what it holds."""
+        """Times, counters and contents."""
         holdings = self._holdings
         return ComponentStatistics(
             name=self.name,
@@ -117,8 +117,8 @@ class ReplayShard:
             distributions={name: seconds.read() for name, seconds in self._seconds.items()},
         )
 
-    # On the compute thread; what comes back is the answer, to be given on the loop
-    # -----------------------------------
+    # Executed on the compute thread. Each result is the answer, which the event loop sends.
+    # ----------------------------------------------------------------------------------------------
 
     def _do_all(self, requests: Sequence[ShardRequest]) -> list[Callable[[], None]]:
         return [self._do(request) for request in requests]
@@ -133,24 +133,23 @@ class ReplayShard:
             case Prioritise():
                 answer, kind = self._prioritise(request), "prioritise_seconds"
             case SaveItems(path=path):
-                file, holdings = self._keep(Path(path)), self._look()
+                file, holdings = self._save(Path(path)), self._update_holdings()
                 return lambda: self._end.kept(file, holdings)
             case DropItems(reason=reason):
                 if reason:
                     self._drop()
-                holdings = self._look()
+                holdings = self._update_holdings()
                 return lambda: self._end.dropped(holdings)
         self._seconds[kind].add(time.monotonic() - began)
         return answer
 
     def _store(self, request: StoreTrajectory) -> Callable[[], None]:
         arrays = self._end.trajectory(request.slot)
-        actor, incarnation, made, number = arrays["stream"].tolist()
-        found = self._shard.insert(
-            Fragment(arrays, request.length, StepStream(actor, incarnation << 32 | made), number)
-        )
+        actor, incarnation, environments, number = arrays["stream"].tolist()
+        stream = StepStream.of(actor, incarnation=incarnation, environments=environments)
+        found = self._shard.insert(Fragment(arrays, request.length, stream, number))
         self._counters["inserted_items"] += found.items
-        holdings = self._look()
+        holdings = self._update_holdings()
         return lambda: self._end.stored(request.ticket, found.items, holdings)
 
     def _draw(self, request: DrawPart) -> Callable[[], None]:
@@ -167,7 +166,7 @@ class ReplayShard:
         try:
             drawn = self._shard.draw(request.items, self._generator, out)
         except WouldBlock:
-            holdings = self._look()
+            holdings = self._update_holdings()
             return lambda: self._end.drawn(request.draw, 0, holdings)
         out["key"][:], out["probability"][:], out["priority"][:] = (
             drawn.keys,
@@ -175,12 +174,14 @@ class ReplayShard:
             np.nan,
         )
         self._counters["drawn_items"] += request.items
-        holdings = self._look()
+        holdings = self._update_holdings()
         return lambda: self._end.drawn(request.draw, request.items, holdings)
 
     def _prioritise(self, request: Prioritise) -> Callable[[], None]:
-        """What is no priority changes nothing and is counted: NaN where the learner gave none, or
-        what an algorithm got wrong.
+        """Apply priorities. Invalid ones are skipped and counted.
+
+        A priority is NaN where the learner gave none, and may be invalid because of a bug in an
+        algorithm.
         """
         views, columns = (
             self._end.draw(request.slot),
@@ -190,35 +191,33 @@ class ReplayShard:
         good = np.isfinite(priorities) & (priorities >= 0.0)
         self._shard.update_priorities(views["key"][columns][good], priorities[good])
         self._counters["refused_priorities"] += float(np.count_nonzero(~good))
-        holdings = self._look()
+        holdings = self._update_holdings()
         return lambda: self._end.prioritised(request.draw, holdings)
 
     def _drop(self) -> None:
-        """Let everything go, windows in the making included: completed later, they would bring old
-        steps back.
-        """
+        """Remove all items, including windows in progress, which would hold old steps later."""
         streams = {
             int(name.split("/")[1]) for name in self._shard.snapshot() if name.startswith("actor/")
         }
-        self._untold += sum(self._shard.close_stream(actor) for actor in streams)
-        self._shard.exclude_older_than(ALL)
+        self._unreported += sum(self._shard.close_stream(actor) for actor in streams)
+        self._shard.exclude_older_than(NEWEST)
 
-    def _keep(self, path: Path) -> StateFile | None:
+    def _save(self, path: Path) -> StateFile | None:
         try:
             return write_arrays(path, self._shard.snapshot())
         except CheckpointError as error:
-            log.warning("a replay shard cannot be kept", component=self.name, error=str(error))
+            log.warning("a replay shard could not be saved", component=self.name, error=str(error))
             return None
 
-    def _look(self) -> Holdings:
-        told = self._shard.statistics()
+    def _update_holdings(self) -> Holdings:
+        found = self._shard.statistics()
         self._holdings = Holdings(
-            items=told.items.resident,
-            mass=told.mass,
-            steps=told.steps.resident,
-            inserted_steps=told.steps.inserted,
-            removed_items=sum(told.items.removed.values())
-            - self._untold,  # of those nobody has heard that they came
-            nbytes=told.nbytes,
+            items=found.items.resident,
+            mass=found.mass,
+            steps=found.steps.resident,
+            inserted_steps=found.steps.inserted,
+            # Items completed by a drop were never reported as inserted.
+            removed_items=sum(found.items.removed.values()) - self._unreported,
+            nbytes=found.nbytes,
         )
         return self._holdings

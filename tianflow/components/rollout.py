@@ -1,5 +1,6 @@
-"""grant + weights -> Rollout -> one trajectory in a slot. The actor's compute half: plain calls,
-made on the compute thread.
+"""grant + weights -> Rollout -> one trajectory in a slot.
+
+A rollout is the computing half of an actor: plain calls on the compute thread.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tianflow.components.acting import acting, zeroed
-from tianflow.components.rows import accumulate, blank, take_apart
+from tianflow.components.acting import action_selector, zeroed
+from tianflow.components.rows import accumulate, clear_rows, split_rows
 from tianflow.core.payloads import Episode, Version
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """What was written into the slot: rows (0 if it was stopped), valid transitions, version of the
-    oldest row, ended episodes.
+    """Contents of a slot: rows (0 if stopped), valid transitions, version of the oldest row,
+    episodes.
     """
 
     length: int
@@ -43,9 +44,7 @@ class RolloutResult:
 
 @dataclass(slots=True)
 class _Carry:
-    """What lives on between trajectories: the observation that the next action is chosen from, and
-    all that goes with it.
-    """
+    """State between trajectories: the next observation, and everything that belongs to it."""
 
     observation: dict[str, NDArray[Any]]
     mask: NDArray[np.bool_] | None
@@ -54,8 +53,8 @@ class _Carry:
     discounted: NDArray[np.float64]
 
 
-class _Walk:
-    """One trajectory in the making."""
+class _Progress:
+    """State of the trajectory in progress."""
 
     __slots__ = ("environment", "length", "load_weights", "oldest", "version")
 
@@ -65,35 +64,35 @@ class _Walk:
         self.length = 0
 
     def refresh(self) -> None:
-        """Take newer weights between two steps."""
+        """Load newer weights between two steps."""
         self.version = self.load_weights()
         self.oldest = min(self.oldest, self.version)
 
 
-def ignore(version: Version) -> None:
-    """Nobody wants to know that the trajectory began."""
+def ignore_begin(version: Version) -> None:
+    """Default callback: does nothing."""
 
 
 class Rollout:
-    """Steps one vector of environments with one policy and fills slots, in place.
+    """Steps one vector environment with one policy, and fills slots in place.
 
-    An episode goes on from one trajectory to the next, with its recurrent state. After an
-    `EnvironmentFailedError` or a `PoisonedTrajectoryError` nothing of the slot may be used, and the
-    environments are made anew, with other seeds, by `rebuild` or by the next `run`. The same seeds
-    and weights give the same trajectories, bit for bit.
+    Episodes and recurrent states continue from one trajectory to the next. After an
+    `EnvironmentFailedError` or a `PoisonedTrajectoryError` the contents of the slot are invalid.
+    `rebuild` or the next `run` then creates the environments with new seeds. The same seeds and
+    weights give the same trajectories, bit for bit.
 
     Args:
-        config: settings of the run; its live part is not read.
-        spec: what `tianflow.envs.probe` found.
-        policy: chooses the actions.
-        load_weights: brings the newest weights into ``policy`` and says which version they are.
-            Called before the first step of a trajectory, and before every other one if
+        config: settings of the run; live settings are not read.
+        spec: result of `tianflow.envs.probe`.
+        policy: selects the actions.
+        load_weights: loads the newest weights into ``policy`` and returns their version. It is
+            called before the first step of a trajectory, and before every step if
             ``actors.refresh`` is "step".
-        component: name for messages.
-        actor_index: which actor of the run it is; its seeds are its own.
-        incarnation: which of the actor's lives this is; other seeds in each.
-        make_environment: makes the environments, not yet reset; by default what ``env`` says.
-        actors: how many actors the run has now.
+        component: name in messages.
+        actor_index: index of the actor in the run; it determines the seeds.
+        incarnation: incarnation of the actor; each has its own seeds.
+        make_environment: creates the environments; by default from ``env``.
+        actors: returns the current number of actors in the run.
     """
 
     def __init__(
@@ -111,10 +110,10 @@ class Rollout:
     ) -> None:
         self._actors = actors
         self._config, self._spec, self._policy, self._component = config, spec, policy, component
-        self._acting = acting(policy, config.actors.rollout_steps, spec.num_envs)
+        self._selector = action_selector(policy, config.actors.rollout_steps, spec.num_envs)
         self._load_weights = load_weights
         self._actor, self._incarnation, self._epoch, self._failures = actor_index, incarnation, 0, 0
-        self._made, self._written = 0, 0
+        self._builds, self._trajectories = 0, 0
         self._make = make_environment or (lambda: make(config.env, spec.num_envs))
         self._stopped = False
         self._environment: VectorEnvironment | None = None
@@ -122,12 +121,12 @@ class Rollout:
         self._noise = np.random.default_rng(0)
 
     def prepare(self) -> VectorEnvironment:
-        """Make and reset the environments, unless they are there.
+        """Create and reset the environments if they do not exist.
 
         Raises:
-            EnvironmentFailedError: if their constructor or first reset raises; the next attempt
-                uses other seeds.
-            PoisonedTrajectoryError: if the first observation has a wrong shape.
+            EnvironmentFailedError: the constructor or the first reset failed; the next attempt uses
+                other seeds.
+            PoisonedTrajectoryError: the first observation has a wrong shape.
         """
         if self._environment is None:
             try:
@@ -138,32 +137,36 @@ class Rollout:
         return self._environment
 
     def rebuild(self) -> None:
-        """Make the environments anew after a failure, with seeds not used before. Raises as
-        `prepare` does.
+        """Create the environments again after a failure, with new seeds.
+
+        Raises:
+            EnvironmentFailedError: as `prepare`.
+            PoisonedTrajectoryError: as `prepare`.
         """
         self.close()
         self.prepare()
 
     def reseed(self, epoch: int) -> None:
-        """Begin as a fresh process of that run seed, actor and ``epoch`` would: environments,
-        recurrent state and noise.
+        """Restart environments, recurrent state and noise like a new process with this ``epoch``.
 
-        The environments are made anew, because what one keeps across resets would differ in a
-        resumed run. Raises as `prepare` does.
+        The environments are created again, because state that survives a reset would differ in a
+        resumed run.
+
+        Raises:
+            EnvironmentFailedError: as `prepare`.
+            PoisonedTrajectoryError: as `prepare`.
         """
         self._epoch, self._incarnation, self._failures = epoch, 0, 0
         self.rebuild()
 
     def close(self) -> None:
-        """Let go of the environments."""
+        """Close the environments."""
         if self._environment is not None:
             self._environment.close()
             self._environment = None
 
     def stop(self) -> None:
-        """End the trajectory in the making, and all later ones, before the next step. May be called
-        from any thread.
-        """
+        """Stop this and all later trajectories before the next step. Thread-safe."""
         self._stopped = True
 
     def run(
@@ -171,84 +174,82 @@ class Rollout:
         slot: SlotView,
         grant: Grant,
         min_fragment_steps: int,
-        begun: Callable[[Version], None] = ignore,
+        begun: Callable[[Version], None] = ignore_begin,
     ) -> RolloutResult:
         """Fill ``slot`` with up to ``actors.rollout_steps`` steps.
 
         Args:
             slot: the granted memory.
-            grant: another ``seed_epoch`` than the last one begins everything anew (`reseed`).
-            min_fragment_steps: a cut is honoured once so many steps are there.
-            begun: told the version before the first step is taken, on this thread.
+            grant: the grant; a new ``seed_epoch`` restarts everything (`reseed`).
+            min_fragment_steps: number of steps from which a cut is honoured.
+            begun: called with the version before the first step, on this thread.
 
         Raises:
-            EnvironmentFailedError: if an environment raises.
-            PoisonedTrajectoryError: if something is not finite or has a wrong shape.
+            EnvironmentFailedError: an environment raised.
+            PoisonedTrajectoryError: a value is not finite, or has a wrong shape.
         """
         if grant.seed_epoch != self._epoch:
             self.reseed(grant.seed_epoch)
         environment, arrays = self.prepare(), slot.arrays
         try:
-            # A number too large for float32 becomes infinite on its way into the slot and is
-            # refused below, by name.
+            # A number beyond float32 becomes infinite in the slot, and is refused below with its
+            # name.
             with torch.inference_mode(), np.errstate(over="ignore", invalid="ignore"):
                 self._write_carry(arrays)
-                walk = _Walk(environment, self._load_weights)
-                begun(walk.version)
-                self._walk(walk, slot, min_fragment_steps)
+                progress = _Progress(environment, self._load_weights)
+                begun(progress.version)
+                self._step_through(progress, slot, min_fragment_steps)
                 if self._stopped:
-                    return RolloutResult(0, 0, walk.oldest, ())
-                self._finish(walk, arrays)
+                    return RolloutResult(0, 0, progress.oldest, ())
+                self._finish(progress, arrays)
         except (EnvironmentFailedError, PoisonedTrajectoryError):
             self._failures += 1
             self.close()
             raise
         _, episodes = environment.take_finished()
-        return RolloutResult(
-            walk.length, int(np.count_nonzero(arrays["valid"])), walk.oldest, tuple(episodes)
-        )
+        valid = int(np.count_nonzero(arrays["valid"]))
+        return RolloutResult(progress.length, valid, progress.oldest, tuple(episodes))
 
-    def _walk(self, walk: _Walk, slot: SlotView, min_fragment_steps: int) -> None:
-        """Step until the slot is full, a cut is due, or someone says stop."""
-        rows = take_apart(slot.arrays, replayed=self._config.algorithm.window is not None)
+    def _step_through(self, state: _Progress, slot: SlotView, min_fragment_steps: int) -> None:
+        """Step until the slot is full, a cut is due, or the rollout is stopped."""
+        rows = split_rows(slot.arrays, replayed=self._config.algorithm.window is not None)
         self._policy.place(self._actor, self._actors())
-        self._acting.begin(
+        self._selector.begin(
             self._policy.noise(len(rows), self._spec.num_envs, self._noise), self._carry.state
         )
-        walk.environment.starts_at_once = bool(
-            self._carry.state
-        )  # recurrent state is zeroed where an episode begins
+        # Recurrent state is set to zero where an episode begins.
+        state.environment.starts_at_once = bool(self._carry.state)
         each_step = self._config.actors.refresh == "step"
-        choose, step, progress = self._acting.choose, walk.environment.step, slot.progress
-        slot.arrays["version"][:] = walk.version.number
+        choose, step, progress = self._selector.choose, state.environment.step, slot.progress
+        slot.arrays["version"][:] = state.version.number
         progress(0)
         for t, row in enumerate(rows):
             if self._stopped or (t >= min_fragment_steps and slot.cut_requested()):
                 break
             if each_step and t:
-                walk.refresh()
-                slot.arrays["version"][t:] = walk.version.number
+                state.refresh()
+                slot.arrays["version"][t:] = state.version.number
             try:
                 choose(row, t)
                 step(row.action, row.outcome)
             except UnexpectedShapeError as error:
                 raise self._poisoned(str(error), -1, t + 1) from error
-            walk.length = t + 1
-            progress(walk.length)
+            state.length = t + 1
+            progress(state.length)
 
-    def _finish(self, walk: _Walk, arrays: Arrays) -> None:
-        """What the policy records of all rows at once, the check for what is not finite, and what
-        the next trajectory goes on from.
+    def _finish(self, progress: _Progress, arrays: Arrays) -> None:
+        """Add the fields that the policy records, check that all values are finite, and store the
+        state.
         """
-        length, carry = walk.length, self._carry
+        length, carry = progress.length, self._carry
         given = {
             name: arrays[name][:length] for name in ("reward", "terminated", "truncated", "valid")
         }
-        walk.environment.settle(**given, start=arrays["start"][1 : length + 1])
-        for name, recorded in self._acting.record(arrays["action"][:length]).items():
+        progress.environment.settle(**given, start=arrays["start"][1 : length + 1])
+        for name, recorded in self._selector.record(arrays["action"][:length]).items():
             arrays[name][:length] = recorded
         if length < len(arrays["reward"]):
-            blank(arrays, length)
+            clear_rows(arrays, length)
         self._refuse_poison(arrays, length)
         if "return_so_far" in arrays:
             accumulate(arrays, length, carry.discounted, self._config.algorithm.discount)
@@ -257,14 +258,15 @@ class Rollout:
         carry.start[:] = arrays["start"][length]
         if carry.mask is not None:
             carry.mask[:] = arrays["action_mask"][length]
-        carry.state = self._acting.state
+        carry.state = self._selector.state
         if "stream" in arrays:
-            arrays["stream"][:] = self._actor, self._incarnation, self._made, self._written
-        self._written += 1
+            arrays["stream"][:] = self._actor, self._incarnation, self._builds, self._trajectories
+        self._trajectories += 1
 
     def _write_carry(self, arrays: Arrays) -> None:
-        """Row 0: what the last trajectory ended with. Recurrent state is that before obs[0], zero
-        where an episode begins.
+        """Write row 0 from the end of the last trajectory.
+
+        Recurrent state is the one before obs[0], zero where an episode begins.
         """
         carry = self._carry
         for name, observation in carry.observation.items():
@@ -275,18 +277,22 @@ class Rollout:
         carry.state = zeroed(carry.state, carry.start)
         for name, state in carry.state.items():
             stored = arrays[f"state/{name}"]
-            if stored.ndim == state.dim():  # else every row has its own
+            if stored.ndim == state.dim():  # otherwise every row stores its own state
                 stored[:] = state.numpy()
 
     def _begin(self) -> VectorEnvironment:
-        """Make and reset the environments and begin everything that a trajectory carries on."""
+        """Create and reset the environments, and reset all state between trajectories."""
         run, spec, carry = self._config.run, self._spec, self._first_carry()
-        era = {"epoch": self._epoch, "incarnation": self._incarnation, "failures": self._failures}
+        seed_key = {
+            "epoch": self._epoch,
+            "incarnation": self._incarnation,
+            "failures": self._failures,
+        }
         environment = self._make()
         try:
             self._check_spaces(environment)
             environment.reset(
-                environment_seed(run.seed, self._actor, spec.num_envs, **era),
+                environment_seed(run.seed, self._actor, spec.num_envs, **seed_key),
                 carry.observation,
                 carry.mask,
             )
@@ -296,13 +302,12 @@ class Rollout:
         except EnvironmentFailedError:
             environment.close()
             raise
-        # One number more than the keys that environments are seeded from, so no stream is used
-        # twice.
+        # The key has one more number than the keys of environments, so the streams differ.
         self._noise = np.random.default_rng(
-            np.random.SeedSequence(run.seed, spawn_key=(0, *era.values(), self._actor))
+            np.random.SeedSequence(run.seed, spawn_key=(0, *seed_key.values(), self._actor))
         )
         self._carry = carry
-        self._made, self._written = self._made + 1, 0
+        self._builds, self._trajectories = self._builds + 1, 0
         return environment
 
     def _check_spaces(self, environment: VectorEnvironment) -> None:
@@ -311,7 +316,7 @@ class Rollout:
             self._spec.action,
         ):
             raise EnvironmentFailedError(
-                f"the spaces of {self._spec.id} are not those that it had when the run was checked"
+                f"the spaces of {self._spec.id} have changed since the run was checked"
             )
 
     def _first_carry(self) -> _Carry:
@@ -325,7 +330,7 @@ class Rollout:
         )
 
     def _refuse_poison(self, arrays: Arrays, length: int) -> None:
-        """Raise for the first thing in rows up to ``length`` that is not finite."""
+        """Raise for the first value in rows up to ``length`` that is not finite."""
         for name, array in arrays.items():
             if array.dtype.kind != "f" or name.startswith("state/") or name == "return_so_far":
                 continue
@@ -334,8 +339,8 @@ class Rollout:
             if not finite.all():
                 step, environment, *_ = np.argwhere(~finite)[0].tolist()
                 value = array[step, environment][~finite[step, environment]].ravel()[0]
-                # Observation k and row k - 1 of everything else came out of step k; what is
-                # recorded at k was made before step k + 1.
+                # Observation k and row k - 1 of other arrays result from step k; recorded fields of
+                # row k precede step k + 1.
                 after = (
                     step if is_observation or name in self._config.algorithm.recorded else step + 1
                 )

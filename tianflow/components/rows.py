@@ -1,4 +1,4 @@
-"""A slot's arrays by row: taken apart before a trajectory is made, tidied up after it."""
+"""Row views of a slot's arrays, and operations on rows of a trajectory."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(slots=True)  # not frozen, as `StepRow`
 class Row:
-    """One step's places in the slot."""
+    """Views of one step in the slot."""
 
     observation: dict[str, NDArray[Any]]
-    """{leaf: [N, *leaf]} that the action is chosen from."""
+    """{leaf: [N, *leaf]} the observation before the action."""
     mask: NDArray[np.bool_] | None
     start: NDArray[np.bool_]
     action: NDArray[Any]
     outcome: StepRow
     state: dict[str, NDArray[Any]]
-    """{leaf: [N, *leaf]}, recurrent state before the step; empty unless every row has its own."""
+    """{leaf: [N, *leaf]} recurrent state before the step; empty unless every row stores it."""
 
 
-def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
-    """Every row's views, made beforehand, so that a step indexes nothing. ``replayed``: as in
-    `make_layout`.
+def split_rows(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
+    """The views of every row, created in advance so that steps do no indexing.
+
+    ``replayed``: as in `make_layout`.
     """
     steps = len(arrays["reward"])
     observations, starts = _by_row(arrays, "obs/", steps + 1), list(arrays["start"])
@@ -42,20 +43,18 @@ def take_apart(arrays: Arrays, *, replayed: bool = False) -> list[Row]:
 
 
 def _by_row(arrays: Arrays, prefix: str, rows: int) -> list[dict[str, NDArray[Any]]]:
-    """{name: row} for each of ``rows``, of all arrays whose name begins with ``prefix``."""
-    made: list[dict[str, NDArray[Any]]] = [{} for _ in range(rows)]
+    """{name: row} for each of ``rows``, over all arrays whose name begins with ``prefix``."""
+    found: list[dict[str, NDArray[Any]]] = [{} for _ in range(rows)]
     for name, array in arrays.items():
         if name.startswith(prefix):
             leaf = name.removeprefix(prefix)
-            for row, view in zip(made, array, strict=True):
+            for row, view in zip(found, array, strict=True):
                 row[leaf] = view
-    return made
+    return found
 
 
-def blank(arrays: Arrays, length: int) -> None:
-    """Rows past ``length`` say nothing and are finite: zeros, the last version, and masks that
-    allow everything.
-    """
+def clear_rows(arrays: Arrays, length: int) -> None:
+    """Fill rows past ``length``: zeros, the last version, and masks that allow all actions."""
     for name, array in arrays.items():
         if name.startswith("state/") or name == "stream":
             continue
@@ -68,9 +67,7 @@ def blank(arrays: Arrays, length: int) -> None:
 def accumulate(
     arrays: Arrays, length: int, discounted: NDArray[np.float64], discount: float
 ) -> None:
-    """R_t = r_t + discount * R_{t-1}, beginning at 0 in each episode; ``discounted`` [N] carries
-    on.
-    """
+    """R_t = r_t + discount * R_{t-1}, from 0 in each episode. ``discounted`` [N] is updated."""
     over = arrays["terminated"] | arrays["truncated"]
     for t in range(length):
         discounted *= discount

@@ -1,4 +1,4 @@
-"""The one copy of the data path: from slots into the learner's batch."""
+"""Stackers: the single copy of the data path, from slots to the learner's batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ _ONE_LONGER = ("obs/", "start", "action_mask")
 
 
 class BatchStacker:
-    """Preallocated arrays for B trajectories side by side, pinned when the learner computes on a
-    GPU.
+    """Preallocated arrays for B trajectories side by side; pinned memory if the learner uses a GPU.
 
     Args:
-        layout: of one trajectory: T steps of N environments.
+        layout: layout of one trajectory: T steps of N environments.
         trajectories: B.
-        device: where batches are wanted.
+        device: device of the batches.
     """
 
     def __init__(
@@ -42,8 +41,8 @@ class BatchStacker:
         }
 
     def fill(self, index: int, views: Mapping[str, NDArray[Any]], length: int) -> None:
-        """Copy one trajectory of ``length`` rows into place ``index``; rows it does not have become
-        zero and not valid.
+        """Copy one trajectory of ``length`` rows to place ``index``. Missing rows become zero, not
+        valid.
         """
         n, whole = self._layout.num_envs, length == self._layout.steps
         columns = slice(index * n, (index + 1) * n)
@@ -61,13 +60,13 @@ class BatchStacker:
                 target[:rows, columns] = source[:rows]
                 target[rows:, columns] = 0
                 if name == "action_mask":
-                    target[rows:, columns] = (
-                        True  # a mask that forbids everything has no distribution
-                    )
+                    # a mask without allowed actions has no distribution
+                    target[rows:, columns] = True
 
     def batch(self) -> LearnerBatch:
-        """What was filled in, on the learner's device. On a CPU these are the stacker's own arrays,
-        until the next `fill`.
+        """The filled batch on the learner's device.
+
+        On a CPU it refers to the stacker's own arrays, which the next `fill` overwrites.
         """
         return on_device(self._tensors, self._device)
 
@@ -80,18 +79,18 @@ class BatchStacker:
 
 
 class DrawStacker:
-    """The same for what replay draws: one slot that holds a whole batch.
+    """Stacker for draws from replay: one slot holds a whole batch.
 
     Args:
-        layout: of a draw, `tianflow.core.layout.make_draw_layout`.
-        device: where batches are wanted.
+        layout: layout of a draw, from `tianflow.core.layout.make_draw_layout`.
+        device: device of the batches.
     """
 
     trajectories = 1
 
     def __init__(self, *, layout: TrajectoryLayout, device: torch.device) -> None:
         self._device = device
-        fields = [field for field in layout.fields if field.name not in NOT_LEARNED_FROM]
+        fields = [field for field in layout.fields if field.name not in NOT_TRAINED_ON]
         pinned = device.type == "cuda"
         self._tensors = {
             f.name: torch.zeros(f.shape, dtype=getattr(torch, f.dtype), pin_memory=pinned)
@@ -107,18 +106,19 @@ class DrawStacker:
             np.copyto(target, views[name])
 
     def batch(self) -> LearnerBatch:
-        """What was copied, on the learner's device. On a CPU these are the stacker's own arrays,
-        until the next `fill`.
+        """The copied batch on the learner's device.
+
+        On a CPU it refers to the stacker's own arrays, which the next `fill` overwrites.
         """
         return on_device(self._tensors, self._device)
 
 
-NOT_LEARNED_FROM = ("key", "probability", "priority")
-"""Fields of a draw that replay and exchange need, and the algorithm does not."""
+NOT_TRAINED_ON = ("key", "probability", "priority")
+"""Fields of a draw for replay and exchange, not for the algorithm."""
 
 
 def on_device(tensors: Mapping[str, torch.Tensor], device: torch.device) -> LearnerBatch:
-    """``tensors`` themselves on a CPU, copies of them on another device."""
+    """``tensors`` themselves on a CPU, copies on another device."""
     if device.type == "cpu":
         return LearnerBatch(tensors)
     moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}

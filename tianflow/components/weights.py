@@ -1,5 +1,6 @@
-"""learner's weights -> WeightPublisher -> newest weights for every reader; and a policy's own copy
-of them.
+"""learner's weights -> WeightPublisher -> newest weights for every reader.
+
+`PolicyWeights` keeps a policy's own copy of them.
 """
 
 from __future__ import annotations
@@ -19,20 +20,19 @@ if TYPE_CHECKING:
 
 
 def publish_due(*, version: int, published: int, interval: int, bound: int | None) -> bool:
-    """Whether ``version`` is to be published now.
+    """True if ``version`` must be published now.
 
-    Every ``interval`` updates; sooner when skipping it would break the invariant ceil(C/B) - 1 +
-    lag <= bound even with the fewest credits that can feed the learner (C = B): with a larger lag
-    everything would be born too stale, nothing would be trained on, and nothing would ever be
-    published.
+    A version is published every ``interval`` updates, or sooner if skipping it would break the
+    invariant ceil(C/B) - 1 + lag <= bound for the fewest credits that feed the learner (C = B).
+    With a larger lag every new trajectory would be too stale, so neither training nor publishing
+    would continue.
     """
     lag = version - published
     return lag >= interval or (bound is not None and lag > bound)
 
 
 class WeightPublisher:
-    """Publishes versions, or decides not to. A plain object of the learner's loop: it never waits
-    for a reader.
+    """Publishes or skips versions. It never waits for a reader.
 
     Args:
         writer: the learner's end of the weights channel.
@@ -52,7 +52,7 @@ class WeightPublisher:
         return self._published
 
     def publish(self, version: Version, flat: NDArray[np.uint8]) -> None:
-        """Make ``version`` the newest that readers find."""
+        """Make ``version`` the newest one for readers."""
         began = time.monotonic()
         self._writer.publish(version, flat)
         self._published = version
@@ -63,7 +63,7 @@ class WeightPublisher:
     def offer(
         self, version: Version, flat: NDArray[np.uint8], *, interval: int, bound: int | None
     ) -> bool:
-        """Publish ``version`` if it is due, else skip it. True when it was published."""
+        """Publish ``version`` if it is due, else skip it. Returns True if it was published."""
         if publish_due(
             version=version.number, published=self._published.number, interval=interval, bound=bound
         ):
@@ -74,11 +74,9 @@ class WeightPublisher:
 
 
 class PolicyWeights:
-    """Keeps a policy at the newest published weights. Used on the compute thread, between two calls
-    of ``act``.
+    """Keeps a policy at the newest published weights. Used on the compute thread between steps.
 
-    Label and tensors change together: the version it answers is that of the tensors the policy now
-    holds.
+    The returned version always belongs to the tensors that the policy holds.
     """
 
     def __init__(self, *, reader: WeightsReader, policy: Policy, nbytes: int) -> None:
@@ -87,7 +85,7 @@ class PolicyWeights:
         self._version = NO_VERSION
 
     def refresh(self) -> Version:
-        """Take newer weights if there are any, and say which version the policy holds now."""
+        """Load newer weights if there are any. Returns the version of the policy's weights."""
         if self._reader.version > self._version:
             version = self._reader.read_into(self._flat)
             self._policy.load(self._flat)

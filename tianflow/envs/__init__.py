@@ -1,6 +1,4 @@
-"""Gymnasium seen from the system: spaces as named arrays, vector environments that all reset alike,
-slots and their layout.
-"""
+"""Environments: spaces as named arrays, and vector environments with uniform autoreset."""
 
 from __future__ import annotations
 

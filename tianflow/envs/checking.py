@@ -1,6 +1,4 @@
-"""Whether an environment can be trained in: made as a run makes it, checked by Gymnasium, and
-stepped at random.
-"""
+"""Check of an environment: created as in a run, tested by Gymnasium, and stepped at random."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import numpy as np
 
 from tianflow.envs.make import make
 from tianflow.envs.spec import ActionCodec, allowed_at_random
-from tianflow.envs.using import used
+from tianflow.envs.using import with_environment
 from tianflow.envs.vector import VectorEnvironment, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError
 
@@ -22,38 +20,37 @@ if TYPE_CHECKING:
     from tianflow.config.model import EnvSettings
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-"""Gymnasium paints its warnings, whoever reads them."""
+"""Colour codes in Gymnasium's warnings."""
 
 
 @dataclass
 class Report:
-    """What was found. ``problems`` make an environment unusable, ``warnings`` do not."""
+    """Findings of a check. ``problems`` make an environment unusable, ``warnings`` do not."""
 
     id: str
     spec: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     deterministic: bool | None = None
-    """Whether two resets with one seed gave the same observation; None when it could not be reset.
-    """
+    """True if two resets with one seed gave the same observation; None if the reset failed."""
     steps: int = 0
     episodes: int = 0
-    """Episodes that ended among the random steps."""
+    """Number of episodes that ended during the random steps."""
     step_mean_us: float | None = None
-    """Microseconds of one step of one environment, random actions."""
+    """Mean time of one step of one environment with random actions, in microseconds."""
     step_p99_us: float | None = None
 
     @property
     def usable(self) -> bool:
-        """True if nothing was found that a run would fail at."""
+        """True if a run would not fail because of a finding."""
         return not self.problems
 
     def document(self) -> dict[str, Any]:
-        """The report as JSON holds it."""
+        """The report for JSON."""
         return {"usable": self.usable, **asdict(self)}
 
     def lines(self) -> list[str]:
-        """The report as a person reads it, the verdict last."""
+        """The report as text lines; the verdict is last."""
         lines = [f"{name}: {value}" for name, value in self.spec.items()]
         if self.deterministic is not None:
             lines.append(
@@ -68,21 +65,21 @@ class Report:
 
 
 def check(settings: EnvSettings, *, steps: int = 300, seed: int = 0) -> Report:
-    """Make one environment as ``settings`` say, and try it for ``steps`` random steps. Whatever it
-    raises is in the report.
+    """Create one environment from ``settings``, and take ``steps`` random steps.
+
+    The report contains every exception that the environment raises.
     """
     report = Report(settings.id)
     try:
         stuck: list[str] = []
-        masked = used(
+        masked = with_environment(
             lambda: make(settings, 1),
-            lambda environment: _look_at(environment, report, steps, seed),
+            lambda environment: _examine(environment, report, steps, seed),
             warn=stuck.append,
         )
-        if (
-            not stuck and not masked
-        ):  # Gymnasium closes environments of its own, and waits; and its steps heed no mask
-            used(
+        # Gymnasium closes its own environment, without a time limit, and its steps ignore masks.
+        if not stuck and not masked:
+            with_environment(
                 lambda: make(settings, 1),
                 lambda environment: _gymnasium(environment, report),
                 warn=stuck.append,
@@ -95,8 +92,8 @@ def check(settings: EnvSettings, *, steps: int = 300, seed: int = 0) -> Report:
     return report
 
 
-def _look_at(environment: VectorEnvironment, report: Report, steps: int, seed: int) -> bool:
-    """True if it gives action masks."""
+def _examine(environment: VectorEnvironment, report: Report, steps: int, seed: int) -> bool:
+    """True if the environment has action masks."""
     _describe(environment, report)
     return _play(environment, report, steps, seed)
 
@@ -116,12 +113,11 @@ def _describe(environment: VectorEnvironment, report: Report) -> None:
 
 
 def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int) -> bool:
-    """Random steps on the vector itself: stored observations are cast, and would hide what lies
-    outside the space.
+    """Take random steps on the vector itself, because stored observations are cast to their dtype.
 
-    True if it gives action masks, which are heeded.
+    Returns True if the environment has action masks, which the steps respect.
     """
-    vector: Any = environment._vector  # noqa: SLF001 - the rows that a run sees are already encoded
+    vector: Any = environment._vector  # noqa: SLF001 - the rows that a run reads are already encoded
     with failures_named("reset"):
         first = [_copies(environment, vector.reset(seed=seed)[0])]
         observation, info = vector.reset(seed=seed)
@@ -143,7 +139,7 @@ def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int)
         with failures_named("step"):
             observation, reward, terminated, truncated, info = vector.step(action)
         times.append(time.perf_counter() - began)
-        _look(environment, observation, reward, report)
+        _check_step(environment, observation, reward, report)
         over = np.logical_or(terminated, truncated)
         report.episodes += int(over.sum())
         if disabled and over.any():
@@ -152,8 +148,8 @@ def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int)
     report.steps = len(times)
     if not report.episodes and not _limited(vector):
         report.warnings.append(
-            f"no episode ended in {steps} steps, and no limit is known: evaluation plays whole "
-            "episodes, so each has to end or be truncated"
+            f"no episode ended in {steps} steps, and no step limit is known: evaluation plays "
+            "complete episodes, so each must terminate or be truncated"
         )
     report.step_mean_us, report.step_p99_us = (
         float(np.mean(times)) * 1e6,
@@ -163,7 +159,7 @@ def _play(environment: VectorEnvironment, report: Report, steps: int, seed: int)
 
 
 def _limited(vector: Any) -> bool:
-    """Whether episodes are known to be truncated after so many steps."""
+    """True if episodes are known to be truncated after a number of steps."""
     singles = getattr(vector, "envs", None) or [vector]
     wrapped = any(
         hasattr(single, "has_wrapper_attr") and single.has_wrapper_attr("_max_episode_steps")
@@ -178,10 +174,10 @@ def _limited(vector: Any) -> bool:
 def _allowed(
     environment: VectorEnvironment, info: dict[str, Any], generator: np.random.Generator
 ) -> Any:
-    """An action that the masks in ``info`` allow, as the vector wants it."""
+    """An action that the masks in ``info`` allow, in the form of the vector's action space."""
     spec = environment.spec.action
     mask = np.ones((1, spec.mask_size), np.bool_)
-    if "action_mask" in info:  # an observation after which nothing follows may come without
+    if "action_mask" in info:  # a final observation may come without a mask
         environment._write_mask(info, mask)  # noqa: SLF001 - as above
     return ActionCodec(spec).decode(allowed_at_random(spec, mask, generator))
 
@@ -194,12 +190,14 @@ def _copies(environment: VectorEnvironment, observation: Any) -> dict[str, np.nd
     return arrays
 
 
-def _look(environment: VectorEnvironment, observation: Any, reward: Any, report: Report) -> None:
+def _check_step(
+    environment: VectorEnvironment, observation: Any, reward: Any, report: Report
+) -> None:
     _check_observation(_copies(environment, observation), report)
     if not environment._vector.observation_space.contains(observation):  # noqa: SLF001 - as above
         _once(
             report.warnings,
-            "an observation lies outside the observation space, or has another dtype",
+            "an observation is outside of the observation space, or has another dtype",
         )
     if not np.isfinite(np.asarray(reward, np.float64)).all():
         _once(report.problems, "a reward is not finite")
@@ -220,9 +218,7 @@ def _once(sentences: list[str], sentence: str) -> None:
 
 
 def _gymnasium(environment: VectorEnvironment, report: Report) -> None:
-    """Gymnasium's own `check_env`, on an environment of its own; a whole vector has none to look
-    at.
-    """
+    """Run Gymnasium's `check_env` on a single environment. A native vector has none."""
     from gymnasium.utils.env_checker import check_env
 
     singles = getattr(environment._vector, "envs", None)  # noqa: SLF001 - as above

@@ -1,5 +1,5 @@
-"""From ``env.*`` settings to a vector environment, and to what the rest of the system needs to know
-of it.
+"""Factory of vector environments from ``env.*`` settings, and the specification of an
+environment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tianflow import plugins
-from tianflow.envs.using import used
+from tianflow.envs.using import with_environment
 from tianflow.envs.vector import VectorEnvironment, failures_named
 from tianflow.errors import ConfigError, EnvironmentFailedError, Problem
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 ATARI_VECTOR = "ale_py.vector_env:AtariVectorEnv"
 EXTRAS = {"ale_py": "atari", "mujoco": "mujoco"}
-"""The extra of tianflow that brings a package which environments need."""
+"""Extra of tianflow that installs a package required by environments."""
 Maker = Callable[[int], Any]
-"""Makes a `gymnasium.vector.VectorEnv` of so many environments."""
+"""Creates a `gymnasium.vector.VectorEnv` of a number of environments."""
 Wrapper = Callable[[Any], Any]
-"""Gives an environment for an environment."""
+"""Function from environment to environment."""
 
 
 def environment_seed(
@@ -41,11 +41,11 @@ def environment_seed(
     failures: int = 0,
     stream: int = 0,
 ) -> int:
-    """The seed of an actor's first environment; the others follow by one each.
+    """Seed of an actor's first environment; each next environment has the next seed.
 
-    Between actors and inside a vector all seeds differ by construction; those of another
-    incarnation, epoch, failure count or ``stream`` (0: training, 1: evaluation) begin somewhere
-    else. In 0..2^31, which every environment can take.
+    Seeds differ between actors and within a vector. Another incarnation, epoch, failure count or
+    ``stream`` (0: training, 1: evaluation) has another base. Seeds are in 0..2^31, which every
+    environment accepts.
     """
     base = np.random.SeedSequence(
         run_seed, spawn_key=(stream, epoch, incarnation, failures)
@@ -56,18 +56,18 @@ def environment_seed(
 def make(
     settings: EnvSettings, num_envs: int | None = None, *, around: Wrapper | None = None
 ) -> VectorEnvironment:
-    """Make ``num_envs`` (default: as set) environments, not yet reset.
+    """Create ``num_envs`` (default: from the settings) environments, without resetting them.
 
-    A registered id uses its own vector environment when it has one (``vectorization`` auto or
+    A registered id uses its own vector environment if it has one (``vectorization`` auto or
     native), else a synchronous vector with NEXT_STEP autoreset. ``module:Name`` is an id registered
-    by that module, or an attribute of
-    it: a class or function that makes one environment, or (with a ``num_envs`` parameter) a whole
-    vector. With ``vectorization`` envpool it is an id of envpool. ``around`` goes around each
-    single environment, outside of the wrappers that are set; a whole vector has none.
+    by that module, or an attribute of it: a class or function that creates one environment, or a
+    whole vector if it has a parameter ``num_envs``. With ``vectorization`` envpool it is an id of
+    envpool. ``around`` is the outermost wrapper of each single environment; a native vector accepts
+    none.
 
     Raises:
-        ConfigError: if the settings cannot be meant, or a package that an extra brings is missing.
-        EnvironmentFailedError: if the environment's own code raises.
+        ConfigError: the settings are invalid, or a package of an extra is missing.
+        EnvironmentFailedError: the environment's own code raised.
     """
     num_envs = settings.num_envs if num_envs is None else num_envs
     if "num_envs" in settings.kwargs:
@@ -84,15 +84,15 @@ def make(
             vector = maker(num_envs)
         with contextlib.ExitStack() as refused:
             refused.callback(_close, vector)
-            environment = _as_ours(vector, settings.id, num_envs, frames)
+            environment = _wrapped(vector, settings.id, num_envs, frames)
             refused.pop_all()
             return environment
 
 
-def _as_ours(vector: Any, env_id: str, num_envs: int, frames: int) -> VectorEnvironment:
+def _wrapped(vector: Any, env_id: str, num_envs: int, frames: int) -> VectorEnvironment:
     if getattr(vector, "num_envs", None) != num_envs:
         message = (
-            f"made {type(vector).__name__}, which is not a gymnasium.vector.VectorEnv of "
+            f"creates {type(vector).__name__}, which is not a gymnasium.vector.VectorEnv of "
             f"{num_envs} environments"
         )
         raise ConfigError([Problem("env.id", env_id, message)])
@@ -103,21 +103,23 @@ def _as_ours(vector: Any, env_id: str, num_envs: int, frames: int) -> VectorEnvi
 
 
 def _close(vector: Any) -> None:
-    """Whatever it is: it may have processes of its own."""
+    """Close a rejected vector, which may have processes of its own."""
     with contextlib.suppress(Exception):
         vector.close()
 
 
 def probe(config: Config) -> EnvironmentSpec:
-    """Make one environment here, reset it, and tell what it is; ``num_envs`` is that of the
-    settings.
+    """The specification of the environment: create one, reset it, and close it.
+
+    ``num_envs`` of the result is that of the settings.
 
     Raises:
-        ConfigError: naming ``env.id`` or ``env.kwargs``, with the first line of whatever went
-            wrong.
+        ConfigError: at ``env.id`` or ``env.kwargs``, with the first line of the failure.
     """
     try:
-        return used(lambda: make(config.env, 1), lambda environment: _examine(environment, config))
+        return with_environment(
+            lambda: make(config.env, 1), lambda environment: _examine(environment, config)
+        )
     except EnvironmentFailedError as error:
         cause = error.__cause__
         wrong_argument = isinstance(cause, TypeError) and "argument" in str(cause)
@@ -137,15 +139,15 @@ def _examine(environment: VectorEnvironment, config: Config) -> EnvironmentSpec:
     seed = environment_seed(config.run.seed, 0, 1)
     with _quiet():
         environment.reset(seed, observation, None)
-        if environment.gives_masks:
+        if environment.has_masks:
             environment.reset(seed, observation, np.zeros((1, spec.action.mask_size), np.bool_))
-    return replace(spec, num_envs=config.env.num_envs, action_mask=environment.gives_masks)
+    return replace(spec, num_envs=config.env.num_envs, action_mask=environment.has_masks)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Gymnasium's own advice (newer versions, missing metadata) is not for the person who
-    trains.
+    """Suppress Gymnasium's warnings (newer versions, missing metadata), which users cannot act
+    on.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"gymnasium\.")
@@ -153,7 +155,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _maker(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, int]:
-    """How to make the vector, and the frames that one step takes."""
+    """The factory of the vector, and the number of frames per step."""
     import gymnasium
 
     if settings.vectorization == "envpool":
@@ -176,7 +178,7 @@ def _maker(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, i
 
 
 def _from_envpool(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[Maker, int]:
-    """By envpool, where it is installed."""
+    """Factory of an envpool environment, if envpool is installed."""
     _wrappers(settings, around, native=True)
     try:
         from tianflow.envs.pooled import PooledVectorEnv, name_of
@@ -198,15 +200,15 @@ def _from_envpool(settings: EnvSettings, around: tuple[Wrapper, ...]) -> tuple[M
 
 def _register_atari(given: str) -> None:
     try:
-        import ale_py  # noqa: F401 - importing it registers its ids
+        import ale_py  # noqa: F401 - the import registers its ids
     except ImportError as error:
         raise _not_installed(given, "ale_py") from error
 
 
 @contextlib.contextmanager
 def _extras_named(given: str) -> Iterator[None]:
-    """An environment that fails because a package is missing which an extra brings becomes a
-    `ConfigError` that names the extra.
+    """Convert a failure caused by a missing package of an extra to a `ConfigError` that names
+    it.
     """
     try:
         yield
@@ -233,7 +235,7 @@ def _not_installed(given: str, package: str) -> ConfigError:
 
 
 def _registered(given: str, name: str) -> Any:
-    """What Gymnasium has registered as ``name`` (without a version: the newest)."""
+    """The specification that Gymnasium registered as ``name`` (without a version: the newest)."""
     import gymnasium
 
     try:
@@ -247,7 +249,7 @@ def _registered(given: str, name: str) -> Any:
 
 
 def _unknown_attribute(error: ConfigError, given: str, module: str) -> ConfigError:
-    """``error``, with the nearest of the module's attributes and of the ids that it registered."""
+    """``error`` with the nearest of the module's attributes and registered ids."""
     import gymnasium
 
     first = error.problems[0]
@@ -272,10 +274,10 @@ def _unknown_attribute(error: ConfigError, given: str, module: str) -> ConfigErr
 
 
 def _wrappers(settings: EnvSettings, around: tuple[Wrapper, ...], *, native: bool) -> list[Wrapper]:
-    """The wrapper functions named in the settings, and ``around`` them."""
+    """The wrapper functions in the settings, then ``around``."""
     if native and (settings.wrappers or around):
-        message = "wrappers go around single environments, and this one comes as a whole vector"
-        accepted = "env.vectorization = 'sync' where it can be made singly, or no wrappers"
+        message = "wrappers apply to single environments, and this one is a native vector"
+        accepted = "env.vectorization = 'sync' if it has a single form, or no wrappers"
         raise ConfigError([Problem("env.wrappers", list(settings.wrappers), message, accepted)])
     found: list[Wrapper] = []
     for index, name in enumerate(settings.wrappers):
@@ -286,7 +288,7 @@ def _wrappers(settings: EnvSettings, around: tuple[Wrapper, ...], *, native: boo
                     Problem(
                         f"env.wrappers.{index}",
                         name,
-                        "cannot be called",
+                        "is not callable",
                         "a function from an environment to an environment",
                     )
                 ]
@@ -296,7 +298,9 @@ def _wrappers(settings: EnvSettings, around: tuple[Wrapper, ...], *, native: boo
 
 
 def _from_spec(settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...]) -> Maker:
-    """By `gymnasium.make_vec`: the id's own vector environment, or a synchronous one."""
+    """Factory that uses `gymnasium.make_vec`: the id's own vector environment, or a synchronous
+    one.
+    """
     import gymnasium
 
     has_own = spec.vector_entry_point is not None and not spec.additional_wrappers
@@ -314,11 +318,11 @@ def _from_spec(settings: EnvSettings, spec: Any, around: tuple[Wrapper, ...]) ->
     native = has_own and settings.vectorization != "sync"
     wrappers, kwargs = _wrappers(settings, around, native=native), dict(settings.kwargs)
     if not native:
-        # Observations are copied into the slot at once, so the vector need not copy them first.
+        # Observations are copied to the slot at once, so the vector need not copy them.
         kwargs["vector_kwargs"] = {"copy": False, **_mapping(kwargs.get("vector_kwargs", {}))}
         kwargs["disable_env_checker"] = True
     elif spec.vector_entry_point == ATARI_VECTOR:
-        # Two computing threads in one process are what placement is there to avoid.
+        # Placement avoids two computing threads in one process.
         kwargs.setdefault("num_threads", 1)
     mode = "vector_entry_point" if native else "sync"
     return lambda num_envs: gymnasium.make_vec(
@@ -334,7 +338,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
             Problem(
                 "env.kwargs.vector_kwargs",
                 value,
-                "is no table",
+                "is not a table",
                 "a table of arguments of SyncVectorEnv",
             )
         ]
@@ -342,7 +346,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _from_callable(settings: EnvSettings, found: Any, around: tuple[Wrapper, ...]) -> Maker:
-    """By the user's own class or function, of one environment or of a vector."""
+    """Factory from the user's class or function, of one environment or of a vector."""
     import gymnasium
 
     if not callable(found):
@@ -351,17 +355,17 @@ def _from_callable(settings: EnvSettings, found: Any, around: tuple[Wrapper, ...
                 Problem(
                     "env.id",
                     settings.id,
-                    "cannot be called",
-                    "a class or function that makes an environment",
+                    "is not callable",
+                    "a class or function that creates an environment",
                 )
             ]
         )
     whole = _makes_vectors(found)
     if settings.vectorization == ("sync" if whole else "native"):
         message = (
-            "makes a whole vector"
+            "creates a native vector"
             if whole
-            else "makes single environments (a maker of vectors has a parameter num_envs)"
+            else "creates single environments (a function with num_envs creates vectors)"
         )
         raise ConfigError(
             [
@@ -378,7 +382,9 @@ def _from_callable(settings: EnvSettings, found: Any, around: tuple[Wrapper, ...
     def one() -> Any:
         environment = found(**kwargs)
         if not isinstance(environment, gymnasium.Env):
-            raise TypeError(f"{settings.id} made {type(environment).__name__}, not a gymnasium.Env")
+            raise TypeError(
+                f"{settings.id} created {type(environment).__name__}, not a gymnasium.Env"
+            )
         for wrapper in wrappers:
             environment = wrapper(environment)
         return environment

@@ -1,4 +1,4 @@
-"""Environments of envpool: many of them stepped in C++, as one of Gymnasium's vectors."""
+"""Environments of envpool, stepped in C++, as a vector environment of Gymnasium."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from tianflow import plugins
 from tianflow.errors import ConfigError, Problem
 
 ATARI = "ALE/"
-"""Before the name of a game in Gymnasium's ids; envpool's own ids have it not."""
-OURS = ("batch_size", "env_seed", "env_type", "gym_reset_return_info", "seed")
-"""Arguments of `envpool.make` that follow from what a vector is: it steps all of its environments
-at once, seeded by its reset.
+"""Prefix of Atari games in Gymnasium's ids, which envpool's ids do not have."""
+RESERVED = ("batch_size", "env_seed", "env_type", "gym_reset_return_info", "seed")
+"""Arguments of `envpool.make` that the vector determines: it steps all environments, seeded by
+reset.
 """
 
 
 class PooledVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """``num_envs`` environments ``name`` of envpool with NEXT_STEP autoreset, on one thread unless
-    ``num_threads`` says otherwise.
+    """``num_envs`` environments ``name`` of envpool with NEXT_STEP autoreset.
 
-    envpool seeds environments when it makes them, so a `reset` with a seed makes them anew:
-    environment i with ``seed + i``.
+    It uses one thread unless ``num_threads`` is given. envpool seeds environments at their
+    creation, so a `reset` with a seed creates them again: environment i with ``seed + i``.
 
     Raises:
-        TypeError: an argument that envpool's environment does not have.
+        TypeError: envpool's environment does not have an argument.
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - as Gymnasium declares it
@@ -49,54 +48,52 @@ class PooledVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.frames_per_step = (
             int(spec.config.frame_skip) if hasattr(spec.config, "stack_num") else 1
         )
-        """Frames of a game that one step takes; 1 for what is no game of Atari."""
+        """Game frames per step; 1 for environments other than Atari."""
         self._pool: Any = None
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """First observations of all environments, made anew with ``seed``.
+        """First observations of all environments, created again if ``seed`` is given.
 
         Raises:
-            ValueError: there are ``options``, of which envpool has none.
+            ValueError: ``options`` are given; envpool has none.
         """
         if options:
-            raise ValueError(f"envpool has no options of a reset, and was given {sorted(options)}")
+            raise ValueError(f"envpool does not support reset options: {sorted(options)}")
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", module=r"gymnasium\."
-            )  # what it thinks of the bounds of envpool's spaces
+            # Gymnasium warns about the bounds of envpool's spaces.
+            warnings.filterwarnings("ignore", module=r"gymnasium\.")
             if self._pool is None or seed is not None:
                 self.close_extras()
                 self._pool = envpool.make(**self._make, **({} if seed is None else {"seed": seed}))
             return self._pool.reset()  # type: ignore[no-any-return]
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One step of every environment, of which those that had ended only reset."""
+        """One step of every environment. Environments whose episode has ended only reset."""
         return self._pool.step(actions)  # type: ignore[no-any-return]
 
     def close_extras(self, **_: Any) -> None:
-        """Let go of the environments and of their thread."""
+        """Close the environments and their thread."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
 
 def name_of(env_id: str, kwargs: Mapping[str, Any]) -> str:
-    """What envpool calls ``env_id``, an id of its own or ``ALE/`` and one.
+    """Name of ``env_id`` in envpool: its own id, or ``ALE/`` and its id.
 
     Raises:
-        ConfigError: it has no such environment, or an argument in ``kwargs`` is not the user's to
-            choose.
+        ConfigError: envpool does not have the environment, or ``kwargs`` has a reserved argument.
     """
-    for name in OURS:
+    for name in RESERVED:
         if name in kwargs:
             raise ConfigError(
                 [
                     Problem(
                         f"env.kwargs.{name}",
                         kwargs[name],
-                        "is chosen by the actor",
+                        "is set by the actor",
                         "other arguments of envpool",
                     )
                 ]
@@ -109,7 +106,7 @@ def name_of(env_id: str, kwargs: Mapping[str, Any]) -> str:
                 Problem(
                     "env.id",
                     env_id,
-                    "envpool has no such environment",
+                    "is not an environment of envpool",
                     "one of its ids",
                     plugins.nearest(name, known),
                 )

@@ -1,6 +1,4 @@
-"""The smallest task that needs memory, for configs that show it: ``env.id =
-"tianflow.envs.recall:Recall"``.
-"""
+"""Recall: the smallest task that requires memory, ``env.id = "tianflow.envs.recall:Recall"``."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ Info = dict[str, Any]
 
 
 class Recall(gymnasium.Env[Array, Any]):
-    """Say at the end what was shown at the beginning, ``gap`` blank steps before.
+    """Repeat at the end the cue shown at the beginning, ``gap`` blank steps before.
 
-    The observation [3] float32 is (cue is 0, cue is 1, time to answer). The only reward comes with
-    the last step: 1 for the cue, -1 for the other. Without memory the mean return is 0 whatever is
-    done; with it, 1.
+    The observation [3] float32 is (cue is 0, cue is 1, time to answer). Only the last step has a
+    reward: 1 for the cue, -1 for the other action. The best mean return is 0 without memory, 1 with
+    it.
     """
 
     def __init__(self, gap: int = 10) -> None:

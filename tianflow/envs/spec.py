@@ -1,6 +1,4 @@
-"""Gymnasium spaces seen from the system: observations become named leaves, actions one array, and
-back again.
-"""
+"""Codecs of Gymnasium spaces: observations as named leaves, actions as one array."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ ACTIONS = "Discrete, MultiDiscrete, MultiBinary or a Box of floats"
 
 
 class UnexpectedShapeError(ValueError):
-    """An environment returned an array of another shape than its space says."""
+    """An environment returned an array whose shape differs from its space."""
 
 
 def _refusal(space: object, name: str, what: str, accepted: str) -> ConfigError:
@@ -42,8 +40,9 @@ def _refusal(space: object, name: str, what: str, accepted: str) -> ConfigError:
 def _leaves(
     space: Any, name: str, path: tuple[Any, ...]
 ) -> Iterator[tuple[LeafSpec, tuple[Any, ...], Array | None, str]]:
-    """Every leaf of ``space``, in the order of its keys, with the keys that lead to it, what is
-    taken off its values, and its own dtype.
+    """Every leaf of ``space``, in order of its keys: (specification, keys, start, own dtype).
+
+    ``start`` is subtracted from the values; None: nothing.
     """
     from gymnasium import spaces
 
@@ -82,9 +81,7 @@ def _leaves(
 
 
 def _getter(path: tuple[Any, ...]) -> Callable[[Any], Any] | None:
-    """A function that follows ``path`` into a nested observation; None where the observation is the
-    leaf itself.
-    """
+    """A function that follows ``path`` in a nested observation; None for the observation itself."""
     if not path:
         return None
     if len(path) == 1:
@@ -99,25 +96,22 @@ def _getter(path: tuple[Any, ...]) -> Callable[[Any], Any] | None:
 
 
 class RawLeaf(NamedTuple):
-    """How an environment gives a leaf: of which dtype, and what `ObservationCodec` takes off its
-    values (None: nothing).
-    """
+    """Form of a leaf in the environment: dtype, and the start that `ObservationCodec` subtracts."""
 
     dtype: str
     start: Array | None
 
 
 class ObservationCodec:
-    """Copies observations of one space into arrays, leaf by leaf.
+    """Copies observations of one space to arrays, leaf by leaf.
 
-    Shapes and dtypes are kept (uint8 stays uint8), with one exception: float64 is stored as
-    float32, which is what networks compute in, at half the memory. Discrete and MultiDiscrete are
-    stored zero-based as int64. Leaves are named by their path ("camera", "arm/joints", "0"; "" for
-    a plain space) and come in the order of the space.
+    Shapes and dtypes are kept (uint8 stays uint8). One exception: float64 is stored as float32, the
+    precision of networks, in half the memory. Discrete and MultiDiscrete are stored zero-based as
+    int64. Leaves are named by their path ("camera", "arm/joints", "0"; "" for a plain space), in
+    the order of the space.
 
     Raises:
-        ConfigError: naming the sub-space that has no fixed shape (Sequence, Text, Graph, OneOf,
-            ...).
+        ConfigError: names a sub-space without a fixed shape (Sequence, Text, Graph, OneOf, ...).
     """
 
     def __init__(self, space: Any) -> None:
@@ -133,11 +127,11 @@ class ObservationCodec:
         self._steps = tuple((leaf.name, _getter(path), start) for leaf, path, start, _ in found)
 
     def encode(self, observation: Any, destinations: Arrays) -> None:
-        """Copy a batched observation ({or tuples of} [N, *leaf]) into ``destinations`` {leaf: [N,
+        """Copy a batched observation ({or tuples of} [N, *leaf]) to ``destinations`` {leaf: [N,
         *leaf]}.
 
         Raises:
-            UnexpectedShapeError: if a part of it is not [N, *leaf].
+            UnexpectedShapeError: a part of it is not [N, *leaf].
         """
         for name, get, start in self._steps:
             source, destination = (
@@ -156,10 +150,10 @@ class ObservationCodec:
     def encode_where(
         self, observation: Any, where: NDArray[np.bool_], destinations: Arrays
     ) -> None:
-        """Copy only the environments in ``where`` [N] bool; the others keep what they have.
+        """Copy only the environments ``where`` [N] bool. The other rows stay unchanged.
 
-        ``observation`` is batched, as in `encode`, or an object array [N] of single observations,
-        of which those outside ``where`` may be None.
+        ``observation`` is batched, as in `encode`, or an object array [N] of single observations.
+        Entries outside of ``where`` may be None.
         """
         if isinstance(observation, np.ndarray) and observation.dtype == object:
             for index in np.flatnonzero(where):
@@ -171,7 +165,7 @@ class ObservationCodec:
             destination[where] = scratch[name][where]
 
     def encode_single(self, observation: Any, index: int, destinations: Arrays) -> None:
-        """Copy the observation of environment ``index`` into its rows of ``destinations``."""
+        """Copy the observation of environment ``index`` to its rows of ``destinations``."""
         for name, get, start in self._steps:
             source, destination = (
                 np.asarray(observation if get is None else get(observation)),
@@ -186,11 +180,10 @@ class ObservationCodec:
 
 
 def action_spec(space: Any) -> ActionSpec:
-    """What a policy may do in ``space``. MultiBinary counts as MultiDiscrete of twos.
+    """The actions of ``space``. MultiBinary is treated as MultiDiscrete with two values each.
 
     Raises:
-        ConfigError: for Dict, Tuple and every other space that is not one array, and for a Box of
-            integers.
+        ConfigError: the space is not one array (Dict, Tuple, ...), or a Box of integers.
     """
     from gymnasium import spaces
 
@@ -223,8 +216,9 @@ def action_spec(space: Any) -> ActionSpec:
 def allowed_at_random(
     spec: ActionSpec, mask: NDArray[np.bool_], generator: np.random.Generator
 ) -> Array:
-    """Stored actions [N, *stored], every choice one of those that ``mask`` [N, mask_size] allows;
-    the first where it allows none.
+    """Random stored actions [N, *stored] that ``mask`` [N, mask_size] allows.
+
+    A choice without allowed actions is 0.
     """
     chances = np.where(mask, generator.random(mask.shape), -1.0)
     choices = np.split(chances, np.cumsum(spec.categories)[:-1], axis=1)
@@ -234,7 +228,7 @@ def allowed_at_random(
 
 
 class ActionCodec:
-    """Turns stored actions [N, *stored] into what a vector environment's ``step`` wants."""
+    """Converts stored actions [N, *stored] to the actions of a vector environment's ``step``."""
 
     def __init__(self, spec: ActionSpec) -> None:
         self.spec = spec
@@ -248,11 +242,10 @@ class ActionCodec:
             self._high = np.array(spec.high, self._dtype).reshape(spec.shape)
 
     def decode(self, stored: Array) -> Array:
-        """A new array [N, *space shape] of the space's dtype: start added, or a Box clipped to its
-        bounds.
+        """A new array [N, *space shape] of the space's dtype: start added, or a Box clipped.
 
-        Always a copy, because an environment may keep or change what it is given, and ``stored``
-        lies in a slot.
+        It is always a copy, because ``stored`` is in a slot, and an environment may keep or change
+        its actions.
         """
         if self._as_stored:
             return stored.copy()

@@ -1,6 +1,4 @@
-"""Making an environment, using it and closing it again, as the commands do that look at one before
-or after a run.
-"""
+"""Short use of an environment outside of a run: create, use, close."""
 
 from __future__ import annotations
 
@@ -13,25 +11,25 @@ from tianflow.logs import logger
 
 T = TypeVar("T")
 CLOSE_S = 10.0
-"""A simulator of its own may take seconds to end; in a run, `run.grace_s` is what a host has for
-it.
+"""Seconds to wait for close(), because a simulator may end slowly; `run.grace_s` applies in a
+run.
 """
 log = logger("envs")
 
 
-def used(
+def with_environment(
     make: Callable[[], VectorEnvironment],
     use: Callable[[VectorEnvironment], T],
     *,
     close_s: float = CLOSE_S,
     warn: Callable[[str], None] = log.warning,
 ) -> T:
-    """What ``use`` makes of the environment that ``make`` makes. It is closed, but nobody waits for
-    that longer than ``close_s``.
+    """The result of ``use`` for the environment of ``make``, which is closed afterwards.
 
-    All of it happens on one thread that is not the main one, as in a run: what a library has on the
-    thread of the constructor it finds in ``close``, too. What does not close is told to ``warn``,
-    and ends with the process. Raises what ``make`` and ``use`` raise.
+    Closing is awaited for at most ``close_s`` seconds. All calls are made on one thread that is not
+    the main thread, as in a run, because libraries may have thread-local state. An environment that
+    does not close is reported to ``warn``, and ends with the process. Exceptions of ``make`` and
+    ``use`` are raised.
     """
     answers: list[T] = []
     errors: list[BaseException] = []
@@ -42,7 +40,7 @@ def used(
             environment = make()
             try:
                 answers.append(use(environment))
-            except BaseException as error:  # noqa: BLE001 - the caller's, and it need not wait for what follows
+            except BaseException as error:  # noqa: BLE001 - raised by the caller, which does not wait for the close
                 errors.append(error)
             answered.set()
             environment.close()
@@ -56,8 +54,8 @@ def used(
     answered.wait()
     if not closed.wait(close_s):
         warn(
-            f"the environment does not come back from close() within {close_s:g} s: a run will "
-            "have to kill the processes that hold one"
+            f"the environment did not close within {close_s:g} s: a run will have to kill the "
+            "processes that use one"
         )
     if errors:
         raise errors[0]

@@ -1,6 +1,4 @@
-"""A vector environment of which every autoreset mode looks alike: rows in, rows out, and exact
-episodes.
-"""
+"""Vector environment with uniform autoreset: rows in, rows out, and exact episodes."""
 
 from __future__ import annotations
 
@@ -24,10 +22,8 @@ from tianflow.envs.spec import (
 )
 from tianflow.errors import EnvironmentFailedError
 
-_MEMORY = 32
-"""Steps for which there is memory before the first time that more are taken between two calls of
-`VectorEnvironment.settle`.
-"""
+_INITIAL_STEPS = 32
+"""Steps with preallocated memory between two calls of `VectorEnvironment.settle`."""
 MODES: dict[str, Autoreset] = {
     "nextstep": "next_step",
     "samestep": "same_step",
@@ -36,13 +32,14 @@ MODES: dict[str, Autoreset] = {
 
 
 def failed(doing: str, error: BaseException) -> EnvironmentFailedError:
-    """What the environment raised, with its traceback as text that can be sent: it may hold lone
-    surrogates, or have no text.
+    """Failure of the environment, with its traceback as text.
+
+    The text is valid UTF-8: exceptions may contain lone surrogates, or fail to produce a message.
     """
     try:
         said = str(error)
-    except Exception:  # noqa: BLE001 - whatever the error of a user does when it is asked for its text
-        said = "(its text cannot be told)"
+    except Exception:  # noqa: BLE001 - str() of a user's exception may raise anything
+        said = "(the message is not available)"
     texts = (
         f"the environment failed in {doing}: {type(error).__name__}: {said}",
         "".join(traceback.format_exception(error)),
@@ -54,8 +51,9 @@ def failed(doing: str, error: BaseException) -> EnvironmentFailedError:
 
 @contextlib.contextmanager
 def failures_named(doing: str) -> Iterator[None]:
-    """Whatever the user's environment raises, `SystemExit` included, becomes an
-    `EnvironmentFailedError`.
+    """Convert every exception of the user's environment to `EnvironmentFailedError`.
+
+    `SystemExit` is converted, too.
     """
     try:
         yield
@@ -64,51 +62,51 @@ def failures_named(doing: str) -> Iterator[None]:
 
 
 def autoreset_of(metadata: dict[str, Any]) -> Autoreset:
-    """The autoreset mode in a vector environment's ``metadata``; without one it is NEXT_STEP,
-    Gymnasium's default.
+    """The autoreset mode in a vector environment's ``metadata``; NEXT_STEP (Gymnasium's default) if
+    absent.
 
     Raises:
-        ValueError: if there is one that Gymnasium does not know.
+        ValueError: the mode is unknown to Gymnasium.
     """
     mode = metadata.get("autoreset_mode", "NextStep")
     key = str(getattr(mode, "value", mode)).lower().replace("_", "").replace("-", "")
     if key not in MODES:
         raise ValueError(
-            f"metadata['autoreset_mode'] is {mode!r}; known are NextStep, SameStep and Disabled"
+            f"metadata['autoreset_mode'] is {mode!r}; accepted: NextStep, SameStep and Disabled"
         )
     return MODES[key]
 
 
-@dataclass(
-    slots=True
-)  # not frozen: thousands a second are made, and a frozen one costs three times as much
+# Not frozen, because thousands per second are created, at three times the cost if frozen.
+@dataclass(slots=True)
 class StepRow:
-    """Where what one step leads to is written. N environments; t is the step, u = t + 1 what comes
-    after it.
-    """
+    """Destination of the results of one step t, with N environments and u = t + 1."""
 
     observation: Arrays
-    """{leaf: [N, *leaf]}, of u."""
+    """{leaf: [N, *leaf]}, observation u."""
     start: Array
-    """[N] bool, of u; True where that observation is the first of an episode. Perhaps not before it
-    is settled: `starts_at_once`.
+    """[N] bool, True where observation u is the first of an episode.
+
+    If `starts_at_once` is False, it is valid only after `settle`.
     """
     mask: Array | None
-    """[N, mask_size] bool, of u; None when the environment gives no action masks."""
+    """[N, mask_size] bool, action mask u; None without masks."""
     final: Arrays
-    """{leaf: [N, *leaf]}, of t: what really followed, before any reset. Empty with NEXT_STEP, where
-    that is ``observation``.
+    """{leaf: [N, *leaf]}, the observation after step t, before any reset.
+
+    It is empty with NEXT_STEP, where ``observation`` is that observation.
     """
 
 
 class VectorEnvironment:
-    """Steps a `gymnasium.vector.VectorEnv` and writes what happened into rows, which `settle`
-    completes, any number at once.
+    """Steps a `gymnasium.vector.VectorEnv` and writes the results to rows.
 
-    NEXT_STEP: the step after the last one of an episode only resets, and is not valid. SAME_STEP
-    and DISABLED look alike to the caller: every step is valid, and ``final`` holds the true next
-    observation of *every* environment. Every failure of the environment itself is an
-    `EnvironmentFailedError`; afterwards the vector is not to be used again.
+    `settle` completes any number of rows at once. With NEXT_STEP, the step after the last one of an
+    episode only resets, and is not valid. With SAME_STEP and DISABLED every step is valid, and
+    ``final`` holds the true next observation of *every* environment.
+
+    A failure of the environment is an `EnvironmentFailedError`. The vector must not be used
+    afterwards.
     """
 
     def __init__(self, vector: Any, env_id: str, frames_per_step: int = 1) -> None:
@@ -126,76 +124,73 @@ class VectorEnvironment:
             autoreset_of(vector.metadata),
             frames_per_step=frames_per_step,
         )
-        """Its ``action_mask`` is settled by the first `reset`, which tells `gives_masks`."""
-        self.gives_masks = False
+        """`has_masks` is known after the first `reset`; the ``action_mask`` of the specification is
+        not set.
+        """
+        self.has_masks = False
         self._needs_more = True
-        """Whether every step has more to write than `step` does; as of `reset`."""
-        self._arrive = {
-            "next_step": self._arrive_next_step,
-            "same_step": self._arrive_same_step,
-            "disabled": self._arrive_disabled,
+        """True if `step` has more to write than `settle` can complete; set by `reset`."""
+        self._write_outcome = {
+            "next_step": self._write_next_step,
+            "same_step": self._write_same_step,
+            "disabled": self._write_disabled,
         }[self.spec.autoreset]
         self.starts_at_once = True
-        """False: with NEXT_STEP and without masks, rows say which episodes begin in them only once
-        they are settled, which is quicker.
+        """False: with NEXT_STEP and without masks, ``start`` is written by `settle`, which is
+        faster.
         """
         self._over: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
-        """Whose next step only resets; after a step that did not say so at once, as of the last
-        call of `settle`.
-        """
+        """Environments whose next step only resets; possibly as of the last `settle`."""
         self._rewards = np.zeros((1, self.num_envs), np.float64)
-        """Returns so far as of the last `settle`, then ``_unsettled`` rows: rewards of the steps
-        since, as the environment gave them.
+        """Returns as of the last `settle`, then ``_unsettled`` rows of rewards since then, as
+        given.
         """
         self._terminated: NDArray[np.bool_] = np.zeros((0, self.num_envs), np.bool_)
         self._truncated: NDArray[np.bool_] = np.zeros((0, self.num_envs), np.bool_)
         self._unsettled = 0
-        self._make_room(_MEMORY)
-        self._born = np.zeros(self.num_envs, np.int64)
-        """The clock when each environment's episode began, so that its length need not be counted
-        at every step.
-        """
+        self._allocate(_INITIAL_STEPS)
+        self._episode_begin = np.zeros(self.num_envs, np.int64)
+        """Clock at the beginning of each environment's episode, from which its length follows."""
         self._clock = 0
         self._finished: tuple[list[int], list[Episode]] = [], []
 
     def reset(self, seed: int, observation: Arrays, mask: Array | None) -> None:
-        """Begin anew: environment i is seeded with ``seed + i``. Writes first observations and
+        """Reset all environments, environment i with ``seed + i``. Writes first observations and
         masks.
 
         Raises:
-            EnvironmentFailedError: if an environment raises.
-            UnexpectedShapeError: if an observation or mask has not the shape that the spaces say.
+            EnvironmentFailedError: an environment raised.
+            UnexpectedShapeError: the shape of an observation or mask differs from the space.
         """
         with failures_named("reset"):
             first, info = self._vector.reset(seed=seed)
-        self.gives_masks = "action_mask" in info and self.spec.action.kind != "box"
-        self._needs_more = self.gives_masks or self.spec.autoreset != "next_step"
+        self.has_masks = "action_mask" in info and self.spec.action.kind != "box"
+        self._needs_more = self.has_masks or self.spec.autoreset != "next_step"
         self.observations.encode(first, observation)
         self._over[:], self._rewards[0] = False, 0.0
         self._write_mask(info, mask)
-        self._born[:], self._clock = 0, 0
+        self._episode_begin[:], self._clock = 0, 0
         self._unsettled = 0
         self.take_finished()
 
     def step(self, stored: Array, row: StepRow) -> None:
-        """Take the actions ``stored`` [N, *stored] and write what they lead to into ``row``; the
-        rest is kept until `settle` asks for it.
+        """Take the actions ``stored`` [N, *stored] and write their results to ``row``.
+
+        Rewards and flags are kept until `settle`.
 
         Raises:
-            EnvironmentFailedError: if an environment raises.
-            UnexpectedShapeError: if what it returns has another shape than the spaces say.
+            EnvironmentFailedError: an environment raised.
+            UnexpectedShapeError: the shape of a result differs from the space.
         """
         actions = self._actions.decode(stored)
         try:
             observation, reward, terminated, truncated, info = self._vector.step(actions)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # the user's code may raise anything; the actor has a policy for it
+        # The user's code may raise anything; the actor decides what follows.
+        except (Exception, SystemExit) as error:
             raise failed("step", error) from error
         try:
             shapes = reward.shape, terminated.shape, truncated.shape
-        except AttributeError:  # whoever writes a vector may give lists
+        except AttributeError:  # a user's vector may return lists
             shapes = np.shape(reward), np.shape(terminated), np.shape(truncated)
         if shapes != self._shapes:
             found = f"{shapes[0]}, {shapes[1]} and {shapes[2]}"
@@ -203,26 +198,24 @@ class VectorEnvironment:
                 f"reward, terminated and truncated have shapes {found} instead of {self._shapes[0]}"
             )
         if self._unsettled == len(self._given):
-            self._make_room(self._unsettled)
+            self._allocate(self._unsettled)
         rewards, ends, cuts = self._given[self._unsettled]
         self._unsettled += 1
         rewards[...], ends[...], cuts[...] = reward, terminated, truncated
         self.observations.encode(observation, row.observation)
         if self.starts_at_once or self._needs_more:
-            self._arrive(info, row, ends, cuts)
+            self._write_outcome(info, row, ends, cuts)
 
     def settle(
         self, *, reward: Array, terminated: Array, truncated: Array, valid: Array, start: Array
     ) -> None:
-        """Complete the rows of all steps since the last call, time first: what is the same for many
-        rows as for one is done once.
+        """Complete the rows of all steps since the last call, time first.
 
         Args:
-            reward: [T, N] float32; becomes what the steps gave, and 0 on reset steps.
-            terminated: [T, N] bool; becomes what the steps gave, and False on reset steps.
-            truncated: [T, N] bool; becomes what the steps gave, and False on reset steps.
-            valid: [T, N] bool; becomes False where the step only reset an environment, and else
-                True.
+            reward: [T, N] float32; set to the rewards, and to 0 on reset steps.
+            terminated: [T, N] bool; set to the flags, and to False on reset steps.
+            truncated: [T, N] bool; set to the flags, and to False on reset steps.
+            valid: [T, N] bool; set to False on steps that only reset an environment, else True.
             start: [T, N] bool, `StepRow.start` of the same steps.
         """
         count, self._unsettled = len(reward), 0
@@ -241,24 +234,22 @@ class VectorEnvironment:
             for ended in (terminated, truncated, over):
                 np.logical_and(ended, valid, out=ended)
         reward[...] = rewards
-        self._tally(over)
+        self._count_episodes(over)
 
     def take_finished(self) -> tuple[list[int], list[Episode]]:
-        """Of the episodes that ended in settled rows since the last call: the indices of their
-        environments, and they themselves.
+        """Episodes that ended in settled rows since the last call: environment indices, and
+        episodes.
         """
         finished, self._finished = self._finished, ([], [])
         return finished
 
     def close(self) -> None:
-        """Let go of the environments. What they raise in doing so helps nobody any more."""
+        """Close the environments. Exceptions are ignored."""
         with contextlib.suppress(Exception):
             self._vector.close()
 
-    def _make_room(self, steps: int) -> None:
-        """Memory for the rewards and flags of so many more steps, with views of its rows, so that a
-        step makes none.
-        """
+    def _allocate(self, steps: int) -> None:
+        """Allocate rewards and flags of ``steps`` more steps, with views of their rows."""
         more = np.zeros((steps, self.num_envs), np.bool_)
         self._rewards = np.concatenate((self._rewards, more))
         self._terminated, self._truncated = (
@@ -266,26 +257,25 @@ class VectorEnvironment:
         )
         self._given = list(zip(self._rewards[1:], self._terminated, self._truncated, strict=True))
 
-    def _arrive_next_step(
+    def _write_next_step(
         self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array
     ) -> None:
         row.start[:] = self._over
-        np.greater(
-            terminated | truncated, self._over, out=self._over
-        )  # what was only reset has not ended again
+        # A step that only resets does not end an episode again.
+        np.greater(terminated | truncated, self._over, out=self._over)
         self._write_mask(info, row.mask)
 
     def _write_starts(self, over: Array, start: Array) -> None:
-        """What `_arrive_next_step` would have written, for all steps [T, N] of which ``over`` says
-        whether they end an episode.
+        """Write the starts of `_write_next_step` for all steps; ``over`` [T, N]: the step ends an
+        episode.
         """
         start[0], start[1:] = self._over, over[:-1]
-        if (start & over).any():  # what was only reset has not ended again
+        if (start & over).any():  # a step that only resets does not end an episode again
             for t in range(1, len(over)):
                 np.greater(over[t - 1], start[t - 1], out=start[t])
         np.greater(over[-1], start[-1], out=self._over)
 
-    def _arrive_same_step(
+    def _write_same_step(
         self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array
     ) -> None:
         for name, final in row.final.items():
@@ -300,7 +290,7 @@ class VectorEnvironment:
             self.observations.encode_where(final_observation, over, row.final)
         self._write_mask(info, row.mask)
 
-    def _arrive_disabled(
+    def _write_disabled(
         self, info: dict[str, Any], row: StepRow, terminated: Array, truncated: Array
     ) -> None:
         for name, final in row.final.items():
@@ -315,18 +305,18 @@ class VectorEnvironment:
             self._over[:] = False
             self._write_mask(first_info, row.mask, over)
 
-    def _tally(self, over: Array) -> None:
-        """Add the rewards of the steps to the returns so far, and note the episodes that are
-        ``over`` [T, N].
+    def _count_episodes(self, over: Array) -> None:
+        """Add the rewards to the returns, and record the episodes that end where ``over`` [T,
+        N].
         """
         count, environments = over.shape
-        # Which episode each row of `_rewards` belongs to, and what comes after them: its
-        # environment, and how many ended there before.
+        # Number of the episode of each row of `_rewards`, in the order (episodes ended before,
+        # environment).
         episode = np.zeros((count + 2, environments), np.int64)
         episode[0] = np.arange(environments)
         np.multiply(over, environments, out=episode[2:])
         np.add.accumulate(episode, axis=0, out=episode)
-        # One after the other, so each sum is that of its episode alone, bit for bit.
+        # Sums in sequence, so each return is that of its episode alone, bit for bit.
         returns = np.bincount(
             episode[:-1].ravel(), self._rewards[: count + 1].ravel(), minlength=episode.size
         )
@@ -334,29 +324,28 @@ class VectorEnvironment:
         ended = episode[1:].ravel().take(last)
         ends, indices = np.divmod(last, environments)
         ends += self._clock + 1
-        born = np.zeros(len(returns), np.int64)
-        born[:environments], born[ended + environments] = (
-            self._born,
+        begin = np.zeros(len(returns), np.int64)
+        begin[:environments], begin[ended + environments] = (
+            self._episode_begin,
             ends + (self.spec.autoreset == "next_step"),
         )
         self._finished[0].extend(indices.tolist())
         self._finished[1].extend(
             map(
                 Episode._make,
-                zip(returns.take(ended).tolist(), (ends - born.take(ended)).tolist(), strict=True),
+                zip(returns.take(ended).tolist(), (ends - begin.take(ended)).tolist(), strict=True),
             )
         )
-        self._rewards[0], self._born = returns.take(episode[-1]), born.take(episode[-1])
+        self._rewards[0], self._episode_begin = returns.take(episode[-1]), begin.take(episode[-1])
         self._clock += count
 
     def _write_mask(
         self, info: dict[str, Any], mask: Array | None, where: Array | None = None
     ) -> None:
-        """Copy the masks in ``info``, of the environments ``where`` [N] (None: all). Where an
-        episode is over everything is allowed.
+        """Copy the masks in ``info`` of the environments ``where`` [N] (None: all).
 
-        What is not there must not be what another step left in the same memory: only where an
-        episode is over it may be missing.
+        Where an episode is over, all actions are allowed. A mask may be missing only there;
+        otherwise the mask of an earlier step would remain in memory.
         """
         if mask is None:
             return
@@ -368,8 +357,8 @@ class VectorEnvironment:
         missing = np.flatnonzero(wanted & ~present & ~self._over)
         if len(missing):
             raise UnexpectedShapeError(
-                f"info['action_mask'] of environment {missing[0]} was there at the first reset "
-                "and is missing now"
+                f"info['action_mask'] of environment {missing[0]} is missing, although the first "
+                "reset returned masks"
             )
         for index in np.flatnonzero(present).tolist():
             flat = flat_mask(given[index])
@@ -383,6 +372,6 @@ class VectorEnvironment:
 
 
 def flat_mask(mask: Any) -> Array:
-    """One environment's mask, an array or a tuple of one array for each choice, as [mask_size]."""
+    """One environment's mask, an array or a tuple of arrays per choice, as [mask_size]."""
     parts = mask if isinstance(mask, tuple | list) else (mask,)
     return np.concatenate([np.ravel(part) for part in parts])

@@ -187,10 +187,10 @@ class Builder:
         )
 
     def _actors_policy(self) -> tuple[Policy, PolicyWeights]:
-        from tianflow.algorithms.common.precision import act_in
+        from tianflow.algorithms.common.precision import set_acting_precision
 
         policy, weights = self._policy()
-        act_in(self._config, policy)
+        set_acting_precision(self._config, policy)
         return policy, weights
 
     def _rollout(self, component: ComponentSpec) -> Rollout:

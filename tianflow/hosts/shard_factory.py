@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tianflow.components.rows import take_apart
+from tianflow.components.rows import split_rows
 from tianflow.config.networks import is_image, state_spec
 from tianflow.config.off_policy import R2D2Settings
 from tianflow.core.layout import make_layout, views
 from tianflow.core.payloads import shard_file
 from tianflow.envs.make import environment_seed, make
 from tianflow.envs.spec import UnexpectedShapeError, allowed_at_random
-from tianflow.envs.using import used
+from tianflow.envs.using import with_environment
 from tianflow.errors import CheckpointError, EnvironmentFailedError
 from tianflow.logs import logger
 from tianflow.replay.observations import find_stacks
@@ -79,7 +79,7 @@ def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
             first,
             arrays.get("action_mask", [None])[0],
         )
-        for t, row in enumerate(take_apart(arrays)):
+        for t, row in enumerate(split_rows(arrays)):
             if spec.action_mask:
                 row.action[...] = allowed_at_random(
                     spec.action, arrays["action_mask"][t], generator
@@ -87,7 +87,7 @@ def stacks_of(config: Config, spec: EnvironmentSpec) -> frozenset[str]:
             environment.step(row.action, row.outcome)
 
     try:
-        used(lambda: make(config.env, spec.num_envs), play)
+        with_environment(lambda: make(config.env, spec.num_envs), play)
     except (EnvironmentFailedError, UnexpectedShapeError) as error:
         log.warning(
             "whether images are stacks of frames cannot be seen; they are kept whole",

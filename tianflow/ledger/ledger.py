@@ -271,8 +271,8 @@ class Ledger:
     def take(self, for_version: Version, now: float) -> Batch | Blocked:
         """A batch of B trajectories for ``for_version``, or the tickets that block it.
 
-        THE GUARANTEE of the staleness bound is here. Before a batch is chosen, every ticket that
-        ``for_version`` could use only beyond the bound is dropped as expired.
+        Before a batch is chosen, every ticket that ``for_version`` could use only beyond the bound
+        is dropped as expired. The learner checks the bound again at use.
         """
         if for_version.lineage != self._version.lineage:
             raise LedgerError(

@@ -1,6 +1,4 @@
-"""Networks: an observation in, action parameters and a value out, for acting and for learning
-alike. See `Network`.
-"""
+"""Networks: an observation in, action parameters and a value out, for actors and learner alike."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The forward pass of a small network on NumPy arrays, for acting.
+"""Forward pass of a small network on NumPy arrays, for actors.
 
-A call into PyTorch costs more than the arithmetic of a layer this small, and most where other code
-runs between two steps.
+A call to PyTorch costs more than the arithmetic of such a small layer.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ Array = NDArray[Any]
 
 
 class ArrayMlp:
-    """Fully connected layers, each but the last with an activation, over one float32 vector.
+    """Fully connected layers over one float32 vector, with an activation after each but the last.
 
     Args:
         leaf: name of the observation leaf [N, size].
-        layers: weight [out, in] and bias [out] of each layer, whose memory is read by `refresh`.
+        layers: weight [out, in] and bias [out] of each layer; `refresh` reads their memory.
         activation: "tanh" or "relu".
-        log_std: is put beside what the last layer gives, where there is one.
+        log_std: appended to the output of the last layer; None: nothing.
     """
 
     def __init__(
@@ -41,19 +40,17 @@ class ArrayMlp:
         self._scratch = [np.empty((0, len(bias)), np.float32) for _, bias in self._layers]
         self._outputs = len(self._layers[-1][1])
         self.size = self._outputs if log_std is None else 2 * self._outputs
-        """P, parameters of the action distribution."""
+        """P, number of parameters of the action distribution."""
         self.products = sum(weight.size for weight, _ in self._layers)
-        """Multiplications for one observation."""
+        """Number of multiplications for one observation."""
 
     def refresh(self) -> None:
-        """Take over weights that were overwritten. They are kept with the inputs first, which BLAS
-        multiplies with quicker.
-        """
+        """Copy overwritten weights, with inputs first, which is faster for BLAS."""
         for (ours, _), (weight, _) in zip(self._weights, self._layers, strict=True):
             np.copyto(ours, weight.T)
 
     def __call__(self, observation: Mapping[str, Array], out: Array) -> None:
-        """Parameters of the action distribution of {leaf: [N, size]}, into ``out`` float32
+        """Write the parameters of the action distribution of {leaf: [N, size]} to ``out`` float32
         [N, P].
         """
         x = observation[self._leaf]

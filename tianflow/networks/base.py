@@ -1,4 +1,4 @@
-"""The one interface of all networks, and finding one by name."""
+"""Interface of networks, and their factory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Tree = Mapping[str, Tensor]
 
 
 class Output(NamedTuple):
-    """What a network says about a sequence.
+    """Output of a network for a sequence.
 
-    ``parameters``: float32 [T, B, P] of the action distribution
-    (`tianflow.ops.distributions.distribution_for`): logits of all choices side by side, or means
-    and then log standard deviations. ``value``: float32 [T, B]. ``state``: {leaf: [T, B, ...]}, the
-    recurrent state *after* each step; empty without memory.
+    ``parameters``: float32 [T, B, P], parameters of the action distribution
+    (`tianflow.ops.distributions.distribution_for`): concatenated logits of all choices, or means
+    and then log standard deviations. ``value``: float32 [T, B]. ``state``: {leaf: [T, B, ...]},
+    recurrent state *after* each step; empty without one.
     """
 
     parameters: Tensor
@@ -32,46 +32,44 @@ class Output(NamedTuple):
 
 
 class Network(nn.Module):
-    """A policy and a value function over one observation sequence.
+    """A policy and a value function over observation sequences.
 
-    A network of your own is named by ``network.name = "module:attribute"``: a class or function
-    that takes ``(config.network, EnvironmentSpec)`` and gives a module with `forward`; deriving
-    from this class gives it the rest. Its parameters must be float32, and it must have no
-    persistent buffers: what is published is its parameters. Its own settings come in
-    ``config.network.kwargs``.
+    ``network.name = "module:attribute"`` names a plug-in network: a class or function
+    ``(config.network, EnvironmentSpec)`` that returns a module with `forward`. This base class
+    provides the other methods. Parameters must be float32, without persistent buffers, because only
+    parameters are published. Settings of the plug-in are in ``config.network.kwargs``.
 
-    With ``learner.precision = "bf16"`` the learner calls it under `torch.autocast`, and casts up
-    what it gives; with that of ``actors`` they do, too, with parameters that are bfloat16. It has
-    to run there, which is so unless it writes into tensors of its own with a fixed dtype.
+    With ``learner.precision = "bf16"`` the learner calls the network under `torch.autocast` and
+    converts its output to float32. With ``actors.precision = "bf16"`` actors do the same with
+    bfloat16 parameters. A network supports both unless it writes to tensors of its own with a fixed
+    dtype.
     """
 
     @staticmethod
-    def state_spec(settings: NetworkSettings) -> dict[str, tuple[int, ...]]:  # noqa: ARG004 - others need it
-        """{leaf: shape for one environment} of the recurrent state. Called without an instance, to
-        lay out memory.
+    def state_spec(settings: NetworkSettings) -> dict[str, tuple[int, ...]]:  # noqa: ARG004 - subclasses use it
+        """{leaf: shape for one environment} of the recurrent state. A static method, for memory
+        layouts.
         """
         return {}
 
     def forward(self, observation: Tree, state: Tree, start: Tensor) -> Output:
-        """Look at a sequence.
+        """Evaluate a sequence.
 
         Args:
             observation: {leaf: [T, B, *leaf shape]} in stored dtypes: uint8 is not scaled,
-                categorical leaves hold zero-based numbers. Float leaves are normalised already if
-                the run normalises observations, and images are float32 then; their channels lie
-                innermost in memory, so ``reshape`` them where ``view`` would refuse.
-            state: {leaf: [B, ...]}, the recurrent state before the first step.
-            start: bool [T, B]; where True, the state must be zero before ``observation[t]`` is
-                looked at.
+                categorical leaves are zero-based numbers. If the run normalises observations, float
+                leaves are normalised, and images are float32 with channels innermost in memory; use
+                ``reshape`` for them where ``view`` fails.
+            state: {leaf: [B, ...]}, recurrent state before the first step.
+            start: bool [T, B]; where True, the state must be zero before ``observation[t]``.
         """
         raise NotImplementedError
 
     def act(self, observation: Tree, state: Tree) -> tuple[Tensor, Tree]:
-        """One step of acting: {leaf: [N, ...]}, state before it -> parameters [N, P] and the state
-        after it.
+        """One step of an actor: {leaf: [N, ...]}, state before it -> parameters [N, P], state after
+        it.
 
-        The caller has zeroed the state of environments that begin an episode. Override it where the
-        value need not be computed.
+        The caller sets the state to zero where an episode begins. Override it to skip the value.
         """
         sequence = {name: leaf.unsqueeze(0) for name, leaf in observation.items()}
         first = next(iter(observation.values()))
@@ -81,19 +79,19 @@ class Network(nn.Module):
         return output.parameters[0], {name: leaf[0] for name, leaf in output.state.items()}
 
     def on_arrays(self) -> ArrayMlp | None:
-        """The same step on NumPy arrays, for networks without memory that are so small that this is
-        quicker; None where there is none.
+        """`act` on NumPy arrays, for small networks without recurrent state; None if not
+        supported.
         """
         return None
 
 
 def make_network(settings: NetworkSettings, spec: EnvironmentSpec, *, seed: int = 0) -> nn.Module:
-    """The network that ``settings`` names, with weights drawn from ``seed`` alone (the global
-    generator is left as it was).
+    """The network that ``settings`` names, with weights from ``seed`` alone.
+
+    The global random generator stays unchanged.
 
     Raises:
-        ConfigError: there is none of that name, or what it names gives no module that could be
-            published.
+        ConfigError: the name is unknown, or its module cannot be published.
     """
     factory = load_network(settings)
     if not callable(factory):
@@ -103,7 +101,7 @@ def make_network(settings: NetworkSettings, spec: EnvironmentSpec, *, seed: int 
                     "network.name",
                     settings.name,
                     "is not callable",
-                    "a class or function giving a torch.nn.Module",
+                    "a class or function that returns a torch.nn.Module",
                 )
             ]
         )
@@ -128,7 +126,7 @@ def make_network(settings: NetworkSettings, spec: EnvironmentSpec, *, seed: int 
 
 def _why_not_publishable(network: object) -> str:
     if not isinstance(network, nn.Module):
-        return f"gave {type(network).__name__}"
+        return f"returned {type(network).__name__}"
     other = [
         name for name, parameter in network.named_parameters() if parameter.dtype != torch.float32
     ]
@@ -138,5 +136,5 @@ def _why_not_publishable(network: object) -> str:
         name for name, _ in network.named_parameters(remove_duplicate=False)
     }
     if buffers:
-        return f"{min(buffers)} is a buffer: it would reach neither actors nor checkpoints"
+        return f"{min(buffers)} is a buffer: buffers are neither published nor saved"
     return ""

@@ -1,5 +1,5 @@
-"""The networks that come with tianflow: `Mlp`, `NatureCnn`, `ImpalaResnet`, each with an optional
-LSTM after the torso.
+"""Built-in networks: `Mlp`, `NatureCnn` and `ImpalaResnet`, with an optional LSTM after the
+torso.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Torso = MlpTorso | ImageTorso
 
 
 class TorsoNetwork(Network):
-    """Torso, perhaps an LSTM, then a policy head and a value head.
+    """Torso, optional LSTM, policy head and value head.
 
-    The value has a torso of its own where ``value_torso`` is given; with an LSTM there is one
-    torso, because there is one memory. The policy head starts with gain 0.01, so that the first
-    policy is nearly uniform; the value head with gain 1. A Gaussian policy's log standard
-    deviations do not depend on the observation; they start at ``kwargs["log_std"]`` (0).
+    With ``value_torso`` the value has its own torso. With an LSTM there is only one torso, because
+    there is one recurrent state. The policy head has initial gain 0.01, so the first policy is
+    nearly uniform; the value head has gain 1. The log standard deviations of a Gaussian policy do
+    not depend on the observation; their initial value is ``kwargs["log_std"]`` (0).
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TorsoNetwork(Network):
     ) -> None:
         super().__init__()
         if settings.lstm and value_torso is not None:
-            raise ValueError("with an LSTM policy and value share the torso: there is one memory")
+            raise ValueError("with an LSTM, policy and value must share the torso")
         distribution = distribution_for(spec.action)
         self.torso, self.value_torso = torso, value_torso
         self.lstm = ResettingLstm(torso.size, settings.lstm) if settings.lstm else None
@@ -92,8 +92,8 @@ class TorsoNetwork(Network):
 
 
 class Mlp(TorsoNetwork):
-    """Fully connected layers ``hidden`` with ``activation``; policy and value apart unless
-    ``share_torso`` or ``lstm``.
+    """Fully connected layers ``hidden``. Policy and value are separate unless ``share_torso`` or
+    ``lstm``.
     """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
@@ -106,7 +106,7 @@ class Mlp(TorsoNetwork):
         self._activation = settings.activation
 
     def on_arrays(self) -> ArrayMlp | None:
-        """`act` on arrays; None with memory, or when the observation is not one float32 vector."""
+        """`act` on arrays; None with an LSTM, or if the observation is not one float32 vector."""
         torso = self.torso
         if self.lstm is not None or not isinstance(torso, MlpTorso) or torso.vector.plain is None:
             return None
@@ -124,8 +124,8 @@ class Mlp(TorsoNetwork):
 
 
 class NatureCnn(TorsoNetwork):
-    """Three convolutions over each uint8 image and one layer of ``kwargs["units"]`` (512); policy
-    and value share them.
+    """Three convolutions per uint8 image and one layer of ``kwargs["units"]`` (512), shared by both
+    heads.
     """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
@@ -133,8 +133,8 @@ class NatureCnn(TorsoNetwork):
 
 
 class ImpalaResnet(TorsoNetwork):
-    """Residual convolutions with ``kwargs["channels"]`` (16, 32, 32) and one layer of
-    ``kwargs["units"]`` (256).
+    """Residual convolutions ``kwargs["channels"]`` (16, 32, 32), one layer of ``kwargs["units"]``
+    (256).
     """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:

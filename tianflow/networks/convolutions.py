@@ -1,4 +1,4 @@
-"""A convolution and its activation, in the way that costs a learner on a CPU least."""
+"""Convolution with activation, optimised for training on a CPU."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-_at_once = (
+_fused_convolution = (
     getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
     if torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     else None
 )
-"""The convolution with an activation that PyTorch's own compiler makes use of; None in builds
-without it.
-"""
+"""Fused convolution with activation of PyTorch's compiler; None in builds without it."""
 
 
 class RectifiedConv2d(nn.Conv2d):
-    """A convolution without padding and the rectifier after it.
+    """A convolution without padding, followed by a rectifier.
 
-    Where gradients are wanted of images whose channels lie innermost, on a CPU and in full
-    precision, two things are done otherwise. Pixels of a row are taken together, ``g`` of them,
-    which kernel and stride are multiples of: g pixels of C channels that lie side by side are one
-    of g C channels, without a copy, and kernel and stride are g times narrower. The sums of
-    products are the same, and take less time with more channels, most of all for gradients. And the
-    rectifier is applied to sums before they are written, where PyTorch was built with that.
+    Two optimisations apply with gradients, on a CPU, in float32, with channels innermost in memory:
+
+    - ``g`` adjacent pixels of a row are combined, where g divides kernel and stride. g pixels of C
+      channels are one pixel of g C channels, without a copy, and kernel and stride become g times
+      narrower. The sums of products are the same. More channels make them faster, especially
+      gradients.
+    - The rectifier is applied before sums are written, if PyTorch was built with that.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
@@ -46,9 +45,9 @@ class RectifiedConv2d(nn.Conv2d):
         group = math.gcd(self._multiple, x.shape[-1])
         weight, stride = self.weight, (self.stride[0], self.stride[1] // group)
         if group > 1:
-            x, weight = _together(x, group), _weights_together(weight, group)
+            x, weight = _group_pixels(x, group), _group_weights(weight, group)
         if (
-            _at_once is not None
+            _fused_convolution is not None
             and x.dtype == torch.float32
             and not torch.is_autocast_enabled("cpu")
         ):
@@ -57,32 +56,30 @@ class RectifiedConv2d(nn.Conv2d):
         return torch.relu_(functional.conv2d(x, weight, self.bias, stride))
 
 
-def _together(x: Tensor, group: int) -> Tensor:
-    """[M, C, H, W] -> [M, g C, H, W/g], a view: of each ``group`` of pixels the channels of the
-    first come first.
+def _group_pixels(x: Tensor, group: int) -> Tensor:
+    """[M, C, H, W] -> [M, g C, H, W/g], a view; the channels of the first pixel of a group are
+    first.
     """
     count, channels, height, width = x.shape
     return x.movedim(1, -1).reshape(count, height, width // group, group * channels).movedim(-1, 1)
 
 
-def _weights_together(weight: Tensor, group: int) -> Tensor:
-    """The weights [O, C, K, K] that say the same of such pixels, [O, g C, K, K/g]."""
+def _group_weights(weight: Tensor, group: int) -> Tensor:
+    """The equivalent weights [O, C, K, K] -> [O, g C, K, K/g] for grouped pixels."""
     outputs, channels, rows, columns = weight.shape
     grouped = weight.view(outputs, channels, rows, columns // group, group).permute(0, 4, 1, 2, 3)
     return grouped.reshape(outputs, group * channels, rows, columns // group)
 
 
 class _Rectified(torch.autograd.Function):
-    """``relu(conv2d(x, weight, bias, stride))`` whose sums are rectified before they are
-    written.
-    """
+    """``relu(conv2d(x, weight, bias, stride))``, rectified before sums are written."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, int]
     ) -> Tensor:
-        assert _at_once is not None
-        y: Tensor = _at_once(x, weight, bias, (0, 0), stride, (1, 1), 1, "relu", (), "")
+        assert _fused_convolution is not None
+        y: Tensor = _fused_convolution(x, weight, bias, (0, 0), stride, (1, 1), 1, "relu", (), "")
         ctx.save_for_backward(x, weight, y)
         ctx.stride = stride
         return y
@@ -91,7 +88,7 @@ class _Rectified(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
-        # Laid out first: to go through two tensors in two orders costs more than the copy.
+        # Copied first: reading two tensors in two memory orders costs more than the copy.
         gradient = torch.ops.aten.threshold_backward(
             gradient.contiguous(memory_format=torch.channels_last), y, 0.0
         )

@@ -1,5 +1,5 @@
-"""What the built-in networks are made of: observation encoders, torsos and an LSTM that resets
-inside a sequence.
+"""Parts of the built-in networks: observation encoder, torsos, and an LSTM that resets per
+episode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SQRT_2 = math.sqrt(2.0)
 
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-    """A linear layer with orthogonal weights of ``gain`` and no bias at first (arXiv 1312.6120)."""
+    """A linear layer with orthogonal weights of ``gain`` and zero bias (arXiv 1312.6120)."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -32,8 +32,7 @@ def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
 
 
 class Vector(nn.Module):
-    """Leaves as one float32 vector: categorical ones one-hot, uint8 scaled to 0..1, all flattened,
-    side by side.
+    """Leaves as one float32 vector: categorical ones one-hot, uint8 scaled to 0..1, all flattened.
 
     {leaf: [M, *leaf]} -> [M, size]. It has no parameters.
     """
@@ -46,7 +45,7 @@ class Vector(nn.Module):
             if len(leaves) == 1 and leaves[0].dtype == "float32" and len(leaves[0].shape) == 1
             else None
         )
-        """The leaf that is such a vector already, when there is no other."""
+        """Name of the only leaf, if that is a float32 vector."""
         self.size = sum(
             sum(leaf.categories) if leaf.categories else math.prod(leaf.shape) for leaf in leaves
         )
@@ -75,8 +74,8 @@ class MlpTorso(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.size = sizes[-1]
         self._weights = tuple((layer.weight, layer.bias) for layer in layers)
-        # In place: the result alone is needed for the gradient, and fresh memory costs more than
-        # the arithmetic.
+        # In place: the gradient needs the result only, and new memory costs more than the
+        # arithmetic.
         self._activation = torch.tanh_ if activation == "tanh" else torch.relu_
 
     def forward(self, observation: Tree) -> Tensor:
@@ -87,11 +86,11 @@ class MlpTorso(nn.Module):
 
 
 class ImageTorso(nn.Module):
-    """Convolutions over every image leaf, then one layer of ``units`` over their outputs and all
-    other leaves.
+    """Convolutions per image leaf, then one layer of ``units`` over their outputs and all other
+    leaves.
 
-    {leaf: [M, *leaf]} -> [M, units]. ``trunks`` hold the convolutions of each image leaf, [M, C, H,
-    W] -> [M, F]. An image is uint8, which is scaled to 0..1, or float32, which was normalised.
+    {leaf: [M, *leaf]} -> [M, units]. ``trunks`` are the convolutions of each image leaf, [M, C, H,
+    W] -> [M, F]. An image is uint8, which is scaled to 0..1, or float32, if normalised.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], trunks: Sequence[nn.Module], units: int) -> None:
@@ -115,12 +114,10 @@ class ImageTorso(nn.Module):
             parts.append(trunk(as_float(channels_innermost(x))))
         if self.vector.size:
             parts.append(self.vector(observation))
-        return torch.relu_(self._headed(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
+        return torch.relu_(self._output(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
 
-    def _headed(self, x: Tensor) -> Tensor:
-        """The last layer. The other way round, weights first, BLAS takes two thirds of the time for
-        as few rows as an actor has.
-        """
+    def _output(self, x: Tensor) -> Tensor:
+        """The last layer. Without gradients, weights come first: a third faster for few rows."""
         if torch.is_grad_enabled():
             return cast("Tensor", self.head(x))
         return torch.addmm(self.head.bias.unsqueeze(1), self.head.weight, x.t()).t()
@@ -140,13 +137,13 @@ def nature_trunk(channels: int) -> nn.Module:
         convolution = RectifiedConv2d(channels, size, kernel, stride)
         nn.init.orthogonal_(convolution.weight, SQRT_2)
         nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
-        layers[str(2 * k)] = convolution  # in what is published an activation has a number, too
+        layers[str(2 * k)] = convolution  # the published names number the activations, too
         channels = size
     return nn.Sequential(OrderedDict(layers, flat=nn.Flatten()))
 
 
 class Residual(nn.Module):
-    """Two convolutions beside an identity (IMPALA, arXiv 1802.01561, figure 3)."""
+    """Two convolutions with a skip connection (IMPALA, arXiv 1802.01561, figure 3)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -173,11 +170,10 @@ def impala_trunk(channels: int, sizes: Sequence[int]) -> nn.Module:
 
 
 class ResettingLstm(nn.Module):
-    """An LSTM (Hochreiter and Schmidhuber, 1997) whose state is zeroed inside a sequence wherever
-    an episode starts.
+    """An LSTM (Hochreiter and Schmidhuber, 1997) whose state is reset where an episode starts.
 
-    Gates lie in the order input, forget, cell, output. The forget bias is 1 at first, so that it
-    remembers by default.
+    Gates are in the order input, forget, cell, output. The initial forget bias is 1, so that the
+    state persists.
     """
 
     def __init__(self, inputs: int, units: int) -> None:
@@ -191,8 +187,8 @@ class ResettingLstm(nn.Module):
             self.bias[units : 2 * units] = 1.0
 
     def forward(self, x: Tensor, state: Tree, start: Tensor) -> tuple[Tensor, Tree]:
-        """[T, B, inputs], {"h", "c": [B, units]}, bool [T, B] -> hidden [T, B, units], and the
-        state after each step.
+        """[T, B, inputs], {"h", "c": [B, units]}, bool [T, B] -> hidden [T, B, units], state after
+        each step.
         """
         gates = functional.linear(x, self.weight_input, self.bias)
         keep = (~start).to(x.dtype).unsqueeze(-1)

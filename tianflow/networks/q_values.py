@@ -1,8 +1,7 @@
-"""Networks of algorithms that learn from replay: values of actions, critics of states and actions,
-and actors within bounds.
+"""Networks for replay algorithms: action values, critics, and actors with bounded actions.
 
-All are built on the torsos of the built-in networks, chosen by ``network.name``. Actions of critics
-and actors are scaled to -1..1, whatever the environment's are; see `ActionRange`.
+They use the torsos of the built-in networks, selected by ``network.name``. Actions of critics and
+actors are scaled to -1..1; see `ActionRange`.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from tianflow.networks.parts import (
 )
 
 Torso = MlpTorso | ImageTorso
-Made = TypeVar("Made", bound=nn.Module)
+Built = TypeVar("Built", bound=nn.Module)
 ACTION = "action of the critic"
-"""The leaf under which a critic sees an action; no environment's leaf has spaces in its name by
-chance.
+"""Name of the leaf that holds a critic's action. The spaces make a clash with other leaves
+unlikely.
 """
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of an actor's log standard deviations before squashing, as in the code of arXiv
@@ -41,17 +40,18 @@ LOG_STD_RANGE = (-20.0, 2.0)
 
 
 class QOutput(NamedTuple):
-    """Values of all actions, float32 [T, B, A], and the recurrent state after each step, {leaf: [T,
-    B, ...]}.
+    """Values of all actions, float32 [T, B, A], and recurrent state after each step, {leaf: [T, B,
+    ...]}.
     """
 
     values: Tensor
     state: Tree
 
 
-def seeded(seed: int, make: Callable[[], Made]) -> Made:
-    """What ``make`` gives, its weights drawn from ``seed`` alone; the global generator is left as
-    it was.
+def seeded(seed: int, make: Callable[[], Built]) -> Built:
+    """The module of ``make``, with weights from ``seed`` alone.
+
+    The global random generator stays unchanged.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -62,7 +62,7 @@ def make_torso(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> Torso:
     """The torso of the built-in network ``settings.name`` over ``leaves``.
 
     Raises:
-        ConfigError: there is no built-in network of that name.
+        ConfigError: the name is not a built-in network.
     """
     if settings.name == "mlp":
         return MlpTorso(leaves, settings.hidden, settings.activation)
@@ -80,7 +80,7 @@ def make_torso(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> Torso:
             Problem(
                 "network.name",
                 settings.name,
-                "has no torso that a value network could be built on",
+                "has no torso for a value network",
                 accepted,
             )
         ]
@@ -88,7 +88,7 @@ def make_torso(settings: NetworkSettings, leaves: Sequence[LeafSpec]) -> Torso:
 
 
 class ValueStream(nn.Module):
-    """A hidden layer and a head, [M, width] -> [M, outputs]; the first outputs are nearly 0."""
+    """A hidden layer and a head, [M, width] -> [M, outputs]. Initial outputs are nearly 0."""
 
     def __init__(self, width: int, outputs: int) -> None:
         super().__init__()
@@ -101,8 +101,7 @@ class ValueStream(nn.Module):
 
 
 class QNetwork(nn.Module):
-    """Values of a choice's actions: torso, perhaps an LSTM, then one head, or with ``duelling`` two
-    streams.
+    """Action values: torso, optional LSTM, then one head, or two streams with ``duelling``.
 
     Duelling (arXiv 1511.06581, eq. 9): ``Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)``.
     """
@@ -118,7 +117,7 @@ class QNetwork(nn.Module):
         )
 
     def forward(self, observation: Tree, state: Tree, start: Tensor) -> QOutput:
-        """A sequence, as `tianflow.networks.Network.forward` sees it."""
+        """Evaluate a sequence, as `tianflow.networks.Network.forward`."""
         steps, columns = start.shape
         features: Tensor = self.torso(
             {name: leaf.flatten(0, 1) for name, leaf in observation.items()}
@@ -130,9 +129,7 @@ class QNetwork(nn.Module):
         return QOutput(self._values(features).view(steps, columns, -1), states)
 
     def act(self, observation: Tree, state: Tree) -> tuple[Tensor, Tree]:
-        """One step: {leaf: [N, ...]} and the state before it -> values [N, A] and the state after
-        it.
-        """
+        """One step: {leaf: [N, ...]}, state before it -> values [N, A], state after it."""
         features: Tensor = self.torso(observation)
         if self.lstm is not None:
             features, state = self.lstm.step(features, state)
@@ -147,8 +144,9 @@ class QNetwork(nn.Module):
 
 
 class Critics(nn.Module):
-    """Two independent values of states and actions (arXiv 1802.09477): {leaf: [M, ...]}, [M, D] in
-    -1..1 -> [2, M].
+    """Two independent state-action values (arXiv 1802.09477): {leaf: [M, ...]}, [M, D] -> [2, M].
+
+    Actions are in -1..1.
     """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
@@ -158,18 +156,18 @@ class Critics(nn.Module):
         self.heads = nn.ModuleList(linear(int(torso.size), 1, 1.0) for torso in self.torsos)  # type: ignore[arg-type]
 
     def forward(self, observation: Tree, action: Tensor) -> Tensor:
-        seen = {**observation, ACTION: action}
+        inputs = {**observation, ACTION: action}
         return torch.stack(
             [
-                head(torso(seen)).squeeze(-1)
+                head(torso(inputs)).squeeze(-1)
                 for torso, head in zip(self.torsos, self.heads, strict=True)
             ]
         )
 
 
 class SquashedGaussian(nn.Module):
-    """An actor that gives means and log standard deviations before squashing: {leaf: [M, ...]} ->
-    [M, 2 D], side by side.
+    """Actor with means and log standard deviations before squashing: {leaf: [M, ...]} -> [M, 2
+    D].
     """
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
@@ -183,7 +181,7 @@ class SquashedGaussian(nn.Module):
 
 
 class Deterministic(nn.Module):
-    """An actor that gives actions themselves: {leaf: [M, ...]} -> [M, D] in -1..1."""
+    """Deterministic actor: {leaf: [M, ...]} -> actions [M, D] in -1..1."""
 
     def __init__(self, settings: NetworkSettings, spec: EnvironmentSpec) -> None:
         super().__init__()
@@ -196,9 +194,7 @@ class Deterministic(nn.Module):
 
 
 class ActionRange:
-    """Actions of a bounded Box, stored as the environment takes them [..., *shape], and scaled to
-    -1..1, flat [..., D].
-    """
+    """Conversion of bounded Box actions: stored [..., *shape], scaled to -1..1 [..., D]."""
 
     def __init__(self, action: ActionSpec, device: torch.device) -> None:
         low, high = (
@@ -219,5 +215,5 @@ class ActionRange:
 
 
 def action_size(action: ActionSpec) -> int:
-    """D, components of one action."""
+    """D, number of components of one action."""
     return len(action.low)

@@ -1,1 +1,1 @@
-"""Pure functions on tensors: returns, losses, distributions, transforms."""
+"""Equations as pure functions on tensors: returns, losses, distributions, transforms."""

@@ -1,9 +1,8 @@
-"""Action distributions, as functions of a parameter tensor ``[..., P]``; no object per step,
-sampling from noise drawn beforehand.
+"""Action distributions, as functions of a parameter tensor ``[..., P]``.
 
-The actor draws the noise of a whole trajectory at once and adds it step by step; the learner
-recomputes log-probabilities from parameters with the same code, so that on equal weights both agree
-to float32 rounding.
+Sampling uses noise drawn in advance, and no object is created per step. The actor draws the noise
+of a whole trajectory at once and adds it step by step. The learner recomputes log-probabilities
+with the same code, so on equal weights both agree to float32 rounding.
 """
 
 from __future__ import annotations
@@ -20,16 +19,18 @@ from torch import Tensor
 from tianflow.core.payloads import ActionSpec
 
 MASKED_LOGIT = -1e9
-"""Logit of a forbidden action: probability exactly 0 in float32, and still finite, so that no
-gradient or KL becomes NaN.
+"""Logit of a forbidden action.
+
+Its probability is exactly 0 in float32. The logit is finite, so gradients and KL stay finite.
 """
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class ActionDistribution(Protocol):
-    """What `Categorical` and `DiagonalGaussian` have in common. Leading axes are free.
+    """Interface of `Categorical` and `DiagonalGaussian`. Leading axes are arbitrary.
 
-    ``size``: P, parameters of one action. ``noise_size``: K, numbers of noise for one action.
+    ``size``: P, number of parameters of one action. ``noise_size``: K, number of noise values of
+    one action.
     """
 
     @property
@@ -40,16 +41,17 @@ class ActionDistribution(Protocol):
         """Noise for ``sample``: float32 [*shape, K]."""
 
     def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:
-        """Parameters under which actions whose ``mask`` ([..., sum of categories], bool) is False
-        have probability 0.
+        """Parameters with which actions have probability 0 where ``mask`` is False.
+
+        ``mask`` is bool [..., sum of categories].
         """
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
-        """What ``parameters`` consist of, each under its name."""
+        """Parts of ``parameters`` by name."""
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor: ...
     def choose(self, parameters: NDArray[Any], noise: NDArray[Any], out: NDArray[Any]) -> None:
-        """`sample` on arrays, into ``out`` [..., *stored]. ``noise`` is overwritten."""
+        """`sample` on arrays, written to ``out`` [..., *stored]. ``noise`` is overwritten."""
 
     def mode(self, parameters: Tensor) -> Tensor:
         """The most probable action."""
@@ -63,12 +65,12 @@ class ActionDistribution(Protocol):
 
     def entropy(self, parameters: Tensor) -> Tensor: ...
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        """KL(p || q) in nats, exactly, from two parameter tensors."""
+        """KL(p || q) in nats, exact, from two parameter tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
-    """One or several independent categorical choices; parameters are their logits side by side.
+    """One or several independent categorical choices. Parameters are their concatenated logits.
 
     ``scalar``: one choice, actions are int64 [...]; otherwise int64 [..., K].
     """
@@ -85,7 +87,7 @@ class Categorical:
         return self.size
 
     def noise(self, shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:
-        """Gumbel noise: -log of exponential noise."""
+        """Gumbel noise: minus the logarithm of exponential noise."""
         exponential = generator.standard_exponential((*shape, self.size), dtype=np.float32)
         np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)
         np.log(exponential, out=exponential)
@@ -142,9 +144,8 @@ class Categorical:
         )
         total, first = np.zeros(choices.shape[1], np.float32), 0
         for chosen, count in zip(actions, self.categories, strict=True):
-            log_p = choices[
-                first : first + count
-            ].copy()  # [choices, ...], for the reason that `_log_softmax` has
+            # [choices, ...], for the reason in `_log_softmax`
+            log_p = choices[first : first + count].copy()
             log_p -= log_p.max(0)
             total += log_p.ravel().take(chosen * len(total) + np.arange(len(total)))
             total -= np.log(np.exp(log_p, out=log_p).sum(0))
@@ -172,10 +173,11 @@ class Categorical:
 
 @dataclass(frozen=True, slots=True)
 class DiagonalGaussian:
-    """Independent normal components; parameters are means and log standard deviations side by side.
+    """Independent normal components. Parameters are the concatenated means and log standard
+    deviations.
 
-    Actions are float32 [..., *shape], as sampled: clipping to the space is the environment side's
-    matter, since the log-probability of a clipped action would be another number.
+    Actions are float32 [..., *shape], as sampled. The environment side clips them, because a
+    clipped action has a different log-probability.
     """
 
     shape: tuple[int, ...]
@@ -195,7 +197,7 @@ class DiagonalGaussian:
         )
 
     def masked(self, parameters: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG002 - the protocol's signature
-        """Unchanged: a mask has no meaning for continuous actions."""
+        """Unchanged: continuous actions have no mask."""
         return parameters
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
@@ -245,24 +247,22 @@ class DiagonalGaussian:
 
 
 def distribution_for(action: ActionSpec) -> ActionDistribution:
-    """The distribution over actions of this kind: categorical, or a diagonal Gaussian for a box."""
+    """The distribution of an action kind: categorical, or a diagonal Gaussian for a box."""
     if action.kind == "box":
         return DiagonalGaussian(action.shape)
     return Categorical(action.categories, scalar=action.kind == "discrete")
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """[..., choices] -> [choices, ...]: PyTorch is several times as quick over a first axis as over
-    a last one of few choices.
-    """
+    """[..., choices] -> [choices, ...], several times faster than over a short last axis."""
     return logits.movedim(-1, 0).contiguous().log_softmax(0)
 
 
 def _picked(log_p: Tensor, action: Tensor) -> Tensor:
-    """[choices, ...] and int64 [...] -> the log-probability of each action, [...]."""
+    """[choices, ...] and int64 [...] -> log-probability of each action, [...]."""
     return log_p.gather(0, action.unsqueeze(0)).squeeze(0)
 
 
 def _sum(terms: list[Tensor]) -> Tensor:
-    """Sum of the heads' terms; one head costs nothing."""
+    """Sum of the heads' terms, without an operation for a single head."""
     return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)

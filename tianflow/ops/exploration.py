@@ -1,4 +1,4 @@
-"""How actors explore: an epsilon for each environment, and scores that choose at random."""
+"""Exploration of actors: an epsilon per environment, and scores for random choices."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from torch import Tensor
 def apex_epsilons(
     first: int, count: int, total: int, *, epsilon: float, alpha: float
 ) -> NDArray[np.float64]:
-    """``epsilon ** (1 + alpha i / (total - 1))`` for environments i = first .. first + count - 1 of
-    ``total``.
+    """``epsilon ** (1 + alpha i / (total - 1))`` of environments i = first .. first + count - 1.
 
-    float64 [count] (Ape-X, arXiv 1803.00933, section 4.1). A single environment has ``epsilon``
-    itself; alpha 0 gives all the same.
+    The result is float64 [count] (Ape-X, arXiv 1803.00933, section 4.1). A single environment has
+    ``epsilon``. With alpha 0, all values are ``epsilon``.
     """
     place = np.arange(first, first + count) / max(total - 1, 1)
     return np.asarray(epsilon ** (1.0 + alpha * np.minimum(place, 1.0)), np.float64)
@@ -24,8 +23,9 @@ def apex_epsilons(
 def epsilon_noise(
     steps: int, epsilons: NDArray[np.float64], actions: int, generator: np.random.Generator
 ) -> Tensor:
-    """Noise for `scores_of`, float32 [steps, N, actions]: with probability ``epsilons`` [N] a score
-    in (0, 1] for each action, else 0.
+    """Noise for `scores_of`, float32 [steps, N, actions].
+
+    With probability ``epsilons`` [N] every action has a random score in (0, 1], else 0.
     """
     explores = generator.random((steps, len(epsilons))) < epsilons
     scores = 1.0 - generator.random((steps, len(epsilons), actions), dtype=np.float32)
@@ -33,9 +33,9 @@ def epsilon_noise(
 
 
 def scores_of(q: Tensor, noise: Tensor) -> Tensor:
-    """What the greatest is to be taken of, [..., A]: the noise where there is any, else ``q``.
+    """Scores [..., A] for a maximum: the noise where it is above 0, else ``q``.
 
-    All actions have a score where one explores, so that the choice is uniform over whichever are
-    allowed.
+    An exploring environment has a score for every action, so the choice is uniform over the allowed
+    actions.
     """
     return torch.where(noise[..., :1] > 0.0, noise, q)

@@ -1,7 +1,7 @@
-"""Losses, as means over valid rows. All tensors of one call have one shape; ``valid`` is boolean,
-or None for all rows.
+"""Losses, as means over valid rows.
 
-Advantages and targets are constants here: give them without gradient.
+The tensors of one call have the same shape. ``valid`` is boolean, or None for all rows. Advantages
+and targets are constants: pass them without gradient.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _LOWEST = -1e30
 
 
 def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
-    """Mean of ``x`` over the rows where ``valid``; 0 when there is none. What lies in other rows
-    does not matter.
+    """Mean of ``x`` over the rows where ``valid``; 0 without such rows. Other rows have no
+    influence.
     """
     if valid is None:
         return x.mean()
@@ -24,7 +24,7 @@ def masked_mean(x: Tensor, valid: Tensor | None) -> Tensor:
 def policy_gradient_loss(
     log_prob: Tensor, advantage: Tensor, valid: Tensor | None = None
 ) -> Tensor:
-    """``-mean(log_prob * advantage)``: its gradient is the policy gradient (A3C, arXiv
+    """``-mean(log_prob * advantage)``; its gradient is the policy gradient (A3C, arXiv
     1602.01783).
     """
     return -masked_mean(log_prob * advantage, valid)
@@ -40,8 +40,8 @@ def value_loss(
 ) -> Tensor:
     """``mean((value - target)^2) / 2``.
 
-    With ``clip`` (the form of OpenAI's PPO2 code) the worse of the error of ``value`` and of
-    ``value`` held within ``clip`` of ``old_value`` counts.
+    With ``clip`` (as in OpenAI's PPO2 code) the larger of two errors counts: that of ``value``, and
+    that of ``value`` clipped to within ``clip`` of ``old_value``.
 
     Raises:
         ValueError: ``clip`` without ``old_value``.
@@ -49,17 +49,18 @@ def value_loss(
     error = (value - target).square()
     if clip is not None:
         if old_value is None:
-            raise ValueError("clip needs old_value, what the value was before the update")
-        held = old_value + (value - old_value).clamp(-clip, clip)
-        error = torch.maximum(error, (held - target).square())
+            raise ValueError("clip requires old_value, the value before the update")
+        clipped = old_value + (value - old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (clipped - target).square())
     return 0.5 * masked_mean(error, valid)
 
 
 def ppo_loss(
     log_ratio: Tensor, advantage: Tensor, valid: Tensor | None = None, *, clip: float
 ) -> Tensor:
-    """PPO's clipped objective, negated (arXiv 1707.06347, eq. 7): ``-mean(min(r A, clip(r, 1-e,
-    1+e) A))``, r = exp(log_ratio).
+    """PPO's clipped objective, negated (arXiv 1707.06347, eq. 7).
+
+    ``-mean(min(r A, clip(r, 1-e, 1+e) A))`` with r = exp(log_ratio).
     """
     return -masked_mean(_clipped_surrogate(log_ratio, advantage, clip), valid)
 
@@ -72,11 +73,10 @@ def decoupled_ppo_loss(
     *,
     clip: float,
 ) -> Tensor:
-    """PPO for data of an older policy (arXiv 2110.00641, eq. 9): the clip is around a proximal
-    policy, not the behaviour.
+    """PPO for data of an older policy (arXiv 2110.00641, eq. 9): clipped around a proximal policy.
 
-    ``log_ratio`` is the log of new over *proximal* probability; ``behaviour_weight`` is proximal
-    over behaviour probability, a constant. Where it is 1 this is `ppo_loss`.
+    ``log_ratio`` is the log of new over *proximal* probability. ``behaviour_weight`` is proximal
+    over behaviour probability, a constant. Where it is 1, the loss is `ppo_loss`.
     """
     return -masked_mean(behaviour_weight * _clipped_surrogate(log_ratio, advantage, clip), valid)
 
@@ -87,8 +87,8 @@ def _clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Ten
 
 
 def normalised(x: Tensor, valid: Tensor) -> Tensor:
-    """``x`` with mean 0 and standard deviation 1 over valid rows; 0 elsewhere. A constant ``x``
-    becomes 0.
+    """``x`` with mean 0 and standard deviation 1 over valid rows, 0 elsewhere. A constant becomes
+    0.
     """
     count = valid.sum().clamp(min=1)
     mean = torch.where(valid, x, 0.0).sum() / count
@@ -97,10 +97,10 @@ def normalised(x: Tensor, valid: Tensor) -> Tensor:
 
 
 def approximate_kl(log_ratio: Tensor, valid: Tensor | None = None) -> Tensor:
-    """KL(p || q) in nats from samples of p, ``log_ratio`` = log q - log p.
+    """KL(p || q) in nats from samples of p, with ``log_ratio`` = log q - log p.
 
     The mean of ``exp(l) - 1 - l`` is unbiased and never negative (Schulman, "Approximating KL
-    divergence", 2020, k3). The ratio is bounded at e^20 so that one improbable sample cannot
+    divergence", 2020, k3). The ratio is limited to e^20, so that one improbable sample cannot
     overflow it.
     """
     bounded = log_ratio.clamp(max=20.0)
@@ -108,8 +108,9 @@ def approximate_kl(log_ratio: Tensor, valid: Tensor | None = None) -> Tensor:
 
 
 def effective_sample_ratio(log_ratio: Tensor, valid: Tensor) -> Tensor:
-    """Effective sample size of the importance weights ``exp(log_ratio)`` over their number: 1 when
-    all are equal, in (0, 1]; 0 when no row is valid.
+    """Effective sample size of the weights ``exp(log_ratio)`` over their number, in (0, 1].
+
+    The result is 1 if all weights are equal, and 0 without valid rows.
     """
     largest = torch.where(valid, log_ratio, _LOWEST).max()
     weight = torch.where(valid, torch.exp(log_ratio - largest), 0.0)
@@ -117,9 +118,7 @@ def effective_sample_ratio(log_ratio: Tensor, valid: Tensor) -> Tensor:
 
 
 def explained_variance(value: Tensor, target: Tensor, valid: Tensor) -> Tensor:
-    """``1 - var(target - value) / var(target)`` over valid rows: 1 is perfect, 0 no better than a
-    constant.
-    """
+    """``1 - var(target - value) / var(target)`` over valid rows: 1 is perfect, 0 as a constant."""
     spread = _variance(target, valid)
     return 1.0 - _variance(target - value, valid) / spread.clamp(min=1e-12)
 

@@ -1,4 +1,4 @@
-"""Q-learning: n-step targets, value rescaling, errors and the priorities that follow from them.
+"""Q-learning: n-step targets, value rescaling, errors and their priorities.
 
 Rows are time, ``[T, ...]``, as in `tianflow.ops.returns`. Targets carry no gradient.
 """
@@ -11,27 +11,27 @@ from torch import Tensor
 from tianflow.ops.returns import NStep
 
 MASKED_VALUE = -1e9
-"""Value of a forbidden action: lower than any other, and still finite."""
+"""Value of a forbidden action: lower than any other, and finite."""
 
 
 def masked_values(q: Tensor, mask: Tensor | None) -> Tensor:
-    """``q`` [..., A] with `MASKED_VALUE` where ``mask`` (bool, the same shape; None allows all) is
-    False.
+    """``q`` [..., A] with `MASKED_VALUE` where ``mask`` is False (bool, same shape; None allows
+    all).
     """
     return q if mask is None else q.masked_fill(~mask, MASKED_VALUE)
 
 
 def taken(q: Tensor, action: Tensor) -> Tensor:
-    """Values of the actions taken: [..., A], int64 [...] -> [...]."""
+    """Values of the chosen actions: [..., A], int64 [...] -> [...]."""
     return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
 def double_q_value(selecting: Tensor, valuing: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Value of the action that another network would choose (double Q-learning, arXiv 1509.06461,
-    eq. 4).
+    """Value of the action that another network selects (double Q-learning, arXiv 1509.06461, eq.
+    4).
 
-    ``valuing[argmax_a selecting]``, over allowed actions: twice [..., A] -> [...]. With
-    ``selecting`` the same as ``valuing`` this is ordinary Q-learning's maximum.
+    ``valuing[argmax_a selecting]`` over allowed actions: two [..., A] -> [...]. If ``selecting`` is
+    ``valuing``, this is the maximum of ordinary Q-learning.
     """
     return taken(valuing, masked_values(selecting, mask).argmax(-1))
 
@@ -43,11 +43,10 @@ def rows_after(rows: Tensor, steps_t: Tensor) -> Tensor:
 
 
 def n_step_target(step: NStep, bootstrap: Tensor, *, rescaling: float | None = None) -> Tensor:
-    """What the value of a state and action should have been, [...], from n rewards and the value n
-    steps later.
+    """Target of a state-action value, [...], from n rewards and the value n steps later.
 
-    ``reward_t + discount_t * bootstrap``; where the discount is 0, after a termination,
-    ``bootstrap`` does not matter. With ``rescaling`` values are h(returns): ``h(reward_t +
+    ``reward_t + discount_t * bootstrap``. Where the discount is 0, after a termination,
+    ``bootstrap`` has no influence. With ``rescaling`` values are h(returns): ``h(reward_t +
     discount_t h^-1(bootstrap))`` (R2D2, ICLR 2019, section 2.3).
     """
     value = bootstrap if rescaling is None else unrescaled(bootstrap, rescaling)
@@ -56,22 +55,20 @@ def n_step_target(step: NStep, bootstrap: Tensor, *, rescaling: float | None = N
 
 
 def rescaled(x: Tensor, epsilon: float) -> Tensor:
-    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x`` (arXiv 1805.11593, proposition A.2), any
-    shape.
+    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x`` (arXiv 1805.11593, proposition A.2).
 
-    ``sqrt(|x| + 1) - 1`` is computed as ``|x| / (sqrt(|x| + 1) + 1)``, which does not cancel near
-    0.
+    ``sqrt(|x| + 1) - 1`` is computed as ``|x| / (sqrt(|x| + 1) + 1)``, without cancellation near 0.
     """
     return x / ((x.abs() + 1.0).sqrt() + 1.0) + epsilon * x
 
 
 def unrescaled(y: Tensor, epsilon: float) -> Tensor:
-    """The inverse of `rescaled`: ``sign(y) (((sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / (2
-    epsilon))^2 - 1)``, any shape.
+    """The inverse of `rescaled`.
 
-    With ``s`` the square root and ``z`` the quotient, ``z - 1 = |y| (2 - 4 epsilon / (s + 1 + 2
-    epsilon)) / (s + 1)``, and the result is ``(z - 1) (z - 1 + 2)``: nothing cancels, so float32
-    keeps its precision near 0 too.
+    ``sign(y) (((sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1)``. With ``s``
+    the square root and ``z`` the quotient, ``z - 1 = |y| (2 - 4 epsilon / (s + 1 + 2 epsilon)) / (s
+    + 1)``, and the result is ``(z - 1) (z - 1 + 2)``. Without cancellation, float32 keeps its
+    precision near 0.
     """
     s = (1.0 + 4.0 * epsilon * (y.abs() + 1.0 + epsilon)).sqrt()
     below = y.abs() * (2.0 - 4.0 * epsilon / (s + (1.0 + 2.0 * epsilon))) / (s + 1.0)
@@ -79,8 +76,9 @@ def unrescaled(y: Tensor, epsilon: float) -> Tensor:
 
 
 def huber(error: Tensor, delta: float | None) -> Tensor:
-    """``error^2 / 2`` up to ``delta``, ``delta (|error| - delta / 2)`` above it (Huber, 1964);
-    None: squared everywhere.
+    """``error^2 / 2`` up to ``delta``, ``delta (|error| - delta / 2)`` above it (Huber, 1964).
+
+    With ``delta`` None the loss is squared everywhere.
     """
     if delta is None:
         return 0.5 * error.square()
@@ -90,21 +88,20 @@ def huber(error: Tensor, delta: float | None) -> Tensor:
 
 
 def weighted_loss(error: Tensor, weight: Tensor, learned: Tensor, *, delta: float | None) -> Tensor:
-    """Mean of ``weight * huber(error)`` over the rows where ``learned`` (PER, arXiv 1511.05952,
-    algorithm 1, line 12).
+    """Mean of ``weight * huber(error)`` over the rows where ``learned``.
 
-    ``error`` and ``learned`` (bool) [..., C]; ``weight`` [C], the importance weight of each item. 0
-    when nothing is learned.
+    Source: PER, arXiv 1511.05952, algorithm 1, line 12. ``error`` and ``learned`` (bool) are [...,
+    C]; ``weight`` [C] is the importance weight of each item. The result is 0 without learned rows.
     """
     losses = torch.where(learned, weight * huber(error, delta), 0.0)
     return losses.sum() / learned.sum().clamp(min=1)
 
 
 def sequence_priority(error: Tensor, learned: Tensor, *, eta: float) -> Tensor:
-    """``eta max_t |error_t| + (1 - eta) mean_t |error_t|`` over the rows where ``learned`` (R2D2,
-    ICLR 2019, section 2.3).
+    """``eta max_t |error_t| + (1 - eta) mean_t |error_t|`` over the rows where ``learned``.
 
-    Twice [T, C] (``learned`` bool) -> [C]; 0 where nothing is learned.
+    Source: R2D2, ICLR 2019, section 2.3. Two [T, C] (``learned`` bool) -> [C]; 0 without learned
+    rows.
     """
     size = torch.where(learned, error.abs(), 0.0)
     mean = size.sum(0) / learned.sum(0).clamp(min=1)

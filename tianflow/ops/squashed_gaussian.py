@@ -12,27 +12,28 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """``tanh(mean + exp(log_std) noise)`` with its log-probability, differentiable in both
+    """``tanh(mean + exp(log_std) noise)`` and its log-probability, differentiable in both
     parameters.
 
-    All [..., D], ``noise`` standard normal -> action [..., D] in -1..1, log-probability [...] in
-    nats.
+    All inputs are [..., D]; ``noise`` is standard normal. The action is [..., D] in -1..1, the
+    log-probability [...] in nats.
     """
     before = mean + log_std.exp() * noise
     return before.tanh(), (_normal(noise, log_std) - log_slope(before)).sum(-1)
 
 
 def squashed_log_prob(before: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log-probability in nats [...] of ``tanh(before)``, all [..., D]: ``log N(before) - log(1 -
-    tanh(before)^2)`` (eq. 21).
+    """Log-probability of ``tanh(before)`` in nats [...], all inputs [..., D].
+
+    ``log N(before) - log(1 - tanh(before)^2)`` (eq. 21).
     """
     noise = (before - mean) * (-log_std).exp()
     return (_normal(noise, log_std) - log_slope(before)).sum(-1)
 
 
 def log_slope(x: Tensor) -> Tensor:
-    """``log(1 - tanh(x)^2)`` as ``2 (log 2 - x - softplus(-2 x))``, which stays exact where tanh
-    rounds to 1.
+    """``log(1 - tanh(x)^2)`` as ``2 (log 2 - x - softplus(-2 x))``, exact where tanh rounds to
+    1.
     """
     return 2.0 * (_LOG_2 - x - functional.softplus(-2.0 * x))
 

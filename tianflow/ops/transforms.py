@@ -1,6 +1,4 @@
-"""Transforms of observations and rewards: scaling stored dtypes to float32, the layout of images,
-one-hot, running moments.
-"""
+"""Transforms of observations and rewards: scaling, image layout, one-hot, running moments."""
 
 from __future__ import annotations
 
@@ -12,16 +10,18 @@ from torch import Tensor
 from torch.nn import functional
 
 ROWS_AT_ONCE = 8
-"""Rows of uint8 that are summed at once: few enough for 16 bits, and for stacked frames to stay in
-a core's caches.
+"""Rows of uint8 that are summed at once.
+
+They fit into 16 bits, and their frame stacks into a core's caches.
 """
 ROWS_IN_32_BITS = 1 << 16
-"""As many squares of uint8 add up to less than 2**32."""
+"""Number of uint8 squares whose sum is below 2**32."""
 
 
 class RunningMoments(NamedTuple):
-    """Mean, variance (biased) and number of samples, all float64; mean and variance have the shape
-    of one sample, samples is [].
+    """Mean, biased variance and number of samples, in float64.
+
+    Mean and variance have the shape of one sample; samples is [].
     """
 
     mean: Tensor
@@ -30,8 +30,9 @@ class RunningMoments(NamedTuple):
 
 
 def batch_moments(x: Tensor) -> RunningMoments:
-    """RunningMoments over the first axis of ``x`` [M, *shape], in float64; uint8 counts as 0..1. Of
-    no sample: mean 0, variance 1, samples 0.
+    """Moments over the first axis of ``x`` [M, *shape], in float64; uint8 is scaled to 0..1.
+
+    Without samples: mean 0, variance 1, samples 0.
     """
     if x.shape[0] == 0:
         shape = x.shape[1:]
@@ -54,8 +55,7 @@ def batch_moments(x: Tensor) -> RunningMoments:
 def _exact_sums(x: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of uint8 and of their squares over the first axis, float64, without rounding.
 
-    NumPy adds up whole numbers of 16 and 32 bits quicker than PyTorch does floats, which are more
-    memory.
+    NumPy adds integers of 16 and 32 bits faster than PyTorch adds floats, which need more memory.
     """
     rows = x.reshape(x.shape[0], -1).numpy()
     total, squares = np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
@@ -76,8 +76,8 @@ def _exact_sums(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _integer_sums(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in a few operations over all of ``x``: a GPU would wait for the launch of each
-    block.
+    """`_exact_sums` in a few operations over all of ``x``, which avoids launch overhead on a
+    GPU.
     """
     return x.sum(0, dtype=torch.int64).double(), x.to(torch.int32).square_().sum(
         0, dtype=torch.int64
@@ -85,8 +85,9 @@ def _integer_sums(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def merged_moments(a: RunningMoments, b: RunningMoments) -> RunningMoments:
-    """RunningMoments of both sets of samples together (Chan, Golub and LeVeque, 1979). Counts enter
-    once, whatever the order.
+    """Moments of both sets of samples together (Chan, Golub and LeVeque, 1979).
+
+    The result does not depend on the order of merges.
     """
     samples = a.samples + b.samples
     share = b.samples / samples.clamp(min=1.0)
@@ -103,7 +104,7 @@ def merged_moments(a: RunningMoments, b: RunningMoments) -> RunningMoments:
 
 
 def normalise(x: Tensor, mean: Tensor, inverse_std: Tensor, clip: float) -> Tensor:
-    """``(x - mean) * inverse_std`` within plus and minus ``clip``."""
+    """``(x - mean) * inverse_std``, clipped to plus and minus ``clip``."""
     return (x - mean).mul_(inverse_std).clamp_(-clip, clip)
 
 
@@ -115,22 +116,22 @@ def as_float(x: Tensor) -> Tensor:
 
 
 def channels_innermost(x: Tensor) -> Tensor:
-    """Images [..., C, H, W] as they are, with the memory order of [..., H, W, C]; not copied when
-    they have it already.
+    """Images [..., C, H, W] in the memory order of [..., H, W, C]; not copied if they have it.
 
-    Convolutions of the built-in sizes run about a third faster on a CPU when channels lie so. Bytes
-    are quicker to move about than the floats that are made of them, so this comes first.
+    Convolutions of the built-in sizes are about a third faster on a CPU in this order. It is
+    applied to bytes, because they are faster to move than floats.
     """
     inner = x.movedim(-3, -1)
     if not inner.is_contiguous():
-        # Side by side again is what one copy does, at two thirds of its time.
+        # torch.stack copies in two thirds of the time of contiguous().
         inner = torch.stack(x.unbind(-3), -1) if x.device.type == "cpu" else inner.contiguous()
     return inner.movedim(-1, -3)
 
 
 def one_hot(x: Tensor, categories: tuple[int, ...]) -> Tensor:
-    """One-hot of zero-based categorical values, concatenated: [M, *leaf] with prod(leaf) =
-    len(categories) -> float32 [M, sum].
+    """One-hot of zero-based categorical values, concatenated.
+
+    [M, *leaf] with prod(leaf) = len(categories) -> float32 [M, sum].
     """
     columns = x.long().reshape(x.shape[0], len(categories))
     parts = [functional.one_hot(columns[:, k], size) for k, size in enumerate(categories)]

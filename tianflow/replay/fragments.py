@@ -24,10 +24,16 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class StepStream(NamedTuple):
-    """Source of fragments. Each incarnation of an actor is a stream of its own."""
+    """Source of fragments. A new incarnation of an actor or of its environments begins a stream."""
 
     actor: int
     incarnation: int
+    """Order of the streams of one actor."""
+
+    @classmethod
+    def of(cls, actor: int, *, incarnation: int, environments: int) -> StepStream:
+        """The stream of ``actor`` after creating its environments ``environments`` times."""
+        return cls(actor, incarnation << 32 | environments)
 
 
 @dataclass(frozen=True, slots=True)

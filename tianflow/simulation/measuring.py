@@ -33,7 +33,7 @@ def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
     """
     import torch
 
-    from tianflow.algorithms.common.precision import act_in
+    from tianflow.algorithms.common.precision import set_acting_precision
     from tianflow.channels.memory import heap_arena
     from tianflow.components.rollout import Rollout
     from tianflow.planning.layouts import trajectory_layout
@@ -47,7 +47,7 @@ def measure(config: Config, *, seconds: float = SECONDS) -> dict[str, object]:
         factory.make_learner(config, spec, torch.device("cpu")),
         factory.make_policy(config, spec),
     )
-    act_in(config, policy)
+    set_acting_precision(config, policy)
     policy.load(algorithm.flat())
     layout = trajectory_layout(config, spec)
     arena = heap_arena(layout, count)

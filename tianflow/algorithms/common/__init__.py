@@ -1,1 +1,1 @@
-"""Machinery that algorithms share."""
+"""Code that algorithms share."""

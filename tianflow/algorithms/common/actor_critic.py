@@ -1,6 +1,4 @@
-"""What all actor-critic algorithms share beside their model: the policy half, and the frame of an
-update.
-"""
+"""Policy and learner that actor-critic algorithms share."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ from torch import Tensor, nn
 from tianflow.algorithms.common.data_parallel import DataParallel
 from tianflow.algorithms.common.model import ActorCriticModel
 from tianflow.algorithms.common.on_arrays import ActOnArrays
-from tianflow.algorithms.common.parameter_buffer import Adam, require_alike
+from tianflow.algorithms.common.parameter_buffer import Adam, require_same_arrays
 from tianflow.algorithms.common.precision import ActingNetwork, forward_in, full_precision
-from tianflow.algorithms.common.update import Tree, never, subtree
+from tianflow.algorithms.common.update import Tree, never_stop, subtree
 from tianflow.config.model import AlgorithmSettings, Config
 from tianflow.config.networks import is_image
 from tianflow.core.payloads import EnvironmentSpec
@@ -31,7 +29,7 @@ from tianflow.ops.losses import approximate_kl, effective_sample_ratio, explaine
 
 
 class ActorCriticPolicy:
-    """The actor's half; `tianflow.interfaces.Policy`. ``act`` computes no value and no
+    """Policy of an actor; `tianflow.interfaces.Policy`. ``act`` computes no value or
     log-probability.
     """
 
@@ -44,7 +42,11 @@ class ActorCriticPolicy:
         self._arrays = self._arrays_of(spec)
 
     def load(self, flat: NDArray[np.uint8]) -> None:
-        """One copy of bytes. ValueError when they are not of the table's size."""
+        """Load weights by one copy of bytes.
+
+        Raises:
+            ValueError: the size differs from the table's.
+        """
         self._model.buffer.load(flat)
         self._acting.refresh()
         self._model.observations.refresh()
@@ -52,15 +54,19 @@ class ActorCriticPolicy:
             self._arrays.refresh()
 
     def act_in_bfloat16(self) -> None:
-        """From now on: the policy is then that of the rounded weights, and its log-probabilities
-        are recorded as such, in float32.
+        """Act in bfloat16 from now on.
+
+        The policy is then that of the rounded weights; its log-probabilities are recorded in
+        float32.
         """
         self._acting.in_bfloat16()
         self._act, self._arrays = self._act_of(self._acting.network), None
 
     def on_arrays(self, num_envs: int) -> ActOnArrays | None:
-        """`act` on arrays, where that is quicker."""
-        return self._arrays if self._arrays is not None and self._arrays.pays(num_envs) else None
+        """`act` on arrays, if that is faster."""
+        return (
+            self._arrays if self._arrays is not None and self._arrays.is_faster(num_envs) else None
+        )
 
     def initial_state(self, num_envs: int) -> dict[str, Tensor]:
         return {
@@ -68,15 +74,15 @@ class ActorCriticPolicy:
         }
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
-        """[steps, num_envs, K]: Gumbel noise for each logit, or normal noise for each component of
-        a continuous action.
+        """[steps, num_envs, K]: Gumbel noise per logit, or normal noise per component of a
+        continuous action.
         """
         return self._model.distribution.noise((steps, num_envs), generator)
 
     def act(
         self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None
     ) -> ActorStep:
-        """Choose actions; the caller zeroes the state of environments that begin an episode."""
+        """Select actions. The caller sets the state to zero where an episode begins."""
         distribution = self._model.distribution
         with torch.inference_mode():
             parameters, after = self._acting.forward(
@@ -99,11 +105,11 @@ class ActorCriticPolicy:
         return {"log_prob": self.log_prob(parameters, action)}
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
-        """``logits``, or ``mean`` and ``log_std`` of an action before it is clipped."""
+        """``logits``, or ``mean`` and ``log_std`` of an unclipped action."""
         return self._model.distribution.named(parameters)
 
     def place(self, index: int, count: int) -> None:
-        """All actors explore alike: by sampling."""
+        """No effect: all actors explore by sampling."""
 
     @staticmethod
     def _act_of(network: nn.Module) -> Callable[[Tree, Tree], tuple[Tensor, Tree]]:
@@ -123,13 +129,13 @@ class ActorCriticPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A batch, ready for estimators: C = B*N columns, time first, row t is the transition out of
+    """A batch for estimators: C = B*N columns, time first; row t is the transition from
     ``observation[t]``.
 
-    ``observation`` [T+1, C, ...], ``start`` [T+1, C], ``state`` [C, ...], everything else [T, C,
-    ...]. ``r_t`` is normalised if that is on. ``mask`` is None without action masks.
-    ``final_observation`` holds the true last observations where ``truncated_t`` (truncated, not
-    terminated, valid); it is empty when ``observation[t+1]`` holds them.
+    ``observation`` [T+1, C, ...], ``start`` [T+1, C], ``state`` [C, ...], all others [T, C, ...].
+    ``r_t`` is normalised if that is enabled. ``mask`` is None without action masks.
+    ``final_observation`` has the true last observations where ``truncated_t`` (truncated, not
+    terminated, valid); it is empty if ``observation[t+1]`` has them.
     """
 
     observation: Tree
@@ -165,8 +171,8 @@ class Samples:
 
 
 def read_batch(arrays: Tree, *, reward: Tensor, discount: float) -> Samples:
-    """``arrays`` as they come from trajectories (`TrajectoryLayout`), with ``reward`` already
-    normalised.
+    """Samples from arrays of trajectories (`TrajectoryLayout`); ``reward`` is normalised
+    already.
     """
     terminated, truncated, valid = arrays["terminated"], arrays["truncated"], arrays["valid"]
     mask = arrays.get("action_mask")
@@ -187,17 +193,17 @@ def read_batch(arrays: Tree, *, reward: Tensor, discount: float) -> Samples:
 
 
 class ActorCriticLearner(ABC):
-    """The learner's half; `tianflow.interfaces.Algorithm`. A subclass gives the update itself.
+    """Learner; `tianflow.interfaces.Algorithm`. A subclass implements `update`.
 
-    An update is whole or not at all: when it is stopped on the way, or its loss or a gradient is
-    not finite, parameters, optimiser, normalisers and generator are as before it. Nothing but
-    `descend` moves the first two.
+    Updates are atomic. If an update is stopped, or its loss or a gradient is not finite,
+    parameters, optimiser, normalisers and generator are restored. Only `descend` changes parameters
+    and optimiser.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec, device: torch.device) -> None:
         settings: AlgorithmSettings = config.algorithm
         self.settings: Any = settings
-        """Of the algorithm's own model: what a subclass adds to them is read here."""
+        """Settings of the algorithm's own model; subclasses read their additional settings here."""
         self.model = ActorCriticModel(
             config, spec, device, forward_in(config.learner.precision, device)
         )
@@ -207,24 +213,24 @@ class ActorCriticLearner(ABC):
         self.generator = torch.Generator().manual_seed(config.run.seed)
         self.table, self.device = self.model.buffer.table, device
         self.images = any(is_image(leaf) for leaf in spec.observation)
-        self.crew = DataParallel(
+        self.parallel = DataParallel(
             self.model, config.learner.threads if self.images and device.type == "cpu" else 1
         )
-        """Who learns from the parts of a batch."""
+        """Threads that share the parts of a batch."""
         self.learning_rate, self.entropy_cost = settings.learning_rate, settings.entropy_cost
         self._discount, self._max_grad_norm, self.value_cost = (
             settings.discount,
             settings.max_grad_norm,
             settings.value_cost,
         )
-        self._moved: tuple[
-            Tensor, ...
-        ] = ()  # what `_moving` was before an update's first step, unless that need not be undone
+        # Copy of `_changing` before an update's first step, unless that need not be undone.
+        self._saved: tuple[Tensor, ...] = ()
 
     @abstractmethod
     def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
-        """All optimiser steps of one update; scalar statistics, among them loss and grad_norm, or
-        None when stopped.
+        """All optimiser steps of one update.
+
+        Returns scalar statistics, including loss and grad_norm, or None if it was stopped.
         """
 
     def flat(self) -> NDArray[np.uint8]:
@@ -232,13 +238,13 @@ class ActorCriticLearner(ABC):
         return self.model.buffer.bytes.cpu().numpy()
 
     def set_live(self, learning_rate: float, entropy_cost: float) -> None:
-        """Absolute values for the next update; schedules are computed by whoever calls."""
+        """Set absolute values for the next update. The caller computes schedules."""
         self.learning_rate, self.entropy_cost = learning_rate, entropy_cost
 
-    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never) -> StepResult:
-        """One whole update.
+    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never_stop) -> StepResult:
+        """One update.
 
-        ``samples`` 0 and no statistics: it was stopped, or the batch holds no valid transition;
+        ``samples`` 0 without statistics: it was stopped, or the batch has no valid transition;
         nothing has changed. ``finite`` False: it was undone because loss or gradient was not
         finite.
         """
@@ -246,8 +252,8 @@ class ActorCriticLearner(ABC):
         count = int(arrays["valid"].sum())
         if count == 0 or should_stop():
             return StepResult(0, True, {})
-        before = self._remember()
-        self.model.rewards.learn(arrays)
+        before = self._snapshot()
+        self.model.rewards.update(arrays)
         samples = read_batch(
             arrays, reward=self.model.rewards(arrays["reward"]), discount=self._discount
         )
@@ -265,35 +271,37 @@ class ActorCriticLearner(ABC):
         )
         finite = math.isfinite(statistics["loss"]) and math.isfinite(statistics["grad_norm"])
         if finite:
-            self._moved = ()
-            self.model.observations.learn(samples.observation, samples.valid_t)
+            self._saved = ()
+            self.model.observations.update(samples.observation, samples.valid_t)
         else:
             self._restore(before)
         return StepResult(count, finite, statistics)
 
     def descend(self, only: Tensor | None = None) -> Tensor:
-        """Clip the accumulated gradient and take one optimiser step; the norm before clipping.
-        Clears the gradient.
+        """Clip the accumulated gradient, take one optimiser step, and clear the gradient.
 
-        ``only``: the loss, where this is the only step of its update. On a CPU it is not taken then
-        unless loss and norm are finite, so it never has to be undone, and copies of all parameters
-        are spared. A GPU would have to be waited for.
+        Returns the norm before clipping.
+
+        ``only``: the loss, if this is the only step of its update. On a CPU the step is then
+        skipped unless loss and norm are finite, so it never has to be undone, and no copy of the
+        parameters is needed. On a GPU the check would have to wait for the device.
         """
-        self.crew.gather()
+        self.parallel.sum_gradients()
         gradients = self.model.gradients
         norm: Tensor = torch.linalg.vector_norm(gradients)
-        asks = only is not None and self.device.type == "cpu"
-        if not asks and not self._moved:
-            self._moved = tuple(tensor.clone() for tensor in self._moving())
-        if only is None or not asks or math.isfinite(only.item() + norm.item()):
+        checks = only is not None and self.device.type == "cpu"
+        if not checks and not self._saved:
+            self._saved = tuple(tensor.clone() for tensor in self._changing())
+        if only is None or not checks or math.isfinite(only.item() + norm.item()):
             gradients.mul_((self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
             self.optimiser.step(self.learning_rate)
         gradients.zero_()
         return norm
 
     def next_values(self, samples: Samples, output: Output) -> Tensor:
-        """V(the observation after transition t, before any reset) [T, C], without gradient;
-        ``output`` is over T+1 rows.
+        """V(observation after transition t, before any reset) [T, C], without gradient.
+
+        ``output`` has T+1 rows.
         """
         v_tp1 = output.value.detach()[1:]
         if not samples.final_observation:
@@ -315,7 +323,7 @@ class ActorCriticLearner(ABC):
         return v_tp1
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Weights with normalisers, optimiser and generator, as copies."""
+        """Copies of weights with normalisers, optimiser and generator."""
         return {
             "flat": self.flat().copy(),
             "adam/mean": self.optimiser.mean.cpu().numpy().copy(),
@@ -325,12 +333,12 @@ class ActorCriticLearner(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on bit for bit from what `state_dict` gave.
+        """Restore the result of `state_dict`, bit for bit.
 
         Raises:
-            CheckpointError: it is of another model; nothing was changed.
+            CheckpointError: it belongs to another model; nothing was changed.
         """
-        require_alike(state, self.state_dict())
+        require_same_arrays(state, self.state_dict())
         self.model.buffer.bytes.copy_(torch.tensor(state["flat"]))
         self.optimiser.mean.copy_(torch.tensor(state["adam/mean"]))
         self.optimiser.square.copy_(torch.tensor(state["adam/square"]))
@@ -338,28 +346,28 @@ class ActorCriticLearner(ABC):
         self.generator.set_state(torch.tensor(state["generator"]))
         self.model.observations.refresh()
 
-    def _moving(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _changing(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.model.buffer.parameters, self.optimiser.mean, self.optimiser.square
 
-    def _remember(self) -> tuple[Tensor, int, Tensor]:
+    def _snapshot(self) -> tuple[Tensor, int, Tensor]:
         return self.model.buffer.rest.clone(), self.optimiser.steps, self.generator.get_state()
 
     def _restore(self, before: tuple[Tensor, int, Tensor]) -> None:
         rest, self.optimiser.steps, generator = before
         self.model.buffer.rest.copy_(rest)
-        for tensor, moved in zip(self._moving(), self._moved, strict=bool(self._moved)):
-            tensor.copy_(moved)
-        self._moved = ()
+        for tensor, saved in zip(self._changing(), self._saved, strict=bool(self._saved)):
+            tensor.copy_(saved)
+        self._saved = ()
         self.generator.set_state(generator)
-        self.crew.forget()
+        self.parallel.clear_gradients()
         self.model.observations.refresh()
 
 
 def batch_statistics(
     log_ratio: Tensor, v_t: Tensor, target_t: Tensor, valid_t: Tensor
 ) -> dict[str, Tensor]:
-    """How far current and behaviour policy differ on the batch, before the update, and how good the
-    values are.
+    """Difference of current and behaviour policy on the batch before the update, and quality of
+    values.
 
     ``log_ratio``: log of current over behaviour probability, [T, C].
     """

@@ -1,4 +1,4 @@
-"""What SAC and TD3 share: twin critics with targets, and what their error is."""
+"""Learner that SAC and TD3 share: an actor, two critics, and target networks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Settings = TypeVar("Settings", bound=ContinuousSettings)
 
 
 class CriticEvaluation(NamedTuple):
-    """What the critics say about a batch: their loss and mean value without gradient, and the mean
-    size of both errors [n].
+    """Evaluation of a batch by the critics: loss and mean value without gradient, mean error size
+    [n].
     """
 
     loss: Tensor
@@ -38,7 +38,7 @@ class CriticEvaluation(NamedTuple):
 
 
 class ActorAndCritics(OffPolicyLearner[Module, Settings]):
-    """A published actor, and two critics with targets that only the learner has."""
+    """A published actor, and two critics with targets that stay in the learner."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ActorAndCritics(OffPolicyLearner[Module, Settings]):
         device: torch.device,
     ) -> None:
         super().__init__(model, config, settings, device)
-        # Another seed than the actor's, so that their torsos begin apart.
+        # Another seed than the actor's, so that their torsos differ.
         self.critics = TrainedNetwork(
             seeded(config.run.seed + 1, lambda: Critics(config.network, spec)), {}, device
         )
@@ -58,7 +58,7 @@ class ActorAndCritics(OffPolicyLearner[Module, Settings]):
         self.optimisers["critics"] = Optimiser(
             self.critics.buffer.parameters, self.critics.buffer.gradients, settings
         )
-        self.kept |= {
+        self.saved_tensors |= {
             "critics": self.critics.buffer.bytes,
             "target_critics": self.target_critics.parameters,
         }
@@ -68,9 +68,10 @@ class ActorAndCritics(OffPolicyLearner[Module, Settings]):
     def bootstrap(self, part: Transitions) -> Tensor:
         """The value of ``part.after`` [n]."""
 
-    def look_at_critics(self, part: Transitions) -> CriticEvaluation:
-        """Add the gradient of the critics' loss, ``mean(weight error^2) / 2`` of one plus that of
-        the other, to its buffer.
+    def critic_gradients(self, part: Transitions) -> CriticEvaluation:
+        """Add the gradient of the critics' loss to its buffer.
+
+        The loss is the sum of ``mean(weight error^2) / 2`` over both critics.
         """
         with torch.no_grad():
             target = n_step_target(part.step, self.bootstrap(part))
@@ -85,10 +86,10 @@ class ActorAndCritics(OffPolicyLearner[Module, Settings]):
             loss.detach(), masked_mean(values.detach().mean(0), part.learned), size
         )
 
-    def look_at_actor(self, loss: Tensor) -> None:
-        """Add the gradient of the actor's loss to its buffer, and to no critic's."""
+    def actor_gradient(self, loss: Tensor) -> None:
+        """Add the gradient of the actor's loss to the actor's buffer only."""
         torch.autograd.backward(loss, inputs=self._actor_parameters)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal noise from the learner's own generator."""
+        """Standard normal noise from the learner's generator."""
         return torch.randn(*shape, generator=self.generator).to(self.device)

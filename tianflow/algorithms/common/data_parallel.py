@@ -1,8 +1,9 @@
-"""Parts of a batch learned from on several threads at once, each with a gradient of its own.
+"""Data parallelism over threads: each thread trains on whole parts of a batch, with its own
+gradient.
 
-PyTorch's own threads share each operation, and meet after it: with convolutions of this size they
-wait for one another, the more so where a core is an actor's, too. Threads that have whole parts of
-a batch meet once an optimiser step.
+PyTorch's own threads split each operation and wait for each other after it. With convolutions of
+this size the waiting dominates, especially if actors share the cores. Threads with whole parts of a
+batch wait once per optimiser step.
 """
 
 from __future__ import annotations
@@ -22,94 +23,91 @@ Found = TypeVar("Found")
 
 
 class DataParallel:
-    """Twins of a model, and a thread for each but the model itself, which works on the thread that
-    asks.
+    """Replicas of a model, one thread per replica. The model itself works on the calling thread.
 
-    Who does what is fixed, and gradients are added in one order, so results do not depend on who is
-    quicker.
+    The assignment of parts and the order of additions are fixed, so results do not depend on
+    timing.
 
     Args:
-        model: whose parameters and gradient count.
-        size: how many work at once, the caller included. With 1 there are no threads.
+        model: model whose parameters and gradient are used.
+        size: number of parallel parts, including the caller. With 1 there are no threads.
     """
 
     def __init__(self, model: ActorCriticModel, size: int) -> None:
         self.size = size
-        self._members = [model, *(model.twin() for _ in range(size - 1))]
-        self._helpers = [_Helper() for _ in range(size - 1)]
-        if self._helpers:
-            torch.set_num_threads(1)  # those of each operation, in place of which these are
+        self._models = [model, *(model.replica() for _ in range(size - 1))]
+        self._workers = [_Worker() for _ in range(size - 1)]
+        if self._workers:
+            torch.set_num_threads(1)  # these threads replace PyTorch's threads of each operation
 
-    def each(
+    def map(
         self, function: Callable[[ActorCriticModel, Item], Found], items: Sequence[Item]
     ) -> list[Found]:
-        """``function`` of every item, in their order; item k is done by member k modulo ``size``,
-        after that member's earlier ones.
+        """``function`` of every item, in order. Item k is processed by model k modulo ``size``.
 
         Raises:
-            Exception: the first, in the order of members, of what was raised; everybody has ended
-                by then.
+            Exception: the first exception in order of models, after all threads have finished.
         """
 
         def share(k: int) -> list[Found]:
-            return [function(self._members[k], item) for item in items[k :: self.size]]
+            return [function(self._models[k], item) for item in items[k :: self.size]]
 
-        asked = [
-            helper.ask(lambda k=k: share(k))  # type: ignore[misc]
-            for k, helper in enumerate(self._helpers, 1)
+        pending = [
+            worker.submit(lambda k=k: share(k))  # type: ignore[misc]
+            for k, worker in enumerate(self._workers, 1)
             if k < len(items)
         ]
         try:
             shares = [share(0)]
         finally:
-            answers = [answer() for answer in asked]
+            answers = [answer() for answer in pending]
         for found, error in answers:
             if error is not None:
                 raise error
             shares.append(found)
         return [shares[k % self.size][k // self.size] for k in range(len(items))]
 
-    def gather(self) -> None:
-        """Add everybody's gradient to the model's."""
-        total = self._members[0].gradients
-        for twin in self._members[1:]:
-            total += twin.gradients
-            twin.gradients.zero_()
+    def sum_gradients(self) -> None:
+        """Add the gradients of all replicas to the model's gradient."""
+        total = self._models[0].gradients
+        for replica in self._models[1:]:
+            total += replica.gradients
+            replica.gradients.zero_()
 
-    def forget(self) -> None:
-        """Clear everybody's gradient."""
-        for member in self._members:
-            member.gradients.zero_()
+    def clear_gradients(self) -> None:
+        """Clear all gradients."""
+        for model in self._models:
+            model.gradients.zero_()
 
 
-class _Helper:
-    """A thread that does one thing after the other. It is a daemon, as the compute thread is:
-    nobody waits for its end.
+class _Worker:
+    """A thread that executes one function after the other. It is a daemon; its end is not
+    awaited.
     """
 
     def __init__(self) -> None:
-        # Bounded by one: who asks waits for the answer before it asks again.
-        self._asked: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        # At most one entry: the caller waits for the answer before the next submission.
+        self._tasks: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="crew", daemon=True).start()
+        threading.Thread(target=self._work, name="data-parallel", daemon=True).start()
 
-    def ask(self, function: Callable[[], Any]) -> Callable[[], tuple[Any, BaseException | None]]:
-        """Have it called; what comes back waits for its result or error."""
-        grad = torch.is_grad_enabled()  # which is the asking thread's own
+    def submit(self, function: Callable[[], Any]) -> Callable[[], tuple[Any, BaseException | None]]:
+        """Execute ``function``. The returned function waits for its result or exception."""
+        grad = torch.is_grad_enabled()  # grad mode belongs to the calling thread
 
         def call() -> Any:
             with torch.set_grad_enabled(grad):
                 return function()
 
-        self._asked.put(call)
+        self._tasks.put(call)
         return self._answers.get
 
     def _work(self) -> None:
-        torch.set_num_threads(1)  # OpenMP keeps that by thread
+        torch.set_num_threads(1)  # OpenMP stores the number per thread
         while True:
-            call = self._asked.get()
+            call = self._tasks.get()
             try:
                 self._answers.put((call(), None))
-            except BaseException as error:  # noqa: BLE001 - it belongs to who asked
+            except BaseException as error:  # noqa: BLE001 - raised in the calling thread
                 self._answers.put((None, error))
             del call  # a waiting thread must not keep a batch alive

@@ -1,6 +1,4 @@
-"""A network with its action distribution and normalisers, on one flat buffer: what actors and
-learner of an actor-critic have alike.
-"""
+"""Model of actor-critic algorithms: a network with action distribution and normalisers."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from tianflow.algorithms.common.normalisers import ObservationNormaliser, RewardNormaliser
 from tianflow.algorithms.common.parameter_buffer import FlatBuffer
-from tianflow.algorithms.common.precision import Forward, as_it_is
+from tianflow.algorithms.common.precision import Forward, in_float32
 from tianflow.algorithms.common.update import Tree
 from tianflow.config.model import Config
 from tianflow.config.networks import state_spec
@@ -21,11 +19,10 @@ from tianflow.ops.distributions import distribution_for
 
 
 class ActorCriticModel:
-    """A network, its action distribution and its normalisers, all of whose tensors lie in one
-    `FlatBuffer`.
+    """A network, its action distribution and its normalisers, with all tensors in one `FlatBuffer`.
 
-    Actors and learner make it alike from config and spec: same names, same offsets, same weights at
-    first. ``forward`` is how `evaluate` calls the network.
+    Actors and learner create the same model from config and spec: names, offsets and initial
+    weights agree. ``forward`` calls the network in `evaluate`.
     """
 
     def __init__(
@@ -33,11 +30,11 @@ class ActorCriticModel:
         config: Config,
         spec: EnvironmentSpec,
         device: torch.device,
-        forward: Forward = as_it_is,
+        forward: Forward = in_float32,
     ) -> None:
         self._forward = forward
         normalisation = config.env.normalisation
-        # In training mode dropout would give the learner another policy than the one that acted.
+        # In training mode, dropout would make the learner's policy differ from the actors'.
         self.network = make_network(config.network, spec, seed=config.run.seed).to(device).eval()
         self.distribution = distribution_for(spec.action)
         self.state_shapes = state_spec(config.network)
@@ -57,11 +54,9 @@ class ActorCriticModel:
         )
         return output
 
-    def twin(self) -> ActorCriticModel:
-        """It reads the same parameters and normalisers; what it is differentiated for goes into a
-        gradient of its own.
-        """
-        twin = copy(self)
-        twin.network = deepcopy(self.network)
-        twin.gradients = self.buffer.another_gradient(twin.network)
-        return twin
+    def replica(self) -> ActorCriticModel:
+        """A model with the same parameters and normalisers, and a gradient of its own."""
+        replica = copy(self)
+        replica.network = deepcopy(self.network)
+        replica.gradients = self.buffer.bind_replica(replica.network)
+        return replica

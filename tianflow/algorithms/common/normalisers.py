@@ -1,8 +1,8 @@
-"""Running normalisation of observations and rewards. Its state lies in the flat buffer, so it
-travels with the weights.
+"""Running normalisation of observations and rewards.
 
-Statistics move only in the learner, once per update and after it: an update sees the observations
-exactly as the actors that used the same weights saw them. Only valid transitions count.
+The state is in the flat buffer, so it is published with the weights. Statistics change only in the
+learner, after each update: an update normalises observations exactly as the actors with the same
+weights did. Only valid transitions count.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from tianflow.ops.transforms import (
 )
 
 EPSILON = 1e-8
-"""Added to a variance before its root is divided by."""
+"""Added to a variance before the square root of the divisor."""
 IMAGE_EPSILON = (5.0 / 255.0) ** 2
-"""The same for a pixel: one that never changed stays near 0 when something passes over it, instead
-of being blown up to the limit.
-"""
+"""The same for a pixel: a pixel that was constant stays near 0 when it changes."""
 
 
 def moment_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -40,7 +38,7 @@ def moment_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...
 
 
 def moment_views(name: str, extras: Tree) -> RunningMoments:
-    """The entries that `moment_shapes` named."""
+    """Views of the entries of `moment_shapes`."""
     return RunningMoments(
         extras[f"{name}/mean"], extras[f"{name}/variance"], extras[f"{name}/samples"]
     )
@@ -53,17 +51,15 @@ def write(views: RunningMoments, values: RunningMoments) -> None:
 
 
 BLOCK_BYTES = 512 << 10
-"""Of floats of images that are gone through together: four stacks of four frames of 84 x 84."""
+"""Bytes of float images processed together: four stacks of four frames of 84 x 84."""
 
 
 class ObservationNormaliser:
-    """``leaves`` with mean 0 and variance 1, within plus and minus ``clip``; the identity when
-    there are none.
+    """``leaves`` with mean 0 and variance 1, clipped to ``clip``; the identity without leaves.
 
-    Images (uint8, each pixel by itself, as in arXiv 1810.12894) become float32 [..., *leaf shape]
-    too, with channels innermost in memory, whatever their place in the shape.
-
-    Before the first update mean is 0 and variance 1.
+    Images (uint8, pixel by pixel, as in arXiv 1810.12894) become float32 [..., *leaf shape], too,
+    with channels innermost in memory for any shape. Before the first update mean is 0 and variance
+    1.
     """
 
     def __init__(self, leaves: Sequence[LeafSpec], *, clip: float) -> None:
@@ -72,10 +68,10 @@ class ObservationNormaliser:
             leaf.name: IMAGE_EPSILON if leaf.dtype == "uint8" else EPSILON for leaf in leaves
         }
         self._bytes = frozenset(leaf.name for leaf in leaves if leaf.dtype == "uint8")
-        self._laid = frozenset(
+        self._reordered = frozenset(
             leaf.name for leaf in leaves if is_image(leaf) and channels_first(leaf.shape)
         )
-        """Images whose channels are laid innermost."""
+        """Images whose channels are moved innermost."""
         self._views: dict[str, RunningMoments] = {}
         self._scales: dict[str, tuple[Tensor, Tensor]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -84,7 +80,9 @@ class ObservationNormaliser:
 
     @classmethod
     def of(cls, spec: EnvironmentSpec, settings: NormalisationSettings) -> ObservationNormaliser:
-        """For the leaves of ``spec`` that ``settings`` ask for: floats, images, or both."""
+        """Normaliser of the leaves of ``spec`` that ``settings`` select: floats, images, or
+        both.
+        """
         wanted = [
             leaf
             for leaf in spec.observation
@@ -94,14 +92,14 @@ class ObservationNormaliser:
         return cls(wanted, clip=settings.clip)
 
     def bind(self, extras: Tree) -> None:
-        """Keep the state in these views, whose names and shapes are ``shapes``."""
+        """Store the state in these views, whose names and shapes are ``shapes``."""
         self._views = {name: moment_views(f"observation/{name}", extras) for name in self._names}
         for moments in self._views.values():
             moments.variance.fill_(1.0)
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what is applied from the buffer, after it was overwritten."""
+        """Update the scales from the buffer, after it was overwritten."""
         for name, moments in self._views.items():
             unit = 255.0 if name in self._bytes else 1.0
             mean, inverse_std = (
@@ -123,8 +121,8 @@ class ObservationNormaliser:
         }
 
     def batch(self, observation: Tree) -> Tree:
-        """The same of as many as a learner has. On a CPU images are gone through in blocks that
-        stay in a core's caches.
+        """`__call__` for a learner's batch. On a CPU, images are processed in blocks that fit into
+        caches.
         """
         changed = {}
         for name in self._names:
@@ -134,8 +132,8 @@ class ObservationNormaliser:
         return {**observation, **changed}
 
     def _normalised(self, name: str, x: Tensor) -> Tensor:
-        """Bytes are scaled from 0..255 by mean and deviation at once, in place: fresh memory costs
-        as much as the arithmetic.
+        """Bytes are scaled from 0..255 in place, because new memory costs as much as the
+        arithmetic.
         """
         if name not in self._bytes:
             return normalise(as_float(x), *self._scales[name], self._clip)
@@ -158,30 +156,29 @@ class ObservationNormaliser:
         return x.sub_(mean).mul_(inverse_std).clamp_(-self._clip, self._clip)
 
     def _in_order(self, name: str, x: Tensor) -> Tensor:
-        return channels_innermost(x) if name in self._laid else x
+        return channels_innermost(x) if name in self._reordered else x
 
-    def learn(self, observation: Tree, valid: Tensor) -> None:
+    def update(self, observation: Tree, valid: Tensor) -> None:
         """Merge the rows where ``valid`` ([T, C]) of {leaf: [T or more, C, ...]} into the
         statistics.
         """
-        everything = bool(self._views) and bool(valid.all())
+        all_valid = bool(self._views) and bool(valid.all())
         for name, moments in self._views.items():
             rows = observation[name][: valid.shape[0]]
             write(
                 moments,
                 merged_moments(
-                    moments, batch_moments(rows.flatten(0, 1) if everything else rows[valid])
+                    moments, batch_moments(rows.flatten(0, 1) if all_valid else rows[valid])
                 ),
             )
         self.refresh()
 
 
 class RewardNormaliser:
-    """Rewards divided by the standard deviation of the discounted return, within plus and minus
-    ``clip``; the identity when off.
+    """Rewards divided by the standard deviation of the discounted return, clipped to ``clip``.
 
-    The scale includes the batch that is being scaled: rewards, unlike observations, are seen by no
-    actor.
+    It is the identity when disabled. The scale includes the current batch, because actors do not
+    use rewards.
     """
 
     def __init__(self, enabled: bool, *, clip: float) -> None:
@@ -190,12 +187,12 @@ class RewardNormaliser:
         self.shapes = moment_shapes("return", ()) if enabled else {}
 
     def bind(self, extras: Tree) -> None:
-        """Keep the state in these views."""
+        """Store the state in these views."""
         if self._enabled:
             self._views = moment_views("return", extras)
             self._views.variance.fill_(1.0)
 
-    def learn(self, arrays: Tree) -> None:
+    def update(self, arrays: Tree) -> None:
         """Merge ``return_so_far`` of valid rows into the statistics."""
         if self._views is not None:
             write(

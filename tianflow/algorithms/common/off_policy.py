@@ -1,6 +1,4 @@
-"""What the algorithms that learn from replay share: reading windows, the actor's half, and the
-frame of an update.
-"""
+"""Policy and learner that replay algorithms share, and reading of windows."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tianflow.algorithms.common.off_policy_models import Module, Optimiser, QModel
-from tianflow.algorithms.common.parameter_buffer import require_alike
+from tianflow.algorithms.common.parameter_buffer import require_same_arrays
 from tianflow.algorithms.common.precision import ActingNetwork, forward_in, full_precision
-from tianflow.algorithms.common.update import Tree, never, subtree
+from tianflow.algorithms.common.update import Tree, never_stop, subtree
 from tianflow.config.model import Config
 from tianflow.config.off_policy import OffPolicySettings
 from tianflow.interfaces import LearnerBatch, StepResult
@@ -29,13 +27,12 @@ Settings = TypeVar("Settings", bound=OffPolicySettings)
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """The first step of each of n windows, summed over the window: what one-step algorithms learn
-    from.
+    """First steps of n windows, summed over the window, for one-step algorithms.
 
-    ``observation`` {leaf: [n, ...]} and ``action`` [n, *stored] of the first step; ``step`` what
-    follows from it ([n] each); ``after`` {leaf: [n, ...]}, and ``mask_after`` [n, A], where the
-    value is taken that is bootstrapped from: after a termination, where it does not matter, the
-    first observation again. ``learned`` [n]: the window has a step. ``weight`` [n].
+    ``observation`` {leaf: [n, ...]} and ``action`` [n, *stored] are those of the first step;
+    ``step`` is its n-step transition ([n] each). ``after`` {leaf: [n, ...]} and ``mask_after`` [n,
+    A] are those of the bootstrap; after a termination, where it has no influence, the first
+    observation. ``learned`` [n]: the window has a step. ``weight`` [n].
     """
 
     observation: Tree
@@ -50,13 +47,13 @@ class Transitions:
 def read_transitions(
     arrays: Tree, observe: Callable[[Tree], Tree], *, discount: float
 ) -> Transitions:
-    """From windows of L steps (`LearnerBatch`): the n-step transition that begins with each, n = L.
-    ``observe`` normalises.
+    """n-step transitions at the beginning of windows of L steps (`LearnerBatch`), n = L.
+
+    ``observe`` normalises observations.
     """
     steps = summed(arrays, discount=discount, n=arrays["reward"].shape[0])
     step = NStep(*(rows[0] for rows in steps))
-    # What lies after a termination, or in a window without steps, is of no meaning, and may be
-    # anything.
+    # Observations after a termination, or in a window without steps, are undefined.
     end = torch.where(step.discount_t > 0.0, step.steps_t, 0)
     column = torch.arange(end.shape[0], device=end.device)
     stored = subtree(arrays, "obs/")
@@ -85,29 +82,34 @@ def summed(arrays: Tree, *, discount: float, n: int) -> NStep:
 
 
 class OffPolicyPolicy(Generic[Module]):
-    """The actor's half, but for `act` and `noise`; `tianflow.interfaces.Policy`."""
+    """Policy of an actor without `act` and `noise`; `tianflow.interfaces.Policy`."""
 
     def __init__(self, model: QModel[Module]) -> None:
         self.model = model
         self.model.network.requires_grad_(False)
         self.acting = ActingNetwork(self.model.network)
-        """What `act` calls."""
+        """Network that `act` calls."""
         self.table = self.model.buffer.table
         self.index, self.count = 0, 1
 
     def load(self, flat: NDArray[np.uint8]) -> None:
-        """One copy of bytes. ValueError when they are not of the table's size."""
+        """Load weights by one copy of bytes.
+
+        Raises:
+            ValueError: the size differs from the table's.
+        """
         self.model.buffer.load(flat)
         self.acting.refresh()
         self.model.observations.refresh()
 
     def act_in_bfloat16(self) -> None:
-        """From now on."""
+        """Act in bfloat16 from now on."""
         self.acting.in_bfloat16()
 
     def place(self, index: int, count: int) -> None:
-        """Actor ``index`` of ``count``; one that is beyond the count, because it is about to
-        retire, explores as the last one does.
+        """Set the actor's place: ``index`` of ``count``.
+
+        An actor beyond the count, which is about to retire, explores as the last one.
         """
         self.index, self.count = index, count
 
@@ -115,17 +117,16 @@ class OffPolicyPolicy(Generic[Module]):
         return {}
 
     def record(self, parameters: Tensor, action: Tensor) -> dict[str, Tensor]:  # noqa: ARG002 - the protocol's signature
-        """Nothing: no priority follows from what an actor without critics knows."""
+        """Nothing: without critics an actor has no data for priorities."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateParts:
-    """What a batch says before anything has moved: gradients are in their buffers, norms and
-    statistics are here.
+    """Result of a batch before any change: gradients are in their buffers.
 
-    ``samples`` steps were learned from; ``norms`` has the gradient's for each optimiser;
-    ``statistics`` are scalars, ``loss`` among them; ``priorities`` [n].
+    ``samples``: number of trained steps. ``norms``: norm of the gradient for each optimiser.
+    ``statistics``: scalars, including ``loss``. ``priorities`` [n].
     """
 
     samples: Tensor
@@ -135,12 +136,11 @@ class UpdateParts:
 
 
 class OffPolicyLearner(ABC, Generic[Module, Settings]):
-    """The learner's half; `tianflow.interfaces.Algorithm`. A subclass gives the gradients, and what
-    follows a step.
+    """Learner; `tianflow.interfaces.Algorithm`. A subclass implements gradients and target updates.
 
-    An update is whole or not at all: all gradients are computed before any parameter moves, and
-    when one of them is not finite, or the update is stopped on the way, nothing but the buffers of
-    gradients has been written, and those are cleared.
+    Updates are atomic: all gradients are computed before any parameter changes. If one of them is
+    not finite, or the update is stopped, only the gradient buffers were written, and they are
+    cleared.
     """
 
     def __init__(
@@ -149,31 +149,31 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         self.model, self.settings, self.device = model, settings, device
         self.table = model.buffer.table
         self.forward = forward_in(config.learner.precision, device)
-        """How `look` calls every network."""
+        """Calls every network in `compute_gradients`."""
         self.generator = torch.Generator().manual_seed(config.run.seed)
         self.learning_rate = settings.learning_rate
         self.updates = 0
         self.optimisers = {
             "adam": Optimiser(model.buffer.parameters, model.buffer.gradients, settings)
         }
-        self.kept: dict[str, Tensor] = {"flat": model.buffer.bytes}
-        """Tensors that a checkpoint holds, besides what belongs to optimisers."""
+        self.saved_tensors: dict[str, Tensor] = {"flat": model.buffer.bytes}
+        """Tensors in a checkpoint, except those of optimisers."""
 
     @abstractmethod
-    def look(self, arrays: Tree) -> UpdateParts:
-        """Gradients and statistics of a batch, all at the parameters as they are; moves nothing."""
+    def compute_gradients(self, arrays: Tree) -> UpdateParts:
+        """Gradients and statistics of a batch at the current parameters, which stay unchanged."""
 
     @abstractmethod
-    def moved(self) -> None:
-        """The optimisers have made their steps and ``updates`` has counted them: targets follow."""
+    def after_step(self) -> None:
+        """Update target networks, after the optimisers' steps and the increment of ``updates``."""
 
     @abstractmethod
     def exploration(self, settings: Settings, updates: int) -> Mapping[str, float]:
-        """Scalars of exploration in force after ``updates`` updates."""
+        """Exploration scalars after ``updates`` updates."""
 
-    def observed(self, arrays: Tree) -> tuple[Tree, Tensor]:
-        """What normalisers learn from: observations {leaf: [T, n, ...]} and which rows count [T,
-        n]. By default the first rows.
+    def normaliser_input(self, arrays: Tree) -> tuple[Tree, Tensor]:
+        """Input of normalisers: observations {leaf: [T, n, ...]} and valid rows [T, n]. Default:
+        first rows.
         """
         return {name: leaf[:1] for name, leaf in subtree(arrays, "obs/").items()}, arrays["valid"][
             :1
@@ -183,21 +183,22 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         """All published tensors; on a CPU a view that the next update overwrites."""
         return self.model.buffer.bytes.cpu().numpy()
 
-    def set_live(self, learning_rate: float, entropy_cost: float) -> None:  # noqa: ARG002 - these losses have no such term
-        """The learning rate of the next update; schedules are computed by whoever calls."""
+    def set_live(self, learning_rate: float, entropy_cost: float) -> None:  # noqa: ARG002 - these losses have no entropy term
+        """Set the learning rate of the next update. The caller computes schedules."""
         self.learning_rate = learning_rate
 
     def set_settings(self, settings: Settings, updates: int) -> None:
-        """Settings in force for the next update, and schedules as ``updates`` updates in; but the
-        learning rate is as `set_live` says.
+        """Set settings and schedules of the next update, after ``updates`` updates.
+
+        The learning rate is set by `set_live`.
         """
         self.settings = settings
         self.model.explore(self.exploration(settings, updates))
 
-    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never) -> StepResult:
+    def step(self, batch: LearnerBatch, should_stop: Callable[[], bool] = never_stop) -> StepResult:
         """One update.
 
-        ``samples`` 0 and no statistics: it was stopped, or the batch holds nothing to learn from;
+        ``samples`` 0 without statistics: it was stopped, or the batch has no trainable step;
         nothing has changed. ``finite`` False: nothing has changed, because a loss or gradient was
         not finite.
         """
@@ -205,7 +206,7 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
             return StepResult(0, True, {})
         generator = self.generator.get_state()
         with full_precision(self.device):
-            found = self.look(batch.arrays)
+            found = self.compute_gradients(batch.arrays)
         scalars = {
             "samples": found.samples,
             **found.statistics,
@@ -231,13 +232,13 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         for name, norm in found.norms.items():
             self.optimisers[name].descend(norm, self.learning_rate)
         self.updates += 1
-        self.moved()
-        self.model.observations.learn(*self.observed(batch.arrays))
+        self.after_step()
+        self.model.observations.update(*self.normaliser_input(batch.arrays))
         return StepResult(count, True, statistics, found.priorities.cpu().numpy())
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Weights with normalisers, targets, optimisers, generator and number of updates, as
-        copies.
+        """Copies of weights with normalisers, targets, optimisers, generator and number of
+        updates.
         """
         state = {name: tensor.cpu().numpy().copy() for name, tensor in self._tensors().items()}
         state |= {
@@ -250,12 +251,12 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on bit for bit from what `state_dict` gave.
+        """Restore the result of `state_dict`, bit for bit.
 
         Raises:
-            CheckpointError: it is of another model; nothing was changed.
+            CheckpointError: it belongs to another model; nothing was changed.
         """
-        require_alike(state, self.state_dict())
+        require_same_arrays(state, self.state_dict())
         for name, tensor in self._tensors().items():
             tensor.copy_(torch.tensor(state[name]))
         for name, optimiser in self.optimisers.items():
@@ -271,4 +272,4 @@ class OffPolicyLearner(ABC, Generic[Module, Settings]):
                 f"{name}/mean": optimiser.adam.mean,
                 f"{name}/square": optimiser.adam.square,
             }
-        return self.kept | moments
+        return self.saved_tensors | moments

@@ -1,6 +1,4 @@
-"""Models of algorithms that learn from replay: trained networks on flat buffers, copies that follow
-them, and their optimisers.
-"""
+"""Models of replay algorithms: trained networks on flat buffers, target networks, optimisers."""
 
 from __future__ import annotations
 
@@ -20,26 +18,25 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class TrainedNetwork(Generic[Module]):
-    """A network whose tensors, and float64 ``extras``, lie in one `FlatBuffer`."""
+    """A network whose tensors, and float64 ``extras``, are in one `FlatBuffer`."""
 
     def __init__(
         self, network: Module, extras: Mapping[str, tuple[int, ...]], device: torch.device
     ) -> None:
-        # In training mode dropout would give the learner another policy than the one that acted.
+        # In training mode, dropout would make the learner's policy differ from the actors'.
         self.network = network.to(device).eval()
         self.buffer = FlatBuffer(self.network, extras, device)
 
     def norm(self) -> Tensor:
-        """Of the accumulated gradient."""
+        """Norm of the accumulated gradient."""
         length: Tensor = torch.linalg.vector_norm(self.buffer.gradients)
         return length
 
 
 class QModel(TrainedNetwork[Module]):
-    """What is published: a network, what is known of observations, and scalars of exploration that
-    follow a schedule.
+    """Published model: a network, observation statistics, and exploration scalars.
 
-    Actors and learner make it alike from config and spec: same names, same offsets.
+    Actors and learner create the same model from config and spec: names and offsets agree.
     """
 
     def __init__(
@@ -60,19 +57,17 @@ class QModel(TrainedNetwork[Module]):
         self.explore(exploration)
 
     def explore(self, exploration: Mapping[str, float]) -> None:
-        """Overwrite scalars of exploration."""
+        """Overwrite exploration scalars."""
         for name, value in exploration.items():
             self.buffer.extras[f"exploration/{name}"].fill_(value)
 
     def exploration(self, name: str) -> float:
-        """A scalar of exploration, as it is in the buffer."""
+        """An exploration scalar in the buffer."""
         return float(self.buffer.extras[f"exploration/{name}"])
 
 
 class TargetNetwork(Generic[Module]):
-    """A copy of a trained network that follows it when it is told to. It never learns by
-    gradient.
-    """
+    """A copy of a trained network that follows it on request. It has no gradients."""
 
     def __init__(self, source: TrainedNetwork[Module]) -> None:
         self._source = source.buffer.parameters
@@ -83,7 +78,7 @@ class TargetNetwork(Generic[Module]):
         self.network, self.parameters = copied, buffer.parameters
 
     def follow(self, share: float) -> None:
-        """Go ``share`` of the way to where the source is now; 1 is becoming it."""
+        """Move by ``share`` towards the source; 1 copies it."""
         if share == 1.0:
             self.parameters.copy_(self._source)
         else:
@@ -98,7 +93,7 @@ class Optimiser:
         self.parameters, self.gradients, self._limit = parameters, gradients, settings.max_grad_norm
 
     def descend(self, norm: Tensor, learning_rate: float) -> None:
-        """One step against the gradient, whose norm is ``norm``, and clear it."""
+        """Take one step against the gradient, whose norm is ``norm``, and clear the gradient."""
         self.gradients.mul_((self._limit / (norm + 1e-6)).clamp(max=1.0))
         self.adam.step(learning_rate)
         self.gradients.zero_()

@@ -1,4 +1,4 @@
-"""Acting on NumPy arrays with a network that is small enough for it."""
+"""Actor step on NumPy arrays, for small networks."""
 
 from __future__ import annotations
 
@@ -11,29 +11,27 @@ from tianflow.networks.arrays import ArrayMlp
 from tianflow.ops.distributions import ActionDistribution
 
 Array = NDArray[Any]
-MOST_PRODUCTS = 5_000_000
-"""Multiplications of one step up to which arrays pay; above, arithmetic outweighs calls, and
-PyTorch's is the quicker.
-"""
+MAX_PRODUCTS = 5_000_000
+"""Multiplications per step up to which arrays are faster than PyTorch."""
 
 
 class ActOnArrays:
     """`ActorCriticPolicy.act` with noise, on arrays; `tianflow.interfaces.ArrayStep`.
 
     Args:
-        network: gives the parameters of the action distribution.
-        distribution: chooses actions from them.
+        network: computes the parameters of the action distribution.
+        distribution: samples actions.
     """
 
     def __init__(self, network: ArrayMlp, distribution: ActionDistribution) -> None:
         self._network, self._distribution, self.size = network, distribution, network.size
 
-    def pays(self, num_envs: int) -> bool:
-        """Whether a step of so many environments is quicker than in PyTorch."""
-        return num_envs * self._network.products <= MOST_PRODUCTS
+    def is_faster(self, num_envs: int) -> bool:
+        """True if a step of ``num_envs`` environments is faster than in PyTorch."""
+        return num_envs * self._network.products <= MAX_PRODUCTS
 
     def refresh(self) -> None:
-        """Follow weights that were overwritten."""
+        """Copy overwritten weights."""
         self._network.refresh()
 
     def __call__(

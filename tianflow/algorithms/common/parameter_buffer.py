@@ -1,4 +1,4 @@
-"""All published tensors of a model as one flat byte buffer, and Adam on it."""
+"""Flat byte buffer for all published tensors of a model, and Adam on it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from tianflow.errors import CheckpointError
 
 
 class FlatBuffer:
-    """One byte buffer that a network's parameters, and after them named float64 ``extras``, are
-    views of.
+    """One byte buffer with views for a network's parameters and named float64 ``extras``.
 
-    Publishing is then one copy of bytes, gradient clipping one norm, and an optimiser step a few
-    operations. Every tensor begins on a cache line; the gaps stay zero.
+    Publishing is one copy of bytes, gradient clipping one norm, and an optimiser step a few
+    operations. Every tensor begins on a cache line; the gaps are zero.
 
     Attributes:
-        table: names ("network/...", then the extras'), shapes, dtypes and offsets.
+        table: names ("network/...", then the extras), shapes, dtypes and offsets.
         bytes: uint8 [table.nbytes].
-        parameters: float32, the part that is learned, as one vector.
-        gradients: float32 of the same length; every parameter's ``grad`` is a view of it.
-        extras: {name: float64 view}, zero at first.
-        rest: uint8, the part that they are views of.
+        parameters: float32 vector, the trained part.
+        gradients: float32 vector of the same length; every parameter's ``grad`` is a view of it.
+        extras: {name: float64 view}, initially zero.
+        rest: uint8, the part with the extras.
     """
 
     def __init__(
@@ -43,10 +42,10 @@ class FlatBuffer:
             offset += aligned(entries[-1].nbytes)
         self.table = WeightsTable(tuple(entries), offset)
         self.bytes = torch.zeros(offset, dtype=torch.uint8, device=device)
-        learned = sum(aligned(entry.nbytes) for entry in entries[: len(named)])
-        self.parameters = self.bytes[:learned].view(torch.float32)
+        trained = sum(aligned(entry.nbytes) for entry in entries[: len(named)])
+        self.parameters = self.bytes[:trained].view(torch.float32)
         self.gradients = torch.zeros_like(self.parameters)
-        self.extras, self.rest = {}, self.bytes[learned:]
+        self.extras, self.rest = {}, self.bytes[trained:]
         for entry in entries:
             if entry.name in named:
                 view = self._view(self.parameters, entry)
@@ -60,16 +59,19 @@ class FlatBuffer:
                 )
 
     def load(self, flat: NDArray[np.uint8]) -> None:
-        """Overwrite everything, on a CPU, by ``flat``, uint8 [table.nbytes]. ValueError when it is
-        of another size.
+        """Overwrite all tensors with ``flat``, uint8 [table.nbytes], on a CPU.
+
+        Raises:
+            ValueError: the size differs.
         """
         if flat.nbytes != self.table.nbytes:
-            raise ValueError(f"{flat.nbytes} bytes of weights for a model of {self.table.nbytes}")
+            raise ValueError(f"{flat.nbytes} bytes of weights, expected {self.table.nbytes}")
         np.copyto(self.bytes.numpy(), flat)
 
-    def another_gradient(self, network: nn.Module) -> Tensor:
-        """Make the parameters of ``network``, built like the first, views of the same; their
-        gradients come into the vector given.
+    def bind_replica(self, network: nn.Module) -> Tensor:
+        """Make the parameters of ``network``, a copy of the original, views of this buffer.
+
+        Returns a vector that accumulates the gradients of the copy.
         """
         gradients = torch.zeros_like(self.gradients)
         entries = {entry.name: entry for entry in self.table.entries}
@@ -88,15 +90,14 @@ class FlatBuffer:
 
 
 class Adam:
-    """Adam (arXiv 1412.6980, algorithm 1) on one flat vector, equal to ``torch.optim.Adam`` up to
-    rounding.
+    """Adam (arXiv 1412.6980, algorithm 1) on one flat vector.
 
-    The first construction of PyTorch's own imports its compiler, which takes about a second of
-    every start.
+    It equals ``torch.optim.Adam`` up to rounding. The first construction of PyTorch's class imports
+    its compiler, which adds about a second to every start.
 
     Attributes:
         mean, square: running first and second moments of the gradient.
-        steps: steps taken.
+        steps: number of steps.
     """
 
     def __init__(
@@ -134,8 +135,8 @@ class Adam:
         )
 
     def _step_fused(self, learning_rate: float) -> None:
-        """By what ``torch.optim.Adam(fused=True)`` calls: one pass over memory instead of seven, a
-        quarter of the time.
+        """The operation of ``torch.optim.Adam(fused=True)``: one pass over memory, a quarter of the
+        time.
         """
         beta_1, beta_2 = self._betas
         torch._fused_adam_(
@@ -155,13 +156,15 @@ class Adam:
         )
 
 
-def require_alike(state: Mapping[str, NDArray[Any]], needed: Mapping[str, NDArray[Any]]) -> None:
-    """Raise CheckpointError unless ``state`` has every array of ``needed`` with its dtype and
-    shape.
+def require_same_arrays(
+    state: Mapping[str, NDArray[Any]], needed: Mapping[str, NDArray[Any]]
+) -> None:
+    """Check that ``state`` has every array of ``needed`` with its dtype and shape.
+
+    Raises:
+        CheckpointError: an array is missing or differs.
     """
     for name, array in needed.items():
-        found = f"{state[name].dtype}{list(state[name].shape)}" if name in state else "nothing"
+        found = f"{state[name].dtype}{list(state[name].shape)}" if name in state else "missing"
         if found != f"{array.dtype}{list(array.shape)}":
-            raise CheckpointError(
-                f"{name} is {found}, this model needs {array.dtype}{list(array.shape)}"
-            )
+            raise CheckpointError(f"{name} is {found}, expected {array.dtype}{list(array.shape)}")

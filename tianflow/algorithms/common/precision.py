@@ -1,6 +1,4 @@
-"""How networks are called: as they are, or in bfloat16 where that is cheaper. What comes out is
-float32 either way.
-"""
+"""Precision of network calls: float32, or bfloat16 where it is faster. Outputs are float32."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ Given = ParamSpec("Given")
 Found = TypeVar("Found")
 Module = TypeVar("Module", bound=nn.Module)
 CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""What /proc/cpuinfo calls arithmetic in bfloat16, on x86 and on ARM."""
+"""Names of bfloat16 arithmetic in /proc/cpuinfo, on x86 and ARM."""
 
 
 class Forward(Protocol):
@@ -34,20 +32,20 @@ class Forward(Protocol):
     ) -> Found: ...
 
 
-def as_it_is(
+def in_float32(
     network: Callable[Given, Found], /, *args: Given.args, **kwargs: Given.kwargs
 ) -> Found:
-    """In the precision of its parameters, float32."""
+    """Call in the precision of its parameters, float32."""
     return network(*args, **kwargs)
 
 
 class Autocast:
-    """A network's matrix products and convolutions in bfloat16 (autocast); its parameters and their
-    gradients stay float32.
+    """Calls with matrix products and convolutions in bfloat16; parameters and gradients stay
+    float32.
 
-    THE GUARANTEE: autocast ends with the network, and all that it gave is cast up to float32. So
-    log-probabilities, ratios, targets and losses are computed in float32, and bfloat16 is nowhere
-    but between a network's layers.
+    THE GUARANTEE: autocast ends with the network call, and its outputs are converted to float32.
+    Log-probabilities, ratios, targets and losses are therefore computed in float32; bfloat16 exists
+    only between a network's layers.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,38 +54,36 @@ class Autocast:
     def __call__(
         self, network: Callable[Given, Found], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Found:
-        # Weights that were cast are kept until autocast ends: with one block for each call, never
-        # across an optimiser step.
+        # Cast weights are cached until autocast ends. One block per call never spans an optimiser
+        # step.
         with torch.autocast(self._device, dtype=torch.bfloat16):
             found = network(*args, **kwargs)
-        return cast("Found", raised(found))
+        return cast("Found", to_float32(found))
 
 
 class ActingNetwork(Generic[Module]):
-    """The network that a policy acts with, and how it is called: the policy's own, or a copy of it
-    in bfloat16.
+    """The network of a policy and its call: the policy's own network, or a copy in bfloat16.
 
-    The copy's weights are rounded once for each version, where autocast alone would round all of
-    them again at every step.
+    The copy's weights are rounded once per version. Autocast alone would round them at every step.
 
     Attributes:
-        network: to be called, or its methods, by ``forward``.
-        forward: gives float32 either way.
+        network: network whose methods ``forward`` calls.
+        forward: calls it; outputs are float32.
     """
 
     def __init__(self, network: Module) -> None:
         self.network = self._own = network
-        self.forward: Forward = as_it_is
+        self.forward: Forward = in_float32
 
     def in_bfloat16(self) -> None:
-        """From now on."""
+        """Use bfloat16 from now on."""
         self.network, self.forward = (
             deepcopy(self._own).to(torch.bfloat16),
             forward_in("bf16", torch.device("cpu"), whose="actors"),
         )
 
     def refresh(self) -> None:
-        """The policy's own network has other weights."""
+        """Copy changed weights of the policy's own network."""
         if self.network is not self._own:
             for rounded, exact in zip(
                 self.network.parameters(), self._own.parameters(), strict=True
@@ -95,16 +91,14 @@ class ActingNetwork(Generic[Module]):
                 rounded.copy_(exact)
 
 
-def raised(found: Any) -> Any:
-    """The same tensors, tuples and mappings, all bfloat16 tensors as float32; the gradient goes
-    through.
-    """
+def to_float32(found: Any) -> Any:
+    """Tensors, tuples and mappings with bfloat16 tensors converted to float32, with gradient."""
     if isinstance(found, Tensor):
         return found.float() if found.dtype == torch.bfloat16 else found
     if isinstance(found, Mapping):
-        return {name: raised(part) for name, part in found.items()}
+        return {name: to_float32(part) for name, part in found.items()}
     if isinstance(found, tuple):
-        parts = [raised(part) for part in found]
+        parts = [to_float32(part) for part in found]
         return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
     return found
 
@@ -114,15 +108,16 @@ def forward_in(
     device: torch.device,
     whose: Literal["learner", "actors"] = "learner",
 ) -> Forward:
-    """How networks on ``device`` are called; where bfloat16 is legal but slow, the log says so of
-    the setting of ``whose``.
+    """The caller of networks on ``device``.
+
+    It logs a warning for the setting of ``whose`` if bfloat16 is emulated.
     """
     if precision == "fp32":
-        return as_it_is
-    slow = why_slow(device)
+        return in_float32
+    slow = slow_reason(device)
     if slow:
         logger(whose).warning(
-            f"{whose}.precision = bf16 computes as asked, but gains nothing here",
+            f"{whose}.precision = bf16 is not faster on this hardware",
             reason=slow,
             instead="fp32",
         )
@@ -130,10 +125,9 @@ def forward_in(
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """A context of updates on ``device``.
+    """Context of updates on ``device``.
 
-    cuDNN rounds to 19 bits by default, and what the learner computes would then differ from what
-    actors did.
+    cuDNN rounds to 19 bits by default, and the learner's results would differ from the actors'.
     """
     return (
         nullcontext()
@@ -142,8 +136,8 @@ def full_precision(device: torch.device) -> AbstractContextManager[None]:
     )
 
 
-def why_slow(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Why bfloat16 is emulated on ``device``; empty where the hardware has it."""
+def slow_reason(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Reason why bfloat16 is emulated on ``device``; empty if the hardware supports it."""
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)
         return (
@@ -156,8 +150,8 @@ def why_slow(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str
         found = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
     except OSError:
         return (
-            f"{cpuinfo} cannot be read, so it is not known whether this CPU has bfloat16 "
-            "arithmetic; emulated, it is slower than float32"
+            f"{cpuinfo} cannot be read, so support of bfloat16 is unknown; emulated, it is slower "
+            "than float32"
         )
     if found and CPU_FLAGS & set(found[0].split()):
         return ""
@@ -167,8 +161,12 @@ def why_slow(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str
     )
 
 
-def act_in(config: Config, policy: Policy) -> None:
-    """Have an actor's ``policy`` compute as ``actors.precision`` says; ConfigError if it cannot."""
+def set_acting_precision(config: Config, policy: Policy) -> None:
+    """Set the precision of an actor's ``policy`` to ``actors.precision``.
+
+    Raises:
+        ConfigError: the policy does not support it.
+    """
     if config.actors.precision == "fp32":
         return
     if not isinstance(policy, ActsInBfloat16):

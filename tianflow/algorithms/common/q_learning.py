@@ -1,7 +1,4 @@
-"""Q-learning with a network of action values: the actor's half and the frame of the learner's half.
-
-DQN and R2D2 share them.
-"""
+"""Policy and learner that DQN and R2D2 share: Q-learning with a network of action values."""
 
 from __future__ import annotations
 
@@ -31,9 +28,7 @@ Settings = TypeVar("Settings", bound=QSettings)
 
 
 def make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> QModel[QNetwork]:
-    """Values of actions, with epsilon as it is before the first update. Actors of R2D2 make it,
-    too.
-    """
+    """Action values, with epsilon before the first update."""
     settings = config.algorithm
     assert isinstance(settings, QSettings)
     network = seeded(
@@ -43,8 +38,8 @@ def make_model(config: Config, spec: EnvironmentSpec, device: torch.device) -> Q
 
 
 class QPolicy(OffPolicyPolicy[QNetwork]):
-    """The actor's half: epsilon-greedy, with an epsilon for each environment; ``parameters`` are
-    the values of all actions.
+    """Epsilon-greedy policy with an epsilon per environment. ``parameters`` are all action
+    values.
     """
 
     def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
@@ -56,7 +51,7 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
         return {name: torch.zeros(num_envs, *shape) for name, shape in self._state_shapes.items()}
 
     def noise(self, steps: int, num_envs: int, generator: np.random.Generator) -> Tensor:
-        """[steps, num_envs, A]: all 0 where the environment is greedy, else a random score for each
+        """[steps, num_envs, A]: 0 where the environment is greedy, else a random score per
         action.
         """
         epsilons = apex_epsilons(
@@ -71,7 +66,7 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
     def act(
         self, observation: Tree, state: Tree, noise: Tensor | None, mask: Tensor | None = None
     ) -> ActorStep:
-        """Choose actions; the caller zeroes the state of environments that begin an episode."""
+        """Select actions. The caller sets the state to zero where an episode begins."""
         with torch.inference_mode():
             values, after = self.acting.forward(
                 self.acting.network.act, self.model.observations(observation), state
@@ -85,16 +80,17 @@ class QPolicy(OffPolicyPolicy[QNetwork]):
         return {"q_values": parameters}
 
     def record(self, parameters: Tensor, action: Tensor) -> dict[str, Tensor]:
-        """``q_taken`` and ``q_max`` [T, N]: values of the action taken and of the best allowed one,
-        for first priorities (Ape-X).
+        """``q_taken`` and ``q_max`` [T, N] for initial priorities (Ape-X).
+
+        They are the values of the selected action and of the best allowed one.
         """
         with torch.inference_mode():
             return {"q_taken": taken(parameters, action), "q_max": parameters.amax(-1)}
 
 
 class QLearner(OffPolicyLearner[QNetwork, Settings]):
-    """What the learners of action values share: one target network, which becomes the online one
-    every so many updates.
+    """Learner with one target network, which is copied from the online one at an interval of
+    updates.
     """
 
     def __init__(
@@ -102,9 +98,9 @@ class QLearner(OffPolicyLearner[QNetwork, Settings]):
     ) -> None:
         super().__init__(make_model(config, spec, device), config, settings, device)
         self.target = TargetNetwork(self.model)
-        self.kept["target"] = self.target.parameters
+        self.saved_tensors["target"] = self.target.parameters
 
-    def moved(self) -> None:
+    def after_step(self) -> None:
         if self.updates % self.settings.target_update_updates == 0:
             self.target.follow(1.0)
 

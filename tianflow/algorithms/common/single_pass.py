@@ -1,5 +1,6 @@
-"""The update of algorithms that look at a batch once: one forward, one gradient, one step. A2C and
-IMPALA differ in their estimator.
+"""Learner with a single pass over each batch: one forward, one gradient, one step.
+
+A2C and IMPALA use it with different estimators.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from tianflow.ops.losses import masked_mean, normalised, policy_gradient_loss, v
 from tianflow.ops.returns import Advantages
 
 CHUNK_SAMPLES = 256
-"""Images are learned from in column chunks of about so many samples, whose gradients add up:
-activations then stay in cache.
-"""
+"""Samples per chunk of image columns. Gradients of chunks add up, and activations stay in cache."""
 
 
 class ChunkOutputs(NamedTuple):
-    """What statistics need of one chunk, [T, C], without gradient; the losses are scalars, weighted
-    by the chunk's share.
+    """Outputs of one chunk for statistics, [T, C], without gradient.
+
+    Losses are scalars, weighted by the chunk's share.
     """
 
     log_ratio: Tensor
@@ -37,9 +37,7 @@ class ChunkOutputs(NamedTuple):
 
 
 class SinglePassLearner(ActorCriticLearner):
-    """Policy gradient, value error and entropy, each a mean over valid transitions of the whole
-    batch.
-    """
+    """Policy gradient, value error and entropy, each a mean over valid transitions of the batch."""
 
     normalise_advantages: bool
 
@@ -47,25 +45,25 @@ class SinglePassLearner(ActorCriticLearner):
     def estimate(
         self, samples: Samples, log_ratio: Tensor, v_t: Tensor, v_tp1: Tensor
     ) -> Advantages:
-        """Advantages and value targets; ``log_ratio`` is the log of current over behaviour
+        """Advantages and value targets. ``log_ratio``: log of current over behaviour
         probability.
         """
 
     @abstractmethod
     def clipped(self, log_ratio: Tensor) -> Tensor:
-        """Where an importance weight was clipped, bool."""
+        """True where an importance weight was clipped."""
 
     def update(self, samples: Samples, should_stop: Callable[[], bool]) -> dict[str, Tensor] | None:
         steps, columns = samples.valid_t.shape
         width = (
-            min(CHUNK_SAMPLES // steps, -(-columns // self.crew.size))
+            min(CHUNK_SAMPLES // steps, -(-columns // self.parallel.size))
             if self._in_chunks()
             else columns
         )
         cuts = range(0, columns, max(1, width))
         total = samples.valid_t.sum()
 
-        def learn(model: ActorCriticModel, first: int) -> ChunkOutputs | None:
+        def train(model: ActorCriticModel, first: int) -> ChunkOutputs | None:
             if should_stop():
                 return None
             part = (
@@ -73,9 +71,9 @@ class SinglePassLearner(ActorCriticLearner):
                 if len(cuts) == 1
                 else samples.columns(first, min(first + cuts.step, columns))
             )
-            return self._learn_from(model, part, total)
+            return self._train_on(model, part, total)
 
-        found = self.crew.each(learn, cuts)
+        found = self.parallel.map(train, cuts)
         chunks = [chunk for chunk in found if chunk is not None]
         if len(chunks) < len(found):
             return None
@@ -96,9 +94,10 @@ class SinglePassLearner(ActorCriticLearner):
     def _in_chunks(self) -> bool:
         return self.images and self.device.type == "cpu" and not self.normalise_advantages
 
-    def _learn_from(self, model: ActorCriticModel, samples: Samples, total: Tensor) -> ChunkOutputs:
-        """Add the gradient of one chunk of columns to the model's; ``total`` is the number of valid
-        transitions in the batch.
+    def _train_on(self, model: ActorCriticModel, samples: Samples, total: Tensor) -> ChunkOutputs:
+        """Add the gradient of one chunk of columns to the model's.
+
+        ``total`` is the number of valid transitions in the batch.
         """
         distribution, valid_t = self.model.distribution, samples.valid_t
         output = model.evaluate(samples.observation, samples.state, samples.start)
@@ -128,7 +127,7 @@ class SinglePassLearner(ActorCriticLearner):
 
 
 def _joined(chunks: Sequence[ChunkOutputs]) -> ChunkOutputs:
-    """Columns side by side again, and losses added up."""
+    """Chunks with their columns concatenated and losses added."""
     parts = list(zip(*chunks, strict=True))
     return ChunkOutputs(
         *(torch.cat(columns, 1) for columns in parts[:4]),

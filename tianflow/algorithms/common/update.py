@@ -1,6 +1,4 @@
-"""What every update has, on policy or off: parts of its batch by name, and somebody who may want it
-to stop.
-"""
+"""Helpers of updates: names of arrays, and the default of ``should_stop``."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from torch import Tensor
 Tree = Mapping[str, Tensor]
 
 
-def never() -> bool:
-    """Nobody wants this update to stop."""
+def never_stop() -> bool:
+    """Default of ``should_stop``: never stop."""
     return False
 
 
