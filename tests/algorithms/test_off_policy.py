@@ -1,5 +1,5 @@
-"""DQN, R2D2, SAC and TD3: actor and learner agree, updates are whole or not at all, targets stand
-still, and padding does not matter.
+"""DQN, R2D2, SAC and TD3: actor and learner agree, updates are atomic, targets are constant,
+padding is ignored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tianflow.ops.returns import n_step
 CASES = cases("off_policy")
 torch.set_num_threads(
     1
-)  # a second thread makes tensors of this size slower, by far so on a busy machine
+)  # a second thread slows tensors of this size down, most of all on a busy machine
 CPU = torch.device("cpu")
 CHOICE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(2,))
 FORCE = ActionSpec(kind="box", shape=(2,), dtype="float32", low=(-1.0, 0.0), high=(3.0, 1.0))
@@ -87,9 +87,7 @@ def made(
 def windows(
     name: str, *, seed: int = 0, n: int = N, fresh: bool | None = None
 ) -> dict[str, Tensor]:
-    """Windows as replay gives them: some end early, by termination or truncation; what lies after
-    that is padding.
-    """
+    """Windows of replay: some end early, by termination or truncation; the rest is padding."""
     generator = np.random.default_rng(seed)
     length = SETTINGS[name].window[0]
     whole = generator.integers(1, length + 1, size=n)
@@ -121,8 +119,8 @@ def windows(
 
 
 def acted(policy: Any, *, steps: int, seed: int = 0) -> dict[str, Tensor]:
-    """What an actor stores of one episode, with the state before every step: observations [steps +
-    1, N, ...], all else [steps, N, ...].
+    """One episode as an actor stores it, with the state before every step: observations [steps + 1,
+    N, ...], all else [steps, N, ...].
     """
     obs, state = observations((VECTOR, NUMBER), steps + 1, N, seed=seed), policy.initial_state(N)
     noise = policy.noise(steps, N, np.random.default_rng(seed))
@@ -153,7 +151,7 @@ def same_state(expected: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 @q_learning
-def test_an_actors_choice_is_the_greatest_value_among_allowed_ones_but_where_it_explores(
+def test_an_actor_selects_the_largest_value_among_allowed_actions_unless_it_explores(
     name: str,
 ) -> None:
     policy, _ = made(name)
@@ -164,7 +162,7 @@ def test_an_actors_choice_is_the_greatest_value_among_allowed_ones_but_where_it_
     greedy = policy.act(obs, state, None, mask)
     plain = policy.act(obs, state, None).parameters
     assert torch.equal(torch.where(mask, plain, -math.inf).argmax(-1), greedy.action)
-    noise = policy.noise(1, 400, np.random.default_rng(1))[0]  # epsilon is 1 at first
+    noise = policy.noise(1, 400, np.random.default_rng(1))[0]  # epsilon is 1 at update 0
     explored = policy.act(obs, state, noise, mask)
     assert mask.gather(1, explored.action.unsqueeze(1)).all()
     assert not torch.equal(greedy.action, explored.action)
@@ -176,7 +174,7 @@ def test_an_actors_choice_is_the_greatest_value_among_allowed_ones_but_where_it_
 
 
 @q_learning
-def test_epsilon_travels_with_the_weights_and_each_environment_has_its_own_with_apex(
+def test_epsilon_is_published_with_the_weights_and_each_environment_has_its_own_with_apex(
     name: str,
 ) -> None:
     policy, learner = made(name)
@@ -221,7 +219,7 @@ def test_exploration_noise_of_td3_follows_its_schedule() -> None:
 
 
 @every_algorithm
-def test_an_actor_takes_whole_weights_and_constructs_no_optimiser(name: str) -> None:
+def test_an_actor_loads_complete_weights_and_constructs_no_optimiser(name: str) -> None:
     policy, learner = made(name)
     assert policy.table == learner.table
     assert not any(parameter.requires_grad for parameter in policy.model.network.parameters())
@@ -235,7 +233,9 @@ def test_an_actor_takes_whole_weights_and_constructs_no_optimiser(name: str) -> 
 
 @every_algorithm
 @pytest.mark.parametrize("normalise", [False, True])
-def test_an_update_learns_from_every_item_and_says_its_priority(name: str, normalise: bool) -> None:
+def test_an_update_trains_on_every_item_and_returns_its_priority(
+    name: str, normalise: bool
+) -> None:
     _, learner = made(name, normalise=normalise)
     before, arrays = learner.flat().copy(), windows(name)
     found = learner.step(LearnerBatch(arrays))
@@ -250,8 +250,8 @@ def test_an_update_learns_from_every_item_and_says_its_priority(name: str, norma
 
 
 @every_algorithm
-def test_what_lies_in_padding_does_not_matter(name: str) -> None:
-    """Nor what is observed after a termination: all of it may be huge."""
+def test_padding_has_no_influence(name: str) -> None:
+    """Observations after a termination have no influence either. Both may contain huge values."""
     results = []
     for garbage in (False, True):
         _, learner = made(name, normalise=True)
@@ -276,8 +276,8 @@ def test_what_lies_in_padding_does_not_matter(name: str) -> None:
 
 
 @every_algorithm
-def test_an_item_without_weight_moves_nothing_but_has_a_priority(name: str) -> None:
-    """Of SAC and TD3 only the critics' loss is weighted."""
+def test_an_item_without_weight_has_no_gradient_but_a_priority(name: str) -> None:
+    """With SAC and TD3 only the critics' loss is weighted."""
     _, learner = made(name)
     _, other = made(name)
     arrays = windows(name)
@@ -290,7 +290,7 @@ def test_an_item_without_weight_moves_nothing_but_has_a_priority(name: str) -> N
 
 
 @every_algorithm
-def test_a_batch_with_nothing_to_learn_from_changes_nothing(name: str) -> None:
+def test_a_batch_without_trainable_steps_changes_nothing(name: str) -> None:
     _, learner = made(name, normalise=True)
     learner.step(LearnerBatch(windows(name)))
     before, arrays = learner.state_dict(), windows(name)
@@ -307,7 +307,7 @@ def test_a_batch_with_nothing_to_learn_from_changes_nothing(name: str) -> None:
 
 @every_algorithm
 @pytest.mark.parametrize("poison", ["reward", "obs/vector", "weight"])
-def test_an_update_that_is_not_finite_leaves_everything_as_before(name: str, poison: str) -> None:
+def test_an_update_that_is_not_finite_changes_nothing(name: str, poison: str) -> None:
     _, learner = made(name, normalise=True)
     _, twin = made(name, normalise=True)
     for one in (learner, twin):
@@ -323,7 +323,7 @@ def test_an_update_that_is_not_finite_leaves_everything_as_before(name: str, poi
 
 
 @every_algorithm
-def test_a_resumed_learner_goes_on_bit_for_bit(name: str) -> None:
+def test_a_resumed_learner_continues_bit_for_bit(name: str) -> None:
     _, learner = made(name, normalise=True)
     for seed in range(4):
         learner.step(LearnerBatch(windows(name, seed=seed)))
@@ -353,7 +353,7 @@ def test_state_of_another_model_is_refused_and_changes_nothing(name: str) -> Non
 
 
 @every_algorithm
-def test_live_settings_are_absolute_and_the_rate_is_a_matter_of_its_own(name: str) -> None:
+def test_live_settings_are_absolute_and_the_learning_rate_is_set_separately(name: str) -> None:
     _, one = made(name)
     _, two = made(name)
     two.set_live(1.0, 0.0)
@@ -370,7 +370,7 @@ def test_live_settings_are_absolute_and_the_rate_is_a_matter_of_its_own(name: st
 
 
 @every_algorithm
-def test_what_lies_on_another_device_is_learned_from_there_and_as_on_a_cpu(name: str) -> None:
+def test_a_batch_on_another_device_gives_the_update_of_a_cpu(name: str) -> None:
     _, cpu = made(name, normalise=True)
     with pretended_device() as device:
         _, there = made(name, normalise=True, device=device)
@@ -412,7 +412,7 @@ def test_a_gpu_makes_the_updates_of_a_cpu(name: str) -> None:
 
 
 @q_learning
-def test_a_target_network_stands_still_and_then_becomes_the_online_one(name: str) -> None:
+def test_a_target_network_is_constant_and_then_becomes_the_online_one(name: str) -> None:
     """Every third update, by the settings of these tests."""
     _, learner = made(name)
     first = learner.target.parameters.clone()
@@ -430,7 +430,7 @@ def test_a_target_network_stands_still_and_then_becomes_the_online_one(name: str
 
 
 @continuous
-def test_targets_go_a_share_of_the_way(name: str) -> None:
+def test_target_networks_move_by_a_share(name: str) -> None:
     _, learner = made(name, target_smoothing=0.25)
     pairs = [(learner.critics.buffer, learner.target_critics)]
     pairs += [(learner.model.buffer, learner.target_actor)] if name == "td3" else []
@@ -444,7 +444,7 @@ def test_targets_go_a_share_of_the_way(name: str) -> None:
             )
 
 
-def test_the_actor_of_td3_moves_in_every_second_update() -> None:
+def test_the_actor_of_td3_is_updated_every_second_time() -> None:
     _, learner = made("td3")
     moved = []
     for update in range(4):
@@ -456,8 +456,8 @@ def test_the_actor_of_td3_moves_in_every_second_update() -> None:
 
 @every_algorithm
 def test_no_gradient_flows_through_targets(name: str) -> None:
-    """A loss is a function of what is observed first, and of constants: no target network has a
-    gradient, and it cannot get one.
+    """A loss depends on observations and constants: target networks have no gradient, and cannot
+    have one.
     """
     _, learner = made(name)
     learner.compute_gradients(windows(name))
@@ -475,7 +475,7 @@ def test_no_gradient_flows_through_targets(name: str) -> None:
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_the_gradient_of_dqn_is_that_of_the_value_taken_alone(double: bool) -> None:
+def test_the_gradient_of_dqn_is_that_of_the_selected_value_alone(double: bool) -> None:
     """(target - Q(s, a)) dQ(s, a), with Q(s', .) of the same network held constant, computed by
     hand.
     """
@@ -502,9 +502,9 @@ def test_the_gradient_of_dqn_is_that_of_the_value_taken_alone(double: bool) -> N
     torch.testing.assert_close(found, learner.model.buffer.gradients, atol=1e-6, rtol=1e-5)
 
 
-def test_double_q_learning_lets_the_online_network_choose() -> None:
-    """With networks apart, errors differ from those of ordinary Q-learning, whose targets are never
-    lower.
+def test_double_q_learning_selects_with_the_online_network() -> None:
+    """With different networks, errors differ from those of ordinary Q-learning, whose targets are
+    never lower.
     """
     errors = {}
     for double in (False, True):
@@ -517,7 +517,7 @@ def test_double_q_learning_lets_the_online_network_choose() -> None:
     assert (errors[True] < errors[False] - 1e-2).any()
 
 
-def test_forbidden_actions_are_not_bootstrapped_from() -> None:
+def test_forbidden_actions_are_not_used_for_bootstrapping() -> None:
     _, learner = made("dqn")
     learner.model.network.advantage.head.bias.data[0] = 1000.0
     learner.target.follow(1.0)
@@ -531,9 +531,7 @@ def test_forbidden_actions_are_not_bootstrapped_from() -> None:
 
 
 def apart(*targets: Any) -> None:
-    """Move target networks away from the online ones, so that a test sees which of them was
-    asked.
-    """
+    """Move target networks away from the online ones, so that a test can distinguish them."""
     for seed, target in enumerate(targets):
         target.parameters.add_(
             torch.randn(target.parameters.shape, generator=torch.Generator().manual_seed(seed))
@@ -604,7 +602,7 @@ def test_losses_of_td3_are_the_published_ones() -> None:
     assert policy_loss.item() == pytest.approx(found.statistics["policy_loss"], abs=1e-5)
 
 
-def test_the_temperature_of_sac_moves_entropy_towards_its_target() -> None:
+def test_the_temperature_of_sac_moves_the_entropy_towards_its_target() -> None:
     for target, direction in ((5.0, 1.0), (-20.0, -1.0), (None, 0.0)):
         _, learner = made("sac", target_entropy=target)
         before = learner.log_temperature.item()
@@ -622,8 +620,7 @@ def test_the_gradient_of_the_actor_reaches_no_critic(name: str) -> None:
     assert learner.model.norm() > 0.0
 
 
-# Memory
-# --------------------------------------------------------------------------------------------------
+# Recurrent state
 
 
 class Toy:
@@ -646,7 +643,7 @@ class Toy:
 
 @pytest.mark.parametrize("weights", ["learner_wh_wx", "acting_wh_wx"])
 def test_burn_in_brings_a_stored_state_to_the_handed_one(weights: str) -> None:
-    """With equal weights that is exactly the state in which the actor was."""
+    """With equal weights it is exactly the state of the actor."""
     inputs, expected = (CASES["r2d2_burn_in_toy_rnn"][key] for key in ("inputs", "expected"))
     begin, burn_in = inputs["sequence_start"], inputs["burn_in"]
     x = torch.tensor(inputs["obs"][begin:], dtype=torch.float64).view(-1, 1, 1)
@@ -663,11 +660,11 @@ def test_burn_in_brings_a_stored_state_to_the_handed_one(weights: str) -> None:
     (gradient,) = torch.autograd.grad(after, network.hidden)
     assert wanted * (1.0 - after.item() ** 2) == pytest.approx(
         gradient.item(), abs=1e-9
-    )  # and none through what came before
+    )  # and none through earlier steps
 
 
 @pytest.mark.parametrize("updates", [0, 3])
-def test_with_equal_weights_a_learner_sees_the_values_that_its_actor_saw(updates: int) -> None:
+def test_with_equal_weights_a_learner_computes_the_values_of_its_actor(updates: int) -> None:
     policy, learner = made("r2d2", normalise=True)
     for seed in range(updates):
         learner.step(LearnerBatch(windows("r2d2", seed=seed)))
@@ -733,9 +730,7 @@ def test_priorities_from_what_the_actor_recorded_are_those_of_the_learner(
 
 
 def test_steps_of_burn_in_have_no_loss_and_no_gradient() -> None:
-    """Rewards and actions there do not matter but for what the trained steps make of them, which is
-    nothing.
-    """
+    """Rewards and actions there have no influence on the trained steps."""
     gradients = []
     for reward in (0.0, 1e3):
         _, learner = made("r2d2")
@@ -749,9 +744,7 @@ def test_steps_of_burn_in_have_no_loss_and_no_gradient() -> None:
     assert torch.equal(*gradients)
 
 
-def test_no_gradient_reaches_what_is_observed_during_burn_in_unless_the_episode_begins_there() -> (
-    None
-):
+def test_no_gradient_reaches_observations_of_burn_in_unless_the_episode_begins_there() -> None:
     _, learner = made("r2d2")
     arrays = windows("r2d2")
     arrays["start"][0] = torch.arange(N) < 2
@@ -771,8 +764,8 @@ def test_no_gradient_reaches_what_is_observed_during_burn_in_unless_the_episode_
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_windows_that_begin_an_episode_are_seen_whole_beside_others(share: float) -> None:
-    """Values are those of one unroll from the stored state, whichever columns are fresh."""
+def test_windows_that_begin_an_episode_are_trained_completely_beside_others(share: float) -> None:
+    """Values are those of one unroll from the stored state, for any set of fresh columns."""
     _, learner = made("r2d2")
     arrays = windows("r2d2")
     fresh = torch.arange(N) < share * N
@@ -783,7 +776,7 @@ def test_windows_that_begin_an_episode_are_seen_whole_beside_others(share: float
     torch.testing.assert_close(found[:3, fresh], expected[:3, fresh], atol=1e-6, rtol=1e-5)
 
 
-def test_what_is_learned_from_lies_after_burn_in_or_begins_with_an_episode() -> None:
+def test_trained_rows_are_after_burn_in_or_in_windows_that_begin_an_episode() -> None:
     valid = torch.tensor(
         [[True, True, True], [True, True, True], [True, True, False], [False, True, False]]
     )
@@ -807,8 +800,8 @@ def test_a_window_within_its_burn_in_has_priority_zero() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_making_a_learner_and_an_update_does_not_import_the_compiler() -> None:
-    """Constructing torch.optim.Adam would: about a second at every start."""
+def test_creating_a_learner_and_an_update_does_not_import_the_compiler() -> None:
+    """Constructing torch.optim.Adam would import it: about a second at every start."""
     code = (
         "import sys; from tests.algorithms.test_off_policy import *\n"
         "for name in FACTORIES: made(name)[1].step(LearnerBatch(windows(name)))\n"

@@ -1,5 +1,5 @@
-"""Each algorithm that learns from replay solves a tiny problem, with a buffer of a few lines and no
-other part of the system.
+"""Every replay algorithm solves a tiny problem, with a small buffer and no other part of the
+system.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tianflow.interfaces import LearnerBatch
 
 torch.set_num_threads(
     1
-)  # a second thread makes tensors of this size slower, by far so on a busy machine
+)  # a second thread slows tensors of this size down, most of all on a busy machine
 CPU = torch.device("cpu")
 CHOICE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(2,), start=(0,))
 FORCE = ActionSpec(kind="box", shape=(1,), dtype="float32", low=(-2.0,), high=(4.0,))
 
 
 class Windows:
-    """The ``latest`` steps, [T, N] a name; drawn uniformly from the windows that begin every
-    ``period`` steps of an episode.
+    """The ``latest`` steps, [T, N] per name; draws are uniform over windows that begin every
+    ``period`` steps.
     """
 
     def __init__(self, window: tuple[int, int], latest: int = 1000) -> None:
@@ -100,8 +100,8 @@ def made(
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn_finds_the_values_of_a_chain(n: int, double: bool) -> None:
-    """Five states, a reward of 1 at the right end, which is terminal; acting at random, left and
-    right. Q(s, right) = 0.9^(3 - s).
+    """Five states, a reward of 1 at the terminal right end, random actions left and right. Q(s,
+    right) = 0.9^(3 - s).
     """
     settings = DQNSettings(
         discount=0.9,
@@ -144,7 +144,7 @@ def test_dqn_finds_the_values_of_a_chain(n: int, double: bool) -> None:
     policy.load(learner.flat())
     found = policy.act({"": torch.from_numpy(states[:4])}, {}, None)
     assert [1, 1, 1, 1] == found.action.tolist()
-    # Three rewards along a random walk are less than three along the best way: several steps are
+    # Three rewards along a random walk are less than three along the best path: n-step returns are
     # not corrected for the policy.
     expected = torch.tensor([0.9**3, 0.9**2, 0.9, 1.0])
     torch.testing.assert_close(
@@ -153,10 +153,8 @@ def test_dqn_finds_the_values_of_a_chain(n: int, double: bool) -> None:
 
 
 def test_r2d2_remembers_a_cue() -> None:
-    """A cue is shown once; four steps later the action must agree with it.
-
-    The gradient has to reach back to the cue: it does, because a window that begins its episode
-    needs no burn-in.
+    """A cue is shown once; four steps later the action must agree with it. The gradient reaches the
+    cue, because a window that begins its episode needs no burn-in.
     """
     learning = {
         "discount": 0.9,
@@ -220,11 +218,11 @@ def test_r2d2_remembers_a_cue() -> None:
         ),
     ],
 )
-def test_an_actor_learns_the_best_force_for_what_it_sees(
+def test_an_actor_learns_the_best_force_for_its_observation(
     factory: Any, updates: int, settings: OffPolicySettings
 ) -> None:
-    """A bandit: the reward is less by the square of the distance from 1 + 2 x, and the range of
-    actions is not centred at 0.
+    """A bandit: the reward decreases with the squared distance from 1 + 2 x; the range of actions
+    is not centred at 0.
     """
     columns, generator = 256, np.random.default_rng(0)
     policy, learner = made(factory, settings, FORCE, 1, columns, hidden=(32, 32))

@@ -1,5 +1,5 @@
-"""Actor, replay shard and learner together: what a shard hands out is what learners expect, down to
-the first priorities.
+"""Actor, replay shard and learner together: draws have the form that learners expect, including
+initial priorities.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ FORCE = ActionSpec(kind="box", shape=(2,), dtype="float32", low=(-1.0, 0.0), hig
 LEAF = LeafSpec("arm", (4,), "float32")
 T, N, ROUNDS = 8, 3, 6
 TICKS = 64.0
-"""The first number that is observed is the step, divided by this."""
+"""The first observed number is the step divided by this."""
 FACTORIES: dict[str, Any] = {"dqn": DQN, "r2d2": R2D2, "sac": SAC}
 
 
 def filled(settings: OffPolicySettings, *, mask: bool = False) -> tuple[Shard, Any]:
-    """A shard with what an actor made of random episodes, and a learner with the weights that the
-    actor had.
-    """
+    """A shard with random episodes of an actor, and a learner with the actor's weights."""
     spec = EnvironmentSpec(
         "Test-v0",
         (LEAF,),
@@ -116,7 +114,7 @@ def filled(settings: OffPolicySettings, *, mask: bool = False) -> tuple[Shard, A
 
 
 def drawn(shard: Shard, n: int = 400) -> tuple[LearnerBatch, np.ndarray[Any, Any]]:
-    """Windows as a learner gets them, and the priorities that they have in the shard."""
+    """Windows of a learner, and their priorities in the shard."""
     out = shard.make_batch(n)
     found = shard.draw(n, np.random.default_rng(0), out)
     arrays = {name: torch.from_numpy(array) for name, array in out.items()} | {
@@ -137,11 +135,11 @@ def drawn(shard: Shard, n: int = 400) -> tuple[LearnerBatch, np.ndarray[Any, Any
         R2D2Settings(burn_in=3, unroll=2, n_step=2, discount=0.9),
     ],
 )
-def test_first_priorities_in_a_shard_are_those_that_a_learner_finds_with_equal_weights(
+def test_initial_priorities_in_a_shard_equal_those_of_a_learner_with_equal_weights(
     settings: OffPolicySettings, mask: bool
 ) -> None:
-    """But for windows after which nobody had computed a value then: the episode was cut off there,
-    or the fragment ended.
+    """Except for windows without a value after them: their episode was truncated, or the fragment
+    ended.
     """
     shard, learner = filled(settings, mask=mask)
     batch, expected = drawn(shard)
@@ -162,7 +160,7 @@ def test_first_priorities_in_a_shard_are_those_that_a_learner_finds_with_equal_w
 @pytest.mark.parametrize(
     "settings", [DQNSettings(), SACSettings(n_step=2), R2D2Settings(burn_in=2, unroll=3, n_step=2)]
 )
-def test_a_learner_takes_what_a_shard_hands_out(settings: OffPolicySettings) -> None:
+def test_a_learner_accepts_draws_of_a_shard(settings: OffPolicySettings) -> None:
     shard, learner = filled(settings)
     make: Callable[[], LearnerBatch] = lambda: drawn(shard, 64)[0]  # noqa: E731 - one expression, used three times
     results = [learner.step(make()) for _ in range(3)]

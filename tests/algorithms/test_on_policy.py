@@ -1,5 +1,5 @@
-"""Algorithms: actor and learner agree, updates are whole or not at all, they resume bit for bit,
-and they learn.
+"""Algorithms: actor and learner agree, updates are atomic, learners resume bit for bit, and they
+learn.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tianflow.networks import Output, make_network
 CASES = cases("estimators")
 torch.set_num_threads(
     1
-)  # a second thread makes tensors of this size slower, by far so on a busy machine
+)  # a second thread slows tensors of this size down, most of all on a busy machine
 CPU = torch.device("cpu")
 DISCRETE = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(3,), start=(2,))
 SEVERAL = ActionSpec(kind="multi_discrete", shape=(2,), dtype="int64", categories=(2, 3))
@@ -91,7 +91,7 @@ def config(
 def rollout(
     policy: ActorCriticPolicy, env: EnvironmentSpec, *, seed: int = 0, steps: int = T
 ) -> dict[str, Tensor]:
-    """What an actor would store: it acts step by step on random observations, with the state zeroed
+    """A trajectory as an actor stores it: random observations, step by step, with the state zeroed
     at starts.
     """
     generator = np.random.default_rng(seed)
@@ -162,7 +162,7 @@ every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_learner_and_actor_agree_on_every_log_probability(
     kind: str, lstm: int, normalise: bool
 ) -> None:
-    """At equal weights |log ratio| < 1e-5, also after updates have moved weights and normaliser."""
+    """At equal weights |log ratio| < 1e-5, also after updates changed weights and normaliser."""
     env = spec(ACTIONS.get(kind, DISCRETE), mask=kind == "masked")
     settings = config(lstm=lstm, normalise=normalise, learning_rate=3e-2)
     policy, learner = pair(settings, env)
@@ -227,8 +227,10 @@ def test_statistics_are_named_alike_and_finite(algorithm: str) -> None:
 
 @every_algorithm
 @pytest.mark.parametrize("lstm", [0, 5])
-def test_what_lies_in_invalid_rows_does_not_matter(algorithm: str, lstm: int) -> None:
-    """Rewards, actions and log-probabilities there are garbage; without memory observations too."""
+def test_invalid_rows_have_no_influence(algorithm: str, lstm: int) -> None:
+    """They contain garbage rewards, actions and log-probabilities; without recurrent state
+    observations, too.
+    """
     settings, env = config(algorithm, lstm=lstm, normalise=True), spec()
     results = []
     for garbage in (False, True):
@@ -273,7 +275,7 @@ def same_state(expected: dict[str, Any], found: dict[str, Any]) -> None:
     ],
 )
 @pytest.mark.parametrize("poison", ["reward", "log_prob"])
-def test_an_update_that_is_not_finite_leaves_everything_as_before(
+def test_an_update_that_is_not_finite_changes_nothing(
     algorithm: str, passes: dict[str, int], poison: str
 ) -> None:
     if algorithm == "a2c" and poison == "log_prob":
@@ -289,7 +291,7 @@ def test_an_update_that_is_not_finite_leaves_everything_as_before(
     assert learner.step(good).finite
 
 
-def test_a_ppo_update_stopped_on_the_way_leaves_everything_as_before() -> None:
+def test_a_stopped_ppo_update_changes_nothing() -> None:
     settings, env = config(normalise=True), spec()
     _, learner = pair(settings, env)
     learner.step(batch_for(settings, env, learner))
@@ -301,7 +303,7 @@ def test_a_ppo_update_stopped_on_the_way_leaves_everything_as_before() -> None:
 
 @every_algorithm
 @pytest.mark.parametrize("lstm", [0, 5])
-def test_a_resumed_learner_goes_on_bit_for_bit(algorithm: str, lstm: int) -> None:
+def test_a_resumed_learner_continues_bit_for_bit(algorithm: str, lstm: int) -> None:
     settings, env = config(algorithm, lstm=lstm, normalise=True), spec()
     _, learner = pair(settings, env)
     learner.step(batch_for(settings, env, learner))
@@ -401,7 +403,7 @@ def test_loading_weights_of_another_size_is_refused() -> None:
 
 
 class Bare(torch.nn.Module):
-    """A network of somebody's who knows `forward` only."""
+    """A plug-in network with `forward` only."""
 
     def __init__(self, settings: Any, env: EnvironmentSpec) -> None:
         super().__init__()
@@ -412,7 +414,7 @@ class Bare(torch.nn.Module):
         return Output(both[..., 1:], both[..., 0], {})
 
 
-def test_an_own_module_with_a_forward_alone_acts_and_learns() -> None:
+def test_a_plug_in_module_with_forward_only_acts_and_learns() -> None:
     settings, env = config(network="tests.algorithms.test_on_policy:Bare"), spec()
     policy, learner = pair(settings, env)
     found = learner.step(LearnerBatch(rollout(policy, env)))
@@ -428,7 +430,9 @@ def test_no_noise_gives_the_most_probable_action_within_the_mask() -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
-def test_acting_on_arrays_follows_the_weights_and_chooses_the_same(action: ActionSpec) -> None:
+def test_acting_on_arrays_follows_the_weights_and_selects_the_same_actions(
+    action: ActionSpec,
+) -> None:
     env = spec(action)
     policy, learner = pair(config(), env)
     arrays = policy.on_arrays(N)
@@ -459,7 +463,7 @@ def test_acting_on_arrays_follows_the_weights_and_chooses_the_same(action: Actio
             )
 
 
-def test_acting_on_arrays_is_offered_only_where_it_is_the_same_and_quicker() -> None:
+def test_acting_on_arrays_is_offered_only_if_equal_and_faster() -> None:
     assert pair(config(), spec())[0].on_arrays(N) is not None
     assert pair(config(), spec())[0].on_arrays(1_000_000) is None
     assert pair(config(), spec(mask=True))[0].on_arrays(N) is None
@@ -471,7 +475,7 @@ def test_acting_on_arrays_is_offered_only_where_it_is_the_same_and_quicker() -> 
 
 
 def test_continuous_actions_are_stored_unclipped() -> None:
-    """The log-probability is of the action that was sampled, far outside the box as it may be."""
+    """The log-probability is of the sampled action, even far outside of the box."""
     policy, _ = pair(config(), spec(BOX))
     noise = torch.full((N, 2), 5.0)
     made = policy.act(observations((LEAF,), N), {}, noise)
@@ -512,8 +516,8 @@ def test_observation_statistics_are_those_of_all_valid_rows_and_reach_the_policy
 
 
 @pytest.mark.parametrize("network", ["nature_cnn", "impala_resnet"])
-def test_pixels_are_normalised_each_by_itself_for_learner_and_actor_alike(network: str) -> None:
-    """A still background vanishes; what moved once before it is seen, but not blown up to the
+def test_pixels_are_normalised_individually_for_learner_and_actor_alike(network: str) -> None:
+    """A constant background becomes 0; a pixel that moved once is visible, but not raised to the
     limit.
     """
     settings = config("impala", network=network, learning_rate=3e-2)
@@ -546,11 +550,11 @@ def test_pixels_are_normalised_each_by_itself_for_learner_and_actor_alike(networ
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 7), (6, 7, 3)])
-def test_bytes_are_normalised_as_their_scaled_values_would_be(
+def test_bytes_are_normalised_as_their_scaled_values(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where they are views of some columns, and whatever the order of channels; the layout is
-    that of convolutions.
+    """Also for views of some columns and any order of channels; the memory layout is that of
+    convolutions.
     """
     monkeypatch.setattr(normalisers, "BLOCK_BYTES", 16 * 4 * math.prod(shape))
     generator = torch.Generator().manual_seed(0)
@@ -597,9 +601,10 @@ def counting(lead: tuple[int, ...], start: Tensor) -> dict[str, Tensor]:
     return {"obs/": torch.zeros(*lead, 5), "state/count": torch.zeros(lead[1]), "start": start}
 
 
-def test_next_values_are_of_the_true_observation_in_the_episode_that_ended() -> None:
-    """A network whose value is the number of steps it has seen in this episode, under SAME_STEP:
-    the final observation is one step further, while obs[t+1] begins to count anew."""
+def test_next_values_are_of_the_last_observation_of_an_ended_episode() -> None:
+    """A network whose value counts steps of the episode, with SAME_STEP: the final observation is
+    one step further, while obs[t+1] starts a new count.
+    """
     settings, env = (
         config(network="tests.networks.test_networks:Counter"),
         spec(autoreset="same_step"),
@@ -646,8 +651,8 @@ def test_the_value_of_a_truncated_step_comes_from_its_final_observation_only() -
 
 
 def test_the_gradient_of_an_update_is_the_slope_of_its_loss() -> None:
-    """Central differences along random directions; targets are held by a discount of 0 and PPO's
-    ratios are 1.
+    """Central differences along random directions; a discount of 0 and PPO ratios of 1 keep targets
+    constant.
     """
     for algorithm in ("a2c", "impala"):
         settings, env = config(algorithm, lstm=3, discount=0.0, entropy_cost=0.1), spec()
@@ -700,10 +705,10 @@ def test_chunks_of_image_columns_give_the_gradient_of_the_whole_batch(
 
 
 @pytest.mark.parametrize("lstm", [0, 4])
-def test_parts_of_a_minibatch_of_images_give_the_gradient_of_the_whole(
+def test_parts_of_an_image_minibatch_give_the_gradient_of_the_whole(
     lstm: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some rows are not valid, so that with memory the parts weigh differently."""
+    """Some rows are not valid, so parts of recurrent networks have different weights."""
     settings, env = (
         config(network="nature_cnn", lstm=lstm, epochs=2, minibatch_size=4 * T),
         spec(DISCRETE, IMAGE),
@@ -722,7 +727,7 @@ def test_parts_of_a_minibatch_of_images_give_the_gradient_of_the_whole(
 
 @pytest.mark.parametrize("lstm", [0, 4])
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])
-def test_threads_that_share_images_learn_what_one_learns_and_the_same_each_time(
+def test_threads_that_share_images_compute_the_same_as_one_and_are_reproducible(
     algorithm: str, lstm: int
 ) -> None:
     found = []
@@ -745,7 +750,7 @@ def test_threads_that_share_images_learn_what_one_learns_and_the_same_each_time(
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-2, abs=1e-4)
 
 
-def test_what_fails_on_a_helping_thread_is_told_after_everybody_ended(
+def test_an_exception_on_a_worker_thread_is_raised_after_all_threads_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = config(network="nature_cnn").model_copy(
@@ -769,12 +774,10 @@ def test_what_fails_on_a_helping_thread_is_told_after_everybody_ended(
         assert learner.parallel.map(lambda *_: torch.is_grad_enabled(), range(2)) == [False, False]
 
 
-def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(
+def test_ppo_does_not_evaluate_the_images_of_its_first_minibatch_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The parameters are those of the look before, so its gradient is the one that another look
-    would give.
-    """
+    """The parameters are the same, so the gradient is that of a second evaluation."""
     settings, env = (
         config(network="nature_cnn", epochs=2, minibatch_size=T * N // 2),
         spec(DISCRETE, IMAGE),
@@ -805,9 +808,7 @@ def test_ppo_does_not_look_again_at_the_images_that_it_learns_from_first(
 @pytest.mark.parametrize(
     ("places", "viewed"), [([1, 2, 3], True), ([4], True), ([0, 2, 3], False), ([], False)]
 )
-def test_images_that_follow_one_another_are_looked_at_where_they_lie(
-    places: list[int], viewed: bool
-) -> None:
+def test_adjacent_images_are_evaluated_without_a_copy(places: list[int], viewed: bool) -> None:
     images, chosen = (
         torch.randint(256, (5, 2, 3), dtype=torch.uint8),
         torch.tensor(places, dtype=torch.int64),
@@ -817,14 +818,14 @@ def test_images_that_follow_one_another_are_looked_at_where_they_lie(
     assert (found.untyped_storage().data_ptr() == images.untyped_storage().data_ptr()) == viewed
 
 
-def test_minibatches_of_images_are_in_the_order_of_memory() -> None:
+def test_minibatches_of_images_are_in_memory_order() -> None:
     settings = config(network="nature_cnn", minibatch_size=T * N // 3)
     _, learner = pair(settings, spec(DISCRETE, IMAGE))
     for part in learner._minibatches(torch.ones(T, N, dtype=torch.bool)):
         assert torch.equal(part.sort().values, part)
 
 
-def test_ppo_on_stale_data_weighs_by_proximal_over_behaviour_at_most_the_limit() -> None:
+def test_ppo_weights_stale_data_by_proximal_over_behaviour_up_to_the_limit() -> None:
     settings, env = config(max_behaviour_weight=1.5), spec()
     policy, learner = pair(settings, env)
     arrays = rollout(policy, env)
@@ -886,7 +887,7 @@ BANDIT = {
 @every_algorithm
 @pytest.mark.parametrize("lstm", [0, 8])
 def test_learns_which_of_two_arms_pays_in_which_context(algorithm: str, lstm: int) -> None:
-    """Contextual bandit: one step an episode, the arm equal to the context pays 1. Chance gives
+    """Contextual bandit: one step per episode; the arm equal to the context pays 1. Chance gives
     0.5.
     """
     arms = ActionSpec(kind="discrete", shape=(), dtype="int64", categories=(2,), start=(0,))
@@ -924,7 +925,7 @@ def test_learns_which_of_two_arms_pays_in_which_context(algorithm: str, lstm: in
 
 
 @every_algorithm
-def test_values_of_one_state_tend_to_the_truth_through_truncations(algorithm: str) -> None:
+def test_values_of_one_state_converge_to_the_truth_through_truncations(algorithm: str) -> None:
     """Reward 1 in the only state, truncated every fourth step: V tends to 1 / (1 - gamma) = 5, not
     to that of 4 steps, 2.95.
     """
@@ -945,7 +946,7 @@ def test_values_of_one_state_tend_to_the_truth_through_truncations(algorithm: st
     assert value == pytest.approx(5.0, rel=0.02)
 
 
-def test_v_trace_limits_that_need_not_converge_are_refused_with_the_settings() -> None:
+def test_v_trace_limits_that_might_not_converge_are_refused_by_the_settings() -> None:
     with pytest.raises(ValueError, match=r"c_bar = 2.0 is above rho_bar = 1.0"):
         ImpalaSettings(c_bar=2.0)
 
@@ -957,11 +958,11 @@ def on(device: str, arrays: Any) -> LearnerBatch:
 @every_algorithm
 @pytest.mark.parametrize("network", ["mlp", "nature_cnn"])
 @pytest.mark.parametrize("lstm", [0, 5])
-def test_what_lies_on_another_device_is_learned_from_there_and_as_on_a_cpu(
+def test_a_batch_on_another_device_gives_the_update_of_a_cpu(
     algorithm: str, network: str, lstm: int
 ) -> None:
     leaf = LeafSpec("", (1, 40, 40), "uint8") if network == "nature_cnn" else LEAF
-    # A minibatch of about 40 images is learned from in two parts.
+    # A minibatch of about 40 images is processed in two parts.
     changes = {"minibatch_size": 30} if algorithm == "ppo" else {}
     settings = config(algorithm, network=network, lstm=lstm, **changes)
     normalisation = NormalisationSettings(observations=True, images=True, returns=True)

@@ -1,5 +1,5 @@
-"""learner.precision and actors.precision: bfloat16 is nowhere but inside networks, and float32 is
-as it always was.
+"""learner.precision and actors.precision: bfloat16 exists only inside networks, and float32 is
+unaffected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ every_off_policy = pytest.mark.parametrize("name", off_policy.FACTORIES)
 
 @pytest.fixture(autouse=True)
 def hardware_has_bfloat16(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """So that no test but those of the warning depends on the machine."""
+    """So that only the tests of the warning depend on the machine."""
     if "cpuinfo" not in request.fixturenames:
         monkeypatch.setattr(precision, "slow_reason", lambda _: "")
 
@@ -52,7 +52,7 @@ def halved(settings: Config) -> Config:
 
 
 def learners(settings: Config, spec: Any) -> tuple[Any, Any]:
-    """One in float32, one in bfloat16, with equal weights."""
+    """One learner in float32, one in bfloat16, with equal weights."""
     factory: Any = on_policy.ALGORITHMS[settings.algorithm.name]
     return factory.make_learner(settings, spec, CPU), factory.make_learner(
         halved(settings), spec, CPU
@@ -60,14 +60,14 @@ def learners(settings: Config, spec: Any) -> tuple[Any, Any]:
 
 
 def replaying(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A learner from replay in bfloat16."""
+    """A replay learner in bfloat16."""
     with monkeypatch.context() as patch:
         patch.setattr(off_policy, "Config", lambda **sections: Config(**sections, learner=BF16))
         return off_policy.made(name)[1]
 
 
 def first_gradient(learner: Any, batch: LearnerBatch, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """Of the first optimiser step of an update, clipped."""
+    """The gradient of the first optimiser step of an update, clipped."""
     gradients: list[Tensor] = []
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -78,8 +78,8 @@ def first_gradient(learner: Any, batch: LearnerBatch, monkeypatch: pytest.Monkey
 
 
 class Watch:
-    """Dtypes of floating-point tensors that go through functions, and whether autocast was on
-    meanwhile.
+    """Records dtypes of floating-point tensors passed to functions, and whether autocast was
+    active.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ class Watch:
         self.autocast: dict[str, set[bool]] = {}
 
     def over(self, owner: Any, name: str) -> None:
-        """Watch ``owner.name`` from now on; a module may be told by its name."""
+        """Record calls of ``owner.name`` from now on; a module may be given by its name."""
         owner = importlib.import_module(owner) if isinstance(owner, str) else owner
         watched = getattr(owner, name)
 
@@ -107,7 +107,7 @@ class Watch:
         self._monkeypatch.setattr(owner, name, seen)
 
     def in_float32(self) -> set[str]:
-        """Functions that saw float32 alone, and never autocast."""
+        """Functions that got float32 only, outside of autocast."""
         return {
             name
             for name, dtypes in self.dtypes.items()
@@ -116,7 +116,7 @@ class Watch:
 
 
 def one_step(policy: Any, leaves: tuple[LeafSpec, ...], columns: int) -> Any:
-    """What the policy makes of one observation for each of ``columns`` environments."""
+    """The policy's step for one observation of each of ``columns`` environments."""
     observation = {
         name: leaf[0] for name, leaf in on_policy.observations(leaves, 1, columns).items()
     }
@@ -128,7 +128,7 @@ def one_step(policy: Any, leaves: tuple[LeafSpec, ...], columns: int) -> Any:
 
 
 def emitted(learner: Any) -> set[torch.dtype]:
-    """What the layers of the learner's network give from now on; filled while it computes."""
+    """Outputs of the layers of the learner's network from now on; filled during computation."""
     found: set[torch.dtype] = set()
     for module in learner.model.network.modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Conv2d):
@@ -198,7 +198,7 @@ def test_targets_and_losses_from_replay_are_float32(
 
 
 def test_log_probabilities_have_more_digits_than_bfloat16() -> None:
-    """A dtype says float32 of numbers that were rounded before, too."""
+    """A dtype float32 does not show whether the numbers were rounded before."""
     env = on_policy.spec()
     settings = on_policy.config()
     learner = learners(settings, env)[1]
@@ -209,8 +209,7 @@ def test_log_probabilities_have_more_digits_than_bfloat16() -> None:
     assert 0.5 < (log_prob != log_prob.bfloat16().float()).float().mean()
 
 
-# What comes of it
-# --------------------------------------------------------------------------------------------------
+# Results
 
 
 @pytest.mark.parametrize("kind", ["discrete", "box"])
@@ -219,7 +218,7 @@ def test_log_probabilities_have_more_digits_than_bfloat16() -> None:
 def test_its_gradient_is_that_of_float32_within_a_tenth(
     algorithm: str, network: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of its length; and it is not the same gradient, or nothing was computed in bfloat16."""
+    """Of its length. It is not equal, which shows that bfloat16 was used."""
     env = on_policy.spec(on_policy.ACTIONS[kind], *([IMAGE] if network == "nature_cnn" else []))
     settings = on_policy.config(algorithm, network=network)
     whole, half = learners(settings, env)
@@ -274,7 +273,7 @@ def test_it_resumes_bit_for_bit_and_from_either_precision(algorithm: str) -> Non
     assert whole.step(batch).finite
 
 
-def test_actors_and_evaluation_act_in_float32_whatever_the_learner_does() -> None:
+def test_actors_and_evaluation_act_in_float32_for_any_precision_of_the_learner() -> None:
     env, settings = on_policy.spec(), on_policy.config(lstm=5)
     arrays = []
     for each in (settings, halved(settings)):
@@ -296,8 +295,8 @@ def test_actors_and_evaluation_act_in_float32_whatever_the_learner_does() -> Non
 def test_an_actor_in_bfloat16_records_the_log_probabilities_of_the_policy_it_followed(
     kind: str, network: str, lstm: int
 ) -> None:
-    """They are in all digits of float32 those of parameters with the digits of bfloat16, which are
-    nearly those of float32.
+    """They equal, in float32, those of parameters rounded to bfloat16, which are close to those of
+    float32.
     """
     env = on_policy.spec(on_policy.ACTIONS[kind], *([] if network == "mlp" else [IMAGE]))
     policy, _ = on_policy.pair(on_policy.config(network=network, lstm=lstm), env)
@@ -347,14 +346,14 @@ def test_an_actor_of_replay_acts_in_bfloat16_with_the_weights_that_were_loaded(n
     assert torch.equal(one_step(policy, *leaves).parameters, low.parameters)
 
 
-def test_a_small_network_on_arrays_is_not_used_in_its_place() -> None:
+def test_a_small_network_on_arrays_is_not_used_instead() -> None:
     policy, _ = on_policy.pair(on_policy.config(), on_policy.spec())
     assert policy.on_arrays(on_policy.N) is not None
     policy.act_in_bfloat16()
     assert policy.on_arrays(on_policy.N) is None
 
 
-def test_a_policy_that_cannot_is_refused_by_the_name_of_the_setting() -> None:
+def test_a_policy_without_bfloat16_is_refused_with_the_setting() -> None:
     settings = on_policy.config().model_copy(update={"actors": ActorSettings(precision="bf16")})
     unable: Any = object()
     with pytest.raises(ConfigError, match=r"actors\.precision.*ppo has no act_in_bfloat16"):
@@ -362,12 +361,11 @@ def test_a_policy_that_cannot_is_refused_by_the_name_of_the_setting() -> None:
     set_acting_precision(on_policy.config(), unable)
 
 
-# Float32 is as it was
-# --------------------------------------------------------------------------------------------------
+# Float32 is unaffected
 
 
 @every_actor_critic
-def test_in_float32_no_layer_knows_of_autocast(
+def test_in_float32_no_layer_runs_under_autocast(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env, settings = on_policy.spec(), on_policy.config(algorithm)
@@ -385,11 +383,10 @@ def test_float32_is_a_plain_call() -> None:
     assert output is in_float32(lambda: output)
 
 
-# Casting up
-# --------------------------------------------------------------------------------------------------
+# Conversion to float32
 
 
-def test_all_bfloat16_that_a_network_gives_is_raised_and_nothing_else_touched() -> None:
+def test_bfloat16_outputs_are_converted_and_others_are_unchanged() -> None:
     low, whole, number = (
         torch.ones(2, dtype=torch.bfloat16),
         torch.ones(2),
@@ -403,8 +400,8 @@ def test_all_bfloat16_that_a_network_gives_is_raised_and_nothing_else_touched() 
     assert (torch.float32, True) == (to_float32((low, 3))[0].dtype, to_float32((low, 3))[1] == 3)
 
 
-def test_weights_are_cast_anew_for_every_call() -> None:
-    """What autocast keeps of a weight would be older than the weight after an optimiser step."""
+def test_weights_are_cast_for_every_call() -> None:
+    """A cast weight that autocast caches would be older than the weight after an optimiser step."""
     layer, x, forward = torch.nn.Linear(4, 4), torch.ones(1, 4), Autocast(CPU)
     before = forward(layer, x)
     with torch.no_grad():
@@ -414,8 +411,7 @@ def test_weights_are_cast_anew_for_every_call() -> None:
     assert torch.equal(torch.zeros(1, 4), forward(layer, x))
 
 
-# Where it is slow
-# --------------------------------------------------------------------------------------------------
+# Slow hardware
 
 
 @pytest.mark.parametrize(
@@ -429,7 +425,7 @@ def test_weights_are_cast_anew_for_every_call() -> None:
         ("", True),
     ],
 )
-def test_a_cpu_without_bfloat16_is_known_by_its_flags(
+def test_a_cpu_without_bfloat16_is_detected_by_its_flags(
     line: str, slow: bool, tmp_path: Path
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
@@ -437,7 +433,7 @@ def test_a_cpu_without_bfloat16_is_known_by_its_flags(
     assert slow == bool(slow_reason(CPU, cpuinfo))
 
 
-def test_a_cpu_that_shows_no_flags_is_not_taken_for_fast(tmp_path: Path) -> None:
+def test_a_cpu_without_known_flags_counts_as_slow(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "missing"
     assert "cannot be read" in slow_reason(CPU, cpuinfo)
 
@@ -446,7 +442,7 @@ def test_a_cpu_that_shows_no_flags_is_not_taken_for_fast(tmp_path: Path) -> None
     ("wanted", "reason", "lines"),
     [("bf16", "it is emulated", 1), ("bf16", "", 0), ("fp32", "it is emulated", 0)],
 )
-def test_slow_bfloat16_is_warned_of_once_and_computed_all_the_same(
+def test_slow_bfloat16_causes_one_warning_and_is_used(
     wanted: Any,
     reason: str,
     lines: int,
@@ -464,6 +460,6 @@ def test_slow_bfloat16_is_warned_of_once_and_computed_all_the_same(
     assert all(reason == record.__dict__["reason"] for record in warnings)
 
 
-def test_a_precision_that_is_unknown_is_refused() -> None:
+def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError, match="precision"):
         LearnerSettings(precision="fp16")

@@ -161,9 +161,7 @@ def test_every_problem_of_a_config_is_one_line_and_nothing_is_started(api: Api) 
     done = run("train", "cartpole_ppo", "env.num_env=3", "actors.count=-1")
     assert (2, []) == (done.exit_code, api.asked)
     first, second = done.stderr.splitlines()
-    assert first.startswith(
-        "env.num_env = 3: is not a setting; accepted: one of failure_window_s"
-    )
+    assert first.startswith("env.num_env = 3: is not a setting; accepted: one of failure_window_s")
     assert first.endswith("did you mean 'num_envs'?")
     assert "actors.count = -1: is out of range; accepted: a number >= 0" == second
 

@@ -226,14 +226,10 @@ def test_submit_tells_a_refused_setting_as_it_was_written(services: Services) ->
     services.refusal = client.RequestError(
         "Invalid settings: Nothing of it was accepted.\nconfig.run.sed = 1: no",
         bad=True,
-        problems=[
-            Problem("config.run.sed", 1, "is not a setting", "one of name, seed", "seed")
-        ],
+        problems=[Problem("config.run.sed", 1, "is not a setting", "one of name, seed", "seed")],
     )
     done = run("submit", "cartpole_ppo", "run.sed=1")
-    told = (
-        "run.sed = 1: is not a setting; accepted: one of name, seed; did you mean 'seed'?\n"
-    )
+    told = "run.sed = 1: is not a setting; accepted: one of name, seed; did you mean 'seed'?\n"
     assert (2, "", told) == (done.exit_code, done.stdout, done.stderr)
 
     services.refusal = client.RequestError("the service at http://here does not answer: no")

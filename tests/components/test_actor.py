@@ -1,4 +1,4 @@
-"""An actor over channels in memory, with a rollout that does what the test says."""
+"""An actor over channels in memory, with a scripted rollout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = cartpole(env={"max_failures": 2})
 
 
 class StagedRollout:
-    """Rolls out when it is told to; fails when it is told to."""
+    """Rolls out, or fails, on request."""
 
     def __init__(self):
         self.begun = []
@@ -64,7 +64,7 @@ class StagedRollout:
 
 
 class Stage:
-    """An actor, its world, and its rollout."""
+    """An actor with its channels and its rollout."""
 
     def __init__(self, kind, **limits):
         self.world = MemoryWorld(**limits)
@@ -120,7 +120,7 @@ async def test_trajectories_are_committed_one_after_the_other():
         assert stage.world.ledger.credits_in_use == 2
 
 
-async def test_the_next_one_is_asked_for_before_the_turn_ends_in_which_a_commit_would_leave():
+async def test_the_next_grant_is_requested_before_the_turn_in_which_a_commit_is_sent_ends():
     said = []
 
     class Telling(MemoryTrajectorySender):
@@ -131,7 +131,7 @@ async def test_the_next_one_is_asked_for_before_the_turn_ends_in_which_a_commit_
         def commit(self, trajectory, episodes):
             asyncio.get_running_loop().call_soon(
                 said.append, "packet"
-            )  # where a link would send what was said
+            )  # where a link would send its messages
             said.append("commit")
             super().commit(trajectory, episodes)
 
@@ -143,7 +143,7 @@ async def test_the_next_one_is_asked_for_before_the_turn_ends_in_which_a_commit_
     assert ["commit", "want", "packet"] == said[:3]
 
 
-async def test_a_trajectory_is_timed_from_its_first_step_and_one_that_was_cut_as_if_it_were_whole(
+async def test_a_trajectory_is_timed_from_its_first_step_and_a_cut_one_as_if_complete(
     monkeypatch,
 ):
     clock = SimpleNamespace(now=10.0, monotonic=lambda: clock.now)
@@ -159,7 +159,7 @@ async def test_a_trajectory_is_timed_from_its_first_step_and_one_that_was_cut_as
     assert (2, 2.0 + 4 * 2.0) == (timed.count, timed.total)
 
 
-async def test_where_credits_are_scarce_one_ticket_is_held_at_a_time():
+async def test_with_few_credits_one_ticket_is_held_at_a_time():
     async with acting(batch=1, bound=2, opened=False) as (stage, _):
         await until(lambda: stage.state == "waiting:grant")
         other = asyncio.ensure_future(stage.world.sender("other").acquire())
@@ -171,9 +171,9 @@ async def test_where_credits_are_scarce_one_ticket_is_held_at_a_time():
         assert stage.world.ledger.credits_in_use == 2
 
 
-async def test_a_single_actor_has_the_next_one_in_line_even_where_credits_are_scarce():
-    """There is nobody to take it from; it is begun, and takes its version, only once this one is
-    done.
+async def test_a_single_actor_queues_the_next_trajectory_even_with_few_credits():
+    """No other actor needs the credit. The trajectory begins, and takes its version, when this one
+    ends.
     """
     async with acting(batch=1, bound=1) as (stage, _):
         await until(lambda: stage.world.ledger.credits_in_use == 2 and stage.rollout.begun)
@@ -183,7 +183,7 @@ async def test_a_single_actor_has_the_next_one_in_line_even_where_credits_are_sc
         assert 2 == stage.world.ledger.credits_in_use
 
 
-async def test_where_credits_are_plenty_the_next_one_is_in_line_before_this_one_is_done():
+async def test_with_enough_credits_the_next_trajectory_is_queued_before_this_one_ends():
     async with acting(batch=1, bound=4) as (stage, _):
         await until(lambda: stage.world.ledger.credits_in_use == 2)
         await asyncio.sleep(0.02)
@@ -193,7 +193,7 @@ async def test_where_credits_are_plenty_the_next_one_is_in_line_before_this_one_
         await until(lambda: stage.rollout.begun == [0, 1])
 
 
-async def test_time_is_busy_while_anything_is_in_hand_and_waiting_when_nothing_is():
+async def test_time_is_busy_during_a_trajectory_and_waiting_otherwise():
     async with acting(batch=1, bound=0, opened=False) as (stage, _):
         await until(lambda: stage.state == "waiting:grant")
         stage.world.exchange.open_lineage(FIRST)
@@ -205,7 +205,7 @@ async def test_time_is_busy_while_anything_is_in_hand_and_waiting_when_nothing_i
         assert stage.state == "paused"
 
 
-async def test_a_failed_environment_costs_its_ticket_and_is_made_anew():
+async def test_a_failed_environment_loses_its_ticket_and_is_created_again():
     async with acting(batch=1, bound=0) as (stage, _):
         stage.rollout.failures = 1
         stage.rollout.turn.release()
@@ -215,7 +215,7 @@ async def test_a_failed_environment_costs_its_ticket_and_is_made_anew():
         assert [event.reason for event in stage.events] == ["env_error"]
 
 
-async def test_one_in_line_behind_a_failure_goes_back_unbegun():
+async def test_a_trajectory_queued_behind_a_failure_is_aborted_before_it_begins():
     async with acting(batch=1, bound=4) as (stage, _):
         await until(lambda: stage.world.ledger.credits_in_use == 2)
         stage.rollout.failures = 1
@@ -227,7 +227,7 @@ async def test_one_in_line_behind_a_failure_goes_back_unbegun():
         assert (snapshot.dropped, snapshot.returned) == ({"env_error": 1}, 1)
 
 
-async def test_too_many_failures_end_it_with_the_environment_s_own_words():
+async def test_too_many_failures_end_it_with_the_message_of_the_environment():
     async with acting(batch=1, bound=1) as (stage, task):
         stage.rollout.failures = 10
         stage.rollout.turn.release(10)
@@ -236,7 +236,7 @@ async def test_too_many_failures_end_it_with_the_environment_s_own_words():
         assert caught.value.details == "Traceback: it broke"
 
 
-async def test_retired_it_gives_back_what_is_rolling_out_and_closes_its_environments():
+async def test_on_retirement_it_aborts_its_trajectory_and_closes_its_environments():
     async with acting(batch=1, bound=0) as (stage, task):
         await until(lambda: stage.rollout.begun == [0])
         stage.actor.retire()
@@ -246,7 +246,7 @@ async def test_retired_it_gives_back_what_is_rolling_out_and_closes_its_environm
         assert stage.world.ledger.credits_in_use == 0
 
 
-async def test_retired_it_does_not_begin_what_is_in_line_behind_that():
+async def test_on_retirement_it_does_not_begin_the_queued_trajectory():
     async with acting(batch=1, bound=4) as (stage, task):
         await until(lambda: stage.rollout.begun == [0] and stage.world.ledger.credits_in_use == 2)
         stage.actor.retire()
@@ -270,7 +270,7 @@ def soon(monkeypatch):
     monkeypatch.setattr("tianflow.components.actor.asyncio.sleep", lambda _seconds: real(0))
 
 
-async def test_making_environments_anew_is_tried_again_when_that_fails_too(soon):
+async def test_creating_environments_is_retried_when_it_fails(soon):
     async with acting(batch=1, bound=0) as (stage, _):
         stage.rollout.rebuild_errors = [EnvironmentFailedError("no display"), None]
         stage.rollout.failures = 1
@@ -281,7 +281,7 @@ async def test_making_environments_anew_is_tried_again_when_that_fails_too(soon)
         assert stage.world.ledger.snapshot().dropped == {"env_error": 1}
 
 
-async def test_environments_that_cannot_be_made_anew_end_it_with_their_own_words(soon):
+async def test_environments_that_cannot_be_created_end_it_with_their_message(soon):
     async with acting(batch=1, bound=1) as (stage, task):
         stage.rollout.rebuild_errors = [
             EnvironmentFailedError("no display", "Traceback: no display")
@@ -295,7 +295,9 @@ async def test_environments_that_cannot_be_made_anew_end_it_with_their_own_words
         assert caught.value.details == "Traceback: no display"
 
 
-async def test_what_is_not_finite_is_dropped_counted_and_told_with_environment_and_step(soon):
+async def test_a_value_that_is_not_finite_is_dropped_counted_and_reported_with_environment_and_step(
+    soon,
+):
     async with acting(batch=1, bound=0) as (stage, _):
         stage.rollout.error = PoisonedTrajectoryError(
             "reward of environment 1 is nan after step 3", environment=1, step=3
@@ -310,7 +312,7 @@ async def test_what_is_not_finite_is_dropped_counted_and_told_with_environment_a
         ]
 
 
-async def test_failures_that_lie_far_apart_do_not_add_up(soon, monkeypatch):
+async def test_failures_outside_of_the_window_do_not_count(soon, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("tianflow.components.actor.time.monotonic", lambda: now[0])
     async with acting(batch=1, bound=1) as (stage, task):
@@ -323,7 +325,7 @@ async def test_failures_that_lie_far_apart_do_not_add_up(soon, monkeypatch):
         assert not task.done()
 
 
-async def test_whatever_else_a_rollout_raises_is_its_own_end():
+async def test_any_other_exception_of_a_rollout_ends_it():
     async with acting(batch=1, bound=4) as (stage, task):
         stage.rollout.error = ZeroDivisionError("a bug")
         stage.rollout.failures = 1
@@ -332,7 +334,7 @@ async def test_whatever_else_a_rollout_raises_is_its_own_end():
             await task
 
 
-async def test_retired_while_it_waits_it_leaves_no_request():
+async def test_retired_while_waiting_it_leaves_no_request():
     async with acting(batch=1, bound=1, opened=False) as (stage, task):
         await until(lambda: stage.world.exchange.waiting_for_grant == 1)
         stage.actor.retire()
@@ -341,7 +343,7 @@ async def test_retired_while_it_waits_it_leaves_no_request():
         assert stage.rollout.closed
 
 
-async def test_retired_before_its_environments_are_made_it_begins_nothing():
+async def test_retired_before_its_environments_exist_it_begins_nothing():
     async with acting(batch=1, bound=1) as (stage, task):
         stage.actor.retire()
         await task
@@ -349,7 +351,7 @@ async def test_retired_before_its_environments_are_made_it_begins_nothing():
         assert stage.world.ledger.credits_in_use == 0
 
 
-async def test_a_commit_after_its_ticket_was_given_up_is_refused_and_it_goes_on():
+async def test_a_commit_after_its_ticket_was_given_up_is_refused_and_it_continues():
     async with acting(batch=1, bound=0) as (stage, _):
         await until(lambda: stage.world.ledger.live(State.BEGUN))
         stage.world.exchange.drop_open("straggler")

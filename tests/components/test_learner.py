@@ -1,5 +1,5 @@
-"""What the learner does between batches: the guarantee at use, pulling ahead, publishing, resting,
-states for checkpoints.
+"""The learner between batches: the guarantee at use, prefetch, publishing, pausing, states for
+checkpoints.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ SPEC = EnvironmentSpec(
 )
 STEPS, FIRST = 4, Version(1, 0)
 Settings = LatestCell[LiveSettings, int]
-BASE = cartpole(run={"max_updates": None})  # outside a loop: whoever makes one looks for plug-ins
+# created outside of a loop, because config loading looks for plug-ins
+BASE = cartpole(run={"max_updates": None})
 
 
 def config(**sections: dict[str, Any]) -> Config:
@@ -52,7 +53,7 @@ def config(**sections: dict[str, Any]) -> Config:
 
 
 class FakeCompute:
-    """A compute thread on the loop: a test closes ``gate`` to stand in the middle of an update."""
+    """A compute thread on the loop. A test closes ``gate`` to stop in the middle of an update."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -68,8 +69,8 @@ class FakeCompute:
 
 
 class FakeAlgorithm:
-    """Its weights are the number of its steps; ``used`` has the version of every row that it was
-    given.
+    """Its weights are the number of its steps; ``used`` has the version of every row that it
+    trained on.
     """
 
     def __init__(self, steps: int) -> None:
@@ -96,9 +97,7 @@ class FakeAlgorithm:
 
 
 class FakeStacker:
-    """Keeps the version column of each trajectory; one that is not what its label says fails the
-    test.
-    """
+    """Stores the version column of each trajectory. A mismatch with its label fails the test."""
 
     def __init__(self, trajectories: int) -> None:
         self.trajectories = trajectories
@@ -112,7 +111,7 @@ class FakeStacker:
 
 
 class World:
-    """A learner with everything around it, in one loop. Actors are played by the test."""
+    """A learner with its surroundings in one loop. The test plays the actors."""
 
     def __init__(
         self, *, bound: int | None = 1, batch: int = 1, start: Version = FIRST, **sections: Any
@@ -140,14 +139,16 @@ class World:
         )
 
     def set(self, **live: Any) -> None:
-        """Change live settings; a changed bound is the ledger's, too, as the balancer sees to."""
+        """Change live settings; a changed bound also applies to the ledger, as with the
+        balancer.
+        """
         self.settings.put(replace(self.settings.value, **live), self.settings.key + 1)
         self.exchange.set_limits(
             replace(self.ledger.limits, max_staleness=self.settings.value.bound)
         )
 
     def commit(self, version: int | None = None, *, lineage: int | None = None) -> int:
-        """One trajectory made with ``version`` (the newest published one); its ticket."""
+        """One trajectory of ``version`` (default: the newest published one). Returns its ticket."""
         given = []
         self.exchange.request_grant("actor-0", given.append)
         (grant,) = given
@@ -170,7 +171,7 @@ class World:
 
 
 async def settle() -> None:
-    """Let everything that is ready run."""
+    """Run everything that is ready."""
     for _ in range(50):
         await asyncio.sleep(0)
 
@@ -212,19 +213,19 @@ def batch(*versions: tuple[int, int]) -> Batch:
         (False, 3, [(0, 10)]),
     ],
 )
-def test_a_batch_is_admissible_if_its_oldest_is_young_enough_and_of_this_lineage(
+def test_a_batch_is_admissible_if_its_oldest_version_is_within_the_bound_and_of_this_lineage(
     expected: bool, bound: int | None, versions: list[tuple[int, int]]
 ) -> None:
     assert expected == admissible(batch(*versions), Version(1, 10), bound)
 
 
-async def test_a_batch_pulled_ahead_that_a_lowered_bound_has_made_too_old_is_given_back_and_never_used() -> (
+async def test_a_prefetched_batch_that_a_lowered_bound_made_too_stale_is_returned_and_never_used() -> (
     None
 ):
     async with running(World(bound=2)) as world:
         world.compute.gate.clear()
         world.commit()
-        await settle()  # it is in the middle of its first update
+        await settle()  # in the middle of the first update
         stale = world.commit()
         await settle()
         assert [stale] == [ticket.number for ticket in world.ledger.live(State.TAKEN)][1:]
@@ -240,14 +241,14 @@ async def test_a_batch_pulled_ahead_that_a_lowered_bound_has_made_too_old_is_giv
         assert 0 == world.ledger.snapshot().violations
 
 
-async def test_what_was_given_back_and_is_still_young_enough_is_used_later() -> None:
-    """A whole batch goes back for its oldest trajectory; the other one is not lost."""
+async def test_a_returned_trajectory_that_is_still_fresh_enough_is_used_later() -> None:
+    """The whole batch is returned because of its oldest trajectory; the other one is not lost."""
     async with running(World(bound=2, batch=2)) as world:
         world.commit(), world.commit()
         await settle()
         world.compute.gate.clear()
         world.commit(1), world.commit(1)
-        await settle()  # it is in the middle of its second update, at version 1
+        await settle()  # in the middle of the second update, at version 1
         world.commit(0), world.commit(1)
         await settle()
         assert 4 == len(world.ledger.live(State.TAKEN))
@@ -261,8 +262,7 @@ async def test_what_was_given_back_and_is_still_young_enough_is_used_later() -> 
         assert {"expired": 1} == world.ledger.snapshot().dropped
 
 
-# Pulling ahead
-# --------------------------------------------------------------------------------------------------
+# Prefetch
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ async def test_what_was_given_back_and_is_still_young_enough_is_used_later() -> 
         (False, 1, {"run": {"max_updates": 1}}),
     ],
 )
-async def test_the_next_batch_is_pulled_during_an_update_where_the_bound_has_room_for_it(
+async def test_the_next_batch_is_pulled_during_an_update_if_the_bound_permits_it(
     expected: bool, bound: int | None, sections: dict[str, Any]
 ) -> None:
     async with running(World(bound=bound, **sections)) as world:
@@ -332,7 +332,9 @@ async def test_every_nth_version_is_published_and_the_others_are_settled_unpubli
 async def test_a_lowered_bound_that_breaks_the_invariant_publishes_at_once_without_an_update() -> (
     None
 ):
-    """Else everything would be born too stale, nothing trained, nothing published: a livelock."""
+    """Otherwise every trajectory would be too stale, so neither training nor publishing would
+    continue.
+    """
     async with running(World(bound=4, weights={"publish_interval_updates": 8})) as world:
         for _ in range(2):
             world.commit()
@@ -365,7 +367,7 @@ async def test_an_update_that_is_not_finite_is_settled_as_skipped_and_leaves_the
         assert 0 == weights.view(np.int64)[0]
 
 
-async def test_more_updates_in_a_row_that_are_not_finite_than_allowed_end_the_run() -> None:
+async def test_more_consecutive_updates_that_are_not_finite_than_tolerated_end_the_run() -> None:
     world = World(learner={"max_nonfinite_updates": 1})
     living = asyncio.create_task(world.learner.run(lambda: None))
     await settle()
@@ -379,7 +381,7 @@ async def test_more_updates_in_a_row_that_are_not_finite_than_allowed_end_the_ru
         await asyncio.wait_for(living, 5.0)
 
 
-async def test_what_an_update_raises_ends_the_learner() -> None:
+async def test_an_exception_of_an_update_ends_the_learner() -> None:
     world = World()
     world.algorithm.error = AssertionError("a minibatch of 7 does not divide 32")
     living = asyncio.create_task(world.learner.run(lambda: None))
@@ -402,7 +404,7 @@ async def test_the_state_for_a_checkpoint_is_taken_while_the_learner_waits_for_a
         assert "waiting:batch" == world.doing
 
 
-async def test_the_state_for_a_checkpoint_is_never_that_of_half_an_update() -> None:
+async def test_the_state_for_a_checkpoint_never_contains_half_an_update() -> None:
     async with running(World()) as world:
         world.compute.gate.clear()
         world.commit()
@@ -416,7 +418,7 @@ async def test_the_state_for_a_checkpoint_is_never_that_of_half_an_update() -> N
 
 
 @pytest.mark.parametrize("rest", ["paused", "hold_learner"])
-async def test_a_learner_that_rests_begins_no_update_and_goes_on_with_what_it_had_pulled(
+async def test_a_held_learner_begins_no_update_and_continues_with_its_prefetched_batch(
     rest: str,
 ) -> None:
     async with running(World(bound=2)) as world:
@@ -443,7 +445,7 @@ async def test_a_pause_takes_effect_at_the_next_boundary() -> None:
         assert ("paused", 1) == (world.doing, world.trained)
 
 
-async def test_who_asks_it_to_rest_is_told_the_newest_version_which_is_published() -> None:
+async def test_a_request_to_rest_is_answered_with_the_newest_version_which_is_published() -> None:
     async with running(World(bound=4, weights={"publish_interval_updates": 8})) as world:
         world.commit()
         await settle()
@@ -453,7 +455,7 @@ async def test_who_asks_it_to_rest_is_told_the_newest_version_which_is_published
         assert Version(1, 1) == world.weights.version == world.ledger.published
 
 
-async def test_after_its_last_update_it_pulls_nothing_more_and_still_gives_its_state() -> None:
+async def test_after_its_last_update_it_pulls_no_batch_and_still_returns_its_state() -> None:
     async with running(World(run={"max_updates": 1})) as world:
         world.commit()
         await settle()
@@ -481,7 +483,7 @@ async def test_a_changed_batch_size_is_in_force_for_the_pull_that_is_out() -> No
         assert [0, 0, 0] == world.algorithm.used
 
 
-async def test_cancelled_amid_an_update_it_settles_nothing() -> None:
+async def test_cancelled_during_an_update_it_settles_nothing() -> None:
     world = World()
     async with running(world):
         world.compute.gate.clear()

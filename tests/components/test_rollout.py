@@ -49,7 +49,7 @@ def make_config(
 
 
 class Harness:
-    """A rollout with a slot to fill."""
+    """A rollout with a slot."""
 
     def __init__(
         self, config: Config, policy=FakePolicy, *, state=None, returns=False, load=None, **rollout
@@ -111,8 +111,7 @@ def collect(
     return seen, episodes
 
 
-# MutatingEnv under SAME_STEP is left out: SyncVectorEnv itself hands out the very array that its
-# reset then changes.
+# MutatingEnv under SAME_STEP is excluded: SyncVectorEnv returns the array that its reset changes.
 @pytest.mark.parametrize(
     ("mode", "env"),
     [
@@ -159,8 +158,8 @@ def test_every_autoreset_mode_gives_the_same_transitions():
 
 
 def test_the_handed_rows_of_next_step_autoreset():
-    """Handed reference: obs counts 0..3, reward 1, terminated at 3; the step after it only resets,
-    and is no transition.
+    """Handed reference: obs counts 0..3, reward 1, terminated at 3; the next step only resets, and
+    is not a transition.
     """
     harness = Harness(make_config("CounterEnv", num_envs=1, steps=8, length=3))
     result = harness.run()
@@ -187,9 +186,7 @@ def test_the_handed_rows_of_next_step_autoreset():
 
 
 class Stubborn(SyncVectorEnv):
-    """Says of a step that only reset an environment that its episode has ended, too, and for what
-    reward.
-    """
+    """Reports an episode end and a reward for a step that only reset an environment."""
 
     over = np.zeros(1, bool)
 
@@ -199,7 +196,7 @@ class Stubborn(SyncVectorEnv):
         return observation, np.where(before, 9.0, reward), terminated | before, truncated, info
 
 
-def test_what_a_vector_says_of_a_step_that_only_resets_does_not_count():
+def test_reports_of_a_step_that_only_resets_do_not_count():
     lengths, steps = (3, 1, 2), 10
     harness = Harness(
         make_config("CounterEnv", num_envs=1, steps=steps),
@@ -248,8 +245,8 @@ def test_structured_observations_are_exact_in_every_mode(mode, env):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_returns_are_summed_as_the_environment_gave_them(mode):
-    """0.1 has no float32; the return is that of its float64."""
+def test_returns_are_sums_of_the_rewards_as_given(mode):
+    """0.1 is not a float32 number; the return is that of its float64 value."""
     _, episodes = collect(mode, length=7, reward=0.1)
     assert {Episode(sum([0.1] * 7), 7)} == set(episodes)
 
@@ -266,7 +263,7 @@ def test_float64_rewards_too_large_for_float32_are_refused_by_name():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("what", ["observation", "reward"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_refused_naming_environment_and_step(mode, what, value):
+def test_a_value_that_is_not_finite_is_refused_with_environment_and_step(mode, what, value):
     def make():
         makers = [
             lambda: environments.CounterEnv(length=4),
@@ -314,7 +311,7 @@ def test_log_probabilities_that_are_not_finite_are_refused():
 
 
 class WrongShape(SyncVectorEnv):
-    """From its third step on, something has the wrong shape."""
+    """From its third step on, a shape is wrong."""
 
     def __init__(self, num_envs: int = 1, what: str = "reward") -> None:
         super().__init__([environments.CounterEnv] * num_envs)
@@ -352,7 +349,7 @@ def test_wrong_shapes_are_refused_and_not_broadcast(what):
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_actions_are_inside_the_space_and_stored_as_sampled(mode, env):
-    """`PickyEnv` asserts the former; its reward is the sum of what it was given."""
+    """`PickyEnv` asserts the bounds; its reward is the sum of the action."""
     harness = Harness(make_config(MODES[mode], env=env, steps=16))
     harness.run()
     arrays, spec = harness.slot.arrays, harness.spec.action
@@ -371,7 +368,7 @@ def test_actions_are_inside_the_space_and_stored_as_sampled(mode, env):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("env", ["MaskedEnv", "MaskedMultiDiscreteEnv"])
 def test_masked_actions_are_never_taken(mode, env):
-    """The environments assert it, over the ends of episodes and trajectories."""
+    """The environments assert it, across ends of episodes and trajectories."""
     harness = Harness(make_config(MODES[mode], env=env, length=3, steps=10))
     assert harness.spec.action_mask
     for _ in range(4):
@@ -380,8 +377,8 @@ def test_masked_actions_are_never_taken(mode, env):
     arrays = harness.slot.arrays
     allowed = arrays["action_mask"].sum(-1)
     if env == "MaskedEnv":
-        # An observation that allows nothing is the last of its episode: its action is ignored, so
-        # all of them will do.
+        # An observation that allows no action is the last of its episode: its action is ignored, so
+        # any is valid.
         np.testing.assert_array_equal(np.where(arrays["obs/"][..., 1] == 3, 4, 2), allowed)
     else:
         np.testing.assert_array_equal(np.where(arrays["obs/"][..., 1] == 3, 5, 2), allowed)
@@ -393,10 +390,8 @@ class Forgetful(environments.MaskedEnv):
 
 
 @pytest.mark.parametrize("kinds", [[Forgetful, Forgetful], [environments.MaskedEnv, Forgetful]])
-def test_a_mask_that_goes_missing_is_refused(kinds):
-    """Of one environment, too: else what stood there before, in an earlier trajectory, would be
-    taken for it.
-    """
+def test_a_mask_that_disappears_is_refused(kinds):
+    """Also for a single environment; otherwise the mask of an earlier trajectory would be used."""
     harness = Harness(
         make_config("MaskedEnv"),
         make_environment=lambda: VectorEnvironment(SyncVectorEnv(kinds), "forgetful"),
@@ -416,7 +411,7 @@ class SilentAtTheEnd(environments.MaskedEnv):
 
 @pytest.mark.parametrize("autoreset", ["NextStep", "SameStep", "Disabled"])
 @pytest.mark.parametrize("silent", [[True, True], [False, True]])
-def test_an_observation_after_which_nothing_follows_may_come_without_a_mask(silent, autoreset):
+def test_a_final_observation_may_come_without_a_mask(silent, autoreset):
     kinds = [SilentAtTheEnd if quiet else environments.MaskedEnv for quiet in silent]
     makers = [partial(kind, length=length) for kind, length in zip(kinds, (3, 4), strict=True)]
     config, mode = (
@@ -442,7 +437,7 @@ def test_log_probabilities_are_those_of_the_sampled_actions():
     np.testing.assert_allclose(expected, harness.slot.arrays["log_prob"], rtol=1e-6)
 
 
-def test_the_policy_is_shown_what_is_stored():
+def test_the_policy_gets_the_stored_observations():
     harness = Harness(make_config("DictEnv"))
     harness.run()
     for name in ("camera", "arm/joints", "arm/mode"):
@@ -452,8 +447,8 @@ def test_the_policy_is_shown_what_is_stored():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_recurrent_state_is_zero_before_an_episode_and_goes_on_inside_it(mode):
-    """In the second trajectory, too: the state counts the observations of the episode so far."""
+def test_recurrent_state_is_zero_before_an_episode_and_continues_within_it(mode):
+    """The state counts the observations of the episode so far, also in the second trajectory."""
     harness = Harness(
         make_config(MODES[mode], steps=5, env="CounterEnv", length=7),
         CountingPolicy,
@@ -471,7 +466,7 @@ def test_recurrent_state_is_zero_before_an_episode_and_goes_on_inside_it(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_discounted_returns_go_on_over_trajectories_and_begin_with_episodes(mode):
+def test_discounted_returns_continue_over_trajectories_and_restart_with_episodes(mode):
     harness = Harness(make_config(MODES[mode], steps=5, env="CounterEnv", length=7), returns=True)
     for _ in range(4):
         harness.run()
@@ -555,7 +550,7 @@ def test_a_new_lineage_in_the_middle_leaves_the_trajectory_with_the_old_one():
     assert Version(1, 40) == harness.run().version
 
 
-def test_stopping_ends_it_before_the_next_step_and_for_good():
+def test_stopping_ends_this_and_later_trajectories_before_the_next_step():
     harness = Harness(make_config("CounterEnv", length=100))
     progress = harness.slot.progress
 
@@ -572,7 +567,7 @@ def test_stopping_ends_it_before_the_next_step_and_for_good():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_environment_that_raises_is_made_anew_and_the_run_goes_on(mode, tmp_path):
+def test_an_environment_that_raises_is_created_again_and_the_run_continues(mode, tmp_path):
     marker = str(tmp_path / "raised")
     harness = Harness(make_config(MODES[mode], env="RaisingEnv", at=4, marker=marker, length=3))
     with pytest.raises(
@@ -588,7 +583,7 @@ def test_an_environment_that_raises_is_made_anew_and_the_run_goes_on(mode, tmp_p
     assert {Episode(3.0, 3)} == set(result.episodes)
 
 
-def test_one_that_always_raises_fails_every_time():
+def test_an_environment_that_always_raises_fails_every_time():
     harness = Harness(make_config("RaisingEnv", at=2, length=3))
     for _ in range(3):
         with pytest.raises(EnvironmentFailedError):
@@ -608,7 +603,7 @@ def test_raising_in_a_later_reset_is_a_failure_too(mode, tmp_path):
     assert harness.run().length == 8
 
 
-def test_an_environment_that_wants_to_exit_is_only_a_failure():
+def test_an_environment_that_exits_is_a_failure_only():
     class Quitting(environments.CounterEnv):
         def step(self, action):
             raise SystemExit(0)
@@ -633,7 +628,7 @@ def test_a_constructor_or_first_reset_that_raises_is_a_failure(where, tmp_path):
     assert harness.run().length == 8
 
 
-def test_other_spaces_than_those_checked_are_a_failure():
+def test_spaces_that_changed_since_the_check_are_a_failure():
     harness = Harness(make_config("CounterEnv"))
     harness.rollout._spec = replace(
         harness.spec, action=replace(harness.spec.action, categories=(3,))
@@ -658,7 +653,7 @@ def test_all_seeds_differ_between_actors_members_and_incarnations():
     assert seeds_of(actor_index=1, incarnation=2) == sets[5]
 
 
-def test_seeds_after_a_failure_were_not_used_before():
+def test_seeds_after_a_failure_are_new():
     harness = Harness(make_config("SeedEnv", num_envs=4, seed=7))
     harness.run()
     before = set(harness.slot.arrays["obs/"][0, :, 0].tolist())
@@ -683,9 +678,9 @@ def test_the_same_seed_gives_the_same_trajectories_bit_for_bit():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_new_epoch_begins_as_a_fresh_process_would(mode):
-    """Whatever happened before: other trajectories, a failure, another incarnation; hidden state of
-    the environment included.
+def test_a_new_epoch_begins_as_a_new_process_would(mode):
+    """Independent of its past: other trajectories, a failure, another incarnation, hidden
+    environment state.
     """
     config = make_config(MODES[mode], env="SeedEnv", length=(3, 4), steps=5)
     old = Harness(config, CountingPolicy, state={"count": (1,)}, returns=True, incarnation=3)
@@ -701,8 +696,8 @@ def test_a_new_epoch_begins_as_a_fresh_process_would(mode):
     assert not equal(before, fresh.copy())
 
 
-def test_native_cartpole_episodes_have_the_lengths_that_it_says():
-    """Reward is 1 a step, so return and length agree, and what is valid adds up."""
+def test_native_cartpole_episodes_have_the_lengths_that_it_reports():
+    """The reward is 1 per step, so return and length agree, and valid steps add up."""
     config = Config(
         env=EnvSettings(id="CartPole-v1", num_envs=8),
         algorithm=PPOSettings(),
@@ -723,7 +718,7 @@ def slot_of(steps: int) -> FakeSlot:
     return FakeSlot(probe(make_config("NextStepVector")), steps)
 
 
-def test_slots_written_in_turn_hold_what_one_slot_would():
+def test_slots_written_in_turn_equal_one_slot():
     config = make_config("NextStepVector", steps=100)
     alone, turning = Harness(config), Harness(config)
     slots = [slot_of(100) for _ in range(2)]
@@ -735,8 +730,8 @@ def test_slots_written_in_turn_hold_what_one_slot_would():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_policy_that_acts_on_arrays_writes_what_it_would_write_with_tensors(mode):
-    """A `refresh` between steps included: the arrays follow the weights that were loaded."""
+def test_a_policy_that_acts_on_arrays_writes_the_same_as_with_tensors(mode):
+    """Also with a `refresh` between steps: the arrays use the loaded weights."""
     config = make_config(
         MODES[mode], num_envs=3, steps=12, env="CounterEnv", length=5, refresh="step"
     )

@@ -1,5 +1,5 @@
-"""One copy from slots into the batch: whole trajectories exactly, cut ones with nothing behind
-their end that could be learned from.
+"""The copy from slots to the batch: complete trajectories exactly, cut ones without data past their
+end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def full_layout() -> TrajectoryLayout:
-    """Every kind of field there is."""
+    """Every kind of field."""
     observation = (
         LeafSpec("camera", (2, 2), "uint8"),
         LeafSpec("arm/joints", (3,), "float32"),
@@ -35,8 +35,8 @@ LAYOUT = full_layout()
 
 
 def trajectory(seed: int) -> dict[str, NDArray[Any]]:
-    """Random everywhere, and garbage where the writer may never have been: not-a-number past row
-    ``length`` is put in by tests.
+    """Random values everywhere; tests put NaN past row ``length``, where the writer may never have
+    been.
     """
     draw = np.random.default_rng(seed)
     return views(LAYOUT, draw.integers(0, 2, LAYOUT.nbytes, np.uint8)) | {
@@ -46,7 +46,7 @@ def trajectory(seed: int) -> dict[str, NDArray[Any]]:
 
 
 def spoilt(arrays: dict[str, NDArray[Any]], length: int) -> dict[str, NDArray[Any]]:
-    """``arrays`` with garbage in every row that a trajectory of ``length`` rows does not have."""
+    """``arrays`` with garbage in every row past ``length``."""
     garbage = {name: array.copy() for name, array in arrays.items()}
     for name, array in garbage.items():
         if not name.startswith("state/"):
@@ -64,7 +64,7 @@ def columns(index: int) -> slice:
     return slice(index * N, (index + 1) * N)
 
 
-def test_a_batch_has_the_shapes_that_learners_are_promised(stacker: BatchStacker) -> None:
+def test_a_batch_has_the_documented_shapes(stacker: BatchStacker) -> None:
     arrays = stacker.batch().arrays
     assert {field.name for field in LAYOUT.fields} == set(arrays)
     assert {
@@ -88,7 +88,7 @@ def test_a_batch_has_the_shapes_that_learners_are_promised(stacker: BatchStacker
     } == {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in arrays.items()}
 
 
-def test_whole_trajectories_are_copied_exactly_side_by_side(stacker: BatchStacker) -> None:
+def test_complete_trajectories_are_copied_exactly_side_by_side(stacker: BatchStacker) -> None:
     sources = [trajectory(seed) for seed in range(B)]
     for index, source in enumerate(sources):
         stacker.fill(index, source, T)
@@ -105,11 +105,9 @@ def test_whole_trajectories_are_copied_exactly_side_by_side(stacker: BatchStacke
 
 
 @pytest.mark.parametrize("length", range(1, T))
-def test_a_cut_trajectory_has_its_own_rows_and_nothing_behind_them(
-    stacker: BatchStacker, length: int
-) -> None:
+def test_a_cut_trajectory_has_its_own_rows_only(stacker: BatchStacker, length: int) -> None:
     for index in range(B):
-        stacker.fill(index, spoilt(trajectory(50 + index), T), T)  # what the last batch left behind
+        stacker.fill(index, spoilt(trajectory(50 + index), T), T)  # data of the last batch
     source = trajectory(1)
     stacker.fill(2, spoilt(source, length), length)
     for name, tensor in stacker.batch().arrays.items():
@@ -127,7 +125,7 @@ def test_a_cut_trajectory_has_its_own_rows_and_nothing_behind_them(
 
 
 @pytest.mark.parametrize("length", range(1, T))
-def test_nothing_behind_the_end_is_valid_and_the_bootstrap_row_is_kept(
+def test_rows_past_the_end_are_not_valid_and_the_bootstrap_row_is_kept(
     stacker: BatchStacker, length: int
 ) -> None:
     source = spoilt(trajectory(3), length)
@@ -139,7 +137,7 @@ def test_nothing_behind_the_end_is_valid_and_the_bootstrap_row_is_kept(
     assert all(torch.isfinite(tensor).all() for tensor in arrays.values())
 
 
-def test_a_mask_behind_the_end_allows_everything(stacker: BatchStacker) -> None:
+def test_masks_past_the_end_allow_all_actions(stacker: BatchStacker) -> None:
     source = trajectory(4)
     source["action_mask"][:] = False
     stacker.fill(1, source, 2)
@@ -147,7 +145,7 @@ def test_a_mask_behind_the_end_allows_everything(stacker: BatchStacker) -> None:
     assert (False, True) == (bool(mask[:3].any()), bool(mask[3:].all()))
 
 
-def test_filling_one_place_leaves_the_others_alone(stacker: BatchStacker) -> None:
+def test_filling_one_place_keeps_the_others(stacker: BatchStacker) -> None:
     for index in range(B):
         stacker.fill(index, trajectory(index), T)
     before = {name: tensor.clone() for name, tensor in stacker.batch().arrays.items()}
@@ -159,7 +157,7 @@ def test_filling_one_place_leaves_the_others_alone(stacker: BatchStacker) -> Non
             assert torch.equal(before[name][place], tensor[place]), name
 
 
-def test_what_is_copied_out_does_not_change_with_its_slot(stacker: BatchStacker) -> None:
+def test_a_batch_does_not_change_with_its_slots(stacker: BatchStacker) -> None:
     source = trajectory(0)
     stacker.fill(0, source, T)
     kept = source["obs/camera"].copy()
@@ -167,11 +165,10 @@ def test_what_is_copied_out_does_not_change_with_its_slot(stacker: BatchStacker)
     assert (stacker.batch().arrays["obs/camera"][:, columns(0)].numpy() == kept).all()
 
 
-# What replay draws
-# --------------------------------------------------------------------------------------------------
+# Draws from replay
 
 
-def test_a_draw_is_copied_whole_but_for_what_only_replay_needs() -> None:
+def test_a_draw_is_copied_without_the_fields_of_replay() -> None:
     action = ActionSpec("discrete", (), "int64", (3,), (0,))
     spec = EnvironmentSpec(
         "Drawn-v0", (LeafSpec("camera", (2, 2), "uint8"),), action, N, "same_step", action_mask=True
@@ -188,7 +185,7 @@ def test_a_draw_is_copied_whole_but_for_what_only_replay_needs() -> None:
     for name, array in arrays.items():
         assert layout_shape(layout, name) == tuple(array.shape)
         np.testing.assert_array_equal(drawn[name], array.numpy())
-    buffer[:] = 1  # the slot may be used again; the learner has its own
+    buffer[:] = 1  # the slot may be reused, because the learner has a copy
     again = views(layout, before)
     for name, array in arrays.items():
         np.testing.assert_array_equal(again[name], array.numpy())

@@ -1,4 +1,4 @@
-"""When a version is published, and that a policy's label and tensors change together."""
+"""Publishing of versions, and consistent label and tensors of a policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def flat(number: int) -> NDArray[np.uint8]:
 
 
 class Holder:
-    """A policy that knows the version of the tensors it holds, because they say so."""
+    """A policy whose tensors contain their version."""
 
     nbytes = 32
 
@@ -63,14 +63,14 @@ def opened() -> tuple[MemoryWeights, Holder, PolicyWeights]:
         (4, 0, 4, None, True),
     ],
 )
-def test_a_version_is_due_every_interval_and_sooner_when_the_bound_needs_it(
+def test_a_version_is_due_every_interval_or_sooner_if_the_bound_requires_it(
     version: int, published: int, interval: int, bound: int | None, due: bool
 ) -> None:
     assert due == publish_due(version=version, published=published, interval=interval, bound=bound)
 
 
 @given(bound=st.integers(0, 20), interval=st.integers(1, 50))
-def test_the_lag_never_exceeds_the_bound_so_that_one_batch_of_credits_is_never_born_too_stale(
+def test_the_lag_never_exceeds_the_bound_so_one_batch_of_credits_is_never_too_stale(
     bound: int, interval: int
 ) -> None:
     published = 0
@@ -96,7 +96,7 @@ def test_offered_versions_are_published_or_skipped_and_counted() -> None:
     assert 3 == publisher.seconds.read().count
 
 
-def test_what_readers_find_is_what_was_published() -> None:
+def test_readers_get_the_published_weights() -> None:
     channel = MemoryWeights()
     publisher = WeightPublisher(writer=channel)
     publisher.publish(Version(1, 0), flat(0))
@@ -109,7 +109,7 @@ def test_what_readers_find_is_what_was_published() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_that_was_never_given_weights_has_no_version() -> None:
+def test_a_policy_without_loaded_weights_has_no_version() -> None:
     _, holder, weights = opened()
     assert (NO_VERSION, 0) == (weights.refresh(), holder.loads)
 
@@ -122,7 +122,7 @@ def test_label_and_tensors_change_together() -> None:
         assert number == holder.holds
 
 
-def test_until_they_are_refreshed_label_and_tensors_stay_the_old_ones() -> None:
+def test_label_and_tensors_stay_old_until_a_refresh() -> None:
     channel, holder, weights = opened()
     channel.publish(Version(1, 1), flat(1))
     weights.refresh()
@@ -143,7 +143,7 @@ def test_a_load_that_fails_leaves_the_old_label() -> None:
     assert (Version(1, 2), 2) == (weights.refresh(), holder.holds)
 
 
-def test_nothing_is_copied_when_nothing_is_newer() -> None:
+def test_nothing_is_copied_without_newer_weights() -> None:
     channel, holder, weights = opened()
     channel.publish(Version(1, 1), flat(1))
     for _ in range(5):
@@ -158,9 +158,9 @@ def test_a_late_older_version_does_not_replace_a_newer_one() -> None:
         assert (Version(1, 7), 7) == (weights.refresh(), holder.holds)
 
 
-def test_weights_newer_than_the_announced_ones_are_labelled_as_what_they_are() -> None:
+def test_weights_newer_than_announced_are_labelled_with_their_own_version() -> None:
     class Ahead:
-        """Says that version 1 is there, and gives version 3, which came meanwhile."""
+        """Announces version 1, and returns version 3, which arrived in the meantime."""
 
         version = Version(1, 1)
 

@@ -35,19 +35,19 @@ def test_a_sound_environment_is_usable_and_timed() -> None:
     ("what", "problem"),
     [("observation", "an observation is not finite"), ("reward", "a reward is not finite")],
 )
-def test_what_is_not_finite_is_a_problem_told_once(what: str, problem: str) -> None:
+def test_a_value_that_is_not_finite_is_a_problem_reported_once(what: str, problem: str) -> None:
     assert [problem] == checked("tests.support.environments:NaNEnv", what=what).problems
 
 
 @pytest.mark.parametrize("where", ["constructor", "reset", "step"])
-def test_whatever_an_environment_raises_is_a_problem(where: str) -> None:
+def test_an_exception_of_an_environment_is_a_problem(where: str) -> None:
     report = checked("tests.support.environments:RaisingEnv", where=where)
     assert not report.usable
     assert "EnvironmentBrokeError" in report.problems[0]
 
 
 class OutsideEnv(CounterEnv):
-    """Every observation after the first lies outside its space."""
+    """Every observation after the first is outside of its space."""
 
     def step(self, action: Any) -> Any:
         observation, *rest = super().step(action)
@@ -55,7 +55,7 @@ class OutsideEnv(CounterEnv):
 
 
 class UnseededEnv(CounterEnv):
-    """Begins somewhere else each time, whatever the seed."""
+    """Starts in a different state each time, for any seed."""
 
     begun = 0
 
@@ -67,16 +67,14 @@ class UnseededEnv(CounterEnv):
 
 @pytest.mark.parametrize("name", ["MaskedEnv", "MaskedMultiDiscreteEnv"])
 @pytest.mark.parametrize("autoreset", ["NextStep", "SameStep", "Disabled"])
-def test_an_environment_that_refuses_what_it_has_masked_is_usable(
-    name: str, autoreset: str
-) -> None:
+def test_an_environment_that_refuses_masked_actions_is_usable(name: str, autoreset: str) -> None:
     report = checked(
         f"tests.support.environments:{name}", vector_kwargs={"autoreset_mode": autoreset}
     )
     assert ([], [], 30) == (report.problems, report.warnings, report.steps)
 
 
-def test_observations_outside_their_space_are_a_warning_told_once() -> None:
+def test_observations_outside_of_their_space_are_a_warning_reported_once() -> None:
     report = checked("tests.envs.test_checking:OutsideEnv", length=20)
     assert report.usable
     assert 1 == report.warnings.count(
@@ -89,7 +87,7 @@ def limited(environment: Any) -> Any:
 
 
 def test_episodes_that_may_never_end_are_a_warning_unless_they_are_limited() -> None:
-    """An evaluation, which plays whole ones, would take all the time that it has."""
+    """An evaluation plays complete episodes, and would use its full time limit."""
     settings = EnvSettings(id="tests.support.environments:CounterEnv", kwargs={"length": 1_000_000})
     report = check(settings, steps=30)
     assert report.usable
@@ -101,11 +99,11 @@ def test_episodes_that_may_never_end_are_a_warning_unless_they_are_limited() -> 
     for limits in (
         wrapped,
         EnvSettings(id="Pendulum-v1"),
-    ):  # which is registered with a limit of 200
+    ):  # registered with a limit of 200 steps
         assert not any("episode" in sentence for sentence in check(limits, steps=30).warnings)
 
 
-def test_warnings_of_gymnasium_are_told_without_their_colours() -> None:
+def test_warnings_of_gymnasium_are_reported_without_colour_codes() -> None:
     told = check(EnvSettings(id="Pendulum-v1"), steps=30).warnings
     assert told
     assert not any("\x1b" in sentence for sentence in told)
@@ -114,7 +112,7 @@ def test_warnings_of_gymnasium_are_told_without_their_colours() -> None:
     )  # 5 steps each, and one for the reset
 
 
-def test_an_environment_that_ignores_its_seed_is_told_by_us_and_by_gymnasium() -> None:
+def test_an_environment_that_ignores_its_seed_is_reported() -> None:
     report = checked("tests.envs.test_checking:UnseededEnv")
     assert report.deterministic is False
     assert any(
@@ -129,7 +127,7 @@ def test_an_environment_that_does_not_close_is_a_warning(monkeypatch: pytest.Mon
         using.with_environment.__kwdefaults__ | {"close_s": 0.05},
     )
     gymnasium.register("Unclosable-v0", "tests.support.environments:UnclosableEnv")
-    report = checked("Unclosable-v0")  # a registered one is closed by Gymnasium's check_env, too
+    report = checked("Unclosable-v0")  # Gymnasium's check_env closes a registered environment, too
     assert report.usable
     assert 30 == report.steps
     assert any("did not close within 0.05 s" in sentence for sentence in report.warnings)
@@ -139,7 +137,7 @@ def test_an_unknown_environment_is_a_problem() -> None:
     assert not checked("NoSuchEnvironment-v0").usable
 
 
-def test_the_command_says_what_it_found_and_exits_with_it() -> None:
+def test_the_command_prints_the_report_and_exits_with_its_verdict() -> None:
     usable = CliRunner().invoke(
         cli.app,
         [
@@ -161,5 +159,5 @@ def test_the_command_says_what_it_found_and_exits_with_it() -> None:
 @pytest.mark.parametrize(
     "arguments", [[], ["CartPole-v1", "--config", "ppo"], ["CartPole-v1", "no_assignment"]]
 )
-def test_bad_usage_is_two(arguments: list[str]) -> None:
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(cli.app, ["check-env", *arguments]).exit_code == 2

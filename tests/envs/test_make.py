@@ -37,7 +37,7 @@ def vector_of(env_id: str, **env: object):
     return environment._vector
 
 
-def test_a_probe_tells_what_there_is_to_know():
+def test_a_probe_returns_the_specification():
     expected = EnvironmentSpec(
         "tests.support.environments:Dict-v0",
         (
@@ -75,7 +75,7 @@ def test_the_autoreset_mode_is_that_of_the_vector(env_id, expected):
         ({"autoreset_mode": "same_step"}, "same_step"),
     ],
 )
-def test_a_mode_may_be_missing_or_a_word(metadata, expected):
+def test_a_mode_may_be_missing_or_a_string(metadata, expected):
     assert expected == autoreset_of(metadata)
 
 
@@ -84,7 +84,7 @@ def test_an_unknown_mode_is_refused():
         autoreset_of({"autoreset_mode": "sometimes"})
 
 
-def test_a_vector_environment_of_its_own_is_used_unless_told_otherwise():
+def test_a_native_vector_environment_is_used_by_default():
     own = "CartPoleVectorEnv"
     assert own == type(vector_of("CartPole-v1")).__name__
     assert own == type(vector_of("CartPole-v1", vectorization="native")).__name__
@@ -132,7 +132,7 @@ def make_too_few(num_envs):
 NOT_CALLABLE = 3
 
 
-def test_functions_that_make_one_or_many_are_told_apart():
+def test_factories_of_one_and_of_many_environments_are_distinguished():
     assert len(vector_of(f"{HERE}:make_counter").envs) == 3
     assert len(vector_of(f"{HERE}:make_counters", kwargs={"length": 2}).envs) == 3
 
@@ -146,7 +146,7 @@ def scaled(env):
     return Scaled(env)
 
 
-def test_wrappers_go_around_each_environment():
+def test_wrappers_apply_to_each_environment():
     wrappers = (f"{HERE}:scaled", f"{HERE}:Scaled")
     for env_id in (
         "tests.support.environments:Counter-v0",
@@ -157,7 +157,7 @@ def test_wrappers_go_around_each_environment():
         assert [100, 100, 100] == vector.step(np.zeros(3, np.int64))[1].tolist()
 
 
-def test_wrappers_around_a_whole_vector_are_refused():
+def test_wrappers_of_a_native_vector_are_refused():
     found = problem("CartPole-v1", wrappers=(f"{HERE}:scaled",))
     assert found.path == "env.wrappers"
     assert "env.vectorization = 'sync'" in found.accepted
@@ -192,7 +192,7 @@ def test_an_unknown_id_names_the_nearest(env_id, nearest):
         ("tests.support.environments:SequenceEnv", "sub-space 'words'"),
     ],
 )
-def test_what_cannot_be_an_environment_is_refused(env_id, message):
+def test_an_object_that_cannot_be_an_environment_is_refused(env_id, message):
     found = problem(env_id)
     assert found.path == "env.id"
     assert message in found.message
@@ -215,7 +215,7 @@ def make_one_more(num_envs):
 
 @pytest.mark.parametrize("name", ["make_strange", "make_one_more"])
 def test_a_vector_that_is_refused_is_closed(name, monkeypatch):
-    """It may have processes, and whoever checks configs lives on."""
+    """It may have processes, and the process that checks configs continues to run."""
     monkeypatch.setattr(Closing, "closed", 0)
     problem(f"{HERE}:{name}")
     assert 1 == Closing.closed
@@ -239,14 +239,14 @@ def test_a_constructor_or_reset_that_raises_fails_the_probe(where):
         "tests.support.environments:CounterEnv",
     ],
 )
-def test_an_argument_that_does_not_exist_is_named(env_id):
+def test_an_unknown_argument_is_named(env_id):
     found = problem(env_id, kwargs={"lenght": 3})
     assert found.path == "env.kwargs"
     assert "'lenght'" in found.message
     assert "\n" not in found.message
 
 
-def test_arguments_that_have_a_setting_of_their_own_are_refused():
+def test_arguments_with_a_setting_of_their_own_are_refused():
     assert "set env.num_envs" in problem("CartPole-v1", kwargs={"num_envs": 4}).message
     assert (
         problem("tests.support.environments:CounterEnv", kwargs={"vector_kwargs": 3}).path
@@ -262,13 +262,13 @@ def test_arguments_that_have_a_setting_of_their_own_are_refused():
         ("tests.support.environments:SameStepVector", "sync", "creates a native vector"),
     ],
 )
-def test_a_vectorization_that_cannot_be_is_refused(env_id, vectorization, message):
+def test_an_impossible_vectorization_is_refused(env_id, vectorization, message):
     found = problem(env_id, vectorization=vectorization)
     assert found.path == "env.vectorization"
     assert message in found.message
 
 
-def test_action_masks_are_seen_at_the_first_reset():
+def test_action_masks_are_detected_at_the_first_reset():
     assert probe(config("tests.support.environments:MaskedEnv")).action_mask
     assert probe(config("tests.support.environments:MaskedMultiDiscreteEnv")).action_mask
     assert not probe(config("tests.support.environments:CounterEnv")).action_mask
@@ -300,9 +300,7 @@ def test_a_first_observation_of_the_wrong_shape_is_refused():
         ("ale_py:ALE/Pong-v5", "ale_py", "atari"),
     ],
 )
-def test_a_missing_package_is_told_with_the_extra_that_brings_it(
-    monkeypatch, env_id, package, extra
-):
+def test_a_missing_package_is_reported_with_its_extra(monkeypatch, env_id, package, extra):
     for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
@@ -315,20 +313,20 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(
     assert told == str(caught.value)
 
 
-def test_every_extra_that_is_told_is_one():
+def test_every_reported_extra_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"
     ]
     assert set(EXTRAS.values()) <= set(extras)
 
 
-def test_gymnasium_does_not_talk_to_the_person_who_trains():
+def test_warnings_of_gymnasium_are_suppressed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert probe(config("CartPole-v0")).action.categories == (2,)
 
 
-def test_ending_an_episode_without_its_last_observation_is_a_failure():
+def test_an_episode_that_ends_without_its_last_observation_is_a_failure():
     class Silent(SyncVectorEnv):
         def step(self, actions):
             return *super().step(actions)[:4], {}
@@ -346,7 +344,7 @@ def test_ending_an_episode_without_its_last_observation_is_a_failure():
 
 
 class Listing(SyncVectorEnv):
-    """Gives lists where Gymnasium gives arrays, with one flag too many if it is to be ``wrong``."""
+    """Returns lists where Gymnasium returns arrays, with one flag too many if ``wrong``."""
 
     wrong = False
 
@@ -356,7 +354,7 @@ class Listing(SyncVectorEnv):
         return observation.tolist(), reward, terminated + [False] * self.wrong, truncated, info
 
 
-def test_a_vector_may_give_lists_and_their_lengths_are_checked_as_well():
+def test_a_vector_may_return_lists_and_their_lengths_are_checked():
     from tests.support.fakes import FakeSlot
     from tianflow.components.rows import split_rows
 
@@ -383,7 +381,7 @@ def test_a_vector_may_give_lists_and_their_lengths_are_checked_as_well():
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_a_return_is_the_sum_of_its_episode_in_the_order_of_the_steps_bit_for_bit(mode):
-    """Over pieces of all lengths; an infinite return ends with its episode."""
+    """Over fragments of all lengths; an infinite return ends with its episode."""
     from tests.support.fakes import FakeSlot
     from tianflow.components.rows import split_rows
 
@@ -452,7 +450,7 @@ def test_atari_uses_its_own_vector_with_one_thread_and_bytes(mode, monkeypatch):
     assert [1] == threads
 
 
-def test_seeds_of_a_run_never_meet_inside_an_era():
+def test_seeds_of_a_run_are_distinct_within_an_incarnation():
     for era in ({}, {"incarnation": 1}, {"epoch": 5}, {"failures": 2}, {"stream": 1}):
         firsts = sorted(environment_seed(1, actor, 64, **era) for actor in range(128))
         assert [64] * 127 == np.diff(firsts).tolist()
@@ -460,7 +458,7 @@ def test_seeds_of_a_run_never_meet_inside_an_era():
         assert firsts[-1] + 64 < 2**31
 
 
-def test_eras_streams_and_runs_begin_elsewhere():
+def test_incarnations_streams_and_runs_have_different_seeds():
     eras = [{}, {"incarnation": 1}, {"epoch": 1}, {"failures": 1}, {"stream": 1}]
     seeds = [environment_seed(run, 0, 64, **era) for run in (1, 2) for era in eras]
     assert len(seeds) == len(set(seeds))
@@ -473,7 +471,7 @@ class UntellableError(Exception):
 
 
 @pytest.mark.parametrize("error", [ValueError("\udcff"), UntellableError()])
-def test_whatever_an_environment_raises_is_told_in_text_that_can_be_sent(error):
+def test_an_exception_of_an_environment_becomes_valid_text(error):
     with pytest.raises(EnvironmentFailedError) as caught, failures_named("step"):
         raise error
     assert f"in step: {type(error).__name__}: " in caught.value.summary

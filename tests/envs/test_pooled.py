@@ -15,7 +15,7 @@ REAL = pytest.mark.extra("envpool")
 
 
 class Pool:
-    """What envpool gives, of Gymnasium's own environments."""
+    """Returns values of envpool's form from Gymnasium's own environments."""
 
     def __init__(self, num_envs, seed):
         self.seed, self.closed = seed, False
@@ -35,7 +35,7 @@ class Pool:
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """A module in the place of envpool, and the pools that it made."""
+    """A module in the place of envpool, and the pools that it created."""
     made, module = [], ModuleType("envpool")
 
     def make_spec(name, *, num_envs, num_threads, stack_num=None):
@@ -64,7 +64,7 @@ def vector_of(env_id):
     return make(config(env_id, vectorization="envpool").env)._vector
 
 
-def test_a_pool_is_made_anew_with_every_seed(stand_in):
+def test_a_pool_is_created_again_with_every_seed(stand_in):
     vector = vector_of("CartPole-v1")
     first = vector.reset(seed=5)[0]
     assert (5, {"task_id": "CartPole-v1", "env_type": "gymnasium", "num_threads": 1}) == (
@@ -81,7 +81,7 @@ def test_a_pool_is_made_anew_with_every_seed(stand_in):
     assert all(pool.closed for pool in stand_in)
 
 
-def test_frames_are_those_of_a_game_only(stand_in):
+def test_only_games_have_frames(stand_in):
     assert probe(config("CartPole-v1", vectorization="envpool")).frames_per_step == 1
     assert (
         probe(
@@ -91,20 +91,20 @@ def test_frames_are_those_of_a_game_only(stand_in):
     )
 
 
-def test_an_id_that_envpool_has_not_names_the_nearest(stand_in):
+def test_an_unknown_id_of_envpool_names_the_nearest(stand_in):
     found = problem("ALE/Pongg-v5", vectorization="envpool")
     assert ("env.id", "ALE/Pongg-v5", "Pong-v5") == (found.path, found.value, found.nearest)
 
 
 @pytest.mark.parametrize("name", ["batch_size", "seed", "env_type"])
-def test_arguments_that_follow_from_what_a_vector_is_are_refused(stand_in, name):
+def test_arguments_that_the_vector_determines_are_refused(stand_in, name):
     assert (
         problem("CartPole-v1", vectorization="envpool", kwargs={name: 1}).path
         == f"env.kwargs.{name}"
     )
 
 
-def test_an_argument_that_envpool_does_not_know_is_named(stand_in):
+def test_an_argument_that_envpool_does_not_support_is_named(stand_in):
     found = problem("CartPole-v1", vectorization="envpool", kwargs={"lenght": 3})
     assert found.path == "env.kwargs"
     assert "'lenght'" in found.message
@@ -115,7 +115,7 @@ def test_a_reset_with_options_is_refused(stand_in):
         vector_of("CartPole-v1").reset(options={"reset_mask": np.ones(3, np.bool_)})
 
 
-def test_wrappers_go_around_no_pool(stand_in):
+def test_wrappers_of_a_pool_are_refused(stand_in):
     assert (
         problem(
             "CartPole-v1", vectorization="envpool", wrappers=("tests.envs.test_make:scaled",)
@@ -124,7 +124,7 @@ def test_wrappers_go_around_no_pool(stand_in):
     )
 
 
-def test_without_envpool_the_setting_says_how_to_get_it(monkeypatch):
+def test_without_envpool_the_refusal_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     monkeypatch.delitem(sys.modules, "tianflow.envs.pooled", raising=False)
     found = problem("CartPole-v1", vectorization="envpool")
@@ -156,7 +156,7 @@ def test_envpools_limit_on_steps_truncates_and_the_next_step_resets():
 
 
 @REAL
-def test_a_game_of_envpool_looks_as_gymnasiums_does():
+def test_a_game_of_envpool_equals_that_of_gymnasium():
     kwargs = {"img_height": 42, "img_width": 42}
     pool = probe(config("ALE/Pong-v5", vectorization="envpool", kwargs=kwargs))
     own = probe(config("ALE/Pong-v5", vectorization="native", kwargs=kwargs))

@@ -38,7 +38,7 @@ def test_nested_spaces_become_named_leaves_in_a_fixed_order():
         ("float64", "float32"),
     ],
 )
-def test_dtypes_are_kept_but_for_float64(dtype, stored):
+def test_dtypes_are_kept_except_float64(dtype, stored):
     assert (LeafSpec("", (4, 2), stored),) == ObservationCodec(
         spaces.Box(0, 9, (4, 2), dtype)
     ).leaves
@@ -84,7 +84,7 @@ def test_encoding_keeps_every_value_and_makes_categories_zero_based(kind):
         np.testing.assert_array_equal(np.broadcast_to(value, stored[name].shape), stored[name])
 
 
-def test_encoding_some_environments_leaves_the_others_alone():
+def test_encoding_some_environments_keeps_the_others():
     codec = ObservationCodec(
         spaces.Dict({"k": spaces.Discrete(9, start=1), "x": spaces.Box(-9, 9, (2,))})
     )
@@ -167,7 +167,7 @@ def test_other_action_spaces_are_refused(space):
         spaces.Box(np.array([-1, -np.inf], np.float32), np.array([np.inf, 0.5], np.float32)),
     ],
 )
-def test_every_decoded_action_lies_in_the_batched_space(space):
+def test_every_decoded_action_is_in_the_batched_space(space):
     spec, rng = action_spec(space), np.random.default_rng(0)
     for _ in range(20):
         if spec.kind == "box":
@@ -181,7 +181,7 @@ def test_every_decoded_action_lies_in_the_batched_space(space):
         assert not np.shares_memory(stored, decoded)
 
 
-def test_a_box_inside_its_bounds_is_passed_on_unchanged():
+def test_a_box_action_inside_its_bounds_is_unchanged():
     stored = np.array([[0.25], [-0.5]], np.float32)
     np.testing.assert_array_equal(
         stored, ActionCodec(action_spec(spaces.Box(-1, 1, (1,)))).decode(stored)

@@ -1,6 +1,4 @@
-"""What a command does with an environment: used on one thread, closed, and never waited for
-long.
-"""
+"""A command uses an environment on one thread, closes it, and waits only briefly for the close."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ THREADS: list[int] = []
 
 
 class ThreadedEnv(CounterEnv):
-    """Notes the threads that it is made, reset and closed on."""
+    """Records the threads on which it is created, reset and closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +37,7 @@ def told(environment: VectorEnvironment) -> str:
     return environment.spec.id
 
 
-def test_it_is_made_used_and_closed_on_one_thread_that_is_not_the_callers() -> None:
+def test_it_is_created_used_and_closed_on_one_thread_other_than_the_callers() -> None:
     THREADS.clear()
     name = "tests.envs.test_using:ThreadedEnv"
     assert name == with_environment(lambda: one(name), told, warn=pytest.fail)
@@ -47,7 +45,7 @@ def test_it_is_made_used_and_closed_on_one_thread_that_is_not_the_callers() -> N
     assert 1 == len({*THREADS} - {threading.get_ident()}) == len({*THREADS})
 
 
-def test_what_it_raises_reaches_the_caller_who_does_not_wait_for_it_to_close_either() -> None:
+def test_its_exception_reaches_the_caller_without_waiting_for_the_close() -> None:
     def fail(environment: VectorEnvironment) -> None:
         raise EnvironmentBrokeError("no")
 
@@ -63,7 +61,7 @@ def test_what_it_raises_reaches_the_caller_who_does_not_wait_for_it_to_close_eit
 
 
 @pytest.mark.parametrize("error", [EnvironmentBrokeError("no"), SystemExit(3), KeyboardInterrupt()])
-def test_what_its_maker_raises_reaches_the_caller(error: BaseException) -> None:
+def test_an_exception_of_its_factory_reaches_the_caller(error: BaseException) -> None:
     def fail() -> VectorEnvironment:
         raise error
 
@@ -71,7 +69,7 @@ def test_what_its_maker_raises_reaches_the_caller(error: BaseException) -> None:
         with_environment(fail, told, warn=pytest.fail)
 
 
-def test_one_that_does_not_close_is_told_of_and_the_answer_is_there() -> None:
+def test_an_environment_that_does_not_close_is_reported_and_the_result_returned() -> None:
     warnings: list[str] = []
     name = "tests.support.environments:UnclosableEnv"
     assert name == with_environment(lambda: one(name), told, close_s=0.05, warn=warnings.append)
@@ -80,7 +78,7 @@ def test_one_that_does_not_close_is_told_of_and_the_answer_is_there() -> None:
     ]
 
 
-def test_nothing_of_it_stays() -> None:
+def test_no_reference_to_it_remains() -> None:
     found = with_environment(
         lambda: one("tests.support.environments:CounterEnv"), weakref.ref, warn=pytest.fail
     )

@@ -855,7 +855,9 @@ def test_a_lineage_must_be_newer_than_the_last() -> None:
 
 
 def test_a_batch_for_another_lineage_is_refused() -> None:
-    with pytest.raises(LedgerError, match="a batch for lineage 2 was requested while lineage 1 is active"):
+    with pytest.raises(
+        LedgerError, match="a batch for lineage 2 was requested while lineage 1 is active"
+    ):
         Bench().ledger.take(Version(2, 0), 0.0)
 
 
@@ -863,7 +865,10 @@ def test_a_batch_for_a_past_version_is_refused() -> None:
     """It would be judged younger than it is."""
     bench = Bench()
     bench.update()
-    with pytest.raises(LedgerError, match="a batch for version 0 was requested, but the learner is already at version"):
+    with pytest.raises(
+        LedgerError,
+        match="a batch for version 0 was requested, but the learner is already at version",
+    ):
         bench.take(0)
 
 

@@ -1,6 +1,4 @@
-"""Built-in and own networks: one interface for acting and learning, memory that resets, leaves of
-every kind, refusals.
-"""
+"""Built-in and plug-in networks: one interface, resetting state, leaves of every kind, refusals."""
 
 from __future__ import annotations
 
@@ -92,10 +90,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("settings", "leaves", "action"), CASES)
-def test_acting_step_by_step_gives_what_looking_at_the_sequence_gives(
+def test_acting_step_by_step_equals_evaluating_the_sequence(
     settings: NetworkSettings, leaves: tuple[LeafSpec, ...], action: ActionSpec
 ) -> None:
-    """With the state zeroed where an episode starts, and the state after each step the same."""
+    """With zero state where an episode starts, and the same state after each step."""
     steps, columns = 5, 3
     network = make_network(settings, spec(*leaves, action=action), seed=1)
     obs = observations(leaves, steps, columns)
@@ -122,7 +120,7 @@ def test_acting_step_by_step_gives_what_looking_at_the_sequence_gives(
 def test_a_small_network_gives_the_same_on_arrays(
     action: ActionSpec, activation: Literal["relu", "tanh"]
 ) -> None:
-    """Of any number of observations, and of weights that were overwritten, once it was told."""
+    """For any number of observations, and for overwritten weights after a refresh."""
     network = make_network(
         NetworkSettings(hidden=(16, 8), activation=activation, kwargs={"log_std": -0.5}),
         spec(VECTOR, action=action),
@@ -189,7 +187,7 @@ def test_a_gaussian_starts_with_the_log_deviation_asked_for() -> None:
     assert parameters[:, 2:].tolist() == [[-0.5, -0.5]] * 2
 
 
-def test_weights_come_from_the_seed_alone_and_leave_the_global_generator_as_it_was() -> None:
+def test_weights_come_from_the_seed_alone_and_the_global_generator_is_unchanged() -> None:
     before = torch.get_rng_state()
     first, again, other = (
         make_network(NetworkSettings(), spec(VECTOR), seed=seed) for seed in (1, 1, 2)
@@ -212,7 +210,7 @@ def test_weights_come_from_the_seed_alone_and_leave_the_global_generator_as_it_w
         pytest.param((3, 8, 8), 3, 1, 1, id="without a stride"),
     ],
 )
-def test_a_rectified_convolution_is_pytorchs_and_then_a_rectifier(
+def test_a_rectified_convolution_equals_pytorchs_convolution_and_rectifier(
     shape: tuple[int, int, int], kernel: int, stride: int, group: int, dtype: torch.dtype
 ) -> None:
     ours, plain = (
@@ -233,7 +231,7 @@ def test_a_rectified_convolution_is_pytorchs_and_then_a_rectifier(
         result = convolve(images)
         (
             result.flatten(1) * torch.arange(result[0].numel())
-        ).sum().backward()  # of which the gradient has channels outermost
+        ).sum().backward()  # the gradient has channels outermost
         told += [result.detach(), images.grad]
     found += [parameter.grad for parameter in ours.parameters()]
     expected += [parameter.grad for parameter in plain.parameters()]
@@ -246,11 +244,11 @@ def test_a_rectified_convolution_is_pytorchs_and_then_a_rectifier(
         )
 
 
-def test_a_rectified_convolution_takes_pixels_together_and_rectifies_at_once_where_that_is_quicker(
+def test_a_rectified_convolution_groups_pixels_and_fuses_the_rectifier_where_that_is_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With gradients, on a CPU, with channels innermost; at once in float32 alone. Elsewhere it is
-    a plain convolution.
+    """With gradients, on a CPU, with channels innermost; fused in float32 only. Otherwise it is a
+    plain convolution.
     """
     channels: list[int] = []
     convolve = functional.conv2d
@@ -294,7 +292,7 @@ def test_an_lstm_agrees_with_pytorch() -> None:
     torch.testing.assert_close(states["c"][-1], c[0])
 
 
-def test_nothing_before_a_start_reaches_what_comes_after_it() -> None:
+def test_steps_before_a_start_do_not_influence_steps_after_it() -> None:
     lstm = ResettingLstm(3, 4)
     start = torch.zeros(6, 2, dtype=torch.bool)
     start[3, 0] = True
@@ -348,9 +346,7 @@ def test_the_smaller_outer_axis_is_channels(
 
 
 class Counter(Network):
-    """Counts steps: its memory is the number of observations seen in this episode, and so is its
-    value.
-    """
+    """Counts steps: its state and its value are the number of observations in this episode."""
 
     def __init__(self, settings: NetworkSettings, env: EnvironmentSpec) -> None:
         super().__init__()
@@ -369,7 +365,7 @@ class Counter(Network):
         return Output(self.logits.expand(*start.shape, -1), value, {"count": value})
 
 
-def test_an_own_network_is_found_by_module_and_attribute_and_acts_by_its_forward() -> None:
+def test_a_plug_in_network_is_found_by_module_and_attribute_and_acts_by_its_forward() -> None:
     settings = NetworkSettings(name="tests.networks.test_networks:Counter")
     network = make_network(settings, spec(VECTOR))
     assert {"count": ()} == state_spec(settings)
@@ -400,7 +396,7 @@ def test_a_network_that_could_not_be_published_is_refused(name: str, reason: str
         make_network(NetworkSettings(name=f"tests.networks.test_networks:{name}"), spec(VECTOR))
 
 
-def test_an_own_network_without_state_spec_has_no_memory() -> None:
+def test_a_plug_in_network_without_state_spec_has_no_recurrent_state() -> None:
     assert {} == state_spec(NetworkSettings(name="tests.networks.test_networks:no_module", lstm=5))
 
 
@@ -421,7 +417,7 @@ def test_an_own_network_without_state_spec_has_no_memory() -> None:
         (NetworkSettings(name="tests.networks.test_networks:VECTOR"), VECTOR, "not callable"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_reason(
+def test_a_network_that_cannot_work_is_refused_with_the_reason(
     settings: NetworkSettings, leaf: LeafSpec, words: str
 ) -> None:
     (problem,) = check_network(config(settings), spec(leaf))
@@ -445,7 +441,7 @@ def test_the_smallest_image_that_is_accepted_works(
     assert parameters.isfinite().all()
 
 
-def test_mlp_with_memory_shares_its_torso() -> None:
+def test_an_mlp_with_an_lstm_shares_its_torso() -> None:
     assert isinstance(network := make_network(NetworkSettings(lstm=4), spec(VECTOR)), Mlp)
     assert network.value_torso is None
 
@@ -484,7 +480,7 @@ def test_checking_a_built_in_network_does_not_import_torch() -> None:
         (NetworkSettings(name="impala_resnet"), EVERYTHING),
     ],
 )
-def test_parameters_of_a_torso_are_known_without_making_it(
+def test_the_number_of_torso_parameters_is_known_without_creating_it(
     settings: NetworkSettings, leaves: tuple[LeafSpec, ...], lstm: int
 ) -> None:
     settings = settings.model_copy(update={"lstm": lstm})
@@ -495,7 +491,7 @@ def test_parameters_of_a_torso_are_known_without_making_it(
     )
 
 
-def test_a_network_of_the_users_may_have_any_number_of_parameters() -> None:
+def test_a_plug_in_network_may_have_any_number_of_parameters() -> None:
     assert 0 == torso_parameters(
         NetworkSettings(name="tests.networks.test_networks:Mlp", hidden=(10**9,)), (VECTOR,)
     )
@@ -510,7 +506,7 @@ def test_a_network_of_the_users_may_have_any_number_of_parameters() -> None:
         ({"channels": 16}, "channels"),
     ],
 )
-def test_sizes_that_are_none_are_refused(kwargs: dict[str, Any], path: str) -> None:
+def test_invalid_sizes_are_refused(kwargs: dict[str, Any], path: str) -> None:
     (problem,) = check_network(
         config(NetworkSettings(name="impala_resnet", kwargs=kwargs)), spec(IMAGE)
     )

@@ -1,6 +1,4 @@
-"""Networks of values, critics and actors: shapes on every torso, one seed one network, and actions
-scaled to their range.
-"""
+"""Value networks, critics and actors: shapes on every torso, seeds, and scaled actions."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def spec(action: ActionSpec, leaves: tuple[LeafSpec, ...]) -> EnvironmentSpec:
 @every_torso
 @pytest.mark.parametrize("lstm", [0, 6])
 @pytest.mark.parametrize("duelling", [False, True])
-def test_values_are_the_same_step_by_step_and_at_once(
+def test_values_step_by_step_equal_values_of_the_sequence(
     name: str, leaves: tuple[LeafSpec, ...], lstm: int, duelling: bool
 ) -> None:
     settings = NetworkSettings(name=name, hidden=(8,), lstm=lstm, kwargs=KWARGS[name])
@@ -72,7 +70,7 @@ def test_duelling_adds_advantages_without_their_mean() -> None:
 
 
 @every_torso
-def test_critics_see_actions_and_differ(name: str, leaves: tuple[LeafSpec, ...]) -> None:
+def test_critics_depend_on_actions_and_differ(name: str, leaves: tuple[LeafSpec, ...]) -> None:
     critics = Critics(
         NetworkSettings(name=name, hidden=(8,), kwargs=KWARGS[name]), spec(FORCE, leaves)
     )
@@ -116,7 +114,7 @@ def test_actions_are_scaled_to_their_range_and_back() -> None:
     assert [0.0, 3.0] == single.stored(torch.tensor([[-1.0], [0.5]])).tolist()
 
 
-def test_one_seed_is_one_network_and_the_global_generator_is_left_alone() -> None:
+def test_one_seed_is_one_network_and_the_global_generator_is_unchanged() -> None:
     before = torch.get_rng_state()
     one, two, other = (
         seeded(seed, lambda: Deterministic(NetworkSettings(), spec(FORCE, (VECTOR,))))
@@ -127,6 +125,6 @@ def test_one_seed_is_one_network_and_the_global_generator_is_left_alone() -> Non
     assert not torch.equal(next(one.parameters()), next(other.parameters()))
 
 
-def test_a_torso_of_somebodys_is_refused() -> None:
+def test_a_plug_in_torso_is_refused() -> None:
     with pytest.raises(ConfigError, match="mlp, nature_cnn, impala_resnet"):
         make_torso(NetworkSettings(name="my.networks:Net"), (VECTOR,))

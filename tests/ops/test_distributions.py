@@ -146,7 +146,7 @@ def test_masks_keep_gradients_finite_even_when_they_forbid_everything() -> None:
     assert logits.grad.isfinite().all()
 
 
-def test_no_mask_and_continuous_actions_leave_parameters_alone() -> None:
+def test_no_mask_and_continuous_actions_keep_parameters_unchanged() -> None:
     parameters = draw(3, 8)
     assert BOX.masked(parameters, torch.zeros(3, 0, dtype=torch.bool)) is parameters
     assert ONE.masked(parameters, None) is parameters

@@ -69,7 +69,7 @@ def test_a_clipped_sample_has_no_gradient() -> None:
     assert [True, True, False] == (log_ratio.grad == 0.0).tolist()
 
 
-def test_masked_rows_do_not_enter_a_mean_whatever_they_hold() -> None:
+def test_masked_rows_do_not_influence_a_mean() -> None:
     x = tensor(1.0, math.nan, 3.0)
     assert masked_mean(x, torch.tensor([True, False, True])).item() == 2.0
 
@@ -82,7 +82,7 @@ def test_value_loss_is_half_the_mean_squared_error() -> None:
     assert value_loss(tensor(1.0, 2.0), tensor(3.0, 2.0)).item() == 1.0
 
 
-def test_value_clipping_takes_the_worse_error() -> None:
+def test_value_clipping_uses_the_larger_error() -> None:
     found = value_loss(tensor(2.0), tensor(2.0), old_value=tensor(0.0), clip=0.5)
     assert found.item() == pytest.approx(0.5 * 1.5**2)
 

@@ -1,4 +1,4 @@
-"""Equations of Q-learning, exploration and squashed actors, against handed values and against each
+"""Equations of Q-learning, exploration and squashed actors, against handed values and each
 other.
 """
 
@@ -56,7 +56,7 @@ def test_value_rescaling_gives_the_handed_values() -> None:
 
 
 def test_value_rescaling_keeps_its_precision_in_float32() -> None:
-    """Written as published, the inverse loses half its digits near 0."""
+    """In its published form, the inverse loses half of its digits near 0."""
     x = torch.cat([-torch.logspace(-6, 6, 200), torch.logspace(-6, 6, 200)])
     torch.testing.assert_close(unrescaled(rescaled(x, 1e-3), 1e-3), x, atol=0.0, rtol=5e-6)
     assert 0.0 == unrescaled(torch.zeros(()), 1e-3).item() == rescaled(torch.zeros(()), 1e-3).item()
@@ -76,7 +76,7 @@ def test_a_sequence_has_the_handed_priority() -> None:
         )
 
 
-def test_padding_has_no_part_in_a_priority() -> None:
+def test_padding_does_not_influence_a_priority() -> None:
     case = CASES["r2d2_sequence_priority_eta0.9"]
     error = tensor([*case["inputs"]["td_errors"], 7.0, math.nan]).unsqueeze(1)
     learned = torch.tensor([True] * 4 + [False] * 2).unsqueeze(1)
@@ -87,9 +87,9 @@ def test_padding_has_no_part_in_a_priority() -> None:
 
 
 @pytest.mark.parametrize("terminated", [False, True])
-def test_an_actors_first_priority_is_the_handed_one(terminated: bool) -> None:
-    """From what is recorded: the value taken, and the greatest value n steps later, which does not
-    count after a termination.
+def test_an_initial_priority_of_an_actor_is_the_handed_one(terminated: bool) -> None:
+    """From recorded values: the value taken, and the largest value n steps later, which is 0 after
+    a termination.
     """
     inputs, expected = (
         CASES["apex_initial_priority_on_actor"][key] for key in ("inputs", "expected")
@@ -108,7 +108,7 @@ def test_an_actors_first_priority_is_the_handed_one(terminated: bool) -> None:
     assert priority == pytest.approx((target - q_taken).abs().item(), abs=1e-9)
 
 
-def test_apex_epsilons_are_the_handed_ones_however_they_are_divided_among_actors() -> None:
+def test_apex_epsilons_are_the_handed_ones_for_any_division_among_actors() -> None:
     inputs, expected = (CASES["apex_epsilons_N8"][key] for key in ("inputs", "expected"))
     words = {"epsilon": inputs["eps"], "alpha": inputs["alpha"]}
     found = [apex_epsilons(first, 2, inputs["N"], **words) for first in (0, 2, 4, 6)]
@@ -120,7 +120,7 @@ def test_apex_epsilons_are_the_handed_ones_however_they_are_divided_among_actors
     )
 
 
-def test_noise_explores_as_often_as_epsilon_says_and_evenly_among_allowed_actions() -> None:
+def test_noise_explores_with_probability_epsilon_and_uniformly_among_allowed_actions() -> None:
     generator = np.random.default_rng(0)
     noise = epsilon_noise(20_000, np.array([0.0, 0.25, 1.0]), 4, generator)
     explores = (noise > 0.0).any(-1)
@@ -170,7 +170,7 @@ def test_log_probabilities_are_finite_where_tanh_rounds_to_one() -> None:
     torch.testing.assert_close(gradient, torch.tensor([2.0, 2.0, -2.0, -2.0]), atol=1e-5, rtol=0.0)
 
 
-def test_double_q_values_what_the_other_network_chooses() -> None:
+def test_double_q_evaluates_the_action_that_the_other_network_selects() -> None:
     selecting, valuing = tensor([[1.0, 3.0, 2.0]]), tensor([[9.0, 5.0, 7.0]])
     assert 5.0 == double_q_value(selecting, valuing).item()
     assert 7.0 == double_q_value(selecting, valuing, torch.tensor([[True, False, True]])).item()
@@ -178,8 +178,8 @@ def test_double_q_values_what_the_other_network_chooses() -> None:
 
 
 def test_targets_bootstrap_after_a_truncation_and_not_after_a_termination() -> None:
-    """Column 0 goes on, 1 is truncated after step 1, 2 is terminated there; n is 3, values
-    afterwards are 10, 20, 30, 40.
+    """Column 0 continues, 1 is truncated after step 1, 2 is terminated there; n is 3, later values
+    are 10, 20, 30, 40.
     """
     over = torch.tensor([[False] * 3, [False, True, True], [False] * 3])
     terminated = over & torch.tensor([False, False, True])
@@ -192,7 +192,7 @@ def test_targets_bootstrap_after_a_truncation_and_not_after_a_termination() -> N
         n=3,
     )
     bootstrap = torch.tensor([0.0, 20.0, 30.0, 40.0]).unsqueeze(1).repeat(1, 3)
-    bootstrap[2, 2] = math.nan  # means nothing after a termination
+    bootstrap[2, 2] = math.nan  # has no influence after a termination
     found = n_step_target(step, rows_after(bootstrap, step.steps_t))
     expected = [
         [1.75 + 40 / 8, 1.5 + 30 / 4, 1.5],
@@ -228,7 +228,7 @@ def test_huber_is_pytorchs_huber_and_squared_without_a_limit(delta: float) -> No
     torch.testing.assert_close(huber(error, None), 0.5 * error.square())
 
 
-def test_a_loss_is_weighted_by_item_and_averaged_over_what_is_learned() -> None:
+def test_a_loss_is_weighted_per_item_and_averaged_over_trained_rows() -> None:
     error = tensor([[1.0, 2.0], [3.0, math.inf]]).requires_grad_()
     learned = torch.tensor([[True, True], [True, False]])
     loss = weighted_loss(error, tensor([1.0, 0.5]), learned, delta=None)

@@ -1,6 +1,4 @@
-"""Returns and advantages, against handed values, against each other, and across the ends of
-episodes.
-"""
+"""Returns and advantages, against handed values, each other, and across ends of episodes."""
 
 from __future__ import annotations
 
@@ -107,7 +105,7 @@ def test_vtrace_gives_the_values_of_deepminds_unit_test(
     same(tensor(expected["pg_advantages_TB"]), found.advantage_t.double(), tolerance)
 
 
-def test_the_seed_rl_variant_differs_so_we_do_not_compute_it() -> None:
+def test_the_seed_rl_variant_differs_and_is_not_used() -> None:
     inputs, expected = (
         CASES["vtrace_seed_policy_gradient_variant_T4"][key] for key in ("inputs", "expected")
     )
@@ -243,7 +241,7 @@ def test_exact_values_of_a_deterministic_chain_are_a_fixed_point_for_any_ratio()
     same(torch.zeros(5, dtype=torch.float64), found.advantage_t)
 
 
-def test_ratios_above_every_limit_change_nothing_further() -> None:
+def test_ratios_above_every_limit_have_no_further_effect() -> None:
     given = random_transitions(seed=4)
     low, high = (
         vtrace(**given, log_rho_t=torch.full_like(given["r_t"], value)) for value in (0.1, 3.0)
@@ -327,7 +325,7 @@ class TestEveryEstimator:
         same(torch.cat([part.advantage_t for part in parts]), whole.advantage_t)
         same(torch.cat([part.target_t for part in parts]), whole.target_t)
 
-    def test_does_not_look_at_invalid_rows(self, estimator: Any) -> None:
+    def test_ignores_invalid_rows(self, estimator: Any) -> None:
         given = random_transitions(seed=7)
         expected = estimator(given)
         poisoned = {
@@ -340,8 +338,8 @@ class TestEveryEstimator:
         same(expected.target_t[given["valid_t"]], found.target_t[given["valid_t"]])
         assert not expected.advantage_t[~given["valid_t"]].any()
 
-    def test_skipping_reset_rows_gives_what_their_absence_gives(self, estimator: Any) -> None:
-        """The rows of NEXT_STEP autoreset, reset step included, against those of SAME_STEP."""
+    def test_skipping_reset_rows_equals_their_absence(self, estimator: Any) -> None:
+        """Rows of NEXT_STEP autoreset with the reset step, against those of SAME_STEP."""
         given = random_transitions(steps=6, columns=1, seed=8) | {
             "valid_t": torch.ones(6, 1, dtype=torch.bool)
         }
@@ -373,7 +371,7 @@ class TestEveryEstimator:
             estimator(given | {"v_t": given["v_t"][1:]})
 
     def test_values_of_one_state_converge_to_the_truth(self, estimator: Any) -> None:
-        """One state, reward 1: truncation does not end it, so V tends to 1 / (1 - gamma);
+        """One state, reward 1: a truncation does not end it, so V tends to 1 / (1 - gamma); a
         termination after 5 steps ends it.
         """
         gamma, value = 0.9, torch.zeros(())

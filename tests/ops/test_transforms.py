@@ -26,7 +26,7 @@ def test_uint8_is_scaled_to_one_and_other_dtypes_keep_their_values() -> None:
         assert found.tolist() == [0.0, 1.0]
 
 
-def test_scaling_leaves_the_stored_observation_alone() -> None:
+def test_scaling_does_not_change_the_stored_observation() -> None:
     stored = torch.tensor([255], dtype=torch.uint8)
     as_float(stored)
     assert stored.item() == 255
@@ -58,7 +58,7 @@ def test_merging_an_empty_batch_changes_nothing() -> None:
     )
 
 
-def test_moments_of_nothing_are_those_of_the_identity() -> None:
+def test_moments_without_samples_are_those_of_the_identity() -> None:
     empty = batch_moments(torch.zeros(0, 2))
     merged = merged_moments(empty, empty)
     assert [merged.mean.tolist(), merged.variance.tolist(), merged.samples.item()] == [
@@ -68,7 +68,7 @@ def test_moments_of_nothing_are_those_of_the_identity() -> None:
     ]
 
 
-def test_a_large_offset_does_not_ruin_the_variance() -> None:
+def test_a_large_offset_does_not_reduce_the_precision_of_the_variance() -> None:
     """A running sum of squares in float32 would: the offset is 1e6 deviations away."""
     x = 1e6 + torch.randn(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     merged = merged_moments(batch_moments(x[:5000]), batch_moments(x[5000:]))
@@ -79,7 +79,7 @@ def test_moments_of_bytes_are_exact_and_those_of_their_scaled_values() -> None:
     x = torch.randint(
         256, (700, 2, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
-    x[:, 0, 0] = 255  # never moves: its variance is 0, not rounding
+    x[:, 0, 0] = 255  # constant: its variance is 0, without rounding
     found, expected = batch_moments(x), batch_moments(x.double() / 255.0)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
@@ -93,7 +93,7 @@ def test_a_gpus_sums_of_bytes_are_those_of_a_cpu() -> None:
 
 
 def test_sums_of_the_brightest_bytes_are_exact() -> None:
-    """More rows than there are squares of 255 in 32 bits."""
+    """More rows than the number of squares of 255 that fit into 32 bits."""
     count = transforms.ROWS_IN_32_BITS + 1001
     x = torch.full((count, 1), 255, dtype=torch.uint8)
     x[0] = 254
@@ -104,7 +104,7 @@ def test_sums_of_the_brightest_bytes_are_exact() -> None:
     )
 
 
-def test_images_laid_with_channels_innermost_are_the_same_images() -> None:
+def test_images_with_channels_innermost_are_the_same_images() -> None:
     stored = torch.randint(
         256, (3, 5, 4, 6, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
