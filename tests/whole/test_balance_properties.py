@@ -255,7 +255,7 @@ def test_without_quarantine_two_write_to_one_slot() -> None:
 class Hoarder(Ledger):
     """Keeps what is too old: the learner takes it, gives it back, and takes it again."""
 
-    def _sweep(self, for_version: int) -> None:
+    def _drop_expired(self, for_version: int) -> None:
         pass
 
 

@@ -1,4 +1,4 @@
-"""Settings models. They check files, overrides and HTTP bodies alike.
+"""Settings models. They check files, overrides and HTTP bodies.
 
 Importing this module is fast: it imports neither PyTorch nor Gymnasium. Sections are frozen; a
 change creates a new `Config`. `LIVE` lists the settings that may change during a run.

@@ -105,10 +105,10 @@ class RawLeaf(NamedTuple):
 class ObservationCodec:
     """Copies observations of one space to arrays, leaf by leaf.
 
-    Shapes and dtypes are kept (uint8 stays uint8). One exception: float64 is stored as float32, the
-    precision of networks, in half the memory. Discrete and MultiDiscrete are stored zero-based as
-    int64. Leaves are named by their path ("camera", "arm/joints", "0"; "" for a plain space), in
-    the order of the space.
+    Shapes and dtypes are preserved (uint8 stays uint8). One exception: float64 is stored as
+    float32, the precision of networks, in half the memory. Discrete and MultiDiscrete are stored
+    zero-based as int64. Leaves are named by their path ("camera", "arm/joints", "0"; "" for a plain
+    space), in the order of the space.
 
     Raises:
         ConfigError: names a sub-space without a fixed shape (Sequence, Text, Graph, OneOf, ...).

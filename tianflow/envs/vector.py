@@ -176,7 +176,7 @@ class VectorEnvironment:
     def step(self, stored: Array, row: StepRow) -> None:
         """Take the actions ``stored`` [N, *stored] and write their results to ``row``.
 
-        Rewards and flags are kept until `settle`.
+        Rewards and flags are stored until `settle`.
 
         Raises:
             EnvironmentFailedError: an environment raised.

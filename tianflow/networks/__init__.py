@@ -1,4 +1,4 @@
-"""Networks: an observation in, action parameters and a value out, for actors and learner alike."""
+"""Networks: an observation in, action parameters and a value out, for actors and learner."""
 
 from __future__ import annotations
 

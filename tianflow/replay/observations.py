@@ -113,7 +113,7 @@ class PlainLeaf:
         return self._data.nbytes
 
     def inspect(self, arrays: LeafArrays) -> None:
-        """The contents do not matter."""
+        """Do nothing: the contents have no influence."""
 
     def required_tail(self, new: NewRows, arrays: LeafArrays, tail: int, head: int) -> int:  # noqa: ARG002 - every observation needs the same memory
         return max(tail, head + len(new) - len(self._data))

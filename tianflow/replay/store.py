@@ -1,6 +1,6 @@
-"""Memory of a shard: observations, steps and items, kept consistent.
+"""Memory of a shard: observations, steps and items, consistent with each other.
 
-The store handles rows and windows. It does not know streams.
+The store handles rows and windows, not streams.
 """
 
 from __future__ import annotations
