@@ -1,4 +1,4 @@
-"""The import contracts: each one is broken by the import that it forbids, and the code keeps all.
+"""The import contracts: the import that a contract forbids breaks it, and the code breaks none.
 
 The tests check copies of the two packages with the repository's own configuration.
 """

@@ -1,4 +1,4 @@
-"""Harness of all benchmarks: sides alternate (A B A B), every sample is kept, and each sample
+"""Harness of all benchmarks: sides alternate (A B A B), every sample is recorded, and each sample
 carries the load of other processes.
 """
 
@@ -164,7 +164,7 @@ def side_names(side: Side | Together) -> tuple[str, ...]:
 
 
 def part(benchmark: Benchmark, text: str) -> Benchmark:
-    """Keep only the sides whose name contains ``text``, and the ratios that need no other side.
+    """Select the sides whose name contains ``text``, and the ratios that need no other side.
 
     The result has a name of its own, so that it does not replace the whole benchmark's results.
 

@@ -1,7 +1,7 @@
 """Matrices of training runs: cases, seeds, the records of finished runs, and a study's command
 line.
 
-Each run is ``tianflow train``, as a user starts it. `main` keeps the results after each run. It
+Each run is ``tianflow train``, as a user starts it. `main` writes the results after each run. It
 does not repeat a run whose settings are recorded already, so a matrix can be completed in parts.
 """
 
@@ -39,7 +39,7 @@ class Case:
             expectation.
         rises_to: mean of the last 100 training episodes that counts as solved, instead of the
             target in evaluation.
-        curve: keep the learning curve in the summary, as at most `POINTS` of (seconds, steps, mean
+        curve: add the learning curve to the summary, as at most `POINTS` of (seconds, steps, mean
             return of 100 episodes).
     """
 

@@ -119,7 +119,7 @@ class Progress:
         return self.observe_mean(steps, mean, len(self._returns))
 
     def observe_mean(self, steps: int, mean: float | None, episodes: int) -> bool:
-        """Observe as `observe` does, for a peer that keeps the mean of its last 100 training
+        """Observe as `observe` does, for a peer that computes the mean of its last 100 training
         ``episodes`` itself.
         """
         now = self._clock() - self._began
@@ -191,7 +191,7 @@ NO_LAG: dict[str, Any] = {"lag_mean": None, "lag_max": None, "lag_unit": None}
 
 
 class Reporter:
-    """Keeps standard output for the answer alone. From now on, the output of libraries in any
+    """Reserves standard output for the answer. From now on, the output of libraries in any
     process goes to standard error.
     """
 

@@ -1,7 +1,7 @@
 """Peer script: PufferLib's own trainer with its own defaults on CPU cores, CartPole-v1 for its
 rate.
 
-PufferLib's settings for CartPole are for CartPole-v0 and do not set the algorithm, so the script
+PufferLib's settings for CartPole are for CartPole-v0 and do not set the algorithm. The script
 takes those of ``config/default.ini``. Options choose the number of environments and processes.
 ``python -m benchmarks.peers.puffer_ppo cartpole ...``, with an interpreter that has pufferlib. The
 clock starts with the first evaluation.

@@ -2,8 +2,8 @@
 of the learner, bounds, controllers and algorithms.
 
 Four actors feed one learner, which runs at full speed, or sleeps a multiple of its computing time.
-Data become as stale as the limit allows. The limit is a bound kept by pacing (controller
-``staleness``), the same bound kept by dropping at the learner (``consume_only``), or memory for
+Data become as stale as the limit allows. The limit is a bound held by pacing (controller
+``staleness``), the same bound held by dropping at the learner (``consume_only``), or memory for
 `SLOTS` trajectories (``open_loop``). A run ends when 100 evaluation episodes average the target, or
 after `SECONDS` of training. ``--only none`` runs nothing, and formats and plots the recorded runs.
 Plots need the extra ``plots``.
@@ -48,7 +48,7 @@ HEAD = f"""# Effect of the staleness bound
 
 CartPole to a mean of 475 over 100 evaluation episodes, {ACTORS} actors of 32 environments, two cores
 for each run, at most {SECONDS:.0f} s of training. *slowed*: the learner sleeps this multiple of its
-computing time. η: the bound, kept by pacing actors. *filter*: actors are not paced, and the learner
+computing time. η: the bound, held by pacing actors. *filter*: actors are not paced, and the learner
 drops expired trajectories. *open loop*: no bound, memory for {SLOTS} trajectories. Values are medians
 over seeds. A run that did not reach the target counts as {SECONDS:.0f} s. Final return: return of the
 last evaluation. Dropped: share of the begun trajectories that were not trained on.

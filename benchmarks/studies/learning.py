@@ -16,7 +16,7 @@ from benchmarks.lib.results import RESULTS
 
 BOUNDS = (0, 1, 4, 16)
 SLOWED: Mapping[str, object] = {"learner.slowdown": 3.0, "actors.count": 2}
-"""The learner takes four times as long, and two actors keep its queue full, so batches become as
+"""The learner takes four times as long, and two actors fill its queue, so batches become as
 stale as the bound allows.
 """
 MEMORY: Mapping[str, object] = {

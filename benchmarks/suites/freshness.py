@@ -11,8 +11,7 @@ from benchmarks.workers import training
 ACTORS, BATCH, BOUND, FASTER = 8, 4, 4, 2.0
 """FASTER: number of batches that all actors make in the time of an update."""
 UPDATE_S = 0.16
-"""An actor's step then takes 5 ms and computes for 0.3 ms, so eight actors keep their pace on one
-core.
+"""An actor's step then takes 5 ms and computes for 0.3 ms, so one core suffices for eight actors.
 """
 BOUNDED, FRESHEST = "staleness", "freshest"
 

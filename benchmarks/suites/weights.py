@@ -85,7 +85,7 @@ def make(plan: Plan) -> Benchmark:
             "versions": f"{versions} of each size, each after the last reader had the previous one",
             "bytes": ", ".join(f"{size} = {nbytes}" for size, nbytes in SIZES.items()),
             "learner": f"{turns} × {weight_readers.TURN} updates of IMPALA on 64 x 32 samples of "
-            "CartPole with each version published, the same number with one reader stopped, and "
+            "CartPole with each version published; the same with one reader stopped, and "
             f"the same with all running again, in turns of {weight_readers.TURN}",
             "processes": "one for each reader; a message to each reader announces a version",
             "cores": "any; with a learner, the first for the learner and the next for the readers",

@@ -50,7 +50,7 @@ def mean(found: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 @asynccontextmanager
 async def reading(contact: ControlFile, readers: int) -> AsyncIterator[list[float]]:
-    """Keep ``readers`` readers connected while the context is open. Afterwards the list holds their
+    """Hold ``readers`` connections while the context is open. Afterwards the list holds their
     events per second.
     """
     events_per_s: list[float] = []

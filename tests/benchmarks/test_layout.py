@@ -1,4 +1,4 @@
-"""Tests of the folders of the benchmarks: each module lies in the folder of its kind."""
+"""Tests of the folders of the benchmarks, and of the prose of their modules."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import __main__ as command_line
 from benchmarks.lib.machine import ROOT
+from tests.documents.test_prose import dialect, long_sentences
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -68,3 +69,22 @@ def test_a_folder_imports_only_from_the_folders_below_it(folder: str, allowed: s
 
 def test_the_top_level_of_the_benchmarks_holds_no_benchmark() -> None:
     assert ["__init__.py", "__main__.py"] == sorted(path.name for path in BENCHMARKS.glob("*.py"))
+
+
+def docstrings(path: Path) -> list[str]:
+    """Strings that stand alone: docstrings of modules, classes, functions and constants."""
+    return [
+        node.value.value
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(BENCHMARKS.rglob("*.py")), ids=lambda path: str(path.relative_to(BENCHMARKS))
+)
+def test_docstrings_use_plain_words_and_short_sentences(path: Path) -> None:
+    found = [dialect(text) + long_sentences(text) for text in docstrings(path)]
+    assert [] == [problems for problems in found if problems]

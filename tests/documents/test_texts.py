@@ -25,6 +25,7 @@ TEXTS = [
         "CONTRIBUTING.md",
         "deploy/README.md",
         "dashboards/README.md",
+        "benchmarks/README.md",
     )
 ]
 RESULTS = ROOT / "benchmarks" / "results"

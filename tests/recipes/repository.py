@@ -72,7 +72,7 @@ class Repository:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # compiled modules stay valid in the copy, because it keeps the times of the sources
+        # compiled modules stay valid in the copy, because it preserves the times of the sources
         shutil.copytree(ROOT / "tianflow", folder / "tianflow")
         controllers = ROOT / "controllers" / "tianflow_controllers"
         shutil.copytree(controllers, folder / "tianflow_controllers")
