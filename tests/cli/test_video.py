@@ -144,7 +144,7 @@ def refused(folder: Path, video: Path) -> str:
             {"id": "tests.support.environments:CounterEnv"},
             "unexpected keyword argument 'render_mode'",
         ),
-        ({"id": "tests.cli.test_video:Vector", "vectorization": "auto"}, "makes a whole vector"),
+        ({"id": "tests.cli.test_video:Vector", "vectorization": "auto"}, "creates a native vector"),
         ({"id": "tests.cli.test_video:Drawn", "kwargs": {"picture": False}}, "gave no pictures"),
         (
             {"id": "ALE/Pong-v5"},

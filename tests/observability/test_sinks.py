@@ -260,7 +260,7 @@ def config(*sinks: str, **kwargs: dict[str, Any]) -> dict[str, Any]:
         (config("tensorboard", "tensorboard"), "tensorboard is named twice"),
         (
             config("tensorboard", wandb={}),
-            "metrics.kwargs.wandb: no sink of that name is in metrics.sinks",
+            "metrics.kwargs.wandb: is not the name of a sink in metrics.sinks",
         ),
     ],
 )
