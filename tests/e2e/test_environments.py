@@ -172,4 +172,4 @@ def test_a_loss_that_is_never_finite_ends_the_run(tmp_path: Path) -> None:
     settings = {"algorithm__trouble": "nan", "learner__max_nonfinite_updates": 3}
     with harness.run(tmp_path, algorithm__name=f"{TROUBLES}:TroubledPPO", **settings) as live:
         assert 1 == live.end()
-        assert "tianflow: learner: 4 updates in a row were not finite" in last_lines(live, 1)
+        assert "tianflow: learner: 4 consecutive updates were not finite" in last_lines(live, 1)
