@@ -1,6 +1,6 @@
-"""Files of version 0.1 still load: checkpoints, histories, summaries and the store of a service.
+"""Files of earlier versions still load: checkpoints, histories, summaries and the store of a service.
 
-``tests/data/before`` holds them as that version wrote them. Each run changed its bound while it
+``tests/data/before`` holds them as they were written before the packages of today. Each run changed its bound while it
 trained, so its checkpoint holds another bound than its config did at first.
 """
 

@@ -21,9 +21,9 @@ from tests.support.paths import ROOT
 from tianflow.cli.screen import drawing, plain_line, summary_text
 from tianflow.config import loading as config_loading
 from tianflow.config.model import Config
-from tianflow.core.statistics import RunStatistics
+from tianflow.core.statistics import DISCARD_REASONS, RunStatistics
+from tianflow.observability.prometheus.families import FAMILIES
 from tianflow.observability.prometheus.prometheus import Exporter
-from tianflow.observability.prometheus.replay import DISCARD_REASONS, REPLAY_FAMILIES
 from tianflow.observability.rates import RunRates
 from tianflow.observability.run_document import describe
 from tianflow.rundir.summary import summarise
@@ -31,6 +31,7 @@ from tianflow.rundir.summary import summarise
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:gymnasium")
 
 APEX = ROOT / "configs" / "cartpole_apex.toml"
+REPLAY_FAMILIES = [family for family in FAMILIES if family.name.startswith("replay")]
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 

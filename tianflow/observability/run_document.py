@@ -46,10 +46,10 @@ class StalenessSummary:
     before the first.
     """
 
-    lowest: int | None
+    min: int | None
     mean: float | None
     p99: int | None
-    highest: int | None
+    max: int | None
     bound: int | None
 
 
@@ -170,7 +170,7 @@ def describe(run: RunStatistics, config: Config, rates: RunRates) -> dict[str, A
             "staleness": _staleness(ledger),
             "trajectories": {key: getattr(ledger, key) for key in TRAJECTORIES},
             "replay": None if run.replay is None else _replay(run.replay, rates),
-            "queue": {"trajectories": ledger.queue, "oldest_age_s": _queue_age(run)},
+            "queue": {"trajectories": ledger.queue, "oldest_age_s": queue_age(run)},
             "credits": {
                 "limit": ledger.credits_limit,
                 "in_use": ledger.in_use,
@@ -250,10 +250,10 @@ def _staleness(ledger: LedgerSnapshot) -> dict[str, object]:
     summary = staleness_summary(ledger)
     return {
         "bound": "unbounded" if summary.bound is None else summary.bound,
-        "min": summary.lowest,
+        "min": summary.min,
         "mean": summary.mean,
         "p99": summary.p99,
-        "max": summary.highest,
+        "max": summary.max,
         "violations": ledger.violations,
         "counts": by_age(ledger.staleness),
     }
@@ -290,7 +290,8 @@ def _replay(replay: ReplayStatistics, rates: RunRates) -> dict[str, object]:
     }
 
 
-def _queue_age(run: RunStatistics) -> float | None:
+def queue_age(run: RunStatistics) -> float | None:
+    """Seconds since the commit of the oldest trajectory in the queue; None while it is empty."""
     return (
         None
         if run.ledger.oldest_committed_at is None
