@@ -14,7 +14,6 @@ import typer
 
 from tianflow.cli import client
 from tianflow.cli.common import RUNS, AsJson, RunArgument, RunsDir, exit_codes
-from tianflow.config.model import LIVE
 from tianflow.rundir.summary import SUMMARY, as_told, read_summary
 
 if TYPE_CHECKING:
@@ -238,6 +237,8 @@ def _commands(run: str, suggested: Mapping[str, float]) -> list[str]:
     """What is suggested, ready to be typed: a command for each section, and what only a new run can
     take.
     """
+    from tianflow.config.model import LIVE
+
     live: dict[str, list[str]] = {}
     later: list[str] = []
     for path, value in suggested.items():

@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from tianflow.config.describe import meanings
 from tianflow.config.loading import LARGEST
 from tianflow.config.model import Config, live_of
 from tianflow.core import events
 from tianflow.core.statistics import ControllerStatistics, Diagnosis
-from tianflow.server.common.docstrings import of_fields
 from tianflow.server.common.event_feed import LOST, kind_of
 from tianflow.server.common.live_settings import RESOURCES, live_values
 
@@ -79,7 +79,7 @@ def settings_patch(config: Config, resource: str) -> Schema:
     if (
         resource == "replay" and config.algorithm.window is None
     ):  # an algorithm without replay has no use for them
-        texts = of_fields(type(config.replay))
+        texts = meanings(type(config.replay))
         properties = {
             name: {"enum": [value, None], "description": texts[name]}
             for name, value in live_values(config, resource).items()
@@ -105,10 +105,10 @@ def _live(config: Config, resource: str, mode: Any) -> dict[str, Schema]:
         model: type[BaseModel] = type(getattr(config, section))
         whole = _whole(model, mode)
         definitions = whole.get("$defs", {})
-        texts = of_fields(model)
+        texts = meanings(model)
         for key in live[section]:
             text = {"description": texts[key]} if key in texts else {}
-            found[key] = text | _inlined(whole["properties"][key], definitions)
+            found[key] = _inlined(whole["properties"][key], definitions) | text
     return found
 
 
