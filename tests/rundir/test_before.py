@@ -24,7 +24,7 @@ from tianflow.report.page import facts, page
 from tianflow.report.records import read
 from tianflow.rundir.checkpoints import CheckpointStore
 from tianflow.rundir.history import NAME, read_rows
-from tianflow.rundir.summary import as_told, read_summary
+from tianflow.rundir.summary import partial_document, read_summary
 from tianflow.server.service.rows import short
 from tianflow.server.service.store import RunStore
 
@@ -101,7 +101,7 @@ def test_a_report_shows_the_run(name: str) -> None:
 def test_a_summary_is_read_by_every_reader(name: str) -> None:
     summary = read_summary(BEFORE / "alone" / name)
     assert summary is not None
-    assert BOUNDS[name] == as_told(summary)["staleness"]["bound"]
+    assert BOUNDS[name] == partial_document(summary)["staleness"]["bound"]
     assert f"bound {BOUNDS[name]}, 0 violations" in summary_text(summary)
 
 

@@ -14,7 +14,7 @@ import typer
 
 from tianflow.cli import client
 from tianflow.cli.common import RUNS, AsJson, RunArgument, RunsDir, exit_codes
-from tianflow.rundir.summary import SUMMARY, as_told, read_summary
+from tianflow.rundir.summary import SUMMARY, partial_document, read_summary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,7 +100,7 @@ def _left(runs_dir: Path, run: str) -> dict[str, Any] | None:
     none.
     """
     summary = read_summary(runs_dir / run) or {}
-    told = as_told(summary)
+    told = partial_document(summary)
     if not told or "state" not in summary:
         return None
     reasons = [reason] if (reason := summary.get("error") or summary.get("reason")) else []

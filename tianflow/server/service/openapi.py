@@ -132,7 +132,7 @@ def _short() -> Schema:
 
 
 def _resting() -> Schema:
-    return struct(**_state(), summary=nullable(ANY_OBJECT)) | {
+    return struct(**_state(), summary=nullable(reference("Summary"))) | {
         "description": "A run that waits, starts, or has ended"
     }
 
