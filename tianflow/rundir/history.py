@@ -253,7 +253,7 @@ def _merged_durations(
     for role in {**older, **newer}:
         parts = [part[role] for part in (older, newer) if role in part]
         # Fields besides the moments describe the whole run so far, so the newer line has them.
-        found[role] = parts[-1] | sum(map(Moments.read, parts), Moments()).told()
+        found[role] = parts[-1] | sum(map(Moments.read, parts), Moments()).summary()
     return found
 
 
