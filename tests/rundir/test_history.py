@@ -189,7 +189,7 @@ def test_what_has_another_shape_is_passed_over_and_its_line_is_merged_and_drawn(
     assert [1.0, 2.0, 3.0] == [line["t"] for line in lines]
     assert not set(fields) & set(lines[1])
     assert [3.0] == [line["t"] for line in thinned(lines, 1)]
-    assert "<svg" in page(read(tmp_path), now=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+    assert 'id="charts"' in page(read(tmp_path), now=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
 
 
 def test_a_time_that_no_float_can_hold_is_none(tmp_path: Path) -> None:
