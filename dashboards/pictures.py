@@ -1,9 +1,9 @@
-"""Draws some panels as a real Prometheus answers them: ``python -m dashboards.pictures [MINUTES]
+"""Pictures of panels with the data of a real Prometheus: ``python -m dashboards.pictures [MINUTES]
 [CONFIG] [SETTING=VALUE ...]``.
 
-Trains for so many minutes with Prometheus scraping, changes the bound half-way, asks for the
-panels' expressions over that time, and leaves ``panels-light.png`` and ``panels-dark.png`` here.
-Needs prometheus and chromium, and the extra ``dev``.
+It trains for ``MINUTES`` while Prometheus scrapes, changes the bound half-way, and queries the
+panels' expressions over that time. It writes ``panels-light.png`` and ``panels-dark.png`` beside
+this file. It needs prometheus, chromium and the extra ``dev``.
 """
 
 from __future__ import annotations

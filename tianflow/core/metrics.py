@@ -25,7 +25,7 @@ class Metric:
         labels: names of the labels that the keys of a mapping, or a state's name, are values of.
         known: keys that have a series before they first occur, so that an increase from 0 is seen;
             of a state, all its names.
-        missing: value while the field is None; None: there is no series then.
+        missing: value while the field is None; without one the family has no series then.
         buckets: upper edges, of a mapping that counts whole numbers; empty for a `Histogram`.
         exposed: False keeps the field off ``/metrics``.
     """

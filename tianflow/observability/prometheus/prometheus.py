@@ -135,7 +135,7 @@ def encoded(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 
 
 def _quickly(encode: Encoder) -> Encoder:
-    """The same encoder, without a look at every character of every name.
+    """The same encoder, without checking every character of every name.
 
     To replace what is not allowed in a name by underscores changes no name of ours, and takes half
     the time of a scrape. Versions of the library before 0.22 do not know the argument.
